@@ -1,0 +1,1 @@
+"""Shipped dispatch tables: data only. Read them through registry.tables."""

@@ -1,0 +1,214 @@
+"""torch's own attention kernels as variants: FlashAttention-2, cuDNN, memory-efficient, the CPU kernel, and plain math.
+
+They are reached through the aten ops, which give the LSE and the alignment that `scaled_dot_product_attention` hides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+import registry
+from registry import Design, Reason, Requires, Variant, hookimpl
+
+aten = torch.ops.aten
+HALVES = ("float16", "bfloat16")
+ANY_ORDER = ("bhsd", "bshd", "strided")
+UNLIMITED = -1
+
+
+def _blind_rows(problem: Any) -> bool:
+    """Whether some query may see no key: only where a mask cuts the right side and queries outnumber keys."""
+    cut_right = problem.causal or (problem.window is not None and problem.window[1] != UNLIMITED)
+    return bool(cut_right and problem.seqlen_q > problem.seqlen_k)
+
+
+def _no_blind_rows(problem: Any, config: Any) -> Iterator[Reason]:
+    if _blind_rows(problem):
+        yield Reason("semantics", "seqlen_q", problem.seqlen_q, f"<= seqlen_k ({problem.seqlen_k}): no rows without keys")
+
+
+# --- FlashAttention-2 (aligned bottom-right by itself; marks a row without keys by +inf) --------------------------
+
+
+def flash(q, k, v, *, causal, window, return_lse, scale, config):
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
+    out, lse, *_ = aten._flash_attention_forward(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, q.shape[2], k.shape[2], 0.0,
+        causal and window is None, False, scale=scale, **sides,
+    )  # fmt: skip
+    if q.shape[2] > k.shape[2]:
+        lse = lse.masked_fill(lse == math.inf, -math.inf)
+    return out.transpose(1, 2), lse if return_lse else None
+
+
+def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config):
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
+    if q.shape[2] > k.shape[2]:
+        lse = lse.masked_fill(lse == -math.inf, math.inf)
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)
+    grads = aten._flash_attention_backward(
+        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2), lse,
+        None, None, q.shape[2], k.shape[2], 0.0, causal and window is None, seed, seed.new_empty(()), scale=scale, **sides,
+    )  # fmt: skip
+    return tuple(grad.transpose(1, 2) for grad in grads)
+
+
+def _flash_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    if problem.target.arch in ("sm86", "sm89", "sm120") and problem.head_dim > 192:
+        yield Reason("range", "head_dim", problem.head_dim, f"..192 on {problem.target.arch}")
+
+
+# --- cuDNN (aligned top-left, which is the same for square problems only) -----------------------------------------
+
+
+def cudnn(q, k, v, *, causal, return_lse, scale, config):
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, return_lse, 0.0, causal, False, scale=scale)
+    return out, lse.squeeze(-1) if return_lse else None
+
+
+def cudnn_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        grad_out, q, k, v, out, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
+        scale=scale,
+    )  # fmt: skip
+
+
+def _cudnn_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    if problem.causal and problem.seqlen_q != problem.seqlen_k:
+        yield Reason("semantics", "causal", "aligned bottom-right", "causal only where seqlen_q == seqlen_k (top-left)")
+
+
+# --- memory-efficient (mask type 2 is aligned bottom-right; its LSE is padded to 32 rows) -------------------------
+
+NO_MASK, BOTTOM_RIGHT, LSE_ROWS = 0, 2, 32
+
+
+def efficient(q, k, v, *, causal, return_lse, scale, config):
+    out, lse, *_ = aten._efficient_attention_forward(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, None, None, None, 0.0,
+        BOTTOM_RIGHT if causal else NO_MASK, return_lse, scale=scale,
+    )  # fmt: skip
+    return out.transpose(1, 2), lse[:, :, : q.shape[2]] if return_lse else None
+
+
+def efficient_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    rows = -q.shape[2] % LSE_ROWS
+    grads = aten._efficient_attention_backward(
+        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, out.transpose(1, 2),
+        None, None, q.shape[2], k.shape[2], pad(lse, (0, rows), value=math.inf), 0.0, seed, seed,
+        BOTTOM_RIGHT if causal else NO_MASK, False, scale=scale,
+    )  # fmt: skip
+    return tuple(grad.transpose(1, 2) for grad in grads[:3])
+
+
+# --- the CPU kernel (aligned top-left: other alignments and windows go in as a mask) ------------------------------
+
+
+def _cpu_mask(q, k, causal, window):
+    """(is_causal, mask) for aten, additive in q's dtype."""
+    if not causal and window is None:
+        return False, None
+    if window is None and q.shape[2] == k.shape[2]:
+        return True, None
+    row = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2])
+    column = torch.arange(k.shape[2])[None, :]
+    left, right = window if window is not None else (UNLIMITED, 0)
+    hidden = torch.zeros(q.shape[2], k.shape[2], dtype=torch.bool)
+    if left != UNLIMITED:
+        hidden |= column < row - left
+    if right != UNLIMITED:
+        hidden |= column > row + right
+    return False, torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, -math.inf)
+
+
+def cpu(q, k, v, *, causal, window, return_lse, scale, config):
+    is_causal, mask = _cpu_mask(q, k, causal, window)
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
+    return out, lse if return_lse else None
+
+
+def cpu_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config):
+    is_causal, mask = _cpu_mask(q, k, causal, window)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
+    )
+
+
+# --- plain math: slow, large, and able to do everything -----------------------------------------------------------
+
+
+def _math_dtype(dtype):
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def math_attention(q, k, v, *, causal, window, softcap, return_lse, scale, config):
+    with torch.no_grad():
+        out, lse = registry.attention.reference(
+            q, k, v, causal=causal, window=window, softcap=softcap, scale=scale, return_lse=True, dtype=_math_dtype(q.dtype)
+        )
+    return out.to(q.dtype), lse.float() if return_lse else None
+
+
+def math_backward(grad_out, q, k, v, out, lse, *, causal, window, softcap, deterministic, grad_lse, scale, config):
+    grads = registry.attention.backward.reference(
+        grad_out, q, k, v, causal=causal, window=window, softcap=softcap, scale=scale, grad_lse=grad_lse,
+        dtype=_math_dtype(q.dtype),
+    )  # fmt: skip
+    return tuple(grad.to(q.dtype) for grad in grads)
+
+
+@hookimpl
+def registry_variants():
+    design = Design(dsl="cuda")
+    flash_requires = dict(
+        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, layouts=ANY_ORDER, causal=True, window=True,
+        gqa=True, cross_length=True, deterministic=True, base_alignment=16, stride_alignment=16,
+    )  # fmt: skip
+    cudnn_requires = dict(
+        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 128), head_dim_multiple=8, head_dim_v=(8, 128),
+        head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, gqa=True, cross_length=True, rule=_cudnn_rule,
+        base_alignment=16, stride_alignment=16,
+    )  # fmt: skip
+    efficient_requires = dict(
+        arch=("sm70+",), dtypes=(*HALVES, "float32"), head_dim=(8, 512), head_dim_multiple=8, head_dim_v=(8, 512),
+        head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, cross_length=True, ieee=True, rule=_no_blind_rows,
+        base_alignment=16, stride_alignment=16,
+    )  # fmt: skip
+    cpu_requires = dict(
+        arch=("cpu",), dtypes=(*HALVES, "float32", "float64"), head_dim=(1, 2**16), layouts=ANY_ORDER, causal=True,
+        window=True, cross_length=True, deterministic=True, ieee=True, rule=_no_blind_rows,
+    )  # fmt: skip
+    math_requires = dict(
+        arch=("any",), dtypes=(*HALVES, "float32", "float64"), head_dim=(1, 2**16), head_dim_v=(1, 2**16),
+        layouts=ANY_ORDER, unit_inner_stride=False, causal=True, window=True, softcap=True, gqa=True, cross_length=True,
+        deterministic=True, ieee=True,
+    )  # fmt: skip
+    kernels = (
+        ("torch_flash", flash, flash_backward, flash_requires, {"rule": _flash_backward_rule}, "FlashAttention-2 as built into torch"),
+        ("torch_cudnn", cudnn, cudnn_backward, cudnn_requires | {"deterministic": True, "head_dim": (8, 256), "head_dim_v": (8, 256)}, {"deterministic": False}, "cuDNN's fused attention"),
+        ("torch_efficient", efficient, efficient_backward, efficient_requires | {"deterministic": True}, {"deterministic": False}, "xFormers' memory-efficient attention as built into torch"),
+        ("torch_cpu", cpu, cpu_backward, cpu_requires, {}, "torch's blocked CPU kernel"),
+        ("torch_math", math_attention, math_backward, math_requires, {"grad_lse": True}, "plain torch operations: does everything, stores all scores"),
+    )  # fmt: skip
+    found = []
+    for name, forward, backward, requires, backward_only, summary in kernels:
+        made = Design(dsl="aten") if name in ("torch_cpu", "torch_math") else design
+        found.append(
+            Variant(name, op="attention", run=forward, requires=Requires(**requires, lse=True), design=made, summary=summary)
+        )
+        found.append(
+            Variant(
+                f"{name}_backward", op="attention_backward", run=backward, design=made, summary=f"{summary}: gradients",
+                requires=Requires(**{**requires, **backward_only}, lse=True),
+            )  # fmt: skip
+        )
+    return found

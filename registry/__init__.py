@@ -1,0 +1,45 @@
+"""kernel-registry: one front door, many kernels.
+
+    import registry
+    out = registry.attention(q, k, v, causal=True)     # the fastest legal kernel for this GPU, dtype and shape
+    print(registry.attention.explain(q, k, v, causal=True))   # which one, and why not the others
+"""
+
+from registry.capability import Design, Reason, Requires
+from registry.discovery import catalog as _catalog
+from registry.dispatch import Candidate, Decision, Plan, forget_plans
+from registry.errors import (
+    CaptureError,
+    DeclarationError,
+    DuplicateVariant,
+    IllegalVariant,
+    InvalidArgument,
+    KernelDoesNotFit,
+    NoLegalVariant,
+    RegistryError,
+    UnknownOp,
+    UnknownVariant,
+)
+from registry.hookspecs import hookimpl
+from registry.op import Op, register, reload_tables, unregister
+from registry.ops.attention import attention
+from registry.ops.matmul import matmul
+from registry.problem import Problem
+from registry.scope import prefer, record, use
+from registry.target import Target
+from registry.variant import Variant
+
+from registry.version import __version__
+
+
+def variants() -> dict[str, Variant]:
+    """Every variant that was found, by name."""
+    return dict(_catalog.get().variants)
+
+
+__all__ = [
+    "Candidate", "CaptureError", "Decision", "DeclarationError", "Design", "DuplicateVariant", "IllegalVariant",
+    "InvalidArgument", "KernelDoesNotFit", "NoLegalVariant", "Op", "Plan", "Problem", "Reason", "RegistryError",
+    "Requires", "Target", "UnknownOp", "UnknownVariant", "Variant", "attention", "forget_plans", "hookimpl", "matmul",
+    "prefer", "record", "register", "reload_tables", "unregister", "use", "variants",
+]  # fmt: skip

@@ -1,0 +1,87 @@
+"""Every error the registry raises on purpose. Each says what it got and what would have been allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from registry.capability import Reason
+    from registry.problem import Problem
+
+
+class RegistryError(Exception):
+    """Base of all errors raised by the registry."""
+
+
+class InvalidArgument(RegistryError, ValueError):
+    """A call that no kernel could answer: names the argument, what it got and what is allowed."""
+
+    def __init__(self, argument: str, got: Any, allowed: str) -> None:
+        self.argument, self.got, self.allowed = argument, got, allowed
+        super().__init__(f"{argument}: got {got}; allowed: {allowed}")
+
+
+class UnknownVariant(RegistryError, LookupError):
+    """A variant name that nothing declares."""
+
+    def __init__(self, name: str, op: str, known: Sequence[str]) -> None:
+        self.name, self.op, self.known = name, op, tuple(known)
+        super().__init__(f"no variant {name!r} of op {op!r}; known: {', '.join(sorted(known)) or 'none'}")
+
+
+class UnknownOp(RegistryError, LookupError):
+    """An op name that the registry does not have."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"no op {name!r}; known: {', '.join(sorted(known))}")
+
+
+class IllegalVariant(RegistryError, ValueError):
+    """A variant was asked for by name but may not run this problem. Never answered by a fallback."""
+
+    def __init__(self, variant: str, problem: Problem, reasons: Sequence[Reason]) -> None:
+        self.variant, self.problem, self.reasons = variant, problem, tuple(reasons)
+        lines = "".join(f"\n  - {reason}" for reason in self.reasons)
+        super().__init__(f"variant {variant!r} cannot run {problem.summary()}:{lines}")
+
+
+class NoLegalVariant(RegistryError, RuntimeError):
+    """No variant may run the problem. Lists every variant with all of its reasons."""
+
+    def __init__(self, problem: Problem, reasons: Mapping[str, Sequence[Reason]]) -> None:
+        self.problem = problem
+        self.reasons = {name: tuple(found) for name, found in reasons.items()}
+        lines = []
+        for name, found in sorted(self.reasons.items()):
+            lines.append(f"\n  {name}")
+            lines.extend(f"\n    - {reason}" for reason in found)
+        super().__init__(f"no legal variant for {problem.summary()}:{''.join(lines) or ' no variant is registered'}")
+
+
+class DeclarationError(RegistryError, ValueError):
+    """A Variant, Requires or Design that cannot be right, found when it is declared."""
+
+
+class DuplicateVariant(DeclarationError):
+    """Two variants of one name: names both origins."""
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        self.name, self.first, self.second = name, first, second
+        super().__init__(f"variant {name!r} is declared twice: by {first} and by {second}")
+
+
+class KernelDoesNotFit(RegistryError, RuntimeError):
+    """For kernels outside Triton: raise it when a kernel fails to compile or fit, before anything was written."""
+
+
+class CaptureError(RegistryError, RuntimeError):
+    """Something that must not happen while a CUDA graph is being captured (compiling, tuning) was asked for."""
+
+
+class TableError(RegistryError, ValueError):
+    """A dispatch table or errata file that cannot be used: says which file, line and value, and what is wrong with it."""
+
+    def __init__(self, file: str, line: int, path: str, problem: str, code: str = "malformed") -> None:
+        self.file, self.line, self.path, self.problem, self.code = file, line, path, problem, code
+        super().__init__(f"{file}:{line}: {path}: {problem}")

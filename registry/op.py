@@ -1,0 +1,179 @@
+"""The base of every op: a callable front door with `.explain`, `.variants`, `.reference`, and a memo of plans.
+
+What differs between ops (contract, problem, oracle, torch boundary) lives in registry/ops/, one file an op.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
+
+from registry import ranking
+from registry.capability import Config
+from registry.discovery import catalog
+from registry.dispatch import Decision, Plan, decide, forget_plans, new_memo
+from registry.errors import UnknownOp
+from registry.problem import Problem
+from registry.scope import EMPTY, Forced, Scope, current
+from registry.variant import Variant
+
+
+class Op:
+    """What is computed. Subclasses give `name`, `problem_type`, the two argument maps, and `__call__`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    problem_type: ClassVar[type[Problem]]
+
+    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Keyword of `run` -> (claim that earns it, Problem field that holds its value): constant within a plan."""
+    call_arguments: ClassVar[Mapping[str, str]] = {}
+    """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
+
+    def __init__(self) -> None:
+        self.memo = new_memo()
+        OPS[self.name] = self
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """Every variant of this op, by name."""
+        return catalog.get().of(self.name)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """What the same call would run, and why; launches nothing.
+
+        Takes what the call takes (real, fake or meta tensors) or a Problem; `target=Target.named("RTX 3090")` asks for
+        a GPU that is not there.
+        """
+        if args and isinstance(args[0], Problem):
+            problem, target = args[0], kwargs.pop("target", None)
+            scope = with_variant(self.name, current.get(), kwargs.pop("variant", None))
+            if kwargs or len(args) > 1:
+                raise TypeError("explain(problem) takes only target= and variant= besides the Problem")
+            problem = problem if target is None else problem.on(target)
+        else:
+            problem, scope = self.problem_of(*args, **kwargs)
+        return self.trivial(problem) or decide(problem, scope)
+
+    def problem_of(self, *args: Any, **kwargs: Any) -> tuple[Problem, Scope]:
+        """The Problem and the scope of a call, after all checks of its arguments."""
+        raise NotImplementedError
+
+    def trivial(self, problem: Problem) -> Decision | None:
+        """A decision to run nothing, for problems whose answer needs no kernel (empty tensors)."""
+        return None
+
+    def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
+        """What answers a trivial problem."""
+        raise NotImplementedError
+
+    def make_plan(self, key: Hashable, problem: Problem, scope: Scope) -> Plan:
+        """Decide, bind and memoise."""
+        return self.memo.add(key, functools.partial(self._plan, problem, scope))
+
+    def _plan(self, problem: Problem, scope: Scope) -> Plan:
+        decision = self.trivial(problem)
+        if decision is not None:
+            launch = self.trivial_launch(problem)
+        else:
+            decision = decide(problem, scope)
+            launch = self.bind(self.variants[decision.variant], problem, decision.config)
+        return Plan(decision, launch, functools.partial(self._plan, problem, scope))
+
+    def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
+        """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
+        claims = variant.requires
+        fixed = {
+            keyword: getattr(problem, field)
+            for keyword, (claim, field) in self.fixed_arguments.items()
+            if claims.claim(claim)
+        }
+        if variant.prepare is None:
+            launch = functools.partial(variant.run, config=config, **fixed)
+        else:
+            launch = functools.partial(_LateLaunch(variant, problem, config), **fixed)
+        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if claim and not claims.claim(claim)]
+        return _Dropping(launch, unclaimed) if unclaimed else launch
+
+
+class _LateLaunch:
+    """Calls `prepare` at the first launch, so that making a plan never compiles."""
+
+    def __init__(self, variant: Variant, problem: Problem, config: Config) -> None:
+        self._make: Callable[[], Callable[..., Any]] = functools.partial(variant.prepare, problem, config)  # type: ignore[arg-type]
+        self._launch: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        launch = self._launch
+        if launch is None:
+            launch = self._launch = self._make()
+        return launch(*args, **kwargs)
+
+
+class _Dropping:
+    """Leaves out call arguments that the variant does not claim; legality has made sure that they ask for nothing."""
+
+    def __init__(self, launch: Callable[..., Any], unclaimed: list[str]) -> None:
+        self._launch, self._unclaimed = launch, unclaimed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for keyword in self._unclaimed:
+            kwargs.pop(keyword, None)
+        return self._launch(*args, **kwargs)
+
+
+def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
+    """The scope with `variant=` of the call on top of the enclosing `use` blocks."""
+    if variant is None:
+        return scope
+    forced = dict(scope.forced) | {op: Forced(variant)}
+    return Scope(tuple(sorted(forced.items())), scope.preferred, scope.recorders)
+
+
+OPS: dict[str, Op] = {}
+_OP_MODULES = ("registry.ops.attention", "registry.ops.matmul")
+
+
+def op_named(name: str) -> Op:
+    """The op of that name, such as "attention" or "attention_backward"."""
+    for module in _OP_MODULES:
+        importlib.import_module(module)
+    if name not in OPS:
+        raise UnknownOp(name, list(OPS))
+    return OPS[name]
+
+
+def all_ops() -> dict[str, Op]:
+    """Every op by name."""
+    for module in _OP_MODULES:
+        importlib.import_module(module)
+    return dict(OPS)
+
+
+def register(variant: Variant, *, replace: bool = False) -> Variant:
+    """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
+    op_named(variant.op)
+    if replace and variant.name in catalog.get().variants and catalog.get().variants[variant.name].origin == _REGISTERED:
+        catalog.unregister(variant.name)
+    catalog.register(variant, _REGISTERED)
+    forget_plans()
+    return variant
+
+
+def unregister(name: str) -> None:
+    """Take back a variant that `register` added."""
+    catalog.unregister(name)
+    forget_plans()
+
+
+def reload_tables() -> None:
+    """Read all dispatch tables again; on an error the tables in force stay as they are."""
+    ranking.reload()
+    forget_plans()
+
+
+_REGISTERED = "registry.register"
+
+__all__ = ["EMPTY", "OPS", "Op", "all_ops", "op_named", "register", "reload_tables", "unregister", "with_variant"]

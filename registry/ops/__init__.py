@@ -1,0 +1,1 @@
+"""One file per op: contract, problem, oracle, torch boundary, flop and byte counts."""

@@ -1,0 +1,84 @@
+"""The meaning of attention in plain torch: the mask, the oracle, and what it costs."""
+
+from __future__ import annotations
+
+import torch
+
+from registry.ops.attention_problem import UNLIMITED, AttentionProblem, Window
+
+
+def visible(
+    seqlen_q: int, seqlen_k: int, causal: bool, window: Window | None, device: torch.device
+) -> torch.Tensor | None:
+    """[Sq, Sk] bool: which keys each query sees (bottom-right aligned); None where all see all."""
+    if not causal and window is None:
+        return None
+    row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    column = torch.arange(seqlen_k, device=device)[None, :]
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    if causal:
+        seen &= column <= row
+    if left != UNLIMITED:
+        seen &= column >= row - left
+    if right != UNLIMITED:
+        seen &= column <= row + right
+    return seen
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float, window: Window | None,
+    softcap: float, dtype: torch.dtype | None = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(out, lse) by the definition, in `dtype` (None: as given). Differentiable; takes [B, H, S, D]."""
+    q, k, v = (t if dtype is None else t.to(dtype) for t in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
+    if seen is None:
+        return torch.matmul(torch.softmax(scores, dim=-1), v), torch.logsumexp(scores, dim=-1)
+    # A row without keys is given one score for all, and then nothing of it is kept: no NaN, in gradients too.
+    blind = ~seen.any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~seen & ~blind, -torch.inf)
+    weights = torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
+    lse = torch.logsumexp(scores, dim=-1).masked_fill(blind.squeeze(-1), -torch.inf)
+    return torch.matmul(weights, v), lse
+
+
+def visible_pairs(problem: AttentionProblem) -> int:
+    """How many (query, key) pairs one head sees."""
+    s, t = problem.seqlen_q, problem.seqlen_k
+    left, right = problem.window if problem.window is not None else (UNLIMITED, UNLIMITED)
+    right = 0 if problem.causal else right
+    if left == UNLIMITED and right == UNLIMITED:
+        return s * t
+    total = 0
+    for row in range(s):
+        at = row + t - s
+        low = 0 if left == UNLIMITED else max(0, at - left)
+        high = t - 1 if right == UNLIMITED else min(t - 1, at + right)
+        total += max(0, high - low + 1)
+    return total
+
+
+def flops(problem: AttentionProblem) -> float:
+    """Floating-point operations of the matrix products, masked pairs left out (the backward has five for two)."""
+    pairs = problem.batch * problem.heads_q * visible_pairs(problem)
+    d, dv = problem.head_dim, problem.head_dim_v
+    if problem.op == "attention_backward":
+        return 2.0 * pairs * (3 * d + 2 * dv)
+    return 2.0 * pairs * (d + dv)
+
+
+def bytes_moved(problem: AttentionProblem, itemsize: int) -> int:
+    """The least that must pass through device memory: each operand read once, each result written once."""
+    q = problem.batch * problem.heads_q * problem.seqlen_q * problem.head_dim
+    o = problem.batch * problem.heads_q * problem.seqlen_q * problem.head_dim_v
+    k = problem.batch * problem.heads_kv * problem.seqlen_k * problem.head_dim
+    v = problem.batch * problem.heads_kv * problem.seqlen_k * problem.head_dim_v
+    once = (q + k + v + o) * itemsize
+    return 2 * once + o * itemsize if problem.op == "attention_backward" else once

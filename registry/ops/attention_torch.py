@@ -1,0 +1,181 @@
+"""Attention at the torch boundary, once for all variants: the torch ops, their fakes, autograd and vmap.
+
+Eager calls on plain tensors do not come here without need. torch.compile, fake tensors, subclasses, functorch and
+autocast take `torch.ops.registry.attention`, whose kernel makes the same dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from registry.ops import attention_problem
+from registry.ops.attention import attention, attention_backward, new_lse, new_out
+from registry.ops.attention_problem import UNLIMITED, Window
+from registry.scope import Scope, current, entered
+from registry.tensors import autocast
+
+_library = torch.library.Library("registry", "DEF")
+_MASKS = "bool causal, float scale, int window_left, int window_right, float softcap"
+_library.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_MASKS}, bool with_lse, str? variant) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse, "
+    f"{_MASKS}) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def through_torch(
+    q: Any, k: Any, v: Any, causal: bool, scale: float | None, window: Any, softcap: float, return_lse: bool,
+    variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Call the torch op, which compilers, modes and subclasses can see."""
+    q, k, v = autocast(*attention_problem.check_qkv(q, k, v))
+    attention_problem.check_flag("causal", causal)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[3])
+    else:
+        attention_problem.check_scale(scale)
+    softcap = attention_problem.check_softcap(softcap)
+    causal, window = attention_problem.canonical_window(attention_problem.check_window(window), causal)
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    out, lse = torch.ops.registry.attention(
+        q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant
+    )
+    return out, lse if return_lse else None
+
+
+def _window(left: int, right: int) -> Window | None:
+    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
+
+
+def _as_faked(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """The result with the strides that the fake promised; compilers rely on them. Copies only where they differ."""
+    if result.stride() == expected.stride() or result.numel() == 0:
+        return result
+    return expected.copy_(result)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, window_left: int, window_right: int,
+    softcap: float, with_lse: bool, variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    window = _window(window_left, window_right)
+    out, lse = attention.forward(q, k, v, causal, scale, window, softcap, with_lse, variant)
+    return _as_faked(out, new_out(q, v)), lse if with_lse and lse is not None else q.new_empty(0, dtype=torch.float32)
+
+
+def _attention_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, window_left: int, window_right: int,
+    softcap: float, with_lse: bool, variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return new_out(q, v), new_lse(q) if with_lse else q.new_empty(0, dtype=torch.float32)
+
+
+def _backward(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    grad_lse: torch.Tensor | None, causal: bool, scale: float, window_left: int, window_right: int, softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grads = attention_backward(
+        grad_out, q, k, v, out, lse, causal=causal, scale=scale, window=_window(window_left, window_right),
+        softcap=softcap, grad_lse=grad_lse,
+    )  # fmt: skip
+    dq, dk, dv = (_as_faked(grad, new_out(like, like)) for grad, like in zip(grads, (q, k, v), strict=True))
+    return dq, dk, dv
+
+
+def _backward_fake(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return new_out(q, q), new_out(k, k), new_out(v, v)
+
+
+_library.impl("attention", _attention, "CompositeExplicitAutograd")
+_library.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("registry::attention", _attention_fake, lib=_library)
+torch.library.register_fake("registry::attention_backward", _backward_fake, lib=_library)
+
+
+# --- autograd of the torch op -------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *ctx.masks, with_lse, _ = inputs
+    if not with_lse:
+        raise RuntimeError("registry::attention needs with_lse=True to be differentiated")
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    grads = torch.ops.registry.attention_backward(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
+    return (*grads, *([None] * (len(ctx.masks) + 2)))
+
+
+torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    """A mapped dimension is more batch: fold it in, call once, unfold."""
+    tensors = []
+    for tensor, dim in zip(args[:3], in_dims[:3], strict=True):
+        moved = tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+        tensors.append(moved.flatten(0, 1))
+    out, lse = torch.ops.registry.attention(*tensors, *args[3:])
+    unfold = (info.batch_size, -1)
+    return (out.unflatten(0, unfold), lse.unflatten(0, unfold) if lse.numel() else lse), (0, 0 if lse.numel() else None)
+
+
+torch.library.register_vmap("registry::attention", _vmap, lib=_library)
+
+
+# --- autograd in eager mode, without the cost of the torch op -----------------------------------------------------
+
+
+class _EagerAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: Any,
+        softcap: float, variant: str | None, scope: Scope,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        out, lse = attention.forward(q, k, v, causal, scale, window, softcap, True, variant)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.settings = causal, scale, window, softcap, scope
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, scale, window, softcap, scope = ctx.settings
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        if scale is None:
+            scale = 1.0 / math.sqrt(q.shape[3])
+        with entered(scope):
+            grads = attention_backward(
+                grad_out, q, k, v, out, lse, causal=causal, scale=scale, window=window, softcap=softcap,
+                grad_lse=grad_lse,
+            )  # fmt: skip
+        return (*grads, None, None, None, None, None, None)
+
+
+def eager_with_grad(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: Any, softcap: float,
+    return_lse: bool, variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Attention with autograd on plain tensors. The backward runs in the scope of the forward, on whatever thread."""
+    found: tuple[torch.Tensor, torch.Tensor] = _EagerAttention.apply(
+        q, k, v, causal, scale, window, softcap, variant, current.get()
+    )
+    return found

@@ -1,0 +1,217 @@
+"""Matmul: `registry.matmul(a, b)` with torch.matmul's shapes, any strides, and a fused epilogue.
+
+out = activation((a @ b) * scale_a[:, None] * scale_b[None, :] + bias), accumulated in float32 (int32 for int8).
+Gradients are matmuls that dispatch too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from registry.dispatch import Candidate, Decision, Plan
+from registry.errors import InvalidArgument
+from registry.op import Op, with_variant
+from registry.ops import matmul_problem
+from registry.ops.attention import NO_KERNEL
+from registry.ops.matmul_problem import MatmulProblem, layout_letter
+from registry.problem import Problem
+from registry.scope import Scope, current
+from registry.target import Target
+from registry.tensors import autocast, dtype_name, ieee_float32, operand, plain
+
+_deterministic = torch.are_deterministic_algorithms_enabled
+_grad_enabled = torch.is_grad_enabled
+_FUNCTIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activation by its definition in torch."""
+    return _FUNCTIONS[activation](x)
+
+
+class Matmul(Op):
+    """a @ b by the fastest legal kernel. `.explain(...)` says which one and why."""
+
+    name = "matmul"
+    summary = "activation((a @ b) * scales + bias)"
+    problem_type = MatmulProblem
+    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {"activation": ("activations", "activation")}
+    call_arguments: ClassVar[Mapping[str, str]] = {
+        "out_dtype": "out_dtypes",
+        "bias": "bias",
+        "scale_a": "scaling",
+        "scale_b": "scaling",
+        "out": "out",
+    }
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, activation: str | None = None,
+        out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
+        out: torch.Tensor | None = None, variant: str | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
+
+        bias        [N], added to each row
+        activation  None, "relu", "gelu" or "silu", after the bias
+        out_dtype   default: the operands' dtype; int32 for int8, bfloat16 for fp8
+        scale_a/_b  float32 scalars, or one value a row of a and a column of b
+        out         where to write the result
+        variant     run exactly this one, or raise IllegalVariant with its reasons
+        """
+        if plain(a, b) and (bias is None or plain(bias)):
+            needs_grad = _grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad))
+            if not needs_grad:
+                return self.forward(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+        from registry.ops.matmul_torch import through_torch
+
+        return through_torch(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+
+    def forward(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+        out: torch.Tensor | None, variant: str | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The product without autograd: views of two or three dimensions, then `launch`."""
+        if a.dim() == 2 and b.dim() == 2:
+            return self.launch(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+        a2, b2, shape = matmul_problem.as_matrices(*matmul_problem.check_operands(a, b))
+        if out is None:
+            return self.launch(a2, b2, bias, activation, out_dtype, scale_a, scale_b, None, variant).view(shape)
+        if tuple(out.shape) != shape:
+            raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
+        try:
+            view = out.view(*((a2.shape[0],) if a2.dim() == 3 else ()), a2.shape[-2], b2.shape[-1])
+        except RuntimeError:  # no view of `out` has so few dimensions
+            return out.copy_(self.forward(a, b, bias, activation, out_dtype, scale_a, scale_b, None, variant))
+        self.launch(a2, b2, bias, activation, out_dtype, scale_a, scale_b, view, variant)
+        return out
+
+    def launch(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+        out: torch.Tensor | None, variant: str | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Find or make the plan for these matrices and launch it."""
+        scope = current.get()
+        plan = self.plan_for(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant, scope)
+        result: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(
+            a, b, out_dtype=plan.out_dtype, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
+        )
+        for recorder in scope.recorders:
+            recorder.add(plan.decision)
+        return result
+
+    def plan_for(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+        out: torch.Tensor | None, variant: str | None, scope: Scope,
+    ) -> Plan:  # fmt: skip
+        """The warm decision: a key of everything that can change the choice, and one lookup."""
+        x, y = a.data_ptr(), b.data_ptr()
+        dtype = a.dtype
+        key = (
+            a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.device, b.device,
+            (x & 15, y & 15) if (x | y) & 15 else 0, activation, out_dtype,
+            None if bias is None else _identity(bias), None if scale_a is None else (_identity(scale_a), _identity(scale_b)),
+            None if out is None else _identity(out), variant, scope.key,
+            _deterministic(), dtype is torch.float32 and ieee_float32(),
+        )  # fmt: skip
+        try:
+            plan = self.memo.get(key)
+        except TypeError:  # an unhashable argument: the checks name it
+            plan = None
+            matmul_problem.check_activation(activation)
+            matmul_problem.check_out_dtype(out_dtype, dtype)
+        if plan is None:
+            problem, planned = self.problem_of(
+                a, b, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, out=out,
+                variant=variant,
+            )  # fmt: skip
+            plan = self.make_plan(key, problem, planned)
+            plan.out_dtype = getattr(torch, problem.out_dtype)
+        return plan
+
+    def problem_of(
+        self, a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, activation: str | None = None,
+        out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
+        out: torch.Tensor | None = None, variant: str | None = None, target: Target | None = None,
+    ) -> tuple[MatmulProblem, Scope]:  # fmt: skip
+        """The Problem and the scope of a call, after all checks of its arguments."""
+        a, b = matmul_problem.check_operands(a, b)
+        if bias is not None:
+            matmul_problem.check_bias(bias, a, b)
+        a, b = autocast(a, b)
+        a, b, shape = matmul_problem.as_matrices(a, b)
+        result_dtype = matmul_problem.check_out_dtype(out_dtype, a.dtype)
+        if out is not None:
+            matmul_problem.check_out(out, (*a.shape[:-1], b.shape[-1]), shape, result_dtype, a.device)
+        operands = (operand("a", a), operand("b", b))
+        letters = "".join(map(layout_letter, operands))
+        problem = MatmulProblem(
+            target=target if target is not None else Target.of(a.device),
+            dtype=dtype_name(a.dtype),
+            dtype_b=dtype_name(b.dtype),
+            out_dtype=dtype_name(result_dtype),
+            m=a.shape[-2],
+            n=b.shape[-1],
+            k=a.shape[-1],
+            batch=a.shape[0] if a.dim() == 3 else 1,
+            layout=letters if len(letters) == 2 else "strided",
+            bias=bias is not None,
+            activation=matmul_problem.check_activation(activation),
+            scaling=matmul_problem.check_scales(scale_a, scale_b, a, b),
+            out=out is not None,
+            ieee=a.dtype is torch.float32 and ieee_float32(),
+            deterministic=_deterministic(),
+            operands=operands,
+        )
+        return problem, with_variant(self.name, current.get(), variant)
+
+    def trivial(self, problem: Problem) -> Decision | None:
+        assert isinstance(problem, MatmulProblem)
+        if problem.m and problem.n and problem.k and problem.batch:
+            return None
+        source = "empty tensors: the op answers by itself"
+        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
+
+    def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
+        def launch(a: torch.Tensor, b: torch.Tensor, *, bias: Any, out: Any, out_dtype: torch.dtype, **_: Any) -> Any:
+            result = a.new_zeros((*a.shape[:-1], b.shape[-1]), dtype=out_dtype)
+            if bias is not None:
+                result = result + bias.to(out_dtype)
+            result = activate(result, problem.activation)  # type: ignore[attr-defined]
+            return result if out is None else out.copy_(result)
+
+        return launch
+
+    def reference(
+        self, a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, activation: str | None = None,
+        scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None, dtype: torch.dtype = torch.float64,
+    ) -> torch.Tensor:  # fmt: skip
+        """The oracle: the product by its definition, in `dtype`, differentiable."""
+        a, b = matmul_problem.check_operands(a, b)
+        result = torch.matmul(a.to(dtype), b.to(dtype))
+        if matmul_problem.check_scales(scale_a, scale_b, a, b):
+            assert scale_a is not None and scale_b is not None
+            result = result * scale_a.to(dtype).reshape(-1, 1) * scale_b.to(dtype)
+        if bias is not None:
+            matmul_problem.check_bias(bias, a, b)
+            result = result + bias.to(dtype)
+        return activate(result, matmul_problem.check_activation(activation))
+
+    def flops(self, problem: MatmulProblem) -> float:
+        """Floating-point operations of the product."""
+        return 2.0 * problem.batch * problem.m * problem.n * problem.k
+
+
+def _identity(tensor: torch.Tensor | None) -> Any:
+    """What of a secondary operand can change the choice or break a bound launch."""
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+
+
+matmul = Matmul()

@@ -1,0 +1,115 @@
+"""The tables in force: gathers every layer for this process, and asks them about problems."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from registry import notices
+from registry.capability import Reason
+from registry.discovery import catalog
+from registry.errors import TableError
+from registry.problem import PROBLEM_TYPES, Problem
+from registry.tables import (
+    Layer,
+    Match,
+    Rule,
+    Source,
+    Table,
+    TableSet,
+    TableStore,
+    environment_sources,
+    file_sources,
+    kind_of,
+    shipped_sources,
+)
+from registry.target import Target
+from registry.variant import Variant
+
+CACHE_VARIABLE = "REGISTRY_CACHE"
+
+_store = TableStore()
+_lock = threading.Lock()
+_loaded = False
+
+
+def tables() -> TableSet:
+    """The tables in force, read at first use."""
+    if not _loaded:
+        reload()
+    return _store.current
+
+
+def reload() -> TableSet:
+    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised."""
+    global _loaded
+    with _lock:
+        found = _store.reload(
+            sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=_stale_measurement
+        )
+        _loaded = True
+    for error in found.problems:
+        notices.notice(f"dispatch table left out: {error}")
+    for table, rule, why in found.skipped:
+        notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
+    return found
+
+
+def sources() -> list[Source]:
+    """Every file of every layer."""
+    found = shipped_sources()
+    for plugin, path in catalog.get().tables:
+        try:
+            found.extend(file_sources([path], Layer.PLUGIN))
+        except TableError as error:
+            notices.notice(f"plugin {plugin}: dispatch table left out: {error}")
+    if any(tuned_folder().glob("*.yaml")):
+        found.extend(file_sources([tuned_folder()], Layer.TUNED))
+    found.extend(environment_sources())
+    return found
+
+
+def op_fields() -> dict[str, dict[str, str]]:
+    """Per op, the facts that a table may match on, and their kinds."""
+    return {op: {name: kind_of(how) for name, how in cls.fact_kinds().items()} for op, cls in PROBLEM_TYPES.items()}
+
+
+def cache_folder() -> Path:
+    """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("kernel-registry")
+
+
+def tuned_folder() -> Path:
+    """The user's own tables, written by tuning."""
+    return cache_folder() / "tables"
+
+
+def matches(problem: Problem) -> Iterator[Match]:
+    """The rule that counts in each table that applies, highest layer first."""
+    target = problem.target
+    return tables().match(problem.op, problem.facts(), target.arch, target.name)
+
+
+def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
+    """Known-bad combinations as reasons."""
+    found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
+    return [Reason("erratum", "errata", e.reason, "see the link", e.link or None) for e in found]
+
+
+def _stale_measurement(table: Table, rule: Rule) -> str | None:
+    """Rows of the user's own tuning hold for the toolchain they were measured with; others are left out, one by one."""
+    if table.layer is not Layer.TUNED or rule.evidence is None:
+        return None
+    installed = Target.named("cpu")
+    for name in ("torch", "triton"):
+        measured, here = getattr(rule.evidence, name, None), getattr(installed, name)
+        if measured and here and measured.split("+")[0] != here:
+            return f"measured with {name} {measured}, installed is {here}; tune again"
+    return None

@@ -1,0 +1,140 @@
+"""What is wrong with tables that load: unknown names, dead rows, evidence that is missing, old or against the pick."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from registry.tables_match import unreachable_by
+from registry.tables_model import Erratum, Layer, Rule, Table, TableSet, Use
+
+if TYPE_CHECKING:
+    from registry.tables_schema import Evidence
+
+Severity = Literal["error", "warning"]
+_VERSIONED = ("torch", "triton", "driver")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that lint found, and where."""
+
+    severity: Severity
+    file: str
+    line: int
+    path: str
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.path}: {self.severity}: {self.message} [{self.code}]"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What lint holds tables against. Each part that is left out is not checked."""
+
+    variants: Mapping[str, str]
+    """Each variant's op, by name."""
+    declares: Callable[[str, Mapping[str, Any]], bool | None] | None = None
+    """Is this config among the variant's declared ones? None where that cannot be told."""
+    versions: Mapping[str, str] | None = None
+    """Installed versions: torch, triton, driver."""
+    arch_of: Callable[[str], str | None] | None = None
+    """The architecture of a device name, None for a device that is not known."""
+
+
+def lint(tables: TableSet, known: Known) -> list[Finding]:
+    """Every finding of a loaded set, in file order. Errors are rows that cannot do what they say."""
+    found = [Finding("error", e.file, e.line, e.path, e.code, e.problem) for e in tables.problems]
+    for table in tables.tables:
+        found.extend(_lint_file_name(table))
+        for rule in table.rules:
+            found.extend(_lint_rule(table, rule, known))
+    for erratum in tables.errata:
+        found.extend(_lint_erratum(erratum, known))
+    return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
+
+
+def stale_reasons(evidence: Evidence, versions: Mapping[str, str]) -> list[str]:
+    """Why a measurement may no longer hold: each version that it names and that is another one here."""
+    reasons = []
+    for name in _VERSIONED:
+        measured, here = getattr(evidence, name), versions.get(name)
+        if measured and here and _public(measured) != _public(here):
+            reasons.append(f"measured with {name} {measured}, here is {here}")
+    return reasons
+
+
+def _public(version: str) -> str:
+    """Without the build tag: 2.11.0+cu130 measures the same as 2.11.0."""
+    return version.partition("+")[0]
+
+
+def _lint_file_name(table: Table) -> Iterator[Finding]:
+    """Shipped files are found by name, so `attention.sm90.yaml` must hold what it says."""
+    expected = f"{table.op}.{table.arch}."
+    if table.layer is Layer.SHIPPED and not os.path.basename(table.file).startswith(expected):
+        message = f"holds {table.op} on {table.arch}: call it {expected}yaml"
+        yield Finding("error", table.file, 1, "$", "misnamed-file", message)
+
+
+def _lint_rule(table: Table, rule: Rule, known: Known) -> Iterator[Finding]:
+    def finding(severity: Severity, path: str, code: str, message: str) -> Finding:
+        return Finding(severity, table.file, rule.line, f"$.rules[{rule.index}]{path}", code, message)
+
+    earlier = [other.conditions for other in table.rules if other.index < rule.index]
+    if unreachable_by(rule.conditions, earlier):
+        yield finding("error", "", "unreachable-rule", "never matches: earlier rules take every problem it would take")
+    seen: list[Use] = []
+    for place, use in enumerate(rule.use):
+        path = f".use[{place}]"
+        if use in seen:
+            yield finding("warning", path, "duplicate-use", f"{use.variant} is listed twice with the same config")
+        seen.append(use)
+        for severity, code, message in _lint_use(table.op, use, known):
+            yield finding(severity, path, code, message)
+    for severity, path, code, message in _lint_evidence(table, rule, known):
+        yield finding(severity, path, code, message)
+
+
+def _lint_use(op: str, use: Use, known: Known) -> Iterator[tuple[Severity, str, str]]:
+    wrong = _wrong_variant(op, use.variant, known.variants)
+    if wrong:
+        yield "warning", "unknown-variant", wrong
+    elif use.config is not None and known.declares and known.declares(use.variant, use.config) is False:
+        yield "error", "unknown-config", f"{use.variant} declares no config {dict(use.config)}"
+
+
+def _wrong_variant(op: str, name: str, variants: Mapping[str, str]) -> str | None:
+    if name not in variants:
+        from registry.tables_schema import suggest
+
+        return f"unknown variant {name!r}; {suggest(name, [v for v, of in variants.items() if of == op])}"
+    return None if variants[name] == op else f"{name!r} is a variant of {variants[name]}, not of {op}"
+
+
+def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Severity, str, str, str]]:
+    evidence = rule.evidence
+    if evidence is None:
+        if table.arch != "any":  # an "any" table is the ranking for where nobody measured
+            yield "warning", "", "missing-evidence", "says nothing about how it was measured"
+        return
+    runner_up = evidence.runner_up
+    if runner_up and runner_up.tflops > evidence.tflops:
+        picked, other = f"{rule.use[0].variant} at {evidence.tflops:g}", f"{runner_up.variant} at {runner_up.tflops:g}"
+        yield "error", ".evidence.runner_up", "slower-than-runner-up", f"picks {picked} TFLOPS over {other}"
+    arch = known.arch_of(evidence.device) if known.arch_of else None
+    if arch and table.arch not in ("any", arch):
+        message = f"{evidence.device} is {arch}, the table is for {table.arch}"
+        yield "error", ".evidence.device", "foreign-evidence", message
+    for reason in stale_reasons(evidence, known.versions or {}):
+        yield "warning", ".evidence", "stale-evidence", reason
+
+
+def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[Finding]:
+    wrong = _wrong_variant(erratum.op, erratum.variant, known.variants)
+    if wrong:
+        yield Finding("warning", erratum.file, erratum.line, f"$.errata[{erratum.index}]", "unknown-variant", wrong)

@@ -1,0 +1,140 @@
+"""From YAML files to a TableSet: read, hold against the schema and the op's facts, compile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from registry.errors import TableError
+from registry.tables_match import BadValue, Condition, Field, Kind, compile_condition
+from registry.tables_model import Erratum, Layer, Rule, Table, TableSet, Use
+from registry.tables_schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
+from registry.tables_yaml import MAX_BYTES, Document, Path, read_document, type_name
+
+if TYPE_CHECKING:
+    from registry.tables import OpFields, Source
+
+ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
+
+
+def load(
+    sources: Iterable[Source],
+    ops: OpFields,
+    contain: Collection[Layer] = (),
+    skip: Callable[[Table, Rule], str | None] | None = None,
+) -> TableSet:
+    """See registry.tables.load_tables."""
+    tables: list[Table] = []
+    errata: list[Erratum] = []
+    problems: list[TableError] = []
+    for source in sources:
+        try:
+            loaded = _load_one(source, ops)
+        except TableError as error:
+            if source.layer not in contain:
+                raise
+            problems.append(error)
+            continue
+        if isinstance(loaded, Table):
+            tables.append(loaded)
+        else:
+            errata.extend(loaded)
+    kept, skipped = _leave_out(tables, skip)
+    return TableSet(tuple(kept), tuple(errata), tuple(problems), tuple(skipped))
+
+
+def _leave_out(
+    tables: list[Table], skip: Callable[[Table, Rule], str | None] | None
+) -> tuple[list[Table], list[tuple[Table, Rule, str]]]:
+    if skip is None:
+        return tables, []
+    kept: list[Table] = []
+    skipped: list[tuple[Table, Rule, str]] = []
+    for table in tables:
+        why = {rule.index: skip(table, rule) for rule in table.rules}
+        skipped.extend((table, rule, reason) for rule in table.rules if (reason := why[rule.index]))
+        kept.append(dataclasses.replace(table, rules=tuple(rule for rule in table.rules if not why[rule.index])))
+    return kept, skipped
+
+
+def _load_one(source: Source, ops: OpFields) -> Table | list[Erratum]:
+    document = read_document(source.read(MAX_BYTES + 1), source.name)
+    if isinstance(document.data, dict) and "errata" in document.data:
+        entries = decode(document, ErrataFile).errata
+        return [_erratum(document, ops, index, entry) for index, entry in enumerate(entries)]
+    return _table(document, source, ops)
+
+
+def _table(document: Document, source: Source, ops: OpFields) -> Table:
+    file = decode(document, TableFile)
+    fields = _fields_of(document, ("op",), file.op, ops)
+    rules = tuple(_rule(document, fields, index, entry) for index, entry in enumerate(file.rules))
+    return Table(document.file, source.layer, file.op, file.arch, file.device, rules)
+
+
+def _rule(document: Document, fields: Mapping[str, Field | Kind], index: int, entry: RuleEntry) -> Rule:
+    path: Path = ("rules", index)
+    conditions = _conditions(document, fields, path, entry.when)
+    use = tuple(_use(document, (*path, "use", place), candidate) for place, candidate in enumerate(entry.use))
+    return Rule(index, document.line(path), conditions, use, entry.evidence)
+
+
+def _use(document: Document, path: Path, entry: UseEntry | str) -> Use:
+    if isinstance(entry, str):
+        return Use(entry)
+    for key, value in (entry.config or {}).items():
+        if not isinstance(value, (int, str)):
+            got = "a number with a fraction" if isinstance(value, float) else type_name(value)
+            raise document.error((*path, "config", key), f"expects an integer, text, true or false; got {got}")
+    return Use(entry.variant, entry.config)
+
+
+def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry) -> Erratum:
+    path: Path = ("errata", index)
+    fields = _fields_of(document, (*path, "op"), entry.op, ops)
+    return Erratum(
+        file=document.file,
+        index=index,
+        line=document.line(path),
+        variant=entry.variant,
+        op=entry.op,
+        arch=(entry.arch,) if isinstance(entry.arch, str) else tuple(entry.arch),
+        conditions=_conditions(document, fields, path, entry.when),
+        toolchain={
+            name: _versions(document, (*path, "toolchain", name), text) for name, text in entry.toolchain.items()
+        },
+        reason=entry.reason,
+        link=entry.link,
+        severity=entry.severity,
+    )
+
+
+def _versions(document: Document, path: Path, text: str) -> SpecifierSet:
+    try:
+        return SpecifierSet(text)
+    except InvalidSpecifier:
+        raise document.error(path, f"{text!r} is not a version range such as '>=2.11,<2.14'") from None
+
+
+def _fields_of(document: Document, path: Path, op: str, ops: OpFields) -> Mapping[str, Field | Kind]:
+    if op not in ops:
+        raise document.error(path, f"unknown op {op!r}; {suggest(op, ops)}")
+    return {**ops[op], "arch": ARCH_FIELD}
+
+
+def _conditions(
+    document: Document, fields: Mapping[str, Field | Kind], parent: Path, when: Mapping[str, Any]
+) -> tuple[Condition, ...]:
+    found = []
+    for name, value in when.items():
+        path = (*parent, "when", name)
+        if name not in fields:
+            raise document.error(path, f"unknown key {name!r}; {suggest(name, fields)}")
+        try:
+            found.append(compile_condition(name, fields[name], value))
+        except BadValue as error:
+            raise document.error(path if error.index is None else (*path, error.index), str(error)) from None
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""What loaded tables are: frozen, compiled, and asked by the dispatcher. Light to import: no msgspec, no yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import TableError
+from registry.tables_match import Condition, arch_covers, same_device
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+    from registry.tables_schema import Evidence
+
+Facts = Mapping[str, Any]
+
+
+class Layer(IntEnum):
+    """Where a table came from. A higher layer is asked first; within one, device before arch before "any"."""
+
+    SHIPPED = 0
+    PLUGIN = 1
+    TUNED = 2
+    ENVIRONMENT = 3
+
+
+@dataclass(frozen=True)
+class Use:
+    """One candidate of a rule. Without a config, the variant's own first legal one is meant."""
+
+    variant: str
+    config: Mapping[str, int | str | bool] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row: if every condition holds, `use` ranks the candidates."""
+
+    index: int
+    line: int
+    conditions: tuple[Condition, ...]
+    use: tuple[Use, ...]
+    evidence: Evidence | None = None
+
+    def matches(self, facts: Facts) -> bool:
+        """True where the facts meet every condition. A fact that the problem does not have matches nothing."""
+        return all(c.name in facts and c.matches(facts[c.name]) for c in self.conditions)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file: an op on an architecture ("any" for all) or on one device of it."""
+
+    file: str
+    layer: Layer
+    op: str
+    arch: str
+    device: str | None
+    rules: tuple[Rule, ...]
+
+    def applies(self, op: str, arch: str, device: str | None) -> bool:
+        """True where the table speaks about this op on this device."""
+        here = device is not None and same_device(self.device, device) if self.device else True
+        return op == self.op and arch_covers(self.arch, arch) and here
+
+    @property
+    def specificity(self) -> int:
+        """2 for one device, 1 for one architecture, 0 for any."""
+        return 2 if self.device else int(self.arch != "any")
+
+
+@dataclass(frozen=True)
+class Match:
+    """The first matching rule of one table, and where it stands."""
+
+    table: Table
+    rule: Rule
+
+    @property
+    def use(self) -> tuple[Use, ...]:
+        """The candidates, best first."""
+        return self.rule.use
+
+    @property
+    def source(self) -> str:
+        """Where the row stands, for people: "attention.sm90.yaml:12 rules[3]"."""
+        return f"{self.table.file}:{self.rule.line} rules[{self.rule.index}]"
+
+    @property
+    def evidence(self) -> dict[str, Any] | None:
+        """The measurement behind the row as plain data."""
+        if self.rule.evidence is None:
+            return None
+        from msgspec import to_builtins
+
+        found: dict[str, Any] = to_builtins(self.rule.evidence)
+        return found
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """A combination known to be bad. Where it applies, the variant is illegal."""
+
+    file: str
+    index: int
+    line: int
+    variant: str
+    op: str
+    arch: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    toolchain: Mapping[str, SpecifierSet]
+    reason: str
+    link: str
+    severity: str
+
+    @property
+    def unaffected(self) -> str:
+        """Where the variant may run again, for people."""
+        outside = [f"{name} outside {versions}" for name, versions in sorted(self.toolchain.items())]
+        return " or ".join(outside) or "another variant"
+
+    def applies(self, facts: Facts, target: Any) -> bool:
+        """True where problem and target are in the bad region. A version that is not known is taken as not affected:
+        a real device knows its own, and a made-up one launches nothing."""
+        return (
+            any(arch_covers(pattern, target.arch) for pattern in self.arch)
+            and all(c.name in facts and c.matches(facts[c.name]) for c in self.conditions)
+            and all(_affected(affected, getattr(target, name, "")) for name, affected in self.toolchain.items())
+        )
+
+
+def _affected(affected: SpecifierSet, version: str | None) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return bool(version) and affected.contains(Version(str(version)), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """All layers, loaded and checked. Immutable: a reload makes a new one."""
+
+    tables: tuple[Table, ...] = ()
+    errata: tuple[Erratum, ...] = ()
+    problems: tuple[TableError, ...] = ()
+    """Files of contained layers that could not be used."""
+    skipped: tuple[tuple[Table, Rule, str], ...] = ()
+    """Rows left out one by one, and why."""
+    _order: dict[tuple[str, str, str | None], tuple[Table, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
+        """The rule that counts in each table that applies, highest layer first."""
+        facts = {**facts, "arch": arch}
+        for table in self.applying(op, arch, device):
+            for rule in table.rules:
+                if rule.matches(facts):
+                    yield Match(table, rule)
+                    break
+
+    def applying(self, op: str, arch: str, device: str | None = None) -> tuple[Table, ...]:
+        """The tables that speak about this op on this device, highest layer first."""
+        key = (op, arch, device)
+        found = self._order.get(key)
+        if found is None:
+            tables = (table for table in self.tables if table.applies(op, arch, device))
+            found = tuple(sorted(tables, key=lambda table: (-table.layer, -table.specificity)))
+            self._order[key] = found
+        return found
+
+    def errata_for(self, op: str, variant: str, facts: Facts, target: Any) -> list[Erratum]:
+        """Every erratum that forbids `variant` here. `target` has `.arch` and versions (`.torch`, `.triton`, ...)."""
+        facts = {**facts, "arch": target.arch}
+        return [e for e in self.errata if e.variant == variant and e.op == op and e.applies(facts, target)]

@@ -1,0 +1,147 @@
+"""What a kernel would run on: a real device, or one made up by name so that every question but launching can be asked."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from registry.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import torch
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device and the toolchain around it. `Target.named("H100")` and `Target.named("sm86")` need no GPU."""
+
+    arch: str
+    name: str
+    sm_count: int = 1
+    shared_memory: int = 0
+    """Bytes of shared memory that one block may ask for."""
+    registers: int = 65536
+    """32-bit registers that one block may hold."""
+    torch: str = ""
+    triton: str = ""
+    driver: str = ""
+
+    @property
+    def sm(self) -> int:
+        """The compute capability as a number (90 for sm90), 0 where there is none."""
+        return int(self.arch[2:]) if re.fullmatch(r"sm\d+", self.arch) else 0
+
+    @staticmethod
+    def named(name: str) -> Target:
+        """A made-up target by architecture ("sm90", "cpu") or device name ("H100", "RTX 3090"), case and spaces aside."""
+        found = _CATALOGUE.get(_normal(name))
+        if found is None:
+            raise InvalidArgument("target", repr(name), ", ".join(known_names()))
+        return replace(found, torch=_version("torch"), triton=_version("triton"))
+
+    @staticmethod
+    def of(device: torch.device) -> Target:
+        """The target of a real torch device. Meta tensors have none: give `target=` for those."""
+        if device.type == "cuda":
+            return _cuda_target(device.index if device.index is not None else _current_cuda_device())
+        if device.type == "cpu":
+            return Target.named("cpu")
+        raise InvalidArgument("device", device, "cpu or cuda; for meta tensors pass target=Target.named(...)")
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str
+    arch: str
+    sm_count: int
+    shared_memory_kib: int
+
+
+# The first device of an architecture also answers for the bare arch name.
+_DEVICES = (
+    _Device("V100", "sm70", 80, 96),
+    _Device("T4", "sm75", 40, 64),
+    _Device("A100", "sm80", 108, 163),
+    _Device("A30", "sm80", 56, 163),
+    _Device("RTX 3090", "sm86", 82, 99),
+    _Device("A10", "sm86", 72, 99),
+    _Device("A10G", "sm86", 80, 99),
+    _Device("A40", "sm86", 84, 99),
+    _Device("RTX 4090", "sm89", 128, 99),
+    _Device("L4", "sm89", 58, 99),
+    _Device("L40S", "sm89", 142, 99),
+    _Device("H100", "sm90", 132, 227),
+    _Device("H100 PCIe", "sm90", 114, 227),
+    _Device("H200", "sm90", 132, 227),
+    _Device("GH200", "sm90", 132, 227),
+    _Device("H20", "sm90", 78, 227),
+    _Device("B200", "sm100", 148, 227),
+    _Device("RTX 5090", "sm120", 170, 99),
+)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"nvidia|geforce|[\s_-]+", "", name.lower())
+
+
+def _build_catalogue() -> dict[str, Target]:
+    catalogue = {"cpu": Target(arch="cpu", name="cpu")}
+    for device in _DEVICES:
+        target = Target(device.arch, device.name, device.sm_count, device.shared_memory_kib * KIB)
+        catalogue.setdefault(device.arch, replace(target, name=device.arch))
+        catalogue[_normal(device.name)] = target
+    return catalogue
+
+
+_CATALOGUE = _build_catalogue()
+
+
+def known_names() -> list[str]:
+    """Names that `Target.named` takes."""
+    return sorted({target.name for target in _CATALOGUE.values()})
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def _cuda_target(index: int) -> Target:
+    import torch
+
+    props = torch.cuda.get_device_properties(index)
+    return Target(
+        arch=f"sm{props.major}{props.minor}",
+        name=props.name,
+        sm_count=props.multi_processor_count,
+        shared_memory=props.shared_memory_per_block_optin,
+        torch=_version("torch"),
+        triton=_version("triton"),
+        driver=_driver_version(),
+    )
+
+
+def _current_cuda_device() -> int:
+    import torch
+
+    return torch.cuda.current_device()
+
+
+@functools.cache
+def _driver_version() -> str:
+    """Read from the kernel module, which costs nothing; absent in some containers."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+            found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read())
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
