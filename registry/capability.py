@@ -8,15 +8,17 @@ exists, a fix.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from typing import TYPE_CHECKING, Any
 
 from registry.errors import DeclarationError
 from registry.problem import Problem, Query
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 Config = Mapping[str, Any]
 Budget = Callable[[Any, Config], int]
@@ -119,8 +121,8 @@ class Requires:
                 raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
         for name, spec in self.toolchain.items():
             try:
-                SpecifierSet(spec)
-            except InvalidSpecifier as error:
+                _specifiers(spec)
+            except ValueError as error:
                 raise DeclarationError(f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'") from error
 
     def claim(self, name: str) -> Any:
@@ -154,6 +156,14 @@ def config_reasons(requires: Requires, problem: Problem, config: Config) -> list
     return found
 
 
+@functools.cache
+def _specifiers(spec: str) -> SpecifierSet:
+    """A version range, parsed once. packaging is imported here, for it would be a third of the cost of our import."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(spec)
+
+
 def arch_matches(claims: Iterable[str], arch: str) -> bool:
     """Whether an architecture is among claims such as "sm90", "sm80+", "cpu", "any"."""
     for entry in claims:
@@ -172,7 +182,7 @@ def _target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
         version = getattr(target, name, "")
         if not version and target.arch == "cpu" and name == "driver":
             continue
-        if not version or not SpecifierSet(spec).contains(version, prereleases=True):
+        if not version or not _specifiers(spec).contains(version, prereleases=True):
             yield Reason("toolchain", name, version or "not installed", spec, f'pip install "{name}{spec}"')
 
 

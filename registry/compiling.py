@@ -104,17 +104,33 @@ class Build:
         return cls(fn, {n: k for n, k in kinds.items() if k != "constexpr"},
                    {n: bound[n] for n, k in kinds.items() if k == "constexpr"}, aligned, options or {}, name)
 
-    def source(self) -> Any:
-        """The ``ASTSource`` or ``GluonASTSource`` that ``triton.compile`` takes."""
+    def source(self, arch: Any = "sm90") -> Any:
+        """The ``ASTSource`` or ``GluonASTSource`` that ``triton.compile`` takes; the JIT finds what it compiled to."""
+        from triton.compiler import make_backend
+
         if self.kernel.is_gluon():
             from triton.experimental.gluon._runtime import GluonASTSource as Source
         else:
             from triton.compiler import ASTSource as Source
-        index = self.kernel.arg_names.index
-        attributes = {(index(n),): [["tt.divisibility", by]]
-                      for n, by in sorted(self.alignment.items(), key=lambda item: index(item[0]))}
-        constants = {(index(n),): value for n, value in sorted(self.constants.items(), key=lambda item: index(item[0]))}
-        return Source(self.kernel, dict(self.signature), constants, attributes)
+        # As the JIT does it, by the JIT's own function: its cache key also counts what is empty here.
+        found = [(kind, self._specialisation(parameter)) for kind, parameter in
+                 zip(self.signature.values(), self.kernel.params, strict=True)]
+        bound = {n: self.constants.get(n) for n in self.signature}
+        options = dict(self.options)
+        _, signature, constants, attributes = self.kernel._pack_args(
+            make_backend(gpu_target(arch)), options, bound, found, options)
+        for name, by in self.alignment.items():
+            attributes[self.kernel.arg_names.index(name),] = [["tt.divisibility", by]]
+        return Source(self.kernel, signature, constants, attributes)
+
+    def _specialisation(self, parameter: Any) -> Any:
+        """What the JIT's specialisation says besides the type: a constant's value, "D" for divisible, "" for not."""
+        kind = self.signature[parameter.name]
+        if kind == "constexpr":
+            return self.constants[parameter.name]
+        if parameter.do_not_specialize or not re.match(r"\*|[iu](?!1$)", kind):
+            return None
+        return "D" if self.alignment.get(parameter.name) == 16 else ""
 
 
 def gpu_target(arch: Any) -> Any:
@@ -134,7 +150,7 @@ def compile_build(build: Build, arch: Any = "sm90") -> Any:
     """Compile for ``arch`` into Triton's cache and return Triton's ``CompiledKernel``; no GPU or driver is needed."""
     import triton
 
-    return triton.compile(build.source(), target=gpu_target(arch), options=dict(build.options))
+    return triton.compile(build.source(arch), target=gpu_target(arch), options=dict(build.options))
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,8 @@ def _register_checked(manager: pluggy.PluginManager, plugin: Any, name: str) -> 
     except Exception:
         manager.unregister(name=name)
         raise
+    if not manager.get_hookcallers(plugin):
+        raise DeclarationError(f"{name} has no hook: mark registry_variants with @registry.hookimpl")
 
 
 def _collect(catalog: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str) -> Catalog:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry import capturing, notices, ranking
+from registry import capturing, notices
 from registry.capability import Config, Reason, config_reasons, reasons_against
 from registry.discovery import catalog
 from registry.errors import IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant
@@ -101,6 +101,8 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
 
 def all_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Declared reasons, known errata and quarantines together; empty where the variant may run."""
+    from registry import ranking
+
     reasons = variant.reasons(problem)
     reasons.extend(ranking.errata_reasons(variant, problem))
     held = quarantine.reason(variant.name, problem)
@@ -132,6 +134,8 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
 
 def _rank(problem: Problem, variants: Mapping[str, Variant], scope: Scope) -> list[_Ranked]:
     """Every variant, best first: preferences, then table rules from the highest layer down, then heuristics."""
+    from registry import ranking
+
     order = [_Ranked(name, None, "preferred") for name in scope.preferred]
     for match in ranking.matches(problem):
         order.extend(_Ranked(use.variant, use.config, match.source, match.evidence) for use in match.use)
@@ -245,6 +249,15 @@ class Plan:
         except (IllegalVariant, NoLegalVariant) as refusal:
             raise refusal from error
         self.decision, self.launch = successor.decision, successor.launch
+
+
+def observe(scope: Scope, decision: Decision) -> None:
+    """Tell the recorders of a scope what ran, and count a preference that could not be met."""
+    if decision.fallback_from:
+        wanted = ", ".join(decision.fallback_from)
+        notices.notice(f"preferred {wanted} is illegal for {decision.problem.kind()}: {decision.variant} ran instead")
+    for recorder in scope.recorders:
+        recorder.add(decision)
 
 
 class Memo:

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
-from registry import ranking
 from registry.capability import Config
 from registry.discovery import catalog
 from registry.dispatch import Decision, Plan, decide, forget_plans, new_memo
@@ -170,6 +169,8 @@ def unregister(name: str) -> None:
 
 def reload_tables() -> None:
     """Read all dispatch tables again; on an error the tables in force stay as they are."""
+    from registry import ranking
+
     ranking.reload()
     forget_plans()
 

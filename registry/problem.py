@@ -98,6 +98,9 @@ class Problem:
     derived_kinds: ClassVar[Mapping[str, str]] = {}
     """Kinds ("int", "str", "bool") of what `derived_facts` adds."""
 
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """All values of facts that have few, so that a table which names another is refused."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         PROBLEM_TYPES[cls.op] = cls

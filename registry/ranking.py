@@ -10,9 +10,9 @@ from pathlib import Path
 from registry import notices
 from registry.capability import Reason
 from registry.discovery import catalog
-from registry.errors import TableError
 from registry.problem import PROBLEM_TYPES, Problem
 from registry.tables import (
+    Field,
     Layer,
     Match,
     Rule,
@@ -54,26 +54,31 @@ def reload() -> TableSet:
         notices.notice(f"dispatch table left out: {error}")
     for table, rule, why in found.skipped:
         notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
+    known = catalog.get().variants
+    for table in found.tables:
+        for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
+            notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
     return found
 
 
 def sources() -> list[Source]:
     """Every file of every layer."""
     found = shipped_sources()
-    for plugin, path in catalog.get().tables:
-        try:
-            found.extend(file_sources([path], Layer.PLUGIN))
-        except TableError as error:
-            notices.notice(f"plugin {plugin}: dispatch table left out: {error}")
+    for _, path in catalog.get().tables:
+        found.extend(file_sources([path], Layer.PLUGIN))
     if any(tuned_folder().glob("*.yaml")):
         found.extend(file_sources([tuned_folder()], Layer.TUNED))
     found.extend(environment_sources())
     return found
 
 
-def op_fields() -> dict[str, dict[str, str]]:
+def op_fields() -> dict[str, dict[str, Field]]:
     """Per op, the facts that a table may match on, and their kinds."""
-    return {op: {name: kind_of(how) for name, how in cls.fact_kinds().items()} for op, cls in PROBLEM_TYPES.items()}
+    return {
+        op: {name: Field(kind_of(how), cls.known_values.get(name, ())) for name, how in cls.fact_kinds().items()}
+        for op, cls in PROBLEM_TYPES.items()
+        if op
+    }
 
 
 def cache_folder() -> Path:
@@ -100,7 +105,7 @@ def matches(problem: Problem) -> Iterator[Match]:
 def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Known-bad combinations as reasons."""
     found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [Reason("erratum", "errata", e.reason, "see the link", e.link or None) for e in found]
+    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.link}") for e in found]
 
 
 def _stale_measurement(table: Table, rule: Rule) -> str | None:

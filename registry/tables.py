@@ -5,35 +5,27 @@
         match.use               # the candidates, best first; the dispatcher takes the first legal one
     tables.errata_for("attention", "torch_cudnn", problem_facts, target)
 
-`matches`, `errata_reasons` and `reload` at the end are the same questions asked of the tables in force in this process.
+What is in force in a process, and for which ops, is the caller's business (registry.ranking).
 Importing this module loads neither msgspec nor yaml; the first load does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
-from registry import notices
 from registry.errors import TableError
-from registry.tables_match import Field, Kind, kind_of, kind_of_value
+from registry.tables_match import Field, Kind, kind_of
 from registry.tables_model import Erratum, Layer, Match, Rule, Table, TableSet, Use
-
-if TYPE_CHECKING:
-    from registry.capability import Reason
-    from registry.problem import Problem
-    from registry.variant import Variant
 
 __all__ = [
     "Erratum", "Field", "Layer", "Match", "Rule", "Source", "Table", "TableSet", "TableStore", "Use",
-    "all_sources", "current", "environment_sources", "errata_reasons", "file_sources", "load_tables", "matches",
-    "op_fields", "reload", "shipped_sources",
+    "environment_sources", "file_sources", "kind_of", "load_tables", "shipped_sources",
 ]  # fmt: skip
 
 SHIPPED_PACKAGE = "registry.dispatch_tables"
@@ -80,7 +72,7 @@ def shipped_sources() -> list[Source]:
 def file_sources(paths: Iterable[str | os.PathLike[str]], layer: Layer) -> list[Source]:
     """Sources for files and for folders (their *.yaml, not deeper). What cannot be read is an error on loading."""
     found: list[Source] = []
-    for path in (Path(path).expanduser() for path in paths):
+    for path in (Path(os.path.expanduser(path)) for path in paths):
         found.extend(Source(str(entry), layer, entry) for entry in _tables_in(path) or [path])
     return found
 
@@ -120,7 +112,7 @@ class TableStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.current: TableSet | None = None
+        self.current = TableSet()
 
     def reload(self, sources: Iterable[Source], ops: OpFields, **options: Any) -> TableSet:
         """Load (see load_tables), then swap. Readers see the old set or the new one, never a mix."""
@@ -128,71 +120,3 @@ class TableStore:
             loaded = load_tables(sources, ops, **options)
             self.current = loaded
             return loaded
-
-
-# --- the tables in force in this process --------------------------------------------------------------------------
-
-_CONTAINED = (Layer.PLUGIN, Layer.TUNED)
-_DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8")
-_store = TableStore()
-
-
-def current() -> TableSet:
-    """The tables in force, loaded from every layer at first use."""
-    return _store.current or reload()
-
-
-def reload() -> TableSet:
-    """Read every layer again. A broken table of the user's is raised and the tables in force stay as they are; a broken
-    one of a plugin or a cache is left out. Whatever is left out or names nothing is a notice."""
-    from registry.discovery import catalog
-    from registry.op import all_ops
-    from registry.tables_lint import Known, lint
-
-    ops = {name: op_fields(op.problem_type) for name, op in all_ops().items()}
-    loaded = _store.reload(all_sources(), ops, contain=_CONTAINED)
-    for problem in loaded.problems:
-        notices.notice(f"table left out: {problem}")
-    variants = {name: variant.op for name, variant in catalog.get().variants.items()}
-    for finding in lint(loaded, Known(variants)):
-        if finding.code == "unknown-variant":
-            notices.notice(f"passed over: {finding}")
-    return loaded
-
-
-def all_sources() -> list[Source]:
-    """Every file that counts here: shipped, plugins', and the environment's."""
-    from registry.discovery import catalog
-
-    plugins = [source for _, path in catalog.get().tables for source in file_sources([path], Layer.PLUGIN)]
-    return [*shipped_sources(), *plugins, *environment_sources()]
-
-
-def op_fields(problem_type: type[Problem]) -> dict[str, Field | Kind]:
-    """What a `when` may name for problems of this type, and the kind of each: its fields and its derived facts."""
-    fields = {f.name: f for f in dataclasses.fields(problem_type) if f.name not in ("target", "operands")}
-    kinds: dict[str, Field | Kind] = {name: kind_of(field.type) for name, field in fields.items()}
-    required = {
-        name: 1 if kinds[name] in ("int", "float") else ""
-        for name, field in fields.items()
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    sample: Any = problem_type(target=None, **required)  # type: ignore[arg-type]
-    derived = {name: kind_of_value(value) for name, value in sample.derived_facts().items()}
-    return {**kinds, **derived, "dtype": Field("str", _DTYPES)}
-
-
-def matches(problem: Problem) -> Iterator[Match]:
-    """The rule that counts in each table that speaks about the problem, highest layer first."""
-    return current().match(problem.op, problem.facts(), problem.target.arch, problem.target.name)
-
-
-def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
-    """Why errata forbid a variant for a problem, if they do."""
-    tables = current()
-    if not any(erratum.variant == variant.name for erratum in tables.errata):
-        return []
-    from registry.capability import Reason
-
-    found = tables.errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [Reason("erratum", "known bad", e.reason, e.unaffected, fix=f"see {e.link}") for e in found]

@@ -10,9 +10,10 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Kind = Literal["int", "float", "bool", "str", "arch"]
+Kind = str
+"""How a fact is matched: "int" and "float" by value or range, "bool" by being set, "str" by name, "arch" by pattern."""
 Scalar = bool | int | float | str
 
 _KINDS: Mapping[str, Kind] = {"int": "int", "float": "float", "str": "str"}
@@ -34,11 +35,6 @@ def kind_of(annotation: Any) -> Kind:
     """The kind of a fact annotated like this. Anything that is no number or name is matched on whether it is set."""
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return _KINDS.get(name, "bool")
-
-
-def kind_of_value(value: Any) -> Kind:
-    """The kind of a fact with such a value."""
-    return "bool" if isinstance(value, bool) else kind_of(type(value))
 
 
 class BadValue(ValueError):

@@ -23,7 +23,7 @@ _NAME = r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z][A-Za-z0-9_-]*)*"
 _STEM = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _ARCH = r"any|cpu|sm[1-9][0-9]{1,2}"
 
-Name = Annotated[str, Meta(pattern=f"^{_NAME}$")]
+Name = Annotated[str, Meta(pattern=f"^{_NAME}$", max_length=100)]
 TableArch = Annotated[
     str, Meta(pattern=f"^({_ARCH})$", description='"any", "cpu" or a compute capability such as "sm90".')
 ]

@@ -19,6 +19,7 @@ from registry.errors import TableError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
+MAX_MESSAGE = 300
 MAX_DIGITS = 18  # an int64, and far from int()'s own limit
 
 Path = tuple[str | int, ...]
@@ -41,7 +42,13 @@ _TYPE_NAMES = {
 
 def show_path(path: Path) -> str:
     """`("rules", 0, "when")` as `$.rules[0].when`."""
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{_clip(part, 60)}" for part in path)
+
+
+def _clip(text: str, limit: int) -> str:
+    """The text on one line and of bounded length: a hostile file must not write our messages."""
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= limit else shown[:limit] + "..."
 
 
 def type_name(value: Any) -> str:
@@ -65,7 +72,7 @@ class Document:
 
     def error(self, path: Path, problem: str, code: str = "malformed") -> TableError:
         """The error to raise about the value at `path`."""
-        return TableError(self.file, self.line(path), show_path(path), problem, code)
+        return TableError(self.file, self.line(path), show_path(path), _clip(problem, MAX_MESSAGE), code)
 
 
 def read_document(content: bytes, file: str, loader: Any = None) -> Document:
@@ -124,7 +131,9 @@ class _Reader:
         return data
 
     def _fail(self, event: yaml.Event, problem: str, code: str = "malformed") -> NoReturn:
-        raise TableError(self._file, event.start_mark.line + 1, show_path(tuple(self.path)), problem, code)
+        raise TableError(
+            self._file, event.start_mark.line + 1, show_path(tuple(self.path)), _clip(problem, MAX_MESSAGE), code
+        )
 
     def _value(self, event: yaml.Event) -> Any:
         self.lines.setdefault(tuple(self.path), event.start_mark.line + 1)

@@ -30,6 +30,8 @@ class Target:
     torch: str = ""
     triton: str = ""
     driver: str = ""
+    cuda: str = ""
+    cudnn: str = ""
 
     @property
     def sm(self) -> int:
@@ -127,7 +129,14 @@ def _cuda_target(index: int) -> Target:
         torch=_version("torch"),
         triton=_version("triton"),
         driver=_driver_version(),
+        cuda=torch.version.cuda or "",
+        cudnn=_cudnn_version(torch.backends.cudnn.version()),
     )
+
+
+def _cudnn_version(number: int | None) -> str:
+    """ "9.19.0" for 91900."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else ""
 
 
 def _current_cuda_device() -> int:

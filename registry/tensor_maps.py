@@ -40,7 +40,8 @@ class TensorMaps(dict[int, Any]):
 
     def __init__(self, encode: Callable[[Any], Any], template: Any, dtype: Any) -> None:
         super().__init__()
-        self._encode, self._template, self._dtype = encode, template, dtype
+        self._encode, self._address = encode, Address(0, dtype)
+        self._descriptor = with_base(template, self._address)  # one for all, changed and read under the lock
         self._old: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -48,7 +49,8 @@ class TensorMaps(dict[int, Any]):
         with self._lock:
             found = self._old.pop(pointer, None)
             if found is None:
-                found = self._encode(with_base(self._template, Address(pointer, self._dtype)))
+                self._address.pointer = pointer
+                found = self._encode(self._descriptor)
             if len(self) >= LIMIT:
                 self._old = dict(self)
                 self.clear()

@@ -18,7 +18,7 @@ _is_compiling = torch.compiler.is_compiling
 def plain(*tensors: torch.Tensor) -> bool:
     """Whether these are ordinary tensors outside of any mode, so that nobody but autograd needs to see the op."""
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES:
+        if type(tensor) not in _PLAIN_TYPES or tensor.is_meta:
             return False
     return not (
         _is_compiling() or _dispatch_modes() or _function_modes() or _any_autocast() or _functorch_level() is not None

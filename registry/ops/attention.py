@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch import Candidate, Decision, Plan
+from registry.dispatch import Candidate, Decision, Plan, observe
 from registry.op import Op, with_variant
 from registry.ops import attention_math, attention_problem
 from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem, Window
 from registry.problem import Problem
-from registry.scope import Scope, current
+from registry.scope import EMPTY, Scope, current
 from registry.target import Target
 from registry.tensors import autocast, dtype_name, operand, plain
 
@@ -76,6 +76,9 @@ class AttentionBackward(_AttentionOp):
         grad_lse: torch.Tensor | None = None, variant: str | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         """(dq, dk, dv) from what the forward saved. Arguments are those of the forward, checked there."""
+        if grad_out.stride(-1) != 1:
+            # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
+            grad_out = grad_out.contiguous()
         scope = current.get()
         tensors = (q, k, v, grad_out, out, lse)
         address = 0
@@ -95,8 +98,8 @@ class AttentionBackward(_AttentionOp):
             plan = self.make_plan(key, problem, planned)
         launch = plan.launch if plan.proven else plan.first_launch
         found = launch(grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse)
-        for recorder in scope.recorders:
-            recorder.add(plan.decision)
+        if scope is not EMPTY:
+            observe(scope, plan.decision)
         return found
 
     def problem_of(
@@ -190,17 +193,17 @@ class Attention(_AttentionOp):
         softcap: float, lse: bool, variant: str | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Find or make the plan of this call and launch it. Knows nothing of autograd."""
+        if scale is not None and (type(scale) is not float or scale - scale != 0.0):  # not so for NaN and infinities
+            attention_problem.check_scale(scale)
         scope = current.get()
         plan = self.plan_for(q, k, v, causal, window, softcap, lse, variant, scope)
         if scale is None:
             scale = plan.scale
-        elif type(scale) is not float or scale - scale != 0.0:  # NaN and infinities differ from themselves here
-            attention_problem.check_scale(scale)
         found: tuple[torch.Tensor, torch.Tensor | None] = (plan.launch if plan.proven else plan.first_launch)(
             q, k, v, scale=scale
         )
-        for recorder in scope.recorders:
-            recorder.add(plan.decision)
+        if scope is not EMPTY:
+            observe(scope, plan.decision)
         return found
 
     def plan_for(
@@ -208,19 +211,20 @@ class Attention(_AttentionOp):
         variant: str | None, scope: Scope,
     ) -> Plan:  # fmt: skip
         """The warm decision: a key of everything that can change the choice, and one lookup."""
-        a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        dtype = q.dtype
-        key = (
-            q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), dtype, k.dtype, v.dtype,
-            q.device, k.device, v.device, (a & 15, b & 15, c & 15) if (a | b | c) & 15 else 0,
-            causal, window, softcap, lse, variant, scope.key,
-            _deterministic(), dtype is torch.float32 and attention_problem.ieee_float32(),
-        )  # fmt: skip
         try:
+            a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            dtype = q.dtype
+            key = (
+                q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), dtype, k.dtype, v.dtype,
+                q.device, k.device, v.device, (a & 15, b & 15, c & 15) if (a | b | c) & 15 else 0,
+                causal, window, softcap, lse, variant, scope.key,
+                _deterministic(), dtype is torch.float32 and attention_problem.ieee_float32(),
+            )  # fmt: skip
             plan = self.memo.get(key)
-        except TypeError:  # an unhashable argument: the checks below name it, or spell it in a hashable way
-            window = attention_problem.check_window(window)
+        except (TypeError, RuntimeError):  # unhashable or without memory: the checks name it, or spell it hashably
+            attention_problem.check_qkv(q, k, v)
             attention_problem.check_softcap(softcap)
+            window = attention_problem.check_window(window)
             return self.plan_for(q, k, v, causal, window, softcap, lse, variant, scope)
         if plan is None:
             problem, planned = self.problem_of(

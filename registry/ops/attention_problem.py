@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +46,10 @@ class AttentionProblem(Problem):
 
     op: ClassVar[str] = "attention"
     derived_kinds: ClassVar[Mapping[str, str]] = {"batch_heads": "int", "group": "int", "tokens": "int"}
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "dtype": tuple(sorted(map(dtype_name, _FLOATS))),
+        "layout": (*LAYOUTS, "strided"),
+    }
 
     batch: int = fact()
     heads_q: int = fact()
@@ -169,15 +172,20 @@ def check_layout(layout: object) -> str:
     return str(layout)
 
 
+def _is_finite(value: object) -> bool:
+    """Whether this is a finite number; spelt so that torch.compile can trace it for a symbolic one."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value - value == 0.0
+
+
 def check_scale(scale: object) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not math.isfinite(scale):
+    if not _is_finite(scale):
         raise InvalidArgument("scale", repr(scale), "None (1/sqrt(head_dim)) or a finite number")
 
 
 def check_softcap(softcap: object) -> float:
-    if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real) or not math.isfinite(softcap) or softcap < 0:
+    if not _is_finite(softcap) or softcap < 0:  # type: ignore[operator]
         raise InvalidArgument("softcap", repr(softcap), "0.0 (off) or a positive finite number")
-    return float(softcap)
+    return float(softcap)  # type: ignore[arg-type]
 
 
 def check_window(window: object) -> Window | None:

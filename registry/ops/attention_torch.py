@@ -45,9 +45,9 @@ def through_torch(
     causal, window = attention_problem.canonical_window(attention_problem.check_window(window), causal)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    out, lse = torch.ops.registry.attention(
-        q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant
-    )
+    # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
+    call = _TransformedAttention.apply if torch._C._are_functorch_transforms_active() else torch.ops.registry.attention
+    out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None
 
 
@@ -68,7 +68,7 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     window = _window(window_left, window_right)
     out, lse = attention.forward(q, k, v, causal, scale, window, softcap, with_lse, variant)
-    return _as_faked(out, new_out(q, v)), lse if with_lse and lse is not None else q.new_empty(0, dtype=torch.float32)
+    return _as_faked(out, new_out(q, v)), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
 
 
 def _attention_fake(
@@ -124,18 +124,49 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
 torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
 
 
+def _fold(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tensor | None, ...]) -> list[Any]:
+    """A mapped dimension is more batch: move it to the front and fold it in."""
+    folded = []
+    for tensor, dim in zip(tensors, in_dims, strict=True):
+        if tensor is not None:
+            tensor = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+            tensor = tensor.flatten(0, 1)
+        folded.append(tensor)
+    return folded
+
+
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    """A mapped dimension is more batch: fold it in, call once, unfold."""
-    tensors = []
-    for tensor, dim in zip(args[:3], in_dims[:3], strict=True):
-        moved = tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
-        tensors.append(moved.flatten(0, 1))
-    out, lse = torch.ops.registry.attention(*tensors, *args[3:])
+    out, lse = torch.ops.registry.attention(*_fold(info.batch_size, in_dims[:3], args[:3]), *args[3:])
     unfold = (info.batch_size, -1)
     return (out.unflatten(0, unfold), lse.unflatten(0, unfold) if lse.numel() else lse), (0, 0 if lse.numel() else None)
 
 
+def _backward_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    grads = torch.ops.registry.attention_backward(*_fold(info.batch_size, in_dims[:7], args[:7]), *args[7:])
+    return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0, 0)
+
+
 torch.library.register_vmap("registry::attention", _vmap, lib=_library)
+torch.library.register_vmap("registry::attention_backward", _backward_vmap, lib=_library)
+
+
+class _TransformedAttention(torch.autograd.Function):
+    """The torch op under functorch's transforms: torch.func.grad, vmap, and their compositions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> Any:  # type: ignore[override]
+        *inputs, _, variant = args
+        return torch.ops.registry.attention(*inputs, True, variant)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        return _op_backward(ctx, grad_out, grad_lse)
 
 
 # --- autograd in eager mode, without the cost of the torch op -----------------------------------------------------

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch import Candidate, Decision, Plan
+from registry.dispatch import Candidate, Decision, Plan, observe
 from registry.errors import InvalidArgument
 from registry.op import Op, with_variant
 from registry.ops import matmul_problem
 from registry.ops.attention import NO_KERNEL
 from registry.ops.matmul_problem import MatmulProblem, layout_letter
 from registry.problem import Problem
-from registry.scope import Scope, current
+from registry.scope import EMPTY, Scope, current
 from registry.target import Target
 from registry.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
@@ -100,8 +100,8 @@ class Matmul(Op):
         result: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(
             a, b, out_dtype=plan.out_dtype, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
         )
-        for recorder in scope.recorders:
-            recorder.add(plan.decision)
+        if scope is not EMPTY:
+            observe(scope, plan.decision)
         return result
 
     def plan_for(
@@ -110,21 +110,20 @@ class Matmul(Op):
         out: torch.Tensor | None, variant: str | None, scope: Scope,
     ) -> Plan:  # fmt: skip
         """The warm decision: a key of everything that can change the choice, and one lookup."""
-        x, y = a.data_ptr(), b.data_ptr()
-        dtype = a.dtype
-        key = (
-            a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.device, b.device,
-            (x & 15, y & 15) if (x | y) & 15 else 0, activation, out_dtype,
-            None if bias is None else _identity(bias), None if scale_a is None else (_identity(scale_a), _identity(scale_b)),
-            None if out is None else _identity(out), variant, scope.key,
-            _deterministic(), dtype is torch.float32 and ieee_float32(),
-        )  # fmt: skip
         try:
+            x, y = a.data_ptr(), b.data_ptr()
+            dtype = a.dtype
+            key = (
+                a.shape, b.shape, a.stride(), b.stride(), dtype, b.dtype, a.device, b.device,
+                (x & 15, y & 15) if (x | y) & 15 else 0, activation, out_dtype,
+                None if bias is None else _identity(bias),
+                None if scale_a is None and scale_b is None else (_identity(scale_a), _identity(scale_b)),
+                None if out is None else _identity(out), variant, scope.key,
+                _deterministic(), dtype is torch.float32 and ieee_float32(),
+            )  # fmt: skip
             plan = self.memo.get(key)
-        except TypeError:  # an unhashable argument: the checks name it
-            plan = None
-            matmul_problem.check_activation(activation)
-            matmul_problem.check_out_dtype(out_dtype, dtype)
+        except (TypeError, RuntimeError, AttributeError):  # no tensor, no memory, unhashable: the checks below name it
+            key, plan = None, None
         if plan is None:
             problem, planned = self.problem_of(
                 a, b, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, out=out,

@@ -38,6 +38,12 @@ class MatmulProblem(Problem):
 
     op: ClassVar[str] = "matmul"
     derived_kinds: ClassVar[Mapping[str, str]] = {"elements": "int"}
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "dtype": tuple(sorted(map(dtype_name, DTYPES))),
+        "layout": (*_LAYOUTS, "strided"),
+        "activation": ("", *ACTIVATIONS),
+        "scaling": ("", "scalar", "rowwise"),
+    }
 
     m: int = fact()
     n: int = fact()

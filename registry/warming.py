@@ -1,0 +1,286 @@
+"""Compile ahead: all kernels that the registry would launch for a list of problems, in parallel, with or without the GPU.
+
+    registry.warm(["attention b=4,hq=16,s=4096,d=128,causal"], target=Target.named("H100"))  # on a build machine
+    with registry.record() as seen: ...
+    registry.warm(seen)                                                  # before traffic, before a CUDA-graph capture
+
+Kernels go to Triton's cache, where the first launch finds them. Where the GPU is in this machine each problem is also
+launched once, so that the plan, the loaded kernel and the tensor maps are there, as CUDA-graph capture needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from registry.capturing import capturing
+from registry.dispatch import Decision, compile_failures, decide
+from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant
+from registry.op import op_named
+from registry.problem import Problem
+from registry.scope import Recorder, current
+from registry.target import Target
+
+if TYPE_CHECKING:
+    from registry.tuning.cases import Case
+
+__all__ = ["Warmed", "warm"]
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What became of one problem."""
+
+    case: str
+    variant: str = ""
+    kernels: int = 0
+    """Kernels now in Triton's cache. 0 for variants that need no compiling, or do not say what they would compile."""
+    seconds: float = 0.0
+    """Time that compiling took, summed over the kernels; near 0 where the cache had them."""
+    launched: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One kernel to compile, spelled so that another process can find it."""
+
+    op: str
+    variant: str
+    problem: Problem
+    config: dict[str, Any]
+    index: int
+
+    def compile(self) -> None:
+        from registry.compiling import compile_build
+
+        build = op_named(self.op).variants[self.variant].builds(self.problem, self.config)[self.index]  # type: ignore[misc]
+        compile_build(build, self.problem.target.arch)
+
+
+def warm(
+    what: Recorder | Iterable[Case | Problem | str], *, target: Target | None = None, jobs: int | None = None,
+    launch: bool | None = None, timeout: float = 900.0, progress: Callable[[int, int], None] | None = None,
+) -> list[Warmed]:  # fmt: skip
+    """Compile what these problems need, and launch each once where its GPU is in this machine.
+
+    what      a `registry.record()` block, Cases, Problems, or text such as "matmul m=4096,n=4096,k=4096"
+    target    the GPU to compile for; default: a Problem's own, else the current GPU
+    jobs      compiling processes; 1 compiles in this process; default: one a core, 8 at most
+    launch    True or False to insist; default: where the target is the current GPU
+    timeout   seconds after which one kernel's compiler is ended, and the kernel reported as failed
+    progress  called with (kernels done, kernels in all)
+
+    Nothing is raised for a problem that cannot be warmed: its `error` says why. Honours `use` and `prefer` blocks.
+    """
+    if capturing():
+        raise CaptureError("registry.warm compiles and launches; call it before the capture")
+    here = _here()
+    found: list[Warmed] = []
+    tasks: dict[Any, tuple[_Task, list[int]]] = {}
+    cases = list(dict.fromkeys(_cases(what)))
+    for number, (case, own) in enumerate(cases):
+        try:
+            decision = decide(case.problem(_target(target, own, here)), current.get())
+        except (NoLegalVariant, IllegalVariant) as refusal:
+            found.append(Warmed(f"{case.op} {case.text}", error=str(refusal)))
+            continue
+        found.append(Warmed(f"{case.op} {case.text}", decision.variant))
+        try:
+            for key, task in _tasks(decision):
+                tasks.setdefault(key, (task, []))[1].append(number)
+        except Exception as error:  # a plugin's `builds`: its failure must not keep the others cold
+            found[-1] = replace(found[-1], error=_text(error))
+    work = [task for task, _ in tasks.values()]
+    results = _compile_all(work, jobs or min(os.cpu_count() or 1, 8), timeout, progress or (lambda done, of: None))
+    for (_, numbers), (seconds, failure) in zip(tasks.values(), results, strict=True):
+        for number in numbers:
+            was = found[number]
+            counted = was.kernels + (not failure)
+            found[number] = replace(was, kernels=counted, seconds=was.seconds + seconds, error=was.error or failure)
+    for number, (case, own) in enumerate(cases):
+        at_hand = here is not None and _target(target, own, here).arch == here.arch
+        if found[number].variant and (at_hand if launch is None else launch):
+            found[number] = _launch(case, found[number])
+    return found
+
+
+def _cases(what: Any) -> Iterable[tuple[Case, Target | None]]:
+    from registry.tuning.cases import Case, of_problem
+
+    for one in what.problems if isinstance(what, Recorder) else what:
+        if isinstance(one, Problem):
+            yield of_problem(one), one.target
+        elif isinstance(one, str):
+            op, _, shape = one.strip().partition(" ")
+            yield Case.parse(op, shape), None
+        else:
+            yield one, None
+
+
+def _here() -> Target | None:
+    import torch
+
+    return Target.of(torch.device("cuda", torch.cuda.current_device())) if torch.cuda.is_available() else None
+
+
+def _target(given: Target | None, own: Target | None, here: Target | None) -> Target:
+    chosen = given or own or here
+    if chosen is None:
+        raise InvalidArgument("target", None, 'a target such as Target.named("H100"): this machine has no GPU')
+    return chosen
+
+
+def _tasks(decision: Decision) -> list[tuple[Any, _Task]]:
+    """Each kernel of a decision with a key that equal builds share."""
+    problem = decision.problem
+    builds = op_named(problem.op).variants[decision.variant].builds
+    if builds is None:
+        return []
+    config, arch = dict(decision.config), problem.target.arch
+    return [
+        ((arch, build.source(arch).hash(), str(sorted(build.options.items()))),
+         _Task(problem.op, decision.variant, problem, config, index))
+        for index, build in enumerate(builds(problem, config))
+    ]  # fmt: skip
+
+
+def _launch(case: Case, warmed: Warmed) -> Warmed:
+    import torch
+
+    from registry.tuning.workload import workload
+
+    try:
+        inputs = workload(case, "cuda")
+        arguments = inputs.arguments()
+        if case.op == "attention_backward":
+            arguments["scale"] = inputs.scale  # type: ignore[attr-defined]
+        with torch.no_grad(), inputs.settings():
+            op_named(case.op)(**arguments)  # type: ignore[operator]
+    except (*compile_failures(), NoLegalVariant, IllegalVariant, torch.OutOfMemoryError) as error:  # type: ignore[misc]
+        return replace(warmed, error=warmed.error or _text(error))
+    return replace(warmed, launched=True)
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+# --- compiling in other processes ---------------------------------------------------------------------------------
+
+_MISSING = "missing"
+
+
+def _compile_all(
+    tasks: Sequence[_Task], jobs: int, timeout: float, progress: Callable[[int, int], None]
+) -> list[tuple[float, str]]:
+    """(seconds, error) of each task. A compiler that dies or hangs costs its own task alone."""
+    results: list[tuple[float, str]] = [(0.0, "")] * len(tasks)
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(len(tasks)):
+        waiting.put(number)
+    done = 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal done
+        worker = _Worker(timeout) if jobs > 1 else None
+        try:
+            while True:
+                try:
+                    number = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                found = worker.compile(tasks[number]) if worker else None
+                results[number] = found if found is not None and found[1] != _MISSING else _compile_here(tasks[number])
+                with lock:
+                    done += 1
+                    progress(done, len(tasks))
+        finally:
+            if worker:
+                worker.close()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(tasks)) - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def _compile_here(task: _Task) -> tuple[float, str]:
+    start = time.perf_counter()
+    try:
+        task.compile()
+    except Exception as error:
+        return time.perf_counter() - start, _text(error)
+    return time.perf_counter() - start, ""
+
+
+class _Worker:
+    """A process that compiles what it is sent. Not multiprocessing: that would run the caller's script again."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        command = [sys.executable, "-c", "from registry.warming import serve; serve()"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def compile(self, task: _Task) -> tuple[float, str]:
+        """(seconds, error); the error is `missing` where the variant only exists in the caller's process."""
+        process = self._process = self._process or self._start()
+        assert process.stdin and process.stdout
+        ended = threading.Event()
+
+        def end() -> None:
+            ended.set()
+            process.kill()
+
+        timer = threading.Timer(self._timeout, end)
+        timer.start()
+        try:
+            pickle.dump(task, process.stdin)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = b""
+        finally:
+            timer.cancel()
+        if not answer:
+            self.close()
+            return 0.0, f"took more than {self._timeout:g} s" if ended.is_set() else "the compiler's process died"
+        seconds, error = json.loads(answer)
+        return float(seconds), str(error)
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def serve() -> None:
+    """The worker's side: tasks come in on stdin, answers go out on what was stdout; all other output goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    while True:
+        try:
+            task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        known = task.variant in op_named(task.op).variants
+        print(json.dumps(_compile_here(task) if known else (0.0, _MISSING)), file=answers, flush=True)

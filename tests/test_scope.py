@@ -1,0 +1,145 @@
+"""use, prefer and record hold where they were opened: in this thread, this task, and the backward of this forward."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+import registry
+from registry import IllegalVariant, UnknownVariant, notices
+
+
+def qkv(**kwargs):
+    return tuple(torch.randn(1, 2, 8, 16, **kwargs) for _ in range(3))
+
+
+def ran(*tensors, **kwargs):
+    with registry.record() as recorder:
+        registry.attention(*(tensors or qkv()), **kwargs)
+    return next(iter(recorder.counts["attention"]))
+
+
+def test_use_forces_and_ends():
+    before = ran()
+    with registry.use("torch_math"):
+        assert ran() == "torch_math"
+        with registry.use("torch_cpu"):
+            assert ran() == "torch_cpu"
+        assert ran() == "torch_math"
+    assert ran() == before
+
+
+def test_use_concerns_only_the_op_of_the_variant():
+    with registry.use("torch_math"):
+        assert registry.matmul(torch.ones(2, 3), torch.ones(3, 2)).shape == (2, 2)
+
+
+def test_use_raises_with_the_reasons():
+    with registry.use("torch_flash"), pytest.raises(IllegalVariant, match="arch"):
+        registry.attention(*qkv())
+
+
+def test_use_of_an_unknown_name_raises_at_once():
+    with pytest.raises(UnknownVariant), registry.use("nothing"):
+        pass
+    with pytest.raises(UnknownVariant), registry.prefer(["torch_math", "nothing"]):
+        pass
+
+
+def test_use_can_pin_the_config(declare):
+    declare("test.tiled", configs=[{"B": 1}, {"B": 2}])
+    with registry.use("test.tiled", config={"B": 2}):
+        assert registry.attention.explain(*qkv()).config == {"B": 2}
+
+
+def test_variant_argument_beats_use():
+    with registry.use("torch_math"):
+        assert ran(variant="torch_cpu") == "torch_cpu"
+
+
+def test_prefer_takes_the_first_legal_and_reports_a_fallback():
+    with registry.prefer(["torch_math"]):
+        assert ran() == "torch_math"
+    with registry.prefer(["torch_flash", "torch_math"]):
+        assert ran() == "torch_math"
+    with registry.prefer(["torch_flash"]):
+        decision = registry.attention.explain(*qkv())
+        registry.attention(*qkv())
+        registry.attention(*qkv())
+    assert decision.fallback_from == ("torch_flash",)
+    fallbacks = {text: n for text, n in notices.counts().items() if "torch_flash" in text}
+    assert len(fallbacks) == 1 and next(iter(fallbacks.values())) == 2
+    assert "fallback" in str(decision)
+
+
+def test_the_backward_runs_in_the_scope_of_its_forward(declare):
+    q, k, v = qkv(requires_grad=True)
+    with registry.use("torch_math", "torch_math_backward"), registry.record() as recorder:
+        out = registry.attention(q, k, v)
+    worker = threading.Thread(target=out.sum().backward)  # a thread that knows nothing of the block
+    worker.start()
+    worker.join()
+    assert recorder.counts == {"attention": {"torch_math": 1}, "attention_backward": {"torch_math_backward": 1}}
+
+
+def test_threads_do_not_inherit_or_leak():
+    found = {}
+
+    def inside():
+        found["thread"] = ran()
+
+    with registry.use("torch_math"):
+        thread = threading.Thread(target=inside)
+        thread.start()
+        thread.join()
+        assert ran() == "torch_math"
+    assert found["thread"] == "torch_cpu"
+
+
+def test_tasks_do_not_leak():
+    async def task(name, barrier):
+        with registry.use(name):
+            await barrier.wait()
+            await asyncio.sleep(0)
+            return ran()
+
+    async def main():
+        barrier = _Barrier(2)
+        return await asyncio.gather(task("torch_math", barrier), task("torch_cpu", barrier))
+
+    assert asyncio.run(main()) == ["torch_math", "torch_cpu"]
+
+
+class _Barrier:
+    """asyncio.Barrier for Python 3.10."""
+
+    def __init__(self, parties):
+        self._missing, self._open = parties, asyncio.Event()
+
+    async def wait(self):
+        self._missing -= 1
+        if self._missing == 0:
+            self._open.set()
+        await self._open.wait()
+
+
+def test_record_counts_problems():
+    q, k, v = qkv()
+    with registry.record() as recorder:
+        for _ in range(3):
+            registry.attention(q, k, v)
+        registry.attention(q, k, v, causal=True)
+    assert sorted(recorder.problems.values()) == [1, 3]
+    assert sum(recorder.counts["attention"].values()) == 4
+
+
+def test_records_nest():
+    with registry.record() as outer:
+        ran()
+        with registry.record() as inner:
+            ran()
+    assert sum(outer.counts["attention"].values()) == 2
+    assert sum(inner.counts["attention"].values()) == 1
