@@ -42,26 +42,31 @@ def _scaled(product, scale_a, scale_b):
 
 
 def _product(a, b, bias, out_dtype):
-    """The product of floating operands, with a bias of the same dtype fused where torch fuses it."""
-    if out_dtype != a.dtype and a.dtype.itemsize < out_dtype.itemsize:
+    """(product, whether the bias is in it) of floating operands; a bias is fused where torch does that."""
+    if out_dtype != a.dtype and a.dtype.itemsize <= out_dtype.itemsize:
         if a.is_cuda and a.dim() == 2 and out_dtype is torch.float32:
             return torch.mm(a, b, out_dtype=out_dtype), False
-        return torch.matmul(a.to(out_dtype), b.to(out_dtype)), False
+        wide = torch.promote_types(out_dtype, torch.float32)
+        return torch.matmul(a.to(wide), b.to(wide)), False
     if bias is not None and a.dim() == 2 and bias.dtype == a.dtype == out_dtype:
         return torch.addmm(bias, a, b), True
     return torch.matmul(a, b), False
 
 
 def matmul(a, b, *, bias, activation, out_dtype, scale_a, scale_b, out, config):
-    if out is not None and bias is None and not activation and scale_a is None and a.dtype == out_dtype and a.dtype not in FP8:
+    plain = bias is None and not activation and scale_a is None
+    if out is not None and plain and a.dtype == out_dtype and a.dtype not in FP8:
         return torch.matmul(a, b, out=out)
     fused_bias = False
     if a.dtype is torch.int8:
-        result = _scaled(_int8_product(a, b), scale_a, scale_b)
+        result = _int8_product(a, b)
+        if not plain and out_dtype.is_floating_point:
+            result = result.to(torch.promote_types(out_dtype, torch.float32))
+        result = _scaled(result, scale_a, scale_b)
     elif a.dtype in FP8:
         result = _fp8_product(a, b, scale_a, scale_b, out_dtype)
     else:
-        result, fused_bias = _product(a, b, bias, out_dtype)
+        result, fused_bias = _product(a, b, bias if scale_a is None else None, out_dtype)
         result = _scaled(result, scale_a, scale_b)
     if bias is not None and not fused_bias:
         result = result + bias.to(result.dtype)
@@ -89,7 +94,11 @@ def registry_variants():
     )
     return [
         Variant(
-            "torch_matmul", op="matmul", run=matmul, requires=requires, design=Design(dsl="cublas"),
+            "torch_matmul",
+            op="matmul",
+            run=matmul,
+            requires=requires,
+            design=Design(dsl="cublas"),
             summary="torch.matmul: cuBLAS, or the CPU's BLAS",
         )  # fmt: skip
     ]

@@ -1,8 +1,8 @@
 """kernel-registry: one front door, many kernels.
 
-    import registry
-    out = registry.attention(q, k, v, causal=True)     # the fastest legal kernel for this GPU, dtype and shape
-    print(registry.attention.explain(q, k, v, causal=True))   # which one, and why not the others
+import registry
+out = registry.attention(q, k, v, causal=True)     # the fastest legal kernel for this GPU, dtype and shape
+print(registry.attention.explain(q, k, v, causal=True))   # which one, and why not the others
 """
 
 from registry.capability import Design, Reason, Requires
@@ -28,7 +28,6 @@ from registry.problem import Problem
 from registry.scope import prefer, record, use
 from registry.target import Target
 from registry.variant import Variant
-
 from registry.version import __version__
 
 
@@ -40,6 +39,6 @@ def variants() -> dict[str, Variant]:
 __all__ = [
     "Candidate", "CaptureError", "Decision", "DeclarationError", "Design", "DuplicateVariant", "IllegalVariant",
     "InvalidArgument", "KernelDoesNotFit", "NoLegalVariant", "Op", "Plan", "Problem", "Reason", "RegistryError",
-    "Requires", "Target", "UnknownOp", "UnknownVariant", "Variant", "attention", "forget_plans", "hookimpl", "matmul",
-    "prefer", "record", "register", "reload_tables", "unregister", "use", "variants",
+    "Requires", "Target", "UnknownOp", "UnknownVariant", "Variant", "__version__", "attention", "forget_plans",
+    "hookimpl", "matmul", "prefer", "record", "register", "reload_tables", "unregister", "use", "variants",
 ]  # fmt: skip

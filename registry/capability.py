@@ -123,7 +123,9 @@ class Requires:
             try:
                 _specifiers(spec)
             except ValueError as error:
-                raise DeclarationError(f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'") from error
+                raise DeclarationError(
+                    f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'"
+                ) from error
 
     def claim(self, name: str) -> Any:
         """The claim of that name, from the fields or from `extra`; None where nothing is claimed."""
@@ -202,7 +204,9 @@ def _flag(requires: Requires, problem: Problem, name: str, how: Query) -> Iterat
 def _member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
     got, claim = getattr(problem, name), requires.claim(how.claim) or ()
     if got not in claim:
-        yield Reason("unclaimed", name, got, ", ".join(claim) or "none declared", how.fix(got, claim) if how.fix else None)
+        yield Reason(
+            "unclaimed", name, got, ", ".join(claim) or "none declared", how.fix(got, claim) if how.fix else None
+        )
 
 
 def _optional_member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
@@ -216,7 +220,9 @@ def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Itera
     low, high = claim if claim is not None else (0, 0)
     if claim is not None and low <= got <= high and got % multiple == 0:
         return
-    allowed = "none declared" if claim is None else f"{low}..{high}" + (f" in steps of {multiple}" if multiple > 1 else "")
+    allowed = (
+        "none declared" if claim is None else f"{low}..{high}" + (f" in steps of {multiple}" if multiple > 1 else "")
+    )
     padded = -(-max(got, low) // multiple) * multiple
     yield Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if got < padded <= high else None)
 
@@ -261,7 +267,7 @@ def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
             dim, stride = strides[0]
             allowed = f"multiples of {requires.stride_alignment} bytes"
             fix = (
-                f"make {fact.name} contiguous or pad its rows: its stride of {stride} bytes in dimension {dim} is not a "
+                f"make {fact.name} contiguous or pad its rows: its stride of {stride} bytes in dimension {dim} is no "
                 f"multiple of {requires.stride_alignment}"
             )
             yield Reason("alignment", "stride_alignment", f"{stride} bytes", allowed, fix, fact.name)

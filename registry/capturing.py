@@ -21,6 +21,6 @@ def refuse_if_capturing(decision: Decision) -> None:
     """Raise CaptureError where a first launch, which may compile, would happen inside a capture."""
     if capturing() and decision.problem.target.arch != "cpu":
         raise CaptureError(
-            f"{decision.variant} was never launched for {decision.problem.summary()}; a CUDA graph cannot capture a first "
-            f"launch, which compiles. Call it once before the capture, or use registry.warm(...)"
+            f"{decision.variant} was never launched for {decision.problem.summary()}; a CUDA graph cannot capture a "
+            f"first launch, which compiles. Call it once before the capture, or use registry.warm(...)"
         )

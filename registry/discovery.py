@@ -135,7 +135,7 @@ def _sources() -> list[tuple[str, Any]]:
         package: ModuleType = importlib.import_module(BUILTIN_PACKAGE)
     except ModuleNotFoundError as error:
         raise RegistryError(
-            f"{BUILTIN_PACKAGE} is not importable: kernel-registry is not installed; from its folder run: pip install -e ."
+            f"{BUILTIN_PACKAGE} cannot be imported: kernel-registry is not installed; run: pip install -e ."
         ) from error
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
     sources: list[tuple[str, Any]] = []

@@ -86,7 +86,9 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         name = place.variant
         if name in candidates or name not in variants:
             continue
-        candidates[name] = Candidate(name, tuple(reasons[name]), None if reasons[name] else len(candidates), place.source)
+        candidates[name] = Candidate(
+            name, tuple(reasons[name]), None if reasons[name] else len(candidates), place.source
+        )
         if picked is None and not reasons[name]:
             picked = place, _config_for(variants[name], problem, place)
     if picked is None:
@@ -116,7 +118,9 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
     if forced.config is None:
         reasons = all_reasons(variant, problem)
     else:
-        reasons = reasons_against(variant.requires, problem) or config_reasons(variant.requires, problem, dict(forced.config))
+        reasons = reasons_against(variant.requires, problem) or config_reasons(
+            variant.requires, problem, dict(forced.config)
+        )
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
     if forced.config is not None:
@@ -125,9 +129,7 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
         ranked = [place for place in _rank(problem, variants, EMPTY) if place.variant == variant.name]
         config = _config_for(variant, problem, ranked[0])
     others = tuple(
-        Candidate(name, tuple(all_reasons(other, problem)))
-        for name, other in variants.items()
-        if name != variant.name
+        Candidate(name, tuple(all_reasons(other, problem))) for name, other in variants.items() if name != variant.name
     )
     return Decision(problem, variant.name, config, "asked for by name", (Candidate(variant.name, (), 0), *others))
 
@@ -261,18 +263,18 @@ def observe(scope: Scope, decision: Decision) -> None:
 
 
 class Memo:
-    """Bounded map from call keys to plans. Reads take no lock; a full memo drops its oldest quarter."""
+    """Bounded map from keys to plans, or what stands for one. Reads take no lock; when full, the oldest quarter goes."""
 
     def __init__(self, limit: int = MEMO_LIMIT) -> None:
         self.limit = limit
-        self._plans: dict[Hashable, Plan] = {}
+        self._plans: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         self.get = self._plans.get
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def add(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+    def add(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The plan of a key, made under the lock so that no two threads make it twice."""
         with self._lock:
             plan = self._plans.get(key)
@@ -292,8 +294,8 @@ class Memo:
 _memos: list[Memo] = []
 
 
-def new_memo() -> Memo:
-    """A memo that `forget_plans` knows of."""
+def watch_memo() -> Memo:
+    """A new memo that `forget_plans` knows of."""
     memo = Memo()
     _memos.append(memo)
     return memo

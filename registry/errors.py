@@ -80,7 +80,7 @@ class CaptureError(RegistryError, RuntimeError):
 
 
 class TableError(RegistryError, ValueError):
-    """A dispatch table or errata file that cannot be used: says which file, line and value, and what is wrong with it."""
+    """A dispatch table or errata file that cannot be used: which file, line and value, and what is wrong with it."""
 
     def __init__(self, file: str, line: int, path: str, problem: str, code: str = "malformed") -> None:
         self.file, self.line, self.path, self.problem, self.code = file, line, path, problem, code

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from registry.capability import Config
 from registry.discovery import catalog
-from registry.dispatch import Decision, Plan, decide, forget_plans, new_memo
+from registry.dispatch import Decision, Plan, decide, forget_plans, watch_memo
 from registry.errors import UnknownOp
 from registry.problem import Problem
 from registry.scope import EMPTY, Forced, Scope, current
@@ -32,7 +32,8 @@ class Op:
     """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
 
     def __init__(self) -> None:
-        self.memo = new_memo()
+        self.memo = watch_memo()
+        self.lookup = self.memo.get
         OPS[self.name] = self
 
     @property
@@ -70,7 +71,8 @@ class Op:
 
     def make_plan(self, key: Hashable, problem: Problem, scope: Scope) -> Plan:
         """Decide, bind and memoise."""
-        return self.memo.add(key, functools.partial(self._plan, problem, scope))
+        plan: Plan = self.memo.add(key, functools.partial(self._plan, problem, scope))
+        return plan
 
     def _plan(self, problem: Problem, scope: Scope) -> Plan:
         decision = self.trivial(problem)
@@ -79,7 +81,12 @@ class Op:
         else:
             decision = decide(problem, scope)
             launch = self.bind(self.variants[decision.variant], problem, decision.config)
-        return Plan(decision, launch, functools.partial(self._plan, problem, scope))
+        plan = Plan(decision, launch, functools.partial(self._plan, problem, scope))
+        self.derive(plan, problem)
+        return plan
+
+    def derive(self, plan: Plan, problem: Problem) -> None:
+        """Fill in what a call would otherwise derive each time; done before any thread can see the plan."""
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
@@ -101,7 +108,7 @@ class _LateLaunch:
     """Calls `prepare` at the first launch, so that making a plan never compiles."""
 
     def __init__(self, variant: Variant, problem: Problem, config: Config) -> None:
-        self._make: Callable[[], Callable[..., Any]] = functools.partial(variant.prepare, problem, config)  # type: ignore[arg-type]
+        self._make: Callable[[], Callable[..., Any]] = functools.partial(variant.prepare, problem, config)  # type: ignore
         self._launch: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +161,11 @@ def all_ops() -> dict[str, Op]:
 def register(variant: Variant, *, replace: bool = False) -> Variant:
     """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
     op_named(variant.op)
-    if replace and variant.name in catalog.get().variants and catalog.get().variants[variant.name].origin == _REGISTERED:
+    if (
+        replace
+        and variant.name in catalog.get().variants
+        and catalog.get().variants[variant.name].origin == _REGISTERED
+    ):
         catalog.unregister(variant.name)
     catalog.register(variant, _REGISTERED)
     forget_plans()

@@ -136,7 +136,9 @@ class Problem:
 
     def summary(self) -> str:
         """One line for errors and logs."""
-        shown = ", ".join(f"{name}={value}" for name, value in self.facts().items() if value not in (False, None, 0.0, ""))
+        shown = ", ".join(
+            f"{name}={value}" for name, value in self.facts().items() if value not in (False, None, 0.0, "")
+        )
         return f"{self.op} on {self.target.name} ({self.target.arch}): {shown}"
 
 

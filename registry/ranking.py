@@ -46,9 +46,7 @@ def reload() -> TableSet:
     """Read every layer again. On an error the tables in force stay as they are, and TableError is raised."""
     global _loaded
     with _lock:
-        found = _store.reload(
-            sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=_stale_measurement
-        )
+        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=_stale_measurement)
         _loaded = True
     for error in found.problems:
         notices.notice(f"dispatch table left out: {error}")

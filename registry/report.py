@@ -33,7 +33,9 @@ def decision_text(decision: Decision) -> str:
         if candidate.variant == decision.variant:
             continue
         if candidate.legal:
-            lines.append(f"  legal   {candidate.variant}" + (f" (rank {candidate.rank})" if candidate.rank is not None else ""))
+            lines.append(
+                f"  legal   {candidate.variant}" + (f" (rank {candidate.rank})" if candidate.rank is not None else "")
+            )
         else:
             lines.append(f"  illegal {candidate.variant}")
             lines.extend(f"            - {reason}" for reason in candidate.reasons)

@@ -120,22 +120,26 @@ class _Reader:
         self.lines: dict[Path, int] = {}
 
     def document(self) -> Any:
-        next(self._events)  # StreamStart
-        if isinstance(next(self._events), yaml.StreamEndEvent):
+        self._next()  # StreamStart
+        if isinstance(self._next(), yaml.StreamEndEvent):
             return None
-        data = self._value(next(self._events))
-        next(self._events)  # DocumentEnd
-        following = next(self._events)
+        data = self._value(self._next())
+        self._next()  # DocumentEnd
+        following = self._next()
         if not isinstance(following, yaml.StreamEndEvent):
             self._fail(following, "holds a second document; one table per file")
         return data
 
-    def _fail(self, event: yaml.Event, problem: str, code: str = "malformed") -> NoReturn:
+    def _next(self) -> Any:
+        """The next event. Untyped: PyYAML's stubs know neither marks nor tags of events."""
+        return next(self._events)
+
+    def _fail(self, event: Any, problem: str, code: str = "malformed") -> NoReturn:
         raise TableError(
             self._file, event.start_mark.line + 1, show_path(tuple(self.path)), _clip(problem, MAX_MESSAGE), code
         )
 
-    def _value(self, event: yaml.Event) -> Any:
+    def _value(self, event: Any) -> Any:
         self.lines.setdefault(tuple(self.path), event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent) or event.anchor:
             self._fail(event, "anchors (&name) and aliases (*name) are not allowed; write the value out")
@@ -149,13 +153,13 @@ class _Reader:
         self._check_tag(event, "map")
         return self._mapping()
 
-    def _check_tag(self, event: yaml.Event, *allowed: str) -> None:
+    def _check_tag(self, event: Any, *allowed: str) -> None:
         if event.tag and event.tag not in [_CORE_TAG + name for name in allowed]:
             self._fail(event, f"the tag {event.tag} is not allowed; tables are plain data")
 
     def _sequence(self) -> list[Any]:
         items: list[Any] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
             self.path.append(len(items))
             items.append(self._value(event))
             self.path.pop()
@@ -163,18 +167,18 @@ class _Reader:
 
     def _mapping(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
             key = self._key(event)
             self.path.append(key)
             if key in entries:
                 first = self.lines[tuple(self.path)]
                 self._fail(event, f"the key {key!r} is here twice (first on line {first})", code="duplicate-key")
             self.lines[tuple(self.path)] = event.start_mark.line + 1
-            entries[key] = self._value(next(self._events))
+            entries[key] = self._value(self._next())
             self.path.pop()
         return entries
 
-    def _key(self, event: yaml.Event) -> str:
+    def _key(self, event: Any) -> str:
         key: str | None = (
             event.value if isinstance(event, yaml.ScalarEvent) and not event.anchor and not event.tag else None
         )

@@ -1,4 +1,4 @@
-"""What a kernel would run on: a real device, or one made up by name so that every question but launching can be asked."""
+"""What a kernel would run on: a real device, or one made up by name, of which all can be asked but to launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from registry.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import torch
+    from torch import device as TorchDevice
 
 KIB = 1024
 
@@ -40,14 +40,14 @@ class Target:
 
     @staticmethod
     def named(name: str) -> Target:
-        """A made-up target by architecture ("sm90", "cpu") or device name ("H100", "RTX 3090"), case and spaces aside."""
+        """A made-up target by architecture ("sm90", "cpu") or device ("H100", "RTX 3090"), case and spaces aside."""
         found = _CATALOGUE.get(_normal(name))
         if found is None:
             raise InvalidArgument("target", repr(name), ", ".join(known_names()))
         return replace(found, torch=_version("torch"), triton=_version("triton"))
 
     @staticmethod
-    def of(device: torch.device) -> Target:
+    def of(device: TorchDevice) -> Target:
         """The target of a real torch device. Meta tensors have none: give `target=` for those."""
         if device.type == "cuda":
             return _cuda_target(device.index if device.index is not None else _current_cuda_device())
@@ -125,7 +125,7 @@ def _cuda_target(index: int) -> Target:
         arch=f"sm{props.major}{props.minor}",
         name=props.name,
         sm_count=props.multi_processor_count,
-        shared_memory=props.shared_memory_per_block_optin,
+        shared_memory=props.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         torch=_version("torch"),
         triton=_version("triton"),
         driver=_driver_version(),

@@ -1,4 +1,4 @@
-"""Facts about torch tensors that every op needs: operands of a Problem, and whether the eager fast path may be taken."""
+"""Facts about torch tensors that every op needs: operands of a Problem, and whether the eager path may be taken."""
 
 from __future__ import annotations
 

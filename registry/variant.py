@@ -1,4 +1,4 @@
-"""A Variant: one named implementation of an op, with everything the registry, the tests and the tuner derive from it."""
+"""A Variant: one named implementation of an op, with all that the registry, the tests and the tuner derive from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Variant:
     configs   flat dicts, best first; or a function of the problem that gives them.
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
               what `run` takes, less `config`.
-    builds    optional: `builds(problem, config)` lists the GPU kernels that would be compiled (registry.compiling.Build).
+    builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as registry.compiling.Build.
     design_of optional: the traits of one config, where they differ from `design`.
     """
 
@@ -44,14 +44,18 @@ class Variant:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DeclarationError(f"Variant.name: got {self.name!r}; allowed: lower-case words, optionally 'vendor.name'")
+            raise DeclarationError(
+                f"Variant.name: got {self.name!r}; allowed: lower-case words, optionally 'vendor.name'"
+            )
         if not callable(self.run):
             raise DeclarationError(f"Variant {self.name}: run: got {self.run!r}; allowed: a callable")
         if not isinstance(self.requires, Requires) or not isinstance(self.design, Design):
             raise DeclarationError(f"Variant {self.name}: requires and design must be Requires and Design records")
         if not callable(self.configs):
             if not self.configs:
-                raise DeclarationError(f"Variant {self.name}: configs: got none; allowed: at least one (an empty dict will do)")
+                raise DeclarationError(
+                    f"Variant {self.name}: configs: got none; allowed: at least one (an empty dict will do)"
+                )
             for config in self.configs:
                 self._check_config(config)
 
@@ -83,4 +87,6 @@ class Variant:
 
     def _check_config(self, config: Any) -> None:
         if not isinstance(config, Mapping) or not all(isinstance(v, _PLAIN) for v in config.values()):
-            raise DeclarationError(f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools")
+            raise DeclarationError(
+                f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools"
+            )

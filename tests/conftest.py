@@ -29,11 +29,14 @@ def declare() -> Iterator[Callable[..., registry.Variant]]:
 
     def make(name: str = "test.kernel", *, op: str = "attention", run: Any = None, **claims: Any) -> registry.Variant:
         settings = {key: claims.pop(key) for key in ("configs", "design", "prepare") if key in claims}
-        claims = {"arch": ("any",), "dtypes": ("float32",), "head_dim": (1, 512), "layouts": ("bhsd", "bshd", "strided")} | claims
+        claims = {
+            "arch": ("any",),
+            "dtypes": ("float32",),
+            "head_dim": (1, 512),
+            "layouts": ("bhsd", "bshd", "strided"),
+        } | claims
         claims.setdefault("ieee", True)
-        variant = registry.Variant(
-            name, op=op, run=run or math_run, requires=registry.Requires(**claims), **settings
-        )
+        variant = registry.Variant(name, op=op, run=run or math_run, requires=registry.Requires(**claims), **settings)
         registry.register(variant)
         names.append(name)
         return variant

@@ -47,7 +47,9 @@ def test_the_oracle_by_brute_force(lengths, causal, window, softcap):
     q = torch.randn(1, 4, lengths[0], 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, lengths[1], 8, dtype=torch.float64)
     expected = brute_force(q, k, v, causal, 0.3, window, softcap)
-    found = registry.attention.reference(q, k, v, causal=causal, window=window, softcap=softcap, scale=0.3, return_lse=True)
+    found = registry.attention.reference(
+        q, k, v, causal=causal, window=window, softcap=softcap, scale=0.3, return_lse=True
+    )
     torch.testing.assert_close(found, expected)
     ran = registry.attention(q, k, v, causal=causal, window=window, softcap=softcap, scale=0.3, return_lse=True)
     torch.testing.assert_close(ran[0], expected[0])
@@ -110,7 +112,9 @@ def test_flops_are_the_usual_ones():
 
 
 @pytest.mark.parametrize("use_lse", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"window": (2, 1)}, {"softcap": 3.0}, {"causal": True, "layout": "bshd"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"causal": True}, {"window": (2, 1)}, {"softcap": 3.0}, {"causal": True, "layout": "bshd"}]
+)
 def test_gradients_match_the_oracle(settings, use_lse):
     layout = settings.get("layout", "bhsd")
     shape = (2, 4, 6, 8) if layout == "bhsd" else (2, 6, 4, 8)

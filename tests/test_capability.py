@@ -13,7 +13,8 @@ from registry.ops.attention_problem import AttentionProblem
 H100 = Target.named("H100")
 EVERYTHING = Requires(
     arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), head_dim_v=(1, 512), layouts=("bhsd", "bshd", "strided"),
-    unit_inner_stride=False, causal=True, window=True, softcap=True, gqa=True, lse=True, cross_length=True, deterministic=True,
+    unit_inner_stride=False, causal=True, window=True, softcap=True, gqa=True, lse=True, cross_length=True,
+    deterministic=True,
 )  # fmt: skip
 
 
@@ -97,7 +98,8 @@ def test_memory_facts_name_the_operand_the_stride_and_the_fix():
     import registry
 
     requires = Requires(
-        arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), layouts=("bhsd", "bshd", "strided"), base_alignment=16, stride_alignment=16,
+        arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), layouts=("bhsd", "bshd", "strided"),
+        base_alignment=16, stride_alignment=16,
     )  # fmt: skip
     wide = torch.zeros(1, 2, 16, 65, dtype=torch.bfloat16)
     q, k, v = wide[..., 1:65], wide[..., :64], torch.zeros(1, 2, 64, 16, dtype=torch.bfloat16).transpose(-1, -2)
@@ -127,7 +129,9 @@ def test_shared_memory_is_a_function_of_the_config():
 def test_a_variant_is_legal_if_one_config_is():
     requires = Requires(arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), layouts=("bhsd",),
                         shared_memory=lambda problem, config: config["bytes"])  # fmt: skip
-    variant = Variant("test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}, {"bytes": 10}])
+    variant = Variant(
+        "test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}, {"bytes": 10}]
+    )
     assert variant.reasons(problem()) == []
     assert variant.legal_configs(problem()) == [{"bytes": 10}]
     tight = Variant("test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}])

@@ -49,7 +49,9 @@ def discover_with(monkeypatch):
 
 def test_built_ins_are_found_without_failures():
     found = discovery.discover()
-    assert {"torch_math", "torch_cpu", "torch_flash", "torch_cudnn", "torch_efficient", "torch_matmul"} <= set(found.variants)
+    assert {"torch_math", "torch_cpu", "torch_flash", "torch_cudnn", "torch_efficient", "torch_matmul"} <= set(
+        found.variants
+    )
     assert found.failures == ()
 
 

@@ -70,7 +70,9 @@ def test_a_table_cannot_make_an_illegal_variant_run(tables, declare):
 
 
 def test_the_config_of_a_table_is_used_if_it_is_legal(tables, declare):
-    limit = lambda problem, config: [] if config["BLOCK"] <= 64 else [registry.Reason("rule", "BLOCK", config["BLOCK"], 64)]  # noqa: E731
+    def limit(problem, config):
+        return [] if config["BLOCK"] <= 64 else [registry.Reason("rule", "BLOCK", config["BLOCK"], 64)]
+
     declare("test.small", configs=[{"BLOCK": 16}, {"BLOCK": 32}], rule=limit)
     table = "op: attention\narch: cpu\nrules:\n- use: [{{variant: test.small, config: {{BLOCK: {block}}}}}]\n"
     tables(table.format(block=32))
@@ -109,7 +111,11 @@ def test_explain_is_what_runs(declare):
         explained = registry.attention.explain(q, k, v, causal=True)
         registry.attention(q, k, v, causal=True)
     (launch,) = recorder.launches
-    assert (launch.variant, dict(launch.config), launch.problem) == (explained.variant, explained.config, explained.problem)
+    assert (launch.variant, dict(launch.config), launch.problem) == (
+        explained.variant,
+        explained.config,
+        explained.problem,
+    )
     assert ran == [explained.config]
 
 
@@ -224,8 +230,8 @@ def test_triton_compile_errors_count_as_not_fitting():
 def test_errata_make_a_variant_illegal_with_the_link(tables, declare):
     declare("test.known_bad")
     tables(
-        "errata:\n- {variant: test.known_bad, op: attention, when: {head_dim: 16}, reason: wrong results, severity: wrong-result, "
-        "link: 'https://example.org/1'}\n"
+        "errata:\n- {variant: test.known_bad, op: attention, when: {head_dim: 16}, reason: wrong results, "
+        "severity: wrong-result, link: 'https://example.org/1'}\n"
     )
     assert registry.attention.explain(*qkv(1, 1, 8, 32), variant="test.known_bad").variant == "test.known_bad"
     with pytest.raises(IllegalVariant, match="wrong results"):
@@ -300,7 +306,9 @@ def test_many_threads_dispatch_register_and_force_at_once(declare):
             while not stop.is_set():
                 registry.forget_plans()
                 registry.register(
-                    registry.Variant("test.churn", op="attention", run=math_run, requires=registry.Requires(arch=("sm90",)))
+                    registry.Variant(
+                        "test.churn", op="attention", run=math_run, requires=registry.Requires(arch=("sm90",))
+                    )
                 )
                 registry.unregister("test.churn")
         except BaseException as error:

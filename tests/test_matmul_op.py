@@ -8,8 +8,10 @@ import torch
 import registry
 
 SHAPES = [
-    ((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((3, 4), (2, 4, 5)),
-    ((2, 3, 4), (4,)), ((4,), (2, 4, 5)), ((6, 1, 3, 4), (2, 4, 5)), ((1, 3, 4), (1, 4, 5)), ((2, 1, 3, 4), (1, 5, 4, 2)),
+    ((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)),
+    ((3, 4), (2, 4, 5)),
+    ((2, 3, 4), (4,)), ((4,), (2, 4, 5)), ((6, 1, 3, 4), (2, 4, 5)), ((1, 3, 4), (1, 4, 5)),
+    ((2, 1, 3, 4), (1, 5, 4, 2)),
     ((1, 1), (1, 1)),
 ]  # fmt: skip
 
@@ -28,7 +30,10 @@ def test_shapes_are_torchs(a, b):
 
 @pytest.mark.parametrize(("a", "b"), SHAPES)
 def test_gradients_are_torchs(a, b):
-    a, b = torch.randn(a, dtype=torch.float64, requires_grad=True), torch.randn(b, dtype=torch.float64, requires_grad=True)
+    a, b = (
+        torch.randn(a, dtype=torch.float64, requires_grad=True),
+        torch.randn(b, dtype=torch.float64, requires_grad=True),
+    )
     expected = torch.autograd.grad((torch.matmul(a, b) ** 2).sum(), (a, b))
     found = torch.autograd.grad((registry.matmul(a, b) ** 2).sum(), (a, b))
     for one, other in zip(found, expected, strict=True):
@@ -58,7 +63,12 @@ def test_a_folded_batch_is_one_tall_matrix():
 @pytest.mark.parametrize("grad", [False, True])
 def test_the_epilogue(activation, grad):
     a, b, bias = (torch.randn(*s, requires_grad=grad) for s in ((3, 4), (4, 5), (5,)))
-    functions = {None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+    functions = {
+        None: lambda x: x,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+    }
     expected = functions[activation](a @ b + bias)
     found = registry.matmul(a, b, bias=bias, activation=activation)
     torch.testing.assert_close(found, expected)

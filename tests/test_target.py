@@ -12,7 +12,8 @@ def test_architectures_can_be_named(name):
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [("H100", "sm90"), ("nvidia h200", "sm90"), ("A100", "sm80"), ("RTX 3090", "sm86"), ("GeForce RTX 4090", "sm89"), ("rtx-5090", "sm120")],
+    [("H100", "sm90"), ("nvidia h200", "sm90"), ("A100", "sm80"), ("RTX 3090", "sm86"), ("GeForce RTX 4090", "sm89"),
+     ("rtx-5090", "sm120")],
 )  # fmt: skip
 def test_devices_can_be_named_case_and_spaces_aside(name, arch):
     target = Target.named(name)

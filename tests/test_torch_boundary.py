@@ -1,4 +1,4 @@
-"""The torch ops: opcheck, torch.compile, functorch, fake tensors, subclasses, modes and autocast, for all variants at once."""
+"""The torch ops: opcheck, torch.compile, functorch, fake tensors, subclasses, modes and autocast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import registry
 from registry import tensors
-from registry.ops import attention_torch, matmul_torch  # noqa: F401  (defines the torch ops)
+from registry.ops import attention_torch, matmul_torch
 from registry.ops.attention_problem import UNLIMITED
 
 OPS = torch.ops.registry
@@ -69,7 +69,9 @@ def test_opcheck_matmul(shape, bias, grad):
 
 def test_compile_fullgraph_with_dynamic_shapes():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, v: registry.attention(q * 2, k, v, causal=True) + 1, fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        lambda q, k, v: registry.attention(q * 2, k, v, causal=True) + 1, fullgraph=True, dynamic=True
+    )
     for length in (6, 9, 13):
         q, k, v = qkv(2, 4, length, 16)
         torch.testing.assert_close(compiled(q, k, v), registry.attention(q * 2, k, v, causal=True) + 1)
@@ -91,7 +93,9 @@ def test_compile_trains():
 
 def test_compile_keeps_the_asked_variant():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, v: registry.attention(q, k, v, variant="torch_math"), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda q, k, v: registry.attention(q, k, v, variant="torch_math"), fullgraph=True, backend="aot_eager"
+    )
     with registry.record() as recorder:
         compiled(*qkv())
     assert recorder.counts == {"attention": {"torch_math": 1}}
@@ -145,7 +149,7 @@ def test_explain_takes_fake_and_meta_tensors():
 class Wrapped(torch.Tensor):
     """A subclass that counts the operators it sees."""
 
-    seen: list[str] = []  # noqa: RUF012
+    seen: list[str] = []
 
     @staticmethod
     def __new__(cls, inner):

@@ -1,8 +1,8 @@
 """Attention: `registry.attention(q, k, v)` and its backward, each with its own variants and tables.
 
 The op fixes the meaning for all variants: causal is aligned bottom-right (key j is seen by query i where
-j <= i + len(k) - len(q)), LSE is natural-log float32 [B, H, S], a row that sees no key gives 0 and -inf, inputs are never
-modified, strides are taken as they are. q heads may be a multiple of k/v heads (GQA, MQA).
+j <= i + len(k) - len(q)), LSE is natural-log float32 [B, H, S], a row that sees no key gives 0 and -inf, inputs are
+never modified, strides are taken as they are. q heads may be a multiple of k/v heads (GQA, MQA).
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from typing import Any, ClassVar
 import torch
 
 from registry.dispatch import Candidate, Decision, Plan, observe
+from registry.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.op import Op, with_variant
 from registry.ops import attention_math, attention_problem
+from registry.ops.attention_eager import eager_with_grad
 from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem, Window
 from registry.problem import Problem
 from registry.scope import EMPTY, Scope, current
 from registry.target import Target
-from registry.tensors import autocast, dtype_name, operand, plain
+from registry.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 NO_KERNEL = "(none)"
+_is_compiling = torch.compiler.is_compiling
+_function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
+_FLOAT32 = torch.float32
 
 
 def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -97,20 +102,24 @@ class AttentionBackward(_AttentionOp):
             )  # fmt: skip
             plan = self.make_plan(key, problem, planned)
         launch = plan.launch if plan.proven else plan.first_launch
-        found = launch(grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = launch(
+            grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse
+        )
         if scope is not EMPTY:
             observe(scope, plan.decision)
         return found
 
     def problem_of(
         self, grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor, *, causal: bool = False, window: Any = None, softcap: float = 0.0, scale: float | None = None,
-        grad_lse: torch.Tensor | None = None, variant: str | None = None, target: Target | None = None,
+        lse: torch.Tensor, *, causal: bool = False, window: Any = None, softcap: float = 0.0,
+        scale: float | None = None, grad_lse: torch.Tensor | None = None, variant: str | None = None,
+        target: Target | None = None,
     ) -> tuple[AttentionBackwardProblem, Scope]:  # fmt: skip
         """The Problem and the scope of a call, after all checks of its arguments."""
         fields = _fields(q, k, v, causal, window, softcap, True, target)
         extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
         fields["operands"] = (*fields["operands"], *extra)
+        fields["layout"] = attention_problem.memory_order(fields["operands"])
         problem = AttentionBackwardProblem(**fields, grad_lse=grad_lse is not None)
         return problem, with_variant(self.name, current.get(), variant)
 
@@ -150,6 +159,14 @@ class Attention(_AttentionOp):
     }
     call_arguments: ClassVar[Mapping[str, str]] = {"scale": ""}
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm_plans = WarmPlans()
+        self.find_warm = self.warm_plans.get
+
+    def derive(self, plan: Plan, problem: Problem) -> None:
+        plan.scale = 1.0 / math.sqrt(problem.head_dim)  # type: ignore[attr-defined]
+
     @property
     def backward(self) -> AttentionBackward:
         """The op of the gradients: `registry.attention.backward.explain(...)`."""
@@ -173,13 +190,22 @@ class Attention(_AttentionOp):
         if layout != "bhsd":
             attention_problem.check_layout(layout)
             q, k, v = (attention_problem.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
-        if plain(q, k, v):
-            if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-                from registry.ops.attention_torch import eager_with_grad
-
-                out, lse = eager_with_grad(q, k, v, causal, scale, window, softcap, return_lse, variant)
-            else:
-                out, lse = self.forward(q, k, v, causal, scale, window, softcap, return_lse, variant)
+        if scale is not None and (type(scale) is not float or scale - scale != 0.0):  # not so for NaN and infinities
+            attention_problem.check_scale(scale)
+        if _is_compiling():
+            warm: WarmPlan | None = None
+        else:
+            scope = current.get()
+            warm = self.warm(q, k, v, causal, window, softcap, return_lse, variant, scope)
+        if warm is not None and not warm.grad:
+            plan = warm.plan
+            out, lse = (plan.launch if plan.proven else plan.first_launch)(
+                q, k, v, scale=plan.scale if scale is None else scale
+            )
+            if scope is not EMPTY:
+                observe(scope, plan.decision)
+        elif warm is not None:
+            out, lse = eager_with_grad(q, k, v, warm.plan, scale, (causal, window, softcap), scope, attention_backward)
         else:
             from registry.ops.attention_torch import through_torch
 
@@ -188,13 +214,39 @@ class Attention(_AttentionOp):
             out = out.transpose(1, 2)
         return (out, lse) if return_lse else out
 
+    def warm(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: Any, softcap: float, lse: bool,
+        variant: str | None, scope: Scope,
+    ) -> WarmPlan | None:  # fmt: skip
+        """The decision of an eager call on plain tensors; None where the torch op must be taken."""
+        try:
+            key = (
+                q.shape, k.shape, causal, window, softcap, lse, variant, scope.key, _deterministic(), _grad_enabled()
+            )  # fmt: skip
+            found: WarmPlan | None = self.find_warm(key)
+            if (
+                found is not None
+                and found.guard(q, k, v)
+                and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED
+                and not _function_modes()
+                and (found.ieee is None or found.ieee is ieee_float32())
+            ):
+                return found
+        except (TypeError, AttributeError, RuntimeError):  # no tensors, no memory, unhashable: the checks name it
+            key = None
+        if not plain(q, k, v):
+            return None
+        grad = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        plan = self.plan_for(q, k, v, causal, window, softcap, lse or grad, variant, scope)
+        if key is not None:
+            self.warm_plans.remember(key, plan, grad, q, k, v)
+        return WarmPlan(never, plan, grad, None)
+
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: Any,
         softcap: float, lse: bool, variant: str | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
         """Find or make the plan of this call and launch it. Knows nothing of autograd."""
-        if scale is not None and (type(scale) is not float or scale - scale != 0.0):  # not so for NaN and infinities
-            attention_problem.check_scale(scale)
         scope = current.get()
         plan = self.plan_for(q, k, v, causal, window, softcap, lse, variant, scope)
         if scale is None:
@@ -210,17 +262,17 @@ class Attention(_AttentionOp):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: Any, softcap: float, lse: bool,
         variant: str | None, scope: Scope,
     ) -> Plan:  # fmt: skip
-        """The warm decision: a key of everything that can change the choice, and one lookup."""
+        """The decision by a key of everything that can change the choice, and one lookup."""
         try:
-            a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
-            dtype = q.dtype
+            a, b, c, dtype = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.dtype
             key = (
-                q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), dtype, k.dtype, v.dtype,
-                q.device, k.device, v.device, (a & 15, b & 15, c & 15) if (a | b | c) & 15 else 0,
+                q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.device, k.device, v.device,
+                dtype if k.dtype is dtype and v.dtype is dtype else None,
+                (a & 15, b & 15, c & 15) if (a | b | c) & 15 else 0,
                 causal, window, softcap, lse, variant, scope.key,
-                _deterministic(), dtype is torch.float32 and attention_problem.ieee_float32(),
+                _deterministic(), dtype is _FLOAT32 and ieee_float32(),
             )  # fmt: skip
-            plan = self.memo.get(key)
+            plan = self.lookup(key)
         except (TypeError, RuntimeError):  # unhashable or without memory: the checks name it, or spell it hashably
             attention_problem.check_qkv(q, k, v)
             attention_problem.check_softcap(softcap)
@@ -231,7 +283,6 @@ class Attention(_AttentionOp):
                 q, k, v, causal=causal, window=window, softcap=softcap, return_lse=lse, variant=variant
             )
             plan = self.make_plan(key, problem, planned)
-            plan.scale = 1.0 / math.sqrt(q.shape[3])
         return plan
 
     def problem_of(

@@ -157,7 +157,9 @@ def check_4d(name: str, value: object) -> torch.Tensor:
     """The value if it is a tensor of four dimensions."""
     tensor = check_tensor(name, value)
     if tensor.dim() != 4:
-        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", "4: batch, heads, length, head_dim")
+        raise InvalidArgument(
+            name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", "4: batch, heads, length, head_dim"
+        )
     return tensor
 
 

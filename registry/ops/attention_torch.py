@@ -14,7 +14,6 @@ import torch
 from registry.ops import attention_problem
 from registry.ops.attention import attention, attention_backward, new_lse, new_out
 from registry.ops.attention_problem import UNLIMITED, Window
-from registry.scope import Scope, current, entered
 from registry.tensors import autocast
 
 _library = torch.library.Library("registry", "DEF")
@@ -167,46 +166,3 @@ class _TransformedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         return _op_backward(ctx, grad_out, grad_lse)
-
-
-# --- autograd in eager mode, without the cost of the torch op -----------------------------------------------------
-
-
-class _EagerAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: Any,
-        softcap: float, variant: str | None, scope: Scope,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-        out, lse = attention.forward(q, k, v, causal, scale, window, softcap, True, variant)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.set_materialize_grads(False)
-        ctx.settings = causal, scale, window, softcap, scope
-        return out, lse
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, scale, window, softcap, scope = ctx.settings
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        if scale is None:
-            scale = 1.0 / math.sqrt(q.shape[3])
-        with entered(scope):
-            grads = attention_backward(
-                grad_out, q, k, v, out, lse, causal=causal, scale=scale, window=window, softcap=softcap,
-                grad_lse=grad_lse,
-            )  # fmt: skip
-        return (*grads, None, None, None, None, None, None)
-
-
-def eager_with_grad(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: Any, softcap: float,
-    return_lse: bool, variant: str | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Attention with autograd on plain tensors. The backward runs in the scope of the forward, on whatever thread."""
-    found: tuple[torch.Tensor, torch.Tensor] = _EagerAttention.apply(
-        q, k, v, causal, scale, window, softcap, variant, current.get()
-    )
-    return found

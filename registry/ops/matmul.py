@@ -13,6 +13,7 @@ import torch
 
 from registry.dispatch import Candidate, Decision, Plan, observe
 from registry.errors import InvalidArgument
+from registry.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.op import Op, with_variant
 from registry.ops import matmul_problem
 from registry.ops.attention import NO_KERNEL
@@ -22,8 +23,12 @@ from registry.scope import EMPTY, Scope, current
 from registry.target import Target
 from registry.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
+_is_compiling = torch.compiler.is_compiling
+_function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
+_FLOAT32 = torch.float32
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]]
 _FUNCTIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 
 
@@ -47,6 +52,11 @@ class Matmul(Op):
         "out": "out",
     }
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm_plans = WarmPlans()
+        self.find_warm = self.warm_plans.get
+
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, activation: str | None = None,
         out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
@@ -61,13 +71,51 @@ class Matmul(Op):
         out         where to write the result
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
-        if plain(a, b) and (bias is None or plain(bias)):
-            needs_grad = _grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad))
-            if not needs_grad:
+        if not _is_compiling():
+            scope = current.get()
+            if scale_a is None and scale_b is None and out is None:
+                warm = self.warm(a, b, bias, activation, out_dtype, variant, scope)
+                if warm is not None:
+                    plan = warm.plan
+                    result: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(
+                        a, b, out_dtype=plan.out_dtype, bias=bias, scale_a=None, scale_b=None, out=None
+                    )
+                    if scope is not EMPTY:
+                        observe(scope, plan.decision)
+                    return result
+            if plain(a, b) and (bias is None or plain(bias)) and not _needs_grad(a, b, bias):
                 return self.forward(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
         from registry.ops.matmul_torch import through_torch
 
         return through_torch(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+
+    def warm(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+        out_dtype: torch.dtype | None, variant: str | None, scope: Scope,
+    ) -> WarmPlan | None:  # fmt: skip
+        """The decision of an eager product of two plain matrices without grad; None for all else."""
+        try:
+            key = (a.shape, b.shape, activation, out_dtype, variant, scope.key, _deterministic(), _grad_enabled())
+            found: WarmPlan | None = self.find_warm(key if bias is None else (key, bias.shape))
+            if (
+                found is not None
+                and (found.guard(a, b) if bias is None else found.guard(a, b, bias))
+                and not (a.data_ptr() | b.data_ptr()) & ALIGNED
+                and (bias is None or not bias.data_ptr() & ALIGNED)
+                and not _function_modes()
+                and (found.ieee is None or found.ieee is ieee_float32())
+            ):
+                return found
+            if a.dim() != 2 or b.dim() != 2 or _needs_grad(a, b, bias):
+                return None
+        except (TypeError, AttributeError, RuntimeError):  # no tensors, no memory, unhashable: the checks name it
+            return None
+        tensors = (a, b) if bias is None else (a, b, bias)
+        if not plain(*tensors):
+            return None
+        plan = self.plan_for(a, b, bias, activation, out_dtype, None, None, None, variant, scope)
+        self.warm_plans.remember(key if bias is None else (key, bias.shape), plan, False, *tensors)
+        return WarmPlan(never, plan, False, None)
 
     def forward(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
@@ -119,9 +167,9 @@ class Matmul(Op):
                 None if bias is None else _identity(bias),
                 None if scale_a is None and scale_b is None else (_identity(scale_a), _identity(scale_b)),
                 None if out is None else _identity(out), variant, scope.key,
-                _deterministic(), dtype is torch.float32 and ieee_float32(),
+                _deterministic(), dtype is _FLOAT32 and ieee_float32(),
             )  # fmt: skip
-            plan = self.memo.get(key)
+            plan = self.lookup(key)
         except (TypeError, RuntimeError, AttributeError):  # no tensor, no memory, unhashable: the checks below name it
             key, plan = None, None
         if plan is None:
@@ -130,7 +178,6 @@ class Matmul(Op):
                 variant=variant,
             )  # fmt: skip
             plan = self.make_plan(key, problem, planned)
-            plan.out_dtype = getattr(torch, problem.out_dtype)
         return plan
 
     def problem_of(
@@ -168,6 +215,9 @@ class Matmul(Op):
             operands=operands,
         )
         return problem, with_variant(self.name, current.get(), variant)
+
+    def derive(self, plan: Plan, problem: Problem) -> None:
+        plan.out_dtype = getattr(torch, problem.out_dtype)  # type: ignore[attr-defined]
 
     def trivial(self, problem: Problem) -> Decision | None:
         assert isinstance(problem, MatmulProblem)
@@ -211,6 +261,10 @@ def _identity(tensor: torch.Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+
+
+def _needs_grad(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    return _grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad))
 
 
 matmul = Matmul()

@@ -119,7 +119,9 @@ def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
         raise InvalidArgument("b", f"dtype {dtype_name(b.dtype)}", f"a's dtype {dtype_name(a.dtype)}")
     inner = b.shape[-2] if b.dim() > 1 else b.shape[0]
     if a.shape[-1] != inner:
-        raise InvalidArgument("b", f"shape {tuple(b.shape)} for a of shape {tuple(a.shape)}", f"an inner size of {a.shape[-1]}")
+        raise InvalidArgument(
+            "b", f"shape {tuple(b.shape)} for a of shape {tuple(a.shape)}", f"an inner size of {a.shape[-1]}"
+        )
     try:
         torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
@@ -156,7 +158,9 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
     kinds = set()
     for name, scale, size in (("scale_a", scale_a, a.shape[-2]), ("scale_b", scale_b, b.shape[-1])):
         if not isinstance(scale, torch.Tensor) or scale.dtype is not torch.float32 or scale.device != a.device:
-            raise InvalidArgument(name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand")
+            raise InvalidArgument(
+                name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand"
+            )
         if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
             kinds.add("scalar" if scale.dim() == 0 else "rowwise")
         elif scale.dim() == 1 and scale.shape[0] == size:
@@ -164,7 +168,9 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
         else:
             raise InvalidArgument(name, f"shape {tuple(scale.shape)}", f"() or ({size},)")
     if len(kinds) > 1:
-        raise InvalidArgument("scale_b", "one scale a scalar and the other a vector", "both () or both one value a row or column")
+        raise InvalidArgument(
+            "scale_b", "one scale a scalar and the other a vector", "both () or both one value a row or column"
+        )
     return kinds.pop()
 
 
@@ -192,7 +198,11 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
     No copy is made, except to broadcast over several batch dimensions that no single stride can walk.
     """
-    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
+    shape = (
+        *torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]),
+        *a.shape[-2:-1],
+        *(b.shape[-1:] if b.dim() > 1 else ()),
+    )
     a2 = a if a.dim() > 1 else a[None, :]
     b2 = b if b.dim() > 1 else b[:, None]
     if a2.dim() == 2 and b2.dim() == 2:

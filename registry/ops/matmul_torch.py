@@ -103,7 +103,8 @@ def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, None)
+        result: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, None)
+        return result
 
     return (*_gradients(ctx, grad, product), None, None, None, None, None)
 

@@ -1,0 +1,81 @@
+"""What a warm decision costs on the CPU, without allocation and launch. The gate holds in CI, on any machine.
+
+pytest benchmarks/test_dispatch_overhead.py
+"""
+
+from __future__ import annotations
+
+import timeit
+
+import pytest
+import torch
+
+import registry
+from registry.ops.attention import attention
+from registry.ops.matmul import matmul
+from registry.scope import EMPTY
+
+DECISION_US = 2.5
+"""The budget of one warm decision, in microseconds, on a quiet machine of the class that CI has."""
+YARDSTICK_US = 0.6
+"""What `yardstick_us` gives on such a machine."""
+
+
+@pytest.fixture
+def tensors():
+    q, k, v = torch.randn(3, 2, 4, 64, 64)
+    registry.attention(q, k, v)
+    registry.matmul(q[0, 0], k[0, 0])
+    return q, k, v
+
+
+def best_us(function, number=2000, repeat=60):
+    """The fastest of many short runs: what the code costs when nobody else has the core."""
+    return min(timeit.repeat(function, number=number, repeat=repeat)) / number * 1e6
+
+
+def warm_attention(q, k, v):
+    return lambda: attention.warm(q, k, v, False, None, 0.0, False, None, EMPTY)
+
+
+def warm_matmul(a, b):
+    return lambda: matmul.warm(a, b, None, None, None, None, EMPTY)
+
+
+def yardstick_us():
+    """A fixed piece of work of the same kind (attributes of tensors, a tuple, a lookup), to tell slow cores by."""
+    x = torch.ones(2, 2)
+    table = {(x.shape, x.stride(), x.dtype, x.device): 1}
+    return best_us(lambda: table.get((x.shape, x.stride(), x.dtype, x.device)))
+
+
+def test_attention_decision(benchmark, tensors):
+    plan = benchmark(warm_attention(*tensors))
+    assert plan is not None
+
+
+def test_matmul_decision(benchmark, tensors):
+    plan = benchmark(warm_matmul(tensors[0][0, 0], tensors[1][0, 0]))
+    assert plan is not None
+
+
+def test_a_warm_decision_is_within_its_budget(tensors):
+    """The gate. A core that is slower than the one the budget was set on, or shared, gets as much more."""
+    q, k, v = tensors
+    budget = DECISION_US * max(1.0, yardstick_us() / YARDSTICK_US)
+    assert best_us(warm_attention(q, k, v)) < budget
+    assert best_us(warm_matmul(q[0, 0], k[0, 0])) < budget
+
+
+def test_whole_call_of_a_kernel_that_does_nothing(benchmark, tensors):
+    q, k, v = tensors
+    variant = registry.Variant(
+        "bench.nothing", op="attention", run=lambda q, k, v, *, scale, config: (q, None),
+        requires=registry.Requires(arch=("any",), dtypes=("float32",), head_dim=(1, 512), layouts=("bhsd",), ieee=True),
+    )  # fmt: skip
+    registry.register(variant)
+    try:
+        with registry.use("bench.nothing"):
+            benchmark(registry.attention, q, k, v)
+    finally:
+        registry.unregister("bench.nothing")
