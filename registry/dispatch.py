@@ -1,23 +1,19 @@
-"""legal -> rank -> plan -> memo. `explain` and the launch both go through `decide`, so they cannot disagree."""
+"""legal -> rank -> pick. `explain` and the launch both go through `decide`, so they cannot disagree."""
 
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry import capturing, notices
+from registry import notices
 from registry.capability import Config, Reason, config_reasons, reasons_against
 from registry.discovery import catalog
 from registry.errors import IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant
 from registry.problem import Problem
 from registry.scope import EMPTY, Forced, Scope
 from registry.variant import Variant
-
-MEMO_LIMIT = 4096
-"""Plans kept per op; the oldest quarter goes when it is full."""
 
 
 @dataclass(frozen=True)
@@ -206,102 +202,3 @@ def compile_failures() -> tuple[type[BaseException], ...]:
     except ImportError:
         return tuple(found)
     return (*found, CompilationError, OutOfResources, PTXASError)
-
-
-# --- plans --------------------------------------------------------------------------------------------------------
-
-
-class Plan:
-    """One decision bound to a launch.
-
-    The first launch is watched: a kernel that fails to compile is quarantined and the next legal variant takes its
-    place, before anything was written. Any later failure is raised, never retried.
-    """
-
-    __slots__ = ("_lock", "_replan", "decision", "launch", "out_dtype", "proven", "scale")
-
-    def __init__(self, decision: Decision, launch: Callable[..., Any], replan: Callable[[], Plan]) -> None:
-        self.decision = decision
-        self.launch = launch
-        self.proven = False
-        # What an op derives once per plan rather than per call.
-        self.scale: float | None = None
-        self.out_dtype: Any = None
-        self._replan = replan
-        self._lock = threading.Lock()
-
-    def first_launch(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, replacing this plan's choice while kernels fail to compile."""
-        with self._lock:
-            while not self.proven:
-                capturing.refuse_if_capturing(self.decision)
-                try:
-                    result = self.launch(*args, **kwargs)
-                except compile_failures() as error:
-                    self._give_way(error)
-                    continue
-                self.proven = True
-                return result
-        return self.launch(*args, **kwargs)
-
-    def _give_way(self, error: BaseException) -> None:
-        quarantine.add(self.decision.variant, self.decision.problem, error)
-        try:
-            successor = self._replan()
-        except (IllegalVariant, NoLegalVariant) as refusal:
-            raise refusal from error
-        self.decision, self.launch = successor.decision, successor.launch
-
-
-def observe(scope: Scope, decision: Decision) -> None:
-    """Tell the recorders of a scope what ran, and count a preference that could not be met."""
-    if decision.fallback_from:
-        wanted = ", ".join(decision.fallback_from)
-        notices.notice(f"preferred {wanted} is illegal for {decision.problem.kind()}: {decision.variant} ran instead")
-    for recorder in scope.recorders:
-        recorder.add(decision)
-
-
-class Memo:
-    """Bounded map from keys to plans, or what stands for one. Reads take no lock; when full, the oldest quarter goes."""
-
-    def __init__(self, limit: int = MEMO_LIMIT) -> None:
-        self.limit = limit
-        self._plans: dict[Hashable, Any] = {}
-        self._lock = threading.Lock()
-        self.get = self._plans.get
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def add(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The plan of a key, made under the lock so that no two threads make it twice."""
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = make()
-                if len(self._plans) >= self.limit:
-                    for old in list(self._plans)[: max(1, self.limit // 4)]:
-                        del self._plans[old]
-                self._plans[key] = plan
-            return plan
-
-    def clear(self) -> None:
-        with self._lock:
-            self._plans.clear()
-
-
-_memos: list[Memo] = []
-
-
-def watch_memo() -> Memo:
-    """A new memo that `forget_plans` knows of."""
-    memo = Memo()
-    _memos.append(memo)
-    return memo
-
-
-def forget_plans() -> None:
-    """Drop every memoised plan: after variants or tables changed."""
-    for memo in _memos:
-        memo.clear()

@@ -2,8 +2,8 @@
 
 torch.compile guards its graphs with `TensorGuards`: type, dtype, device, sizes, strides, requires_grad, and the
 dispatch keys that modes, subclasses, autocast and functorch leave behind, compared in under a microsecond. Here such
-a guard says that a plan made for earlier tensors holds for these. Where torch has no such guard the full key decides, as it
-does for whatever a guard refuses.
+a guard says that a plan made for earlier tensors holds for these. Where torch has no such guard the full key decides,
+as it does for whatever a guard refuses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from registry.dispatch import Memo, Plan, watch_memo
+from registry.plans import Memo, Plan, watch_memo
 from registry.tensors import ieee_float32
 
 ALIGNED = 15

@@ -19,10 +19,10 @@ the value they had in `bind`. Example arguments may be real tensors, meta tensor
 address may be given as an int in place of a tensor.
 
 A bound kernel belongs to one device (launching while another is current is fine) and may be called from any thread, on
-any stream and during CUDA-graph capture. As Triton does, it trusts the caller that tensors are on that device, of the
-example's dtype and, for descriptors, of the example's shape and strides. It checks what compiled code relies on:
-alignment, and the values of integers that Triton specialises on. A call that differs there is launched through
-`kernel[grid]`, slower and still right.
+any stream and during CUDA-graph capture. As Triton does, it trusts the caller that tensors are of the example's dtype
+and, for descriptors, of the example's shape and strides. It checks what compiled code relies on: alignment, and the
+values of integers that Triton specialises on. A call that differs there is launched through `kernel[grid]`, slower and
+still right.
 
 Where Triton's inside is not what registry.triton_internals knows, every launch goes that way, with one notice.
 """
@@ -193,9 +193,12 @@ class _Slow:
         self.launch(*varying)
 
     def elsewhere(self, *varying: Any) -> None:
-        """A call while another device is current."""
+        """A call while another device is current, or with a tensor that is not on this one."""
         import torch
 
+        for name, value in zip(self.varying, varying, strict=True):
+            if isinstance(value, torch.Tensor) and value.get_device() != self.index:
+                raise InvalidArgument(name, f"a tensor on {value.device}", f"cuda:{self.index}, where this was bound")
         with torch.cuda.device(self.index):
             self.fast(*varying)
 
@@ -221,7 +224,8 @@ def _generate(slow: _Slow, compiled: Any) -> Any:
     if guards:
         lines.append(f"if {' or '.join(guards)}: return slow_.respecialised({listed})")
     if torch.cuda.device_count() > 1:
-        lines.append(f"if current_device_() != {slow.index}: return slow_.elsewhere({listed})")
+        first = next((f" or type({n}) is not int and {n}.get_device() != {slow.index}" for n in slow.dtypes), "")
+        lines.append(f"if current_device_() != {slow.index}{first}: return slow_.elsewhere({listed})")
     lines.append(f"stream_ = raw_stream_({slow.index})")
     x, y, z = slow.grid
     scratch = "None"

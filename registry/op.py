@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from registry.capability import Config
 from registry.discovery import catalog
-from registry.dispatch import Decision, Plan, decide, forget_plans, watch_memo
+from registry.dispatch import Decision, decide
 from registry.errors import UnknownOp
+from registry.plans import Dropping, LateLaunch, Plan, forget_plans, watch_memo
 from registry.problem import Problem
 from registry.scope import EMPTY, Forced, Scope, current
 from registry.variant import Variant
@@ -91,43 +92,16 @@ class Op:
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
         claims = variant.requires
+        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if claim and not claims.claim(claim)]
+        if variant.prepare is not None:
+            return LateLaunch(functools.partial(variant.prepare, problem, config), unclaimed)
         fixed = {
             keyword: getattr(problem, field)
             for keyword, (claim, field) in self.fixed_arguments.items()
             if claims.claim(claim)
         }
-        if variant.prepare is None:
-            launch = functools.partial(variant.run, config=config, **fixed)
-        else:
-            launch = functools.partial(_LateLaunch(variant, problem, config), **fixed)
-        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if claim and not claims.claim(claim)]
-        return _Dropping(launch, unclaimed) if unclaimed else launch
-
-
-class _LateLaunch:
-    """Calls `prepare` at the first launch, so that making a plan never compiles."""
-
-    def __init__(self, variant: Variant, problem: Problem, config: Config) -> None:
-        self._make: Callable[[], Callable[..., Any]] = functools.partial(variant.prepare, problem, config)  # type: ignore
-        self._launch: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        launch = self._launch
-        if launch is None:
-            launch = self._launch = self._make()
-        return launch(*args, **kwargs)
-
-
-class _Dropping:
-    """Leaves out call arguments that the variant does not claim; legality has made sure that they ask for nothing."""
-
-    def __init__(self, launch: Callable[..., Any], unclaimed: list[str]) -> None:
-        self._launch, self._unclaimed = launch, unclaimed
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for keyword in self._unclaimed:
-            kwargs.pop(keyword, None)
-        return self._launch(*args, **kwargs)
+        launch = functools.partial(variant.run, config=config, **fixed)
+        return Dropping(launch, unclaimed) if unclaimed else launch
 
 
 def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:

@@ -25,7 +25,7 @@ class Variant:
     run       called with the op's tensors, `config`, and exactly those keyword arguments whose features are claimed.
     configs   flat dicts, best first; or a function of the problem that gives them.
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
-              what `run` takes, less `config`.
+              the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
     builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as registry.compiling.Build.
     design_of optional: the traits of one config, where they differ from `design`.
     """

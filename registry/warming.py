@@ -1,4 +1,4 @@
-"""Compile ahead: all kernels that the registry would launch for a list of problems, in parallel, with or without the GPU.
+"""Compile ahead: all kernels that the registry would launch for a list of problems, with or without the GPU.
 
     registry.warm(["attention b=4,hq=16,s=4096,d=128,causal"], target=Target.named("H100"))  # on a build machine
     with registry.record() as seen: ...

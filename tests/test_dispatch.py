@@ -9,8 +9,9 @@ import torch
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
-from registry.dispatch import Memo, decide, quarantine
+from registry.dispatch import decide, quarantine
 from registry.ops.attention_problem import AttentionProblem
+from registry.plans import Memo
 from tests.conftest import math_run
 
 CPU = registry.Target.named("cpu")

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch import Candidate, Decision, Plan, observe
+from registry.dispatch import Candidate, Decision
 from registry.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.op import Op, with_variant
 from registry.ops import attention_math, attention_problem
 from registry.ops.attention_eager import eager_with_grad
 from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem, Window
+from registry.plans import Plan, observe
 from registry.problem import Problem
 from registry.scope import EMPTY, Scope, current
 from registry.target import Target

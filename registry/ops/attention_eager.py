@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from registry.dispatch import Plan, observe
+from registry.plans import Plan, observe
 from registry.scope import EMPTY, Scope, entered
 
 if TYPE_CHECKING:

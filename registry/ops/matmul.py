@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch import Candidate, Decision, Plan, observe
+from registry.dispatch import Candidate, Decision
 from registry.errors import InvalidArgument
 from registry.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.op import Op, with_variant
 from registry.ops import matmul_problem
 from registry.ops.attention import NO_KERNEL
 from registry.ops.matmul_problem import MatmulProblem, layout_letter
+from registry.plans import Plan, observe
 from registry.problem import Problem
 from registry.scope import EMPTY, Scope, current
 from registry.target import Target

@@ -1,0 +1,144 @@
+"""What is installed, what was found, and what is wrong: as data, for `kreg doctor` and for a notebook.
+
+from registry.doctor import examine
+examine()["quarantined"]        # in this very process
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from registry import notices, ranking
+from registry.discovery import catalog
+from registry.dispatch import quarantine
+from registry.errors import TableError
+from registry.linting import lint_tables
+from registry.report import plain_data
+from registry.tables import TableSet
+from registry.target import Target
+from registry.version import __version__
+
+ENVIRONMENT_PREFIX = "REGISTRY_"
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `kreg doctor` shows."""
+    found = catalog.get()
+    tables, broken = _tables()
+    findings = lint_tables(tables) if tables is not None else []
+    told = {(error.file, error.line, error.problem) for error in (tables.problems if tables is not None else ())}
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "plugins": {
+            "loaded": list(found.plugins),
+            "failed": [{"plugin": failure.plugin, "error": failure.error} for failure in found.failures],
+            "variants": len(found.variants),
+        },
+        "tables": {
+            "in_force": _tables_in_force(tables) if tables is not None else [],
+            "errata": len(tables.errata) if tables is not None else 0,
+            "broken": [str(error) for error in (*([broken] if broken else ()), *(tables.problems if tables else ()))],
+            "skipped": [
+                f"{table.file}:{rule.line} rules[{rule.index}]: {why}"
+                for table, rule, why in (tables.skipped if tables is not None else ())
+            ],
+            "findings": [
+                {
+                    "severity": f.severity,
+                    "file": f.file,
+                    "line": f.line,
+                    "path": f.path,
+                    "code": f.code,
+                    "message": f.message,
+                }
+                for f in findings
+                if (f.file, f.line, f.message) not in told
+            ],
+        },
+        "quarantined": [
+            {"variant": variant, "problem_class": plain_data(kind), "error": error}
+            for variant, kind, error in quarantine.items()
+        ],
+        "notices": notices.counts(),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT_PREFIX)
+        },
+        "folders": {"cache": str(ranking.cache_folder()), "tuned tables": str(ranking.tuned_folder())},
+    }
+
+
+def ailments(report: dict[str, Any]) -> list[str]:
+    """What of a report is wrong, rather than worth knowing: failed plugins, broken tables, lint errors, quarantines."""
+    found = [f"plugin {failure['plugin']} failed" for failure in report["plugins"]["failed"]]
+    found.extend(f"table left out: {error}" for error in report["tables"]["broken"])
+    found.extend(
+        f"{f['file']}:{f['line']}: {f['message']}" for f in report["tables"]["findings"] if f["severity"] == "error"
+    )
+    found.extend(f"{entry['variant']} is quarantined" for entry in report["quarantined"])
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a kernel's legality or speed may hang on."""
+    import torch
+
+    target = devices_targets()[0] if torch.cuda.is_available() else None
+    return {
+        "kernel-registry": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "triton": _distribution("triton"),
+        "cuda": torch.version.cuda or "none: this torch is built without CUDA",
+        "cudnn": (target.cudnn if target else "") or "none",
+        "driver": (target.driver if target else "") or "none found",
+    }
+
+
+def devices_targets() -> list[Target]:
+    """The targets of this machine's GPUs."""
+    import torch
+
+    return [Target.of(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+
+
+def devices() -> list[dict[str, Any]]:
+    """Each GPU as the registry sees it."""
+    return [
+        {"name": t.name, "arch": t.arch, "sm_count": t.sm_count, "shared_memory": t.shared_memory}
+        for t in devices_targets()
+    ]
+
+
+def _distribution(name: str) -> str:
+    try:
+        importlib.import_module(name)
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+    except Exception as error:  # a broken install must not take the doctor down
+        return f"does not import: {type(error).__name__}: {error}"
+
+
+def _tables() -> tuple[TableSet | None, TableError | None]:
+    try:
+        return ranking.tables(), None
+    except TableError as error:
+        return None, error
+
+
+def _tables_in_force(tables: TableSet) -> list[dict[str, Any]]:
+    """Highest layer first, as they are asked."""
+    ordered = sorted(tables.tables, key=lambda table: (table.op, -table.layer, -table.specificity))
+    return [
+        {
+            "file": table.file, "layer": table.layer.name.lower(), "op": table.op, "arch": table.arch,
+            "device": table.device, "rules": len(table.rules),
+        }
+        for table in ordered
+    ]  # fmt: skip

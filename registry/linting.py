@@ -1,0 +1,51 @@
+"""Lint of tables against this installation: its variants, their configs, its versions and the devices it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from registry import ranking
+from registry.discovery import catalog
+from registry.errors import InvalidArgument
+from registry.op import all_ops
+from registry.tables import Layer, TableSet, file_sources, load_tables
+from registry.tables_lint import Finding, Known, lint
+from registry.target import Target
+
+
+def known_here() -> Known:
+    """What the tables are held against."""
+    target = Target.named("cpu")
+    return Known(
+        variants={name: variant.op for name, variant in catalog.get().variants.items()},
+        declares=_declares,
+        versions={"torch": target.torch, "triton": target.triton},
+        arch_of=_arch_of,
+    )
+
+
+def lint_tables(tables: TableSet) -> list[Finding]:
+    """Every finding of a loaded set."""
+    return lint(tables, known_here())
+
+
+def lint_files(paths: list[Path]) -> list[Finding]:
+    """Every finding of these files and folders, broken files included, whatever tables are in force."""
+    all_ops()
+    sources = file_sources(paths, Layer.ENVIRONMENT)
+    return lint_tables(load_tables(sources, ranking.op_fields(), contain=tuple(Layer)))
+
+
+def _declares(name: str, config: Mapping[str, Any]) -> bool | None:
+    """Whether the variant declares the config. Configs that are a function of the problem cannot be told."""
+    variant = catalog.get().variants[name]
+    return None if callable(variant.configs) else dict(config) in [dict(declared) for declared in variant.configs]
+
+
+def _arch_of(device: str) -> str | None:
+    try:
+        return Target.named(device).arch
+    except InvalidArgument:
+        return None

@@ -1,0 +1,152 @@
+"""Plans: a decision bound to a launch, kept under a key for the calls that follow."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from registry import capturing, notices
+from registry.dispatch import Decision, compile_failures, quarantine
+from registry.errors import IllegalVariant, NoLegalVariant
+from registry.scope import Scope
+
+MEMO_LIMIT = 4096
+"""Plans kept per op; the oldest quarter goes when it is full."""
+
+
+def _device_of(tensor: Any) -> AbstractContextManager[Any]:
+    """Kernels are compiled and loaded for the current device, which need not be that of the tensors."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    import torch
+
+    device: AbstractContextManager[Any] = torch.cuda.device(tensor.device)
+    return device
+
+
+class LateLaunch:
+    """Calls a variant's `prepare` at the first launch, so that making a plan, or explaining one, never compiles."""
+
+    def __init__(self, prepare: Callable[[], Callable[..., Any]], unclaimed: list[str]) -> None:
+        self._prepare, self._unclaimed = prepare, unclaimed
+        self.prepared: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.prepared is None:
+            with _device_of(args[0]):
+                launch = self._prepare()
+            self.prepared = Dropping(launch, self._unclaimed) if self._unclaimed else launch
+        return self.prepared(*args, **kwargs)
+
+
+class Dropping:
+    """Leaves out call arguments that a variant does not claim; legality has made sure that they ask for nothing."""
+
+    def __init__(self, launch: Callable[..., Any], unclaimed: list[str]) -> None:
+        self._launch, self._unclaimed = launch, unclaimed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for keyword in self._unclaimed:
+            kwargs.pop(keyword, None)
+        return self._launch(*args, **kwargs)
+
+
+class Plan:
+    """One decision bound to a launch.
+
+    The first launch is watched: a kernel that fails to compile is quarantined and the next legal variant takes its
+    place, before anything was written. Any later failure is raised, never retried.
+    """
+
+    __slots__ = ("_lock", "_replan", "decision", "launch", "out_dtype", "proven", "scale")
+
+    def __init__(self, decision: Decision, launch: Callable[..., Any], replan: Callable[[], Plan]) -> None:
+        self.decision = decision
+        self.launch = launch
+        self.proven = False
+        # What an op derives once per plan rather than per call.
+        self.scale: float | None = None
+        self.out_dtype: Any = None
+        self._replan = replan
+        self._lock = threading.Lock()
+
+    def first_launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch, replacing this plan's choice while kernels fail to compile."""
+        with self._lock:
+            while not self.proven:
+                capturing.refuse_if_capturing(self.decision)
+                try:
+                    result = self.launch(*args, **kwargs)
+                except compile_failures() as error:
+                    self._give_way(error)
+                    continue
+                if isinstance(self.launch, LateLaunch) and self.launch.prepared is not None:
+                    self.launch = self.launch.prepared
+                self.proven = True
+                return result
+        return self.launch(*args, **kwargs)
+
+    def _give_way(self, error: BaseException) -> None:
+        quarantine.add(self.decision.variant, self.decision.problem, error)
+        try:
+            successor = self._replan()
+        except (IllegalVariant, NoLegalVariant) as refusal:
+            raise refusal from error
+        self.decision, self.launch = successor.decision, successor.launch
+
+
+def observe(scope: Scope, decision: Decision) -> None:
+    """Tell the recorders of a scope what ran, and count a preference that could not be met."""
+    if decision.fallback_from:
+        wanted = ", ".join(decision.fallback_from)
+        notices.notice(f"preferred {wanted} is illegal for {decision.problem.kind()}: {decision.variant} ran instead")
+    for recorder in scope.recorders:
+        recorder.add(decision)
+
+
+class Memo:
+    """Bounded map from keys to plans, or what stands for one. Reads take no lock; the oldest quarter makes room."""
+
+    def __init__(self, limit: int = MEMO_LIMIT) -> None:
+        self.limit = limit
+        self._plans: dict[Hashable, Any] = {}
+        self._lock = threading.Lock()
+        self.get = self._plans.get
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def add(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The plan of a key, made under the lock so that no two threads make it twice."""
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = make()
+                if len(self._plans) >= self.limit:
+                    for old in list(self._plans)[: max(1, self.limit // 4)]:
+                        del self._plans[old]
+                self._plans[key] = plan
+            return plan
+
+    def clear(self) -> None:
+        with self._lock:
+            self._plans.clear()
+
+
+_memos: list[Memo] = []
+
+
+def watch_memo() -> Memo:
+    """A new memo that `forget_plans` knows of."""
+    memo = Memo()
+    _memos.append(memo)
+    return memo
+
+
+def forget_plans() -> None:
+    """Drop every memoised plan: after variants or tables changed."""
+    for memo in _memos:
+        memo.clear()

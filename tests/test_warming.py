@@ -1,0 +1,203 @@
+"""Compiling ahead, over a made-up variant with real kernels, in this process and in others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import textwrap
+
+import pytest
+import torch
+
+import registry
+from registry import Target, warming
+from registry.errors import CaptureError, InvalidArgument
+from registry.warming import warm
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+H100 = Target.named("H100")
+SHAPE = "hq=2,s=128,d=64,dtype=float16"
+
+
+@triton.jit
+def _fill(out, value, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), value)
+
+
+@triton.jit
+def _broken(out, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), unknown_name)  # noqa: F821
+
+
+def _build(kernel, problem):
+    from registry.compiling import Build
+
+    signature = {"out": "*fp32", "value": "fp32"} if kernel is _fill else {"out": "*fp32"}
+    return Build(kernel, signature, {"BLOCK": problem.head_dim})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def variant(declare):
+    def make(*kernels, name="test.warm"):
+        found = declare(name, arch=("sm90",), dtypes=("float16",), causal=True)
+        registry.unregister(name)
+        made = registry.Variant(
+            name, op="attention", run=found.run, requires=found.requires,
+            builds=lambda problem, config: [_build(kernel, problem) for kernel in kernels],
+        )  # fmt: skip
+        return registry.register(made)
+
+    return make
+
+
+def _cubins(cache):
+    return list(cache.rglob("*.cubin"))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_compiles_into_tritons_cache(variant, cache, jobs):
+    variant(_fill)
+    with registry.use("test.warm"):
+        (found,) = warm([f"attention {SHAPE}"], target=H100, jobs=jobs)
+    assert (found.variant, found.kernels, found.error, found.launched) == ("test.warm", 1, "", False)
+    assert found.case == f"attention {SHAPE}"
+    assert len(_cubins(cache)) == 1
+
+
+def test_equal_kernels_are_compiled_once(variant, cache):
+    variant(_fill)
+    seen = []
+
+    def note(done, of):
+        seen.append((done, of))
+
+    shapes = [SHAPE, SHAPE, f"{SHAPE},causal", "s=64,d=64,dtype=float16"]
+    with registry.use("test.warm"):
+        found = warm([f"attention {shape}" for shape in shapes], target=H100, jobs=1, progress=note)
+    assert [one.kernels for one in found] == [1, 1, 1]
+    assert seen == [(1, 1)]
+    assert len(_cubins(cache)) == 1
+
+
+def test_a_kernel_that_does_not_compile_is_reported_and_the_rest_goes_on(variant, cache):
+    variant(_broken, _fill)
+    with registry.use("test.warm"):
+        (found,) = warm([f"attention {SHAPE}"], target=H100, jobs=1)
+    assert found.kernels == 1
+    assert "unknown_name is not defined" in found.error
+    assert len(_cubins(cache)) == 1
+
+
+def test_a_problem_without_a_legal_variant_is_reported(variant):
+    variant(_fill)
+    with registry.use("test.warm"):
+        found = warm(["attention s=64,d=64,dtype=float32", f"attention {SHAPE}"], target=H100, jobs=1)
+    assert "test.warm" in found[0].error
+    assert found[0].kernels == 0
+    assert found[1].kernels == 1
+
+
+def test_builds_that_raise_are_reported(variant, monkeypatch):
+    made = variant(_fill)
+    broken = dataclasses.replace(made, builds=lambda problem, config: 1 / 0)
+    registry.unregister(made.name)
+    registry.register(broken)
+    with registry.use("test.warm"):
+        (found,) = warm([f"attention {SHAPE}"], target=H100, jobs=1)
+    assert "ZeroDivisionError" in found.error
+
+
+def test_problems_and_recorded_problems(variant):
+    variant(_fill)
+    q = torch.empty(1, 2, 128, 64, dtype=torch.float16, device="meta")
+    problem, _ = registry.attention.problem_of(q, q, q, target=H100)
+    recorder = registry.scope.Recorder()
+    with registry.use("test.warm"):
+        recorder.add(registry.attention.explain(problem))
+        for what in ([problem], recorder):
+            (found,) = warm(what, jobs=1)
+            assert found.kernels == 1
+
+
+def test_variant_without_builds(declare):
+    declare("test.plain", arch=("sm90",), dtypes=("float16",))
+    with registry.use("test.plain"):
+        (found,) = warm([f"attention {SHAPE}"], target=H100, jobs=1)
+    assert (found.kernels, found.error) == (0, "")
+
+
+def test_needs_a_target_where_there_is_no_gpu(variant, monkeypatch):
+    variant(_fill)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidArgument, match="target"):
+        warm([f"attention {SHAPE}"])
+
+
+def test_not_in_capture(monkeypatch):
+    monkeypatch.setattr(warming, "capturing", lambda: True)
+    with pytest.raises(CaptureError):
+        warm([])
+
+
+PLUGIN = """
+    import os, time
+    import triton, triton.language as tl
+    from registry import Requires, Variant, hookimpl
+    from registry.compiling import Build
+
+    @triton.jit
+    def kernel(out, value, BLOCK: tl.constexpr):
+        tl.store(out + tl.arange(0, BLOCK), value)
+
+    def builds(problem, config):
+        print("chatter on stdout")
+        if os.environ.get("WARM_TEST_PARENT") != str(os.getpid()):
+            if problem.causal:
+                os._exit(9)
+            if problem.seqlen_q == 256:
+                time.sleep(600)
+        return [Build(kernel, {"out": "*fp32", "value": "fp32"}, {"BLOCK": problem.seqlen_q})]
+
+    @hookimpl
+    def registry_variants():
+        requires = Requires(arch=("sm90",), dtypes=("float16",), head_dim=(64, 64), causal=True, layouts=("bhsd",))
+        return [Variant("test.elsewhere", op="attention", run=print, builds=builds, requires=requires)]
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A plugin that other processes find too."""
+    folder = tmp_path / "site"
+    about = folder / "warm_test-1.dist-info"
+    about.mkdir(parents=True)
+    (folder / "warm_test_plugin.py").write_text(textwrap.dedent(PLUGIN))
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: warm-test\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[kernel_registry]\nwarm = warm_test_plugin\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("WARM_TEST_PARENT", str(os.getpid()))
+    from registry.discovery import catalog
+
+    monkeypatch.setattr(catalog, "_catalog", None)
+    yield
+
+
+@pytest.mark.slow
+def test_compilers_that_die_or_hang_cost_their_own_kernel_alone(plugin, cache):
+    shapes = ["s=128,d=64,dtype=float16,causal", "s=256,d=64,dtype=float16", "s=512,d=64,dtype=float16",
+              "s=64,d=64,dtype=float16"]  # fmt: skip
+    with registry.use("test.elsewhere"):
+        died, hung, *fine = warm([f"attention {shape}" for shape in shapes], target=H100, jobs=2, timeout=20)
+    assert "died" in died.error
+    assert "more than 20 s" in hung.error
+    assert [(one.kernels, one.error) for one in fine] == [(1, ""), (1, "")]
+    assert len(_cubins(cache)) == 2
