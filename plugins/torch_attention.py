@@ -14,6 +14,8 @@ from torch.nn.functional import pad
 
 import registry
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.attention import new_out
+from registry.ops.attention_math import visible
 
 aten = torch.ops.aten
 HALVES = ("float16", "bfloat16")
@@ -29,7 +31,9 @@ def _blind_rows(problem: Any) -> bool:
 
 def _no_blind_rows(problem: Any, config: Any) -> Iterator[Reason]:
     if _blind_rows(problem):
-        yield Reason("semantics", "seqlen_q", problem.seqlen_q, f"<= seqlen_k ({problem.seqlen_k}): no rows without keys")
+        yield Reason(
+            "semantics", "seqlen_q", problem.seqlen_q, f"<= seqlen_k ({problem.seqlen_k}): no rows without keys"
+        )
 
 
 # --- FlashAttention-2 (aligned bottom-right by itself; marks a row without keys by +inf) --------------------------
@@ -55,12 +59,21 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
     grads = aten._flash_attention_backward(
         grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2), lse,
-        None, None, q.shape[2], k.shape[2], 0.0, causal and window is None, seed, seed.new_empty(()), scale=scale, **sides,
+        None, None, q.shape[2], k.shape[2], 0.0, causal and window is None, seed, seed.new_empty(()), scale=scale,
+        **sides,
     )  # fmt: skip
     return tuple(grad.transpose(1, 2) for grad in grads)
 
 
+def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    """It takes a right side that is as long as the keys for unlimited, which early rows of a longer query are not."""
+    right = problem.window[1] if problem.window is not None else UNLIMITED
+    if problem.seqlen_k <= right < problem.seqlen_q - 1:
+        yield Reason("semantics", "window", problem.window, f"right side < seqlen_k ({problem.seqlen_k})")
+
+
 def _flash_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    yield from _flash_rule(problem, config)
     if problem.target.arch in ("sm86", "sm89", "sm120") and problem.head_dim > 192:
         yield Reason("range", "head_dim", problem.head_dim, f"..192 on {problem.target.arch}")
 
@@ -84,6 +97,14 @@ def cudnn_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
 def _cudnn_rule(problem: Any, config: Any) -> Iterator[Reason]:
     if problem.causal and problem.seqlen_q != problem.seqlen_k:
         yield Reason("semantics", "causal", "aligned bottom-right", "causal only where seqlen_q == seqlen_k (top-left)")
+    if max(problem.head_dim, problem.head_dim_v) > 128 and problem.target.arch != "sm90":
+        yield Reason("range", "head_dim", max(problem.head_dim, problem.head_dim_v), f"..128 on {problem.target.arch}")
+
+
+def _cudnn_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    yield from _cudnn_rule(problem, config)
+    if problem.seqlen_q == problem.seqlen_k == 1:
+        yield Reason("range", "seqlen_q", 1, "more than one query or key: cuDNN has no backward for 1 x 1")
 
 
 # --- memory-efficient (mask type 2 is aligned bottom-right; its LSE is padded to 32 rows) -------------------------
@@ -96,14 +117,15 @@ def efficient(q, k, v, *, causal, return_lse, scale, config):
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, None, None, None, 0.0,
         BOTTOM_RIGHT if causal else NO_MASK, return_lse, scale=scale,
     )  # fmt: skip
-    return out.transpose(1, 2), lse[:, :, : q.shape[2]] if return_lse else None
+    return out.transpose(1, 2), lse[:, :, : q.shape[2]].contiguous() if return_lse else None
 
 
 def efficient_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     rows = -q.shape[2] % LSE_ROWS
+    out = out.transpose(1, 2).contiguous()  # it reads `out` as dense [B, S, H, D], whatever the strides say
     grads = aten._efficient_attention_backward(
-        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, out.transpose(1, 2),
+        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, out,
         None, None, q.shape[2], k.shape[2], pad(lse, (0, rows), value=math.inf), 0.0, seed, seed,
         BOTTOM_RIGHT if causal else NO_MASK, False, scale=scale,
     )  # fmt: skip
@@ -133,11 +155,12 @@ def _cpu_mask(q, k, causal, window):
 def cpu(q, k, v, *, causal, window, return_lse, scale, config):
     is_causal, mask = _cpu_mask(q, k, causal, window)
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
-    return out, lse if return_lse else None
+    return out, lse.to(torch.float32).contiguous() if return_lse else None
 
 
 def cpu_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config):
     is_causal, mask = _cpu_mask(q, k, causal, window)
+    lse = lse.to(_math_dtype(q.dtype))
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
     )
@@ -153,35 +176,62 @@ def _math_dtype(dtype):
 def math_attention(q, k, v, *, causal, window, softcap, return_lse, scale, config):
     with torch.no_grad():
         out, lse = registry.attention.reference(
-            q, k, v, causal=causal, window=window, softcap=softcap, scale=scale, return_lse=True, dtype=_math_dtype(q.dtype)
+            q,
+            k,
+            v,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            scale=scale,
+            return_lse=True,
+            dtype=_math_dtype(q.dtype),
         )
     return out.to(q.dtype), lse.float() if return_lse else None
 
 
 def math_backward(grad_out, q, k, v, out, lse, *, causal, window, softcap, deterministic, grad_lse, scale, config):
-    grads = registry.attention.backward.reference(
-        grad_out, q, k, v, causal=causal, window=window, softcap=softcap, scale=scale, grad_lse=grad_lse,
-        dtype=_math_dtype(q.dtype),
-    )  # fmt: skip
-    return tuple(grad.to(q.dtype) for grad in grads)
+    """By the formula, since autograd is off where compilers call. Out and LSE are computed again, unrounded."""
+    dtype, group = _math_dtype(q.dtype), q.shape[1] // k.shape[1]
+    grad, q_, k_, v_ = (t.to(dtype) for t in (grad_out, q, k, v))
+    k_, v_ = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (k_, v_))
+    scores = torch.matmul(q_, k_.mT) * scale
+    slope = scale
+    if softcap:
+        capped = torch.tanh(scores / softcap)
+        scores, slope = capped * softcap, (1.0 - capped.square()) * scale
+    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    weights = torch.softmax(scores, dim=-1)
+    if seen is not None:
+        weights = weights.masked_fill(~seen, 0.0)  # NaN in rows without keys
+    terms = torch.matmul(grad, v_.mT)
+    terms = terms - (weights * terms).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        terms = terms + grad_lse.to(dtype).unsqueeze(-1)
+    terms = terms * weights * slope
+    found = (torch.matmul(terms, k_), torch.matmul(terms.mT, q_), torch.matmul(weights.mT, grad))
+    grouped = (t.unflatten(1, (-1, group)).sum(2) if i and group > 1 else t for i, t in enumerate(found))
+    return tuple(new_out(like, like).copy_(t) for like, t in zip((q, k, v), grouped, strict=True))
 
 
 @hookimpl
 def registry_variants():
     design = Design(dsl="cuda")
     flash_requires = dict(
-        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, layouts=ANY_ORDER, causal=True, window=True,
-        gqa=True, cross_length=True, deterministic=True, base_alignment=16, stride_alignment=16,
+        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, layouts=ANY_ORDER, causal=True,
+        window=True, gqa=True, cross_length=True, deterministic=True, base_alignment=16, stride_alignment=16,
+        rule=_flash_rule,
     )  # fmt: skip
     cudnn_requires = dict(
-        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 128), head_dim_multiple=8, head_dim_v=(8, 128),
+        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, head_dim_v=(8, 256),
         head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, gqa=True, cross_length=True, rule=_cudnn_rule,
-        base_alignment=16, stride_alignment=16,
+        base_alignment=16, stride_alignment=16, deterministic=True,
     )  # fmt: skip
     efficient_requires = dict(
         arch=("sm70+",), dtypes=(*HALVES, "float32"), head_dim=(8, 512), head_dim_multiple=8, head_dim_v=(8, 512),
         head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, cross_length=True, ieee=True, rule=_no_blind_rows,
-        base_alignment=16, stride_alignment=16,
+        base_alignment=16, stride_alignment=16, deterministic=True,
     )  # fmt: skip
     cpu_requires = dict(
         arch=("cpu",), dtypes=(*HALVES, "float32", "float64"), head_dim=(1, 2**16), layouts=ANY_ORDER, causal=True,
@@ -192,22 +242,36 @@ def registry_variants():
         layouts=ANY_ORDER, unit_inner_stride=False, causal=True, window=True, softcap=True, gqa=True, cross_length=True,
         deterministic=True, ieee=True,
     )  # fmt: skip
+    flash_only = {"rule": _flash_backward_rule}
+    cudnn_only = {"rule": _cudnn_backward_rule, "deterministic": False}
     kernels = (
-        ("torch_flash", flash, flash_backward, flash_requires, {"rule": _flash_backward_rule}, "FlashAttention-2 as built into torch"),
-        ("torch_cudnn", cudnn, cudnn_backward, cudnn_requires | {"deterministic": True, "head_dim": (8, 256), "head_dim_v": (8, 256)}, {"deterministic": False}, "cuDNN's fused attention"),
-        ("torch_efficient", efficient, efficient_backward, efficient_requires | {"deterministic": True}, {"deterministic": False}, "xFormers' memory-efficient attention as built into torch"),
+        ("torch_flash", flash, flash_backward, flash_requires, flash_only, "FlashAttention-2 as built into torch"),
+        ("torch_cudnn", cudnn, cudnn_backward, cudnn_requires, cudnn_only, "cuDNN's fused attention"),
+        (
+            "torch_efficient", efficient, efficient_backward, efficient_requires, {"deterministic": False},
+            "xFormers' memory-efficient attention as built into torch",
+        ),
         ("torch_cpu", cpu, cpu_backward, cpu_requires, {}, "torch's blocked CPU kernel"),
-        ("torch_math", math_attention, math_backward, math_requires, {"grad_lse": True}, "plain torch operations: does everything, stores all scores"),
+        (
+            "torch_math", math_attention, math_backward, math_requires, {"grad_lse": True},
+            "plain torch operations: does everything, stores all scores",
+        ),
     )  # fmt: skip
     found = []
     for name, forward, backward, requires, backward_only, summary in kernels:
         made = Design(dsl="aten") if name in ("torch_cpu", "torch_math") else design
         found.append(
-            Variant(name, op="attention", run=forward, requires=Requires(**requires, lse=True), design=made, summary=summary)
+            Variant(
+                name, op="attention", run=forward, requires=Requires(**requires, lse=True), design=made, summary=summary
+            )
         )
         found.append(
             Variant(
-                f"{name}_backward", op="attention_backward", run=backward, design=made, summary=f"{summary}: gradients",
+                f"{name}_backward",
+                op="attention_backward",
+                run=backward,
+                design=made,
+                summary=f"{summary}: gradients",
                 requires=Requires(**{**requires, **backward_only}, lse=True),
             )  # fmt: skip
         )

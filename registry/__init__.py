@@ -5,6 +5,7 @@ out = registry.attention(q, k, v, causal=True)     # the fastest legal kernel fo
 print(registry.attention.explain(q, k, v, causal=True))   # which one, and why not the others
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from registry.capability import Design, Reason, Requires
@@ -22,7 +23,6 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
-from registry.hookspecs import hookimpl
 from registry.op import Op, register, reload_tables, unregister
 from registry.ops.attention import attention
 from registry.ops.matmul import matmul
@@ -33,14 +33,12 @@ from registry.target import Target
 from registry.variant import Variant
 from registry.version import __version__
 
+if TYPE_CHECKING:
+    from registry.hookspecs import hookimpl
+    from registry.warming import warm
 
-def __getattr__(name: str) -> Any:
-    """`registry.warm` is loaded when it is asked for: it brings process pools, which most programs never need."""
-    if name == "warm":
-        from registry.warming import warm
-
-        return warm
-    raise AttributeError(f"module 'registry' has no attribute {name!r}")
+_LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "warm": "registry.warming"}
+"""Names whose modules bring what most programs never need: pluggy, process pools."""
 
 
 def variants() -> dict[str, Variant]:
@@ -48,8 +46,11 @@ def variants() -> dict[str, Variant]:
     return dict(_catalog.get().variants)
 
 
-if TYPE_CHECKING:
-    from registry.warming import warm
+def __getattr__(name: str) -> Any:
+    if name in _LOADED_WHEN_USED:
+        return getattr(import_module(_LOADED_WHEN_USED[name]), name)
+    raise AttributeError(f"module 'registry' has no attribute {name!r}")
+
 
 __all__ = [
     "Candidate", "CaptureError", "Decision", "DeclarationError", "Design", "DuplicateVariant", "IllegalVariant",

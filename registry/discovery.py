@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pluggy
-
-from registry import hookspecs
 from registry.errors import DeclarationError, DuplicateVariant, RegistryError
 from registry.variant import Variant
+
+if TYPE_CHECKING:
+    import pluggy
 
 log = logging.getLogger("registry")
 
 BUILTIN_PACKAGE = "registry.plugins"
-ENTRY_POINT_GROUP = hookspecs.PROJECT
+ENTRY_POINT_GROUP = "kernel_registry"
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ def discover() -> Catalog:
 
 def new_manager() -> pluggy.PluginManager:
     """A plugin manager that knows the registry's hooks."""
+    import pluggy
+
+    from registry import hookspecs
+
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager

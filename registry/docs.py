@@ -17,6 +17,7 @@ from pathlib import Path
 
 from registry import describe, ranking
 from registry.discovery import BUILTIN_PACKAGE, catalog
+from registry.errors import RegistryError
 from registry.op import Op, all_ops
 from registry.tables import load_tables, shipped_sources
 from registry.variant import Variant
@@ -34,8 +35,8 @@ What each built-in variant may run, and how it is built. What a variant does not
 why. Which of the legal ones runs is ranked by the tables in `dispatch_tables/`.
 
 - **runs on**: `sm90` is exactly that architecture, `sm80+` that or any newer NVIDIA GPU.
-- **features**: `gqa` fewer key/value than query heads, `cross_length` queries and keys of different lengths, `lse` returns
-  the log-sum-exp, `ieee` float32 in full precision (others may use tf32).
+- **features**: `gqa` fewer key/value than query heads, `cross_length` queries and keys of different lengths, `lse`
+  returns the log-sum-exp, `ieee` float32 in full precision (others may use tf32).
 - **memory**: the orders in which operands may lie, then the alignment of base addresses and of strides, in bytes.
 """
 
@@ -94,11 +95,12 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
 def main(arguments: list[str]) -> int:
     """Write what is not current, or with --check only name it and return 1."""
     check = arguments == ["--check"]
-    stale = [
-        (page, text)
-        for page, text in pages(Path.cwd())
-        if not page.exists() or page.read_text(encoding="utf-8") != text
-    ]
+    try:
+        wanted = list(pages(Path.cwd()))
+    except RegistryError as error:
+        print(f"cannot write documentation: {error}")
+        return 1
+    stale = [(page, text) for page, text in wanted if not page.exists() or page.read_text(encoding="utf-8") != text]
     for page, text in stale:
         if not check:
             page.write_text(text, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,14 @@ def lint_files(paths: list[Path]) -> list[Finding]:
     all_ops()
     sources = file_sources(paths, Layer.ENVIRONMENT)
     return lint_tables(load_tables(sources, ranking.op_fields(), contain=tuple(Layer)))
+
+
+def together(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
+    """The first of those findings that differ in their line only, and how many more there are."""
+    found: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        found.setdefault((finding.severity, finding.file, finding.code, finding.message), []).append(finding)
+    return [(same[0], len(same) - 1) for same in found.values()]
 
 
 def _declares(name: str, config: Mapping[str, Any]) -> bool | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from registry.capability import Config, Design, Reason, Requires, config_reasons, reasons_against
 from registry.errors import DeclarationError
+from registry.notices import notice
 from registry.problem import Problem
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
@@ -64,11 +65,19 @@ class Variant:
         return list(self.configs(problem)) if callable(self.configs) else list(self.configs)
 
     def reasons(self, problem: Problem) -> list[Reason]:
-        """Every reason why this variant may not run the problem with any config."""
-        found = reasons_against(self.requires, problem)
-        if found:
-            return found
-        return [] if self.legal_configs(problem) else self.config_refusals(problem)
+        """Every reason why this variant may not run the problem with any config.
+
+        A declaration that fails while it is asked makes its own variant illegal, and no other.
+        """
+        try:
+            found = reasons_against(self.requires, problem)
+            if found:
+                return found
+            return [] if self.legal_configs(problem) else self.config_refusals(problem)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
+            return [Reason("declaration", "requires", text, "a declaration that answers")]
 
     def legal_configs(self, problem: Problem) -> list[Config]:
         """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""

@@ -225,6 +225,15 @@ def test_triton_compile_errors_count_as_not_fitting():
     assert OutOfResources in compile_failures()
 
 
+def test_a_declaration_that_fails_makes_only_its_own_variant_illegal(declare):
+    declare("test.broken", rule=lambda problem, config: 1 / 0, arch=("cpu",))
+    decision = registry.attention.explain(*qkv())
+    refused = next(c for c in decision.candidates if c.variant == "test.broken")
+    assert refused.reasons[0].code == "declaration" and "ZeroDivisionError" in str(refused.reasons[0])
+    assert decision.variant == "torch_cpu"
+    assert any("test.broken" in message for message in notices.counts())
+
+
 # --- errata -------------------------------------------------------------------------------------------------------
 
 

@@ -191,8 +191,8 @@ class Attention(_AttentionOp):
         if layout != "bhsd":
             attention_problem.check_layout(layout)
             q, k, v = (attention_problem.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
-        if scale is not None and (type(scale) is not float or scale - scale != 0.0):  # not so for NaN and infinities
-            attention_problem.check_scale(scale)
+        if scale is not None and (type(scale) is not float or not 0.0 < scale < math.inf):
+            q, scale = attention_problem.positive_scale(q, scale)
         if _is_compiling():
             warm: WarmPlan | None = None
         else:

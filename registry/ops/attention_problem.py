@@ -179,6 +179,20 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value - value == 0.0
 
 
+LEAST_SCALE = 1e-30
+
+
+def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
+    """The same scores by a positive scale, which kernels rely on: they take maxima of scores before they scale them.
+
+    A sign moves into q, where autograd follows it; zero becomes so little that all scores vanish.
+    """
+    check_scale(scale)
+    if scale < 0 and isinstance(q, torch.Tensor):
+        q, scale = -q, -scale
+    return q, max(float(scale), LEAST_SCALE)
+
+
 def check_scale(scale: object) -> None:
     if not _is_finite(scale):
         raise InvalidArgument("scale", repr(scale), "None (1/sqrt(head_dim)) or a finite number")

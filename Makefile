@@ -1,0 +1,69 @@
+# Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format docs schema clean
+
+PYTHON ?= python3
+VENV ?= .venv
+OLDEST_TRITON := 3.6.0
+NEWEST_TRITON := 3.9.0
+export KREG_NEWEST_TRITON ?= $(abspath $(VENV))/triton-newest
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+INPUTS := pyproject.toml constraints.txt Makefile
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+demo: $(VENV)/.installed ## attention and matmul on this machine, what would run on an H100, and a refusal
+	$(PY) examples/demo.py
+
+test: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## lint, type checks and all tests
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest
+
+lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m registry.cli tables lint
+	$(PY) -m registry.cli schema --check dispatch_tables
+	$(PY) -m registry.docs --check
+
+format: $(VENV)/.installed-dev ## let ruff lay out the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: $(VENV)/.installed ## write docs/variants.md and the outputs shown in README.md anew
+	$(PY) -m registry.docs
+
+schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew
+	$(PY) -m registry.cli schema --write dispatch_tables
+
+clean: ## remove what was installed and built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit("kernel-registry needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# A torch built for GPUs demands the triton that it was built with. Beside one for CPUs we take the oldest we support.
+TRITON := import importlib.metadata as m, sys; \
+	brought = any(r.startswith('triton') for r in m.requires('torch')); \
+	print('' if brought or sys.platform != 'linux' else 'triton==$(OLDEST_TRITON)')
+
+$(VENV)/.installed: $(INPUTS) | $(PY)
+	$(PIP) install -c constraints.txt torch numpy setuptools
+	$(PIP) install -c constraints.txt -e . $$($(PY) -c "$(TRITON)")
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The other end of the range of tritons, for tests that compile without a GPU, each in a process of its own.
+$(KREG_NEWEST_TRITON)/.installed: Makefile | $(PY)
+	$(if $(filter Linux,$(shell uname -s)),$(PIP) install --no-deps --upgrade --target $(@D) triton==$(NEWEST_TRITON),mkdir -p $(@D))
+	@touch $@

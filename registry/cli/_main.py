@@ -1,0 +1,94 @@
+"""Finds commands by file name, runs them, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from registry.errors import InvalidArgument, RegistryError, UnknownOp, UnknownVariant
+
+OK, FINDING, USAGE = 0, 1, 2
+PROGRAM = "kreg"
+PACKAGE = __name__.rpartition(".")[0]
+_USAGE_ERRORS = (InvalidArgument, UnknownOp, UnknownVariant)
+
+
+class Commands(click.Group):
+    """Finds commands by the file names of this folder, then asks plugins. Imports a command when it is used."""
+
+    _plugins_loaded = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._load_plugin_commands()
+        return sorted({*_own_commands(), *self.commands})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _own_commands():
+            command: click.Command = importlib.import_module(f"{PACKAGE}.{name}").command
+            return command
+        self._load_plugin_commands()
+        return self.commands.get(name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"command: got {args[0]!r}; allowed: {', '.join(self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def _load_plugin_commands(self) -> None:
+        if not self._plugins_loaded:
+            from registry.discovery import load_commands
+
+            self._plugins_loaded = True
+            for failure in load_commands(self):
+                click.echo(f"note: plugin {failure.plugin} failed: {failure.error}", err=True)
+
+
+def _own_commands() -> list[str]:
+    return [
+        module.name for module in pkgutil.iter_modules([os.path.dirname(__file__)]) if not module.name.startswith("_")
+    ]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kernel-registry", prog_name=PROGRAM)
+def cli() -> None:
+    """One front door, many kernels: what would run, why, and what is wrong."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `kreg` and return its exit code. A mistake in the arguments is one line on stderr, never a traceback."""
+    try:
+        result: Any = cli.main(
+            args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context else ""
+        return _refuse(error.format_message() + hint)
+    except _USAGE_ERRORS as error:
+        return _refuse(str(error))
+    except RegistryError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return FINDING
+    except (click.Abort, KeyboardInterrupt):
+        return _refuse("interrupted")
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return OK
+    return result if isinstance(result, int) else OK
+
+
+def _refuse(message: str) -> int:
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    return USAGE

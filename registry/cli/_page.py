@@ -1,0 +1,65 @@
+"""Printing: pages that read well at 80 columns and in a pipe (no colour, nothing cut off), and JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+WIDEST = 120
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_json(data: Any) -> None:
+    """Plain data as indented JSON."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+
+class Page:
+    """Lines of labels and wrapped text. Colour is left out where the output is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._width = max(40, min(self._console.width, WIDEST))
+
+    def line(self, text: str = "", style: str = "", indent: int = 0, hanging: int = 2) -> None:
+        """One paragraph, wrapped, its further lines set in by `hanging`."""
+        self.row("", text, indent=indent, style=style, hanging=hanging)
+
+    def title(self, text: str) -> None:
+        self.line(text, style="bold")
+
+    def row(
+        self, label: str, text: str, *, indent: int = 2, label_width: int = 0, style: str = "",
+        label_style: str = "cyan", hanging: int = 0,
+    ) -> None:  # fmt: skip
+        """A label and a text beside it, wrapped within its own column."""
+        first = " " * indent + (f"{label.ljust(label_width)}  " if label or label_width else "")
+        further = " " * (len(first) + hanging)
+        lines = []
+        for number, part in enumerate(str(text).splitlines() or [""]):
+            start = first if number == 0 else further
+            lines.extend(self._wrap(part, start, further) or [start])
+        painted = Text("\n".join(line.rstrip() for line in lines), style=style)
+        if label:
+            painted.stylize(label_style, indent, indent + len(label))
+        self._console.print(painted, soft_wrap=True)
+
+    def rows(self, rows: list[tuple[str, str]], *, indent: int = 2, style: str = "") -> None:
+        """Several rows, their texts in one column."""
+        width = max((len(label) for label, _ in rows), default=0)
+        for label, text in rows:
+            self.row(label, text, indent=indent, label_width=width, style=style)
+
+    def gap(self) -> None:
+        self._console.print()
+
+    def _wrap(self, text: str, first: str, further: str) -> list[str]:
+        room = max(self._width, len(further) + 20)
+        return textwrap.wrap(
+            text, room, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        )

@@ -1,0 +1,138 @@
+"""`kreg explain`: what a call would run on any device, why, and why not the others. Launches nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from registry.cli import FINDING, OK
+from registry.cli._page import Page, json_option, print_json
+from registry.cli._problems import problem_from, problem_options
+from registry.dispatch import Decision
+from registry.errors import IllegalVariant, NoLegalVariant
+from registry.op import Op, all_ops
+from registry.report import config_text, evidence_text, problem_data, reason_data
+
+
+class _Ops(click.Group):
+    """One subcommand an op, with the options that its problems have."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(all_ops())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        op = all_ops().get(name)
+        return _command(op) if op else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in all_ops():
+            raise click.UsageError(f"op: got {args[0]!r}; allowed: {', '.join(sorted(all_ops()))}")
+        return super().resolve_command(ctx, args)
+
+
+command = _Ops(
+    name="explain",
+    help="What a call would run on any device, why, and why not the others.",
+    no_args_is_help=True,
+)
+
+
+def _command(op: Op) -> click.Command:
+    options = [
+        *problem_options(op),
+        click.Option(["--variant"], metavar="NAME", help="Ask for exactly this variant."),
+    ]
+    made = click.Command(
+        op.name, params=options, callback=lambda **values: explain(op, **values), help=op.summary or None
+    )
+    json_option(made)
+    return made
+
+
+def explain(op: Op, *, as_json: bool, variant: str | None, **values: Any) -> int:
+    """Print the decision for a problem; 1 if nothing, or not the variant that was asked for, may run it."""
+    problem = problem_from(op, values)
+    try:
+        decision = op.explain(problem, variant=variant)
+    except (IllegalVariant, NoLegalVariant) as refusal:
+        if as_json:
+            print_json(_refusal_data(refusal) | {"notes": _notes()})
+        else:
+            _print_refusal(refusal)
+        return FINDING
+    if as_json:
+        print_json(decision.to_dict() | {"notes": _notes()})
+    else:
+        _print_decision(decision)
+    return OK
+
+
+def _print_decision(decision: Decision) -> None:
+    page = Page()
+    page.title(decision.problem.summary())
+    rows = [("runs", decision.variant), ("config", config_text(decision.config)), ("because", decision.source)]
+    if decision.evidence:
+        rows.append(("measured", evidence_text(decision.evidence)))
+    if decision.fallback_from:
+        rows.append(("instead of", ", ".join(decision.fallback_from)))
+    page.rows([(label, text) for label, text in rows if text])
+    others = [candidate for candidate in decision.candidates if candidate.variant != decision.variant]
+    legal = [candidate for candidate in others if candidate.legal]
+    if legal:
+        page.gap()
+        page.title("could run, in this order" if legal[0].rank is not None else "could run")
+        page.rows([(candidate.variant, candidate.source) for candidate in legal])
+    _print_illegal(page, {c.variant: c.reasons for c in others if not c.legal})
+    _print_notes(page)
+
+
+def _print_illegal(page: Page, reasons: dict[str, Any]) -> None:
+    if not reasons:
+        return
+    page.gap()
+    page.title("cannot run")
+    for name, found in reasons.items():
+        page.line(name, indent=2, style="red")
+        for reason in found:
+            page.line(str(reason), indent=6)
+
+
+def _print_refusal(refusal: IllegalVariant | NoLegalVariant) -> None:
+    page = Page()
+    page.title(refusal.problem.summary())
+    if isinstance(refusal, IllegalVariant):
+        page.row("refused", f"{refusal.variant} was asked for and cannot run this", label_style="red")
+        _print_illegal(page, {refusal.variant: refusal.reasons})
+    else:
+        page.row("refused", "no variant can run this", label_style="red")
+        _print_illegal(page, dict(refusal.reasons))
+    _print_notes(page)
+
+
+def _refusal_data(refusal: IllegalVariant | NoLegalVariant) -> dict[str, Any]:
+    all_reasons = refusal.reasons if isinstance(refusal, NoLegalVariant) else {refusal.variant: refusal.reasons}
+    return {
+        "problem": problem_data(refusal.problem),
+        "picked": None,
+        "error": type(refusal).__name__,
+        "reasons": {name: [reason_data(reason) for reason in found] for name, found in all_reasons.items()},
+    }
+
+
+def _notes() -> list[str]:
+    """What must not pass in silence: failed plugins, tables and rows left out."""
+    from registry import notices
+    from registry.discovery import catalog
+
+    failed = [f"plugin {failure.plugin} failed: {failure.error}" for failure in catalog.get().failures]
+    return [*failed, *notices.counts()]
+
+
+def _print_notes(page: Page) -> None:
+    notes = _notes()
+    if notes:
+        page.gap()
+        page.rows([("note", note) for note in notes])

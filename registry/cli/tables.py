@@ -1,0 +1,38 @@
+"""`kreg tables`: what is wrong with dispatch tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from registry.cli import FINDING, OK
+from registry.cli._page import Page, json_option, print_json
+
+
+@click.group("tables", help="Dispatch tables: what ranks the variants.", no_args_is_help=True)
+def command() -> None: ...
+
+
+@command.command(
+    help="Find what is wrong with the tables in force, or with these FILES and folders. Exits 1 on an error."
+)
+@click.argument("files", nargs=-1, metavar="[FILES]...")
+@click.option("--strict", is_flag=True, help="Exit 1 on a warning, too.")
+@json_option
+def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
+    from registry import ranking
+    from registry.linting import lint_files, lint_tables, together
+
+    findings = lint_files([Path(file) for file in files]) if files else lint_tables(ranking.tables())
+    errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        names = ("severity", "file", "line", "path", "code", "message")
+        print_json([{name: getattr(finding, name) for name in names} for finding in findings])
+    else:
+        page = Page()
+        for finding, more in together(findings):
+            text = str(finding) + (f" (and {more} more rows)" if more else "")
+            page.line(text, style="red" if finding.severity == "error" else "yellow")
+        page.line(f"{errors} errors, {len(findings) - errors} warnings")
+    return FINDING if errors or (strict and findings) else OK

@@ -1,0 +1,58 @@
+"""`kreg warm`: compile ahead what a list of problems will launch, for a GPU that need not be here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from registry.cli import FINDING, OK
+from registry.cli._page import Page, json_option, print_json
+
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@click.command(
+    "warm",
+    help="Compile ahead the kernels that OP would launch for these SHAPES, such as b=4,hq=16,s=4096,d=128,causal. "
+    "They go to Triton's cache, where the first launch finds them.",
+)
+@click.argument("op")
+@click.argument("texts", metavar="[SHAPES]...", nargs=-1)
+@click.option("--grid", metavar="NAME", help="A named grid of shapes, as in kreg tune.")
+@click.option("--shapes", type=EXISTING, help="A file of shapes, one a line.")
+@click.option("--recorded", type=EXISTING, help="Problems that registry.record() met, written by save_recorded.")
+@click.option("--device", metavar="NAME", help='The GPU to compile for, such as "H100" or "sm90". [default: this one]')
+@click.option("--variant", metavar="NAME", help="Compile this variant rather than the one that would be picked.")
+@click.option("--jobs", type=click.IntRange(1), help="Compilers at once. [default: one a core, 8 at most]")
+@json_option
+def command(op: str, texts: tuple[str, ...], variant: str | None, as_json: bool, **options: Any) -> int:
+    from contextlib import nullcontext
+
+    from registry.op import op_named
+    from registry.scope import use
+    from registry.target import Target
+    from registry.tuning.cases import Case
+    from registry.tuning.grids import select
+    from registry.warming import warm
+
+    op_named(op)
+    cases = [Case.parse(op, text) for text in texts]
+    if not cases or options["grid"] or options["shapes"] or options["recorded"]:
+        cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
+    target = Target.named(options["device"]) if options["device"] else None
+    with use(variant) if variant else nullcontext():
+        warmed = warm(cases, target=target, jobs=options["jobs"])
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in warmed])
+    else:
+        page = Page()
+        for one in warmed:
+            page.title(one.case)
+            done = f"{one.variant or 'nothing'}: {one.kernels} kernels compiled in {one.seconds:.1f} s"
+            page.line(done + (", launched once" if one.launched else ""), indent=2)
+            if one.error:
+                page.line(one.error, indent=2, style="red")
+    return FINDING if any(one.error for one in warmed) else OK

@@ -1,0 +1,45 @@
+"""How large the conformance kit's problems are, by device and level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large problems may be, so that a check takes milliseconds on a GPU and not minutes on a CPU."""
+
+    lengths: tuple[int, ...]
+    largest_head_dim: int
+    many_heads: bool
+    samples: int
+    """Further random problems after each axis value had its own."""
+    values: int
+    """Values kept of an axis with many."""
+    full_config_problems: int
+    """How many problems are run with every config; the others take the default one."""
+    configs: int
+    """Most configs per such problem."""
+    repeats: int
+
+
+_LENGTHS = {"small": (1, 16, 77, 129), "cpu": (1, 77, 129, 64, 300), "cuda": (1, 77, 129, 1000, 256, 2049)}
+
+
+def size_for(device: torch.device, level: str, interpreted: bool) -> Size:
+    """The sizes of one level ("quick" or "full") on a device."""
+    if level not in ("quick", "full"):
+        raise ValueError(f'level: got {level!r}; allowed: "quick", "full"')
+    full, cuda = level == "full", device.type == "cuda"
+    return Size(
+        lengths=_LENGTHS["small" if interpreted else "cuda" if cuda else "cpu"],
+        largest_head_dim=512 if cuda else 64 if interpreted else 160,
+        many_heads=cuda,
+        samples=(40 if cuda else 20) if full else 6,
+        values=12 if full else 4,
+        full_config_problems=3 if full else 1,
+        configs=1000 if full else 4,
+        repeats=20 if full else 3,
+    )

@@ -1,0 +1,57 @@
+"""`import registry` is cheap beside `import torch`, and loads neither triton nor any plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+LIMIT_MS = 60
+RUNS = 3
+PROBE = """
+import json, sys, time
+import torch
+before = set(sys.modules)
+start = time.perf_counter(), time.process_time()
+import registry
+wall, busy = time.perf_counter() - start[0], time.process_time() - start[1]
+print(json.dumps([min(wall, busy) * 1000, sorted(set(sys.modules) - before)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """(milliseconds, modules that came with it), from fresh interpreters with warm bytecode.
+
+    Time that the processor spent on something else, as happens where tests share a machine, is not the import's."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+    def probe():
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout)
+
+    probe()  # writes the bytecode
+    return [probe() for _ in range(RUNS)]
+
+
+def test_import_is_cheap(imports):
+    assert statistics.median(cost for cost, _ in imports) < LIMIT_MS
+
+
+def test_import_loads_no_triton_and_no_plugin(imports):
+    loaded = imports[0][1]
+    heavy = ("triton", "registry.plugins", "registry.tables", "pluggy", "packaging", "msgspec", "yaml", "click", "rich")
+    assert not [name for name in loaded if name.startswith(heavy)]
+
+
+def test_the_command_line_imports_a_command_when_it_runs():
+    heavy = ("triton", "registry.plugins", "rich.")
+    code = f"import sys, registry.cli; print([m for m in sys.modules if m.startswith({heavy})])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
