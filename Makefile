@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs schema clean
+.PHONY: help demo test lint format docs schema plots bench bench-compare clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -41,6 +41,15 @@ docs: $(VENV)/.installed ## write docs/variants.md and the outputs shown in READ
 
 schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew
 	$(PY) -m registry.cli schema --write dispatch_tables
+
+plots: $(VENV)/.installed-dev ## draw the plots, and write the README's result tables, from benchmarks/results
+	$(PY) benchmarks/plots.py
+
+bench: $(VENV)/.installed-dev ## time every variant on this machine and keep the figures
+	$(PY) -m pytest benchmarks --benchmark-autosave
+
+bench-compare: $(VENV)/.installed-dev ## time again, and fail where a variant got more than 5% slower than when kept
+	$(PY) -m pytest benchmarks --benchmark-compare --benchmark-compare-fail=median:5%
 
 clean: ## remove what was installed and built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -11,7 +11,7 @@ from registry.discovery import catalog
 from registry.errors import InvalidArgument
 from registry.op import all_ops
 from registry.tables import Layer, TableSet, file_sources, load_tables
-from registry.tables_lint import Finding, Known, lint
+from registry.tables.lint import Finding, Known, lint
 from registry.target import Target
 
 
@@ -36,6 +36,24 @@ def lint_files(paths: list[Path]) -> list[Finding]:
     all_ops()
     sources = file_sources(paths, Layer.ENVIRONMENT)
     return lint_tables(load_tables(sources, ranking.op_fields(), contain=tuple(Layer)))
+
+
+def results_folder() -> Path | None:
+    """The raw results that the shipped tables were made from: they lie in a checkout, not in an installed package."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "results"
+    return folder if folder.is_dir() else None
+
+
+def unproven(tables: TableSet, folder: Path) -> list[Finding]:
+    """What in the shipped tables' evidence the raw results do not bear out."""
+    from registry.tuning.evidence import verify
+
+    return [
+        Finding("error", table.file, 1, "$", "unproven", problem)
+        for table in tables.tables
+        if table.layer is Layer.SHIPPED
+        for problem in verify(table, folder)
+    ]
 
 
 def together(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:

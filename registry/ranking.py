@@ -115,4 +115,6 @@ def _stale_measurement(table: Table, rule: Rule) -> str | None:
         measured, here = getattr(rule.evidence, name, None), getattr(installed, name)
         if measured and here and measured.split("+")[0] != here:
             return f"measured with {name} {measured}, installed is {here}; tune again"
-    return None
+    from registry.tuning.store import stale_table_row
+
+    return stale_table_row(table, rule)

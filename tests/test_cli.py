@@ -295,7 +295,7 @@ def test_doctor_survives_a_broken_table(tmp_path):
 
 def test_doctor_tells_once_what_many_rows_share(kreg, monkeypatch):
     from registry import doctor
-    from registry.tables_lint import Finding
+    from registry.tables.lint import Finding
 
     stale = [
         Finding("warning", "attention.sm90.yaml", line, "$", "stale-evidence", "measured long ago") for line in (4, 9)

@@ -25,8 +25,8 @@ from registry.tables import (
     load_tables,
     shipped_sources,
 )
-from registry.tables_lint import Known, lint, stale_reasons
-from registry.tables_match import Span, arch_covers, compile_condition, same_device, unreachable_by
+from registry.tables.lint import Known, lint, stale_reasons
+from registry.tables.match import Span, arch_covers, compile_condition, same_device, unreachable_by
 
 # An op that no plugin has: tables know only what they are told.
 OPS = {
@@ -408,11 +408,11 @@ def test_stale_reasons_name_both_versions(tmp_path: Path) -> None:
 
 
 def test_the_json_schemas_are_current() -> None:
-    from registry.tables_schema import SCHEMAS, schema_text
+    from registry.tables.schema import SCHEMAS, schema_text
 
     for name, kind in SCHEMAS.items():
         current = (FOLDER / name).read_text() == schema_text(kind)
-        assert current, f"{name} is old: run python -m registry.tables_schema dispatch_tables"
+        assert current, f"{name} is old: run python -m registry.tables.schema dispatch_tables"
 
 
 def test_the_json_schemas_take_the_shipped_files_and_refuse_typing_mistakes() -> None:
@@ -469,7 +469,7 @@ def test_shipped_errata(
 
 
 def test_importing_the_tables_stays_light() -> None:
-    heavy = ["msgspec", "yaml", "registry.tables_load", "triton"]
+    heavy = ["msgspec", "yaml", "registry.tables.load", "triton"]
     code = (
         "import sys, torch; before = set(sys.modules); import registry.tables; "
         f"print(set({heavy}) & (set(sys.modules) - before))"

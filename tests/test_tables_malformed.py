@@ -13,7 +13,7 @@ import yaml
 
 from registry.errors import RegistryError, TableError
 from registry.tables import Layer, Source, TableStore, environment_sources, file_sources, load_tables
-from registry.tables_yaml import MAX_BYTES, read_document
+from registry.tables.reader import MAX_BYTES, read_document
 
 OPS = {
     "attention": {

@@ -15,7 +15,7 @@ import torch
 from registry import Reason, Requires, Target, Variant
 from registry.ops.attention import attention, attention_backward, new_lse, new_out
 from registry.testing import Report, check_op, check_variant, checks_for, places
-from registry.testing_cli import main
+from registry.testing.__main__ import main
 
 CLAIMS: dict[str, Any] = {
     "arch": ("cpu",), "dtypes": ("float32", "bfloat16"), "head_dim": (16, 32), "head_dim_multiple": 8, "ieee": True,

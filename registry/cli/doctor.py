@@ -26,7 +26,7 @@ def command(as_json: bool) -> int:
 
 def _print(report: dict[str, Any], wrong: list[str]) -> None:
     from registry.linting import together
-    from registry.tables_lint import Finding
+    from registry.tables.lint import Finding
 
     page = Page()
     page.title("versions")

@@ -16,7 +16,7 @@ from registry.cli._page import json_option, print_json
 @click.option("--check", "check_in", metavar="FOLDER", help="Exit 1 if the schemas there are not current.")
 @json_option
 def command(kind: str, write_to: str | None, check_in: str | None, as_json: bool) -> int:
-    from registry.tables_schema import SCHEMAS, schema_text, write_schema
+    from registry.tables.schema import SCHEMAS, schema_text, write_schema
 
     if write_to is not None and check_in is not None:
         raise click.UsageError("--check: got it together with --write; allowed: one of them")

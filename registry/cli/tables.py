@@ -22,9 +22,12 @@ def command() -> None: ...
 @json_option
 def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     from registry import ranking
-    from registry.linting import lint_files, lint_tables, together
+    from registry.linting import lint_files, lint_tables, results_folder, together, unproven
 
     findings = lint_files([Path(file) for file in files]) if files else lint_tables(ranking.tables())
+    folder = results_folder()
+    if not files and folder is not None:
+        findings += unproven(ranking.tables(), folder)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         names = ("severity", "file", "line", "path", "code", "message")

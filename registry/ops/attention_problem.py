@@ -45,7 +45,7 @@ class AttentionProblem(Problem):
     """softmax(scale * q k^T) v, with its masks, for one call."""
 
     op: ClassVar[str] = "attention"
-    derived_kinds: ClassVar[Mapping[str, str]] = {"batch_heads": "int", "group": "int", "tokens": "int"}
+    derived_kinds: ClassVar[Mapping[str, str]] = {"batch_heads": "int", "group": "int", "tokens": "int", "rows": "int"}
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, _FLOATS))),
         "layout": (*LAYOUTS, "strided"),
@@ -78,6 +78,7 @@ class AttentionProblem(Problem):
             "batch_heads": self.batch * self.heads_q,
             "group": self.heads_q // max(self.heads_kv, 1),
             "tokens": self.batch * self.seqlen_q,
+            "rows": self.batch * self.heads_q * self.seqlen_q,
         }
 
     @classmethod

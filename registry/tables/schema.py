@@ -1,6 +1,6 @@
 """The shape of a table and of an errata file: msgspec structs, and the JSON Schema for editors made from them.
 
-`when` and `config` are checked in registry.tables_load, against what the op and its problems declare.
+`when` and `config` are checked in registry.tables.load, against what the op and its problems declare.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from registry.tables_yaml import Document, type_name
-from registry.tables_yaml import Path as ValuePath
+from registry.tables.reader import Document, type_name
+from registry.tables.reader import Path as ValuePath
 
 _NAME = r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z][A-Za-z0-9_-]*)*"
 _STEM = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"

@@ -23,8 +23,8 @@ from registry.dispatch import all_reasons
 from registry.op import Op
 from registry.problem import Problem
 from registry.target import Target
-from registry.testing_memory import Arena, conditions
-from registry.testing_size import Size
+from registry.testing.memory import Arena, conditions
+from registry.testing.size import Size
 from registry.variant import Variant
 
 Spec = dict[str, Any]

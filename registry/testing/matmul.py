@@ -11,10 +11,10 @@ import torch
 from registry.capability import Requires
 from registry.ops.matmul import activate, matmul
 from registry.ops.matmul_problem import FP8, default_out_dtype
-from registry.testing_cases import Expected, Kit, Results, Sample, Spec, register_kit
-from registry.testing_dtypes import as_multiplied, floor_of, rounded_to, sum_eps
-from registry.testing_memory import Arena, Slot, Strides, dense_strides
-from registry.testing_size import Size
+from registry.testing.cases import Expected, Kit, Results, Sample, Spec, register_kit
+from registry.testing.dtypes import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.testing.memory import Arena, Slot, Strides, dense_strides
+from registry.testing.size import Size
 
 UNIT_BYTES = 16
 INTEGERS = ("int8", "int32")

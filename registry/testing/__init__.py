@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from registry import testing_attention, testing_backward, testing_matmul
 from registry.capability import arch_matches
 from registry.discovery import catalog
 from registry.errors import InvalidArgument, UnknownVariant
 from registry.op import op_named
 from registry.target import Target
-from registry.testing_cases import KITS, Drawn, Kit, Trial, draw, register_kit
-from registry.testing_checks import (
+from registry.testing import attention, backward, matmul
+from registry.testing.cases import KITS, Drawn, Kit, Trial, draw, register_kit
+from registry.testing.checks import (
     Finding,
     Subject,
     front_door,
@@ -41,7 +41,7 @@ from registry.testing_checks import (
     runs,
     threads,
 )
-from registry.testing_size import size_for
+from registry.testing.size import size_for
 from registry.variant import Variant
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "register_kit",
 ]  # fmt: skip
 
-_BUILT_IN_KITS = (testing_attention, testing_backward, testing_matmul)
+_BUILT_IN_KITS = (attention, backward, matmul)
 DETERMINISTIC_SETTING = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS refuses to be deterministic without it, and reads it once."""
 
@@ -267,9 +267,3 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     if subject.device.type == "cuda":
         found.append(Check(f"CUDA graph: {plain[0].name}", functools.partial(graph, subject, plain[0])))
     return found
-
-
-if __name__ == "__main__":
-    from registry.testing_cli import main
-
-    raise SystemExit(main())

@@ -8,12 +8,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import TableError
-from registry.tables_match import Condition, arch_covers, same_device
+from registry.tables.match import Condition, arch_covers, same_device
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-    from registry.tables_schema import Evidence
+    from registry.tables.schema import Evidence
 
 Facts = Mapping[str, Any]
 

@@ -11,11 +11,11 @@ import torch
 from registry.capability import Requires
 from registry.ops.attention import attention, attention_backward, new_out
 from registry.scope import use
-from registry.testing_attention import AttentionKit, _fill, _repeat, model_scores, model_weights, noise_of, strides_in
-from registry.testing_cases import Expected, Results, Sample, Spec, dense_complaints, register_kit
-from registry.testing_dtypes import as_multiplied, floor_of, rounded_to
-from registry.testing_memory import Arena, Slot, dense_strides
-from registry.testing_size import Size
+from registry.testing.attention import AttentionKit, _fill, _repeat, model_scores, model_weights, noise_of, strides_in
+from registry.testing.cases import Expected, Results, Sample, Spec, dense_complaints, register_kit
+from registry.testing.dtypes import as_multiplied, floor_of, rounded_to
+from registry.testing.memory import Arena, Slot, dense_strides
+from registry.testing.size import Size
 
 TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
 

@@ -20,7 +20,7 @@ from registry.errors import IllegalVariant, InvalidArgument
 from registry.op import Op, register, unregister
 from registry.problem import Problem
 from registry.target import Target
-from registry.testing_cases import (
+from registry.testing.cases import (
     Kit,
     Results,
     Sample,
@@ -31,8 +31,8 @@ from registry.testing_cases import (
     problem_of,
     spec_conditions,
 )
-from registry.testing_memory import WatchedAllocations, conditions, stir
-from registry.testing_size import Size
+from registry.testing.memory import WatchedAllocations, conditions, stir
+from registry.testing.size import Size
 from registry.variant import Variant
 
 ROUNDS_PER_THREAD = 6
@@ -284,7 +284,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def op_checks(op_name: str, device: torch.device) -> dict[str, Callable[[], Finding]]:
     """What an op promises whatever the variant: torch.library.opcheck, torch.compile, empty tensors."""
-    from registry import testing_ops
+    from registry.testing import ops as testing_ops
 
     return {
         name: functools.partial(_complaints_of, check, device)

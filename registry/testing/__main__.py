@@ -133,3 +133,7 @@ def _in_parallel(arguments: list[str], jobs: int) -> list[testing.Report]:
 def _write(reports: list[testing.Report], path: Path | None) -> None:
     if path is not None:
         path.write_text(json.dumps([report.to_dict() for report in reports], indent=1))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

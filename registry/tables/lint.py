@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from registry.tables_match import unreachable_by
-from registry.tables_model import Erratum, Layer, Rule, Table, TableSet, Use
+from registry.tables.match import unreachable_by
+from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 
 if TYPE_CHECKING:
-    from registry.tables_schema import Evidence
+    from registry.tables.schema import Evidence
 
 Severity = Literal["error", "warning"]
 _VERSIONED = ("torch", "triton", "driver")
@@ -110,7 +110,7 @@ def _lint_use(op: str, use: Use, known: Known) -> Iterator[tuple[Severity, str, 
 
 def _wrong_variant(op: str, name: str, variants: Mapping[str, str]) -> str | None:
     if name not in variants:
-        from registry.tables_schema import suggest
+        from registry.tables.schema import suggest
 
         return f"unknown variant {name!r}; {suggest(name, [v for v, of in variants.items() if of == op])}"
     return None if variants[name] == op else f"{name!r} is a variant of {variants[name]}, not of {op}"

@@ -12,10 +12,10 @@ from registry.capability import Requires
 from registry.ops import attention_problem
 from registry.ops.attention import attention
 from registry.ops.attention_math import visible
-from registry.testing_cases import Expected, Kit, Results, Sample, Spec, dense_complaints, register_kit
-from registry.testing_dtypes import as_multiplied, floor_of, rounded_to, sum_eps
-from registry.testing_memory import Arena, Slot, Strides, dense_strides
-from registry.testing_size import Size
+from registry.testing.cases import Expected, Kit, Results, Sample, Spec, dense_complaints, register_kit
+from registry.testing.dtypes import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.testing.memory import Arena, Slot, Strides, dense_strides
+from registry.testing.size import Size
 
 BSHD_ORDER = (3, 1, 2, 0)
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 320, 512)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from registry.errors import TableError
-from registry.tables_match import BadValue, Condition, Field, Kind, compile_condition
-from registry.tables_model import Erratum, Layer, Rule, Table, TableSet, Use
-from registry.tables_schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
-from registry.tables_yaml import MAX_BYTES, Document, Path, read_document, type_name
+from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
+from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
+from registry.tables.reader import MAX_BYTES, Document, Path, read_document, type_name
+from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
 
 if TYPE_CHECKING:
     from registry.tables import OpFields, Source

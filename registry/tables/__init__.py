@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from registry.errors import TableError
-from registry.tables_match import Field, Kind, kind_of
-from registry.tables_model import Erratum, Layer, Match, Rule, Table, TableSet, Use
+from registry.tables.match import Field, Kind, kind_of
+from registry.tables.model import Erratum, Layer, Match, Rule, Table, TableSet, Use
 
 __all__ = [
     "Erratum", "Field", "Layer", "Match", "Rule", "Source", "Table", "TableSet", "TableStore", "Use",
@@ -102,7 +102,7 @@ def load_tables(
     contain  layers whose broken files are left out and listed in `.problems` instead, such as other people's plugins
     skip     asked about each row; a text leaves that row out and is listed in `.skipped`, such as a stale measurement
     """
-    from registry.tables_load import load
+    from registry.tables.load import load
 
     return load(sources, ops, contain, skip)
 

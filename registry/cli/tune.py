@@ -1,0 +1,242 @@
+"""`kreg tune`: measure every legal variant on this machine, and turn the measurements into a dispatch table."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from registry.cli import FINDING, OK
+from registry.cli._page import Page, json_option, print_json
+from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
+
+OPS = ("attention", "attention_backward", "matmul")
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+@click.command(
+    "tune",
+    help="Measure every legal variant and config of OP on this machine and make a table of the fastest. "
+    "Without --out, the raw results and the table go to your cache and are in force from the next process on. "
+    "Stopped at any time, the same command goes on where it was.",
+)
+@click.argument("op", type=click.Choice(OPS))
+@click.option("--grid", metavar="NAME", help="A named grid, several joined by +, or all. [default: quick]")
+@click.option("--shapes", type=EXISTING, help="A file of shapes: one a line, such as b=4,hq=16,s=4096,d=128,causal.")
+@click.option("--recorded", type=EXISTING, help="Problems that registry.record() met, written by save_recorded.")
+@click.option("--budget", type=Duration(), metavar="TIME", help="Stop after this time, such as 10m.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda where there is one]")
+@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs: no host between launches.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only these variants (patterns; repeatable).")
+@click.option("--skip", multiple=True, metavar="NAME", help="Without these variants (patterns; repeatable).")
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE", help="Also the variants of this file or module.")
+@click.option("--max-configs", type=click.IntRange(1), help="At most so many configs of each variant.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns of each contestant.")
+@click.option("--turn", type=float, default=25.0, show_default=True, metavar="MS", help="Milliseconds timed in a turn.")
+@click.option(
+    "--timeout", type=Duration(), default="30s", help="A kernel that is silent so long is killed. [default: 30s]"
+)
+@click.option("--processes", type=click.IntRange(1), help="Compilers at once. [default: all cores but two]")
+@click.option("--retry-failed", is_flag=True, help="Measure contestants again that failed before.")
+@click.option("--out", type=FILE, help="Raw results go to this file, and your cache is left alone.")
+@click.option("--table", "table_path", type=FILE, help="Write the table here. With --out: else it is printed.")
+@click.option("--run", "run_name", metavar="NAME", help="What evidence calls the raw results. [default: from --out]")
+@click.option("--per-device", is_flag=True, help="A table for this device instead of its architecture (with --table).")
+@click.option("--fit-only", is_flag=True, help="Measure nothing: make the table from what --out holds.")
+@click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
+@click.option("--margin", type=float, default=0.015, show_default=True, help="Differences up to this share are ties.")
+@click.option("--rule-cost", type=float, default=0.08, show_default=True, help="Log time that one more rule must save.")
+@click.option("--held-out", type=float, default=0.2, show_default=True, help="Share of shapes kept out of the fit.")
+@json_option
+def command(op: str, **options: Any) -> int:
+    if options["fit_only"] and options["out"] is None:
+        raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
+    from registry.tuning.fit import Settings
+
+    settings = Settings(options["margin"], options["rule_cost"], options["held_out"])
+    if options["fit_only"]:
+        return _fit(op, options, settings, options["out"], None)
+    from registry.tuning.child import Child
+    from registry.tuning.grids import select
+
+    cases = select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
+    device = options["device"] or _best_device()
+    with Child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
+        child.start()
+        if options["dry_run"]:
+            return _dry_run(cases, child, options)
+        path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
+        report = _measure(cases, path, child, options)
+    return _fit(op, options, settings, path, report)
+
+
+def _best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _journal_path(op: str, machine: dict[str, Any], graph: bool) -> Path:
+    """One file for each op, device and set of versions, so that nothing is mixed and a sweep can go on."""
+    from registry.ranking import cache_folder
+    from registry.tuning.cases import digest
+    from registry.tuning.machine import slug
+    from registry.tuning.store import KEYED
+
+    versions = digest([machine.get(name) for name in KEYED])[:6]
+    return cache_folder() / "runs" / f"{op}.{slug(machine['device'])}.{versions}{'.graph' if graph else ''}.jsonl"
+
+
+def _selection(options: dict[str, Any]) -> Any:
+    from registry.tuning.plan import Selection
+
+    return Selection(options["only"], options["skip"], options["max_configs"])
+
+
+def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
+    from registry.tuning.extra import load_plugins
+    from registry.tuning.machine import target_from
+    from registry.tuning.plan import plan
+
+    load_plugins(options["plugins"])
+    target = target_from(child.welcome["target"])
+    plans = [plan(case, target, _selection(options)) for case in cases]
+    if options["as_json"]:
+        print_json(
+            [{"shape": p.case.text, "contestants": list(map(str, p.contestants)), "illegal": p.illegal} for p in plans]
+        )
+        return OK
+    page = Page()
+    for planned in plans:
+        page.title(planned.case.text)
+        for contestant in planned.contestants:
+            page.line(str(contestant), indent=2)
+    page.line(f"{len(plans)} shapes, {sum(len(p.contestants) for p in plans)} contestants on {target.name}")
+    return OK
+
+
+def _measure(cases: list[Any], path: Path, child: Any, options: dict[str, Any]) -> Any:
+    from registry.tuning.measure import Effort, Sweep
+
+    effort = Effort(
+        rounds=options["rounds"], measure_ms=options["turn"], budget_s=options["budget"],
+        turn_timeout=options["timeout"], check_timeout=4 * options["timeout"],
+    )  # fmt: skip
+    with SweepView() as view:
+        sweep = Sweep(
+            cases, path, child=child, mode="graph" if options["graph"] else "events", effort=effort, watcher=view,
+            selection=_selection(options), plugins=options["plugins"], compile_processes=options["processes"],
+            retry_failed=options["retry_failed"],
+        )  # fmt: skip
+        with _stoppable():
+            try:
+                sweep.run()
+            except KeyboardInterrupt:
+                sweep.report.stopped = "interrupted"
+    return sweep.report
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let `timeout` and a batch system end a sweep as Ctrl-C does: what was measured is kept and fitted."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any) -> int:
+    from registry.tuning import journal, store
+    from registry.tuning.extra import load_plugins
+    from registry.tuning.fit import fit
+    from registry.tuning.rules import make_table
+
+    load_plugins(options["plugins"])
+    results = journal.read(path)
+    notes = [f"{path}: line {number} is damaged and passed over" for number in results.bad_lines]
+    raw = results
+    own = options["out"] is None
+    if own:
+        results, more = _through_cache(op, results)
+        notes += more
+    run = options["run_name"] or f"{path.parent.name}/{path.stem}".lstrip("./")
+    try:
+        fitted = make_table(results, fit(results.of(op), settings), run, settings, device=own or options["per_device"])
+    except ValueError as error:
+        _print(op, raw, report, [*notes, f"no table: {error}"], None, options)
+        return FINDING
+    where = ""
+    if options["table_path"] is not None:
+        options["table_path"].parent.mkdir(parents=True, exist_ok=True)
+        store.write_atomic(options["table_path"].absolute(), fitted.text)
+        where = str(options["table_path"])
+    elif own:
+        where = str(store.write_table(op, results.machine["device"], fitted.text))
+    _print(op, raw, report, notes, (fitted, where), options)
+    return FINDING if report is not None and report.stopped else OK
+
+
+def _through_cache(op: str, results: Any) -> tuple[Any, list[str]]:
+    """Add a sweep to the user's store and take back everything there that still holds on this machine."""
+    from registry.tuning import store
+
+    rows = store.rows_of(results)
+    try:
+        store.merge(rows)
+    except store.StoreError as error:
+        return results, [f"the cache did not take the results: {error}"]
+    loaded = store.load(op, results.machine)
+    notes = [f"passed over: {stale}" for stale in loaded.stale]
+    if loaded.unreadable:
+        notes.append(f"{loaded.unreadable} damaged rows of the cache were passed over")
+    same_mode = [row for row in loaded.rows if row.mode == results.mode]
+    return store.as_results(same_mode, results.machine, results.path), notes
+
+
+def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, options: dict[str, Any]) -> None:
+    fitted, where = made if made else (None, "")
+    if options["as_json"]:
+        print_json(_data(op, results, report, notes, fitted, where))
+        return
+    page = Page()
+    for line in results_lines(results, op):
+        page.line(line)
+    page.gap()
+    for line in [*(report_lines(report) if report else []), *notes]:
+        page.line(line)
+    if fitted is None:
+        return
+    for warning in fitted.warnings:
+        page.line(f"never dispatched to: {warning}", style="red")
+    for text in fitted.skipped:
+        page.line(f"not in the fit (not all contestants were timed): {text}")
+    page.line(f"{len(fitted.rules)} rules; regret on the tuning set: {fitted.tuning}")
+    page.line(f"regret on held-out shapes: {fitted.held}")
+    page.line(f"for comparison, one choice for all: {fitted.single}")
+    if where:
+        page.line(f"table: {where}")
+    else:
+        page.gap()
+        click.echo(fitted.text)
+
+
+def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, where: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    found: dict[str, Any] = {"op": op, "results": results.path, "shapes": len(results.of(op)), "notes": notes}
+    if report is not None:
+        found["sweep"] = asdict(report)
+    if fitted is not None:
+        regrets = {name: asdict(getattr(fitted, name)) for name in ("tuning", "held", "single")}
+        found |= {"rules": fitted.rules, "regret": regrets, "warnings": fitted.warnings, "table": where or fitted.text}
+    return found

@@ -1,0 +1,150 @@
+"""Measurements -> few rules: a small tree over the problem's facts, pruned so that every rule earns its line.
+
+The cost of a choice on a shape is the log of its time over the best time; differences inside the noise cost nothing,
+so that within noise the plain default wins. A split stays only if it saves more than `Settings.rule_cost` in sum.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.problem import PROBLEM_TYPES
+from registry.tables.match import kind_of
+from registry.tuning.cases import held_out
+from registry.tuning.journal import CaseResults, Entry
+from registry.tuning.timing import quantile
+from registry.tuning.tree import NEVER, Choice, Node, Point, grow, plainness, prune
+
+WRONG = ("wrong", "hung", "crashed", "device error", "error")
+"""Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
+# Facts in the order in which a reader would ask them; others follow. Left out: what another fact says too.
+ORDER = (
+    "head_dim", "causal", "seqlen_q", "rows", "batch_heads", "seqlen_k", "group", "gqa", "layout", "dtype", "lse", "window",
+    "m", "n", "k", "batch", "elements",
+)  # fmt: skip
+REDUNDANT = {
+    "attention": ("batch", "heads_q", "heads_kv", "tokens", "ieee"),
+    "attention_backward": ("batch", "heads_q", "heads_kv", "tokens", "ieee", "lse"),
+    "matmul": ("batched", "ieee"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the fit weighs speed against length."""
+
+    margin: float = 0.015
+    """Differences up to this share, or up to twice the standard error of a comparison, count as none."""
+    rule_cost: float = 0.08
+    """What a further rule must save: log time summed over its shapes. Small values fit the noise of single shapes."""
+    held_out: float = 0.2
+    exclude: tuple[str, ...] = ("peer.*",)
+    """Variants that are measured for comparison and never picked."""
+
+
+@dataclass
+class Fit:
+    """The tree over the tuning set, and every point."""
+
+    op: str
+    tree: Node
+    points: list[Point]
+    kinds: Mapping[str, str]
+    skipped: list[str] = field(default_factory=list)
+    """Shapes whose contestants were not all timed, so that no comparison is fair."""
+
+
+def fit(cases: Sequence[CaseResults], settings: Settings | None = None) -> Fit:
+    """Fit the cases of one op. Raises ValueError where nothing was measured."""
+    settings = settings or Settings()
+    fair = [case for case in cases if comparable(case, settings)]
+    if not fair:
+        raise ValueError("no shape has been measured with all its contestants")
+    op = fair[0].op
+    kinds = {name: str(kind_of(how)) for name, how in PROBLEM_TYPES[op].fact_kinds().items()}
+    share = settings.held_out if len(fair) >= 5 else 0.0
+    points = [_point(case, kinds, settings, held_out(case.text, share)) for case in fair]
+    tuning = [point for point in points if not point.held] or points
+    facts = _varying(tuning, op, kinds)
+    choices = sorted({choice for point in tuning for choice in point.cost}, key=plainness)
+    tree = grow(tuning, facts, kinds, choices, None)
+    prune(tree, settings.rule_cost)
+    skipped = [case.text for case in cases if not comparable(case, settings)]
+    return Fit(op, tree, points, kinds, skipped)
+
+
+def excluded(variant: str, settings: Settings) -> bool:
+    return any(fnmatch.fnmatch(variant, pattern) for pattern in settings.exclude)
+
+
+def candidates(case: CaseResults, settings: Settings) -> list[Entry]:
+    """The timed contestants that a rule may pick."""
+    return [entry for entry in case.timed.values() if not excluded(entry.variant, settings)]
+
+
+def comparable(case: CaseResults, settings: Settings) -> bool:
+    """Whether every contestant that passed the gate had its turn."""
+    waiting = [
+        e for e in case.entries.values() if e.failure is None and not e.samples and not excluded(e.variant, settings)
+    ]
+    return not waiting and bool(candidates(case, settings))
+
+
+def _point(case: CaseResults, kinds: Mapping[str, str], settings: Settings, held: bool) -> Point:
+    timed = candidates(case, settings)
+    best = min(timed, key=lambda entry: entry.ms)
+    compared = {id(entry): compare(entry, best) for entry in timed}
+    errors = sorted(error for entry, (_, error) in zip(timed, compared.values(), strict=True) if entry is not best)
+    usual = quantile(errors, 0.5) if errors else 0.0
+    cost: dict[Choice, float] = {}
+    for entry in timed:
+        ratio, uncertainty = compared[id(entry)]
+        lost = 0.0 if ratio <= 1 + max(settings.margin, 2 * uncertainty, 2 * usual) else math.log(ratio)
+        cost[Choice.of(entry)] = lost
+        if entry.first:
+            cost[Choice(entry.variant)] = lost
+    for entry in case.entries.values():
+        if entry.failure is not None and not excluded(entry.variant, settings):
+            cost[Choice.of(entry)] = NEVER
+            if entry.first or entry.failure["why"] in WRONG and Choice(entry.variant) not in cost:
+                cost[Choice(entry.variant)] = NEVER
+    facts = {name: _value(value, kinds[name]) for name, value in case.facts.items() if name in kinds}
+    return Point(case, facts, cost, held)
+
+
+def compare(entry: Entry, other: Entry) -> tuple[float, float]:
+    """How many times as long as the other one takes, and the standard error of that.
+
+    Compared within each round, where both met the same clocks and heat, so that slow drifts cancel.
+    """
+    rounds = sorted(entry.samples.keys() & other.samples.keys())
+    ratios = sorted(entry.samples[turn]["ms"] / other.samples[turn]["ms"] for turn in rounds)
+    if len(ratios) < 3:
+        return entry.ms / other.ms, 0.0
+    half = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / 2
+    return quantile(ratios, 0.5), 1.25 * 1.48 * half / math.sqrt(len(ratios))
+
+
+def _value(value: Any, kind: str) -> Any:
+    return bool(value) if kind == "bool" else value
+
+
+def _varying(points: Sequence[Point], op: str, kinds: Mapping[str, str]) -> list[str]:
+    """Facts that differ between the points, the usual ones first, without those that repeat another one."""
+    names = sorted(kinds, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    found: list[str] = []
+    seen: set[tuple[int, ...]] = set()
+    for name in names:
+        column = [point.facts.get(name) for point in points]
+        if name in REDUNDANT.get(op, ()) or len(set(column)) < 2:
+            continue
+        order = {value: rank for rank, value in enumerate(dict.fromkeys(column))}
+        pattern = tuple(order[value] for value in column)
+        if pattern not in seen:
+            seen.add(pattern)
+            found.append(name)
+    return found

@@ -1,0 +1,252 @@
+"""Raw results: an append-only file of JSON lines, safe against crashes, and what it says when it is read back.
+
+Kinds of line: `run` (what was measured on), `case` (a shape, its facts, who may run it), `check` (the accuracy gate),
+`sample` (one turn of one contestant in one round), `failed`, `done` (a case is complete). A line that was cut off by a
+crash is passed over; a writer begins on a fresh line after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from registry.errors import RegistryError
+from registry.tuning.cases import digest
+from registry.tuning.timing import quantile
+
+FORMAT = 1
+
+
+class ResultsError(RegistryError):
+    """Results that cannot be written or are not results."""
+
+
+def contestant_key(variant: str, config: Mapping[str, Any]) -> str:
+    """A short name of a variant with a config."""
+    return digest([variant, dict(config)])[:10]
+
+
+class Journal:
+    """Appends records to a file that only one process writes. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._file: int | None = None
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise ResultsError(f"{self.path}: cannot be written: {error.strerror}") from error
+        try:
+            lock(self._file, self.path)
+            self._begin_on_fresh_line()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one record whole or not at all. In the file (not yet on the disk: see `sync`) when this returns."""
+        assert self._file is not None
+        line = json.dumps({"kind": kind, **values}, separators=(",", ":")).encode() + b"\n"
+        size = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            if written != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, size)
+            raise ResultsError(f"{self.path}: {error.strerror}; what was written before is kept") from error
+
+    def sync(self) -> None:
+        """Force everything written to the disk."""
+        assert self._file is not None
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise ResultsError(f"{self.path}: {error.strerror}") from error
+
+    def _begin_on_fresh_line(self) -> None:
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+
+def lock(file: int, path: Path, *, wait: bool = False) -> None:
+    """Hold a file for this process, or say who else does. Systems without flock go unlocked."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise ResultsError(f"{path}: another process writes to it") from None
+    except OSError:  # a file system without locks
+        return
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """Everything known of one contestant on one case."""
+
+    variant: str
+    config: dict[str, Any]
+    first: bool = False
+    """Whether this is the variant's own first legal config, the one a table means that names none."""
+    source: str = ""
+    samples: dict[int, dict[str, Any]] = field(default_factory=dict)
+    check: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.samples) and self.failure is None
+
+    @property
+    def ms(self) -> float:
+        """Median over the rounds of each round's median."""
+        return quantile(sorted(s["ms"] for s in self.samples.values()), 0.5)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the rounds' quartiles over the median: the noise of `ms` between rounds."""
+        ordered = sorted(s["ms"] for s in self.samples.values())
+        return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / 2 / self.ms if len(ordered) > 1 else 0.0
+
+
+@dataclass
+class CaseResults:
+    """Everything known of one case."""
+
+    op: str
+    text: str
+    shape: dict[str, Any]
+    facts: dict[str, Any]
+    flops: float
+    entries: dict[str, Entry] = field(default_factory=dict)
+    illegal: dict[str, str] = field(default_factory=dict)
+    done: bool = False
+
+    @property
+    def timed(self) -> dict[str, Entry]:
+        return {key: entry for key, entry in self.entries.items() if entry.timed}
+
+    @property
+    def noise(self) -> float:
+        """The usual spread between rounds."""
+        spreads = sorted(entry.spread for entry in self.timed.values())
+        return quantile(spreads, 0.5) if spreads else 0.0
+
+    def tflops(self, entry: Entry) -> float:
+        return self.flops / entry.ms / 1e9 if self.flops else 0.0
+
+
+@dataclass
+class Results:
+    """A results file read back."""
+
+    path: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    mode: str = "events"
+    cases: dict[str, CaseResults] = field(default_factory=dict)
+    bad_lines: list[int] = field(default_factory=list)
+
+    def of(self, op: str) -> list[CaseResults]:
+        return [case for case in self.cases.values() if case.op == op]
+
+    @property
+    def ops(self) -> list[str]:
+        return list(dict.fromkeys(case.op for case in self.cases.values()))
+
+
+def records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(line number, record) of each line; None for a line that is none."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                yield number, record if isinstance(record, dict) and "kind" in record else None
+            except ValueError:
+                yield number, None
+
+
+def read(path: Path) -> Results:
+    """A results file as cases and contestants. A file that is not there has no cases."""
+    found = Results(str(path))
+    if not Path(path).is_file():
+        return found
+    for number, record in records(path):
+        try:
+            if record is None:
+                found.bad_lines.append(number)
+            else:
+                take(found, record)
+        except (KeyError, TypeError, AttributeError):
+            found.bad_lines.append(number)
+    return found
+
+
+def take(found: Results, record: dict[str, Any]) -> None:
+    kind = record["kind"]
+    if kind == "run":
+        _take_run(found, record)
+        return
+    if kind == "case":
+        known = found.cases.get(record["case"])
+        fresh = CaseResults(
+            record["op"],
+            record["text"],
+            record["shape"],
+            record["facts"],
+            record["flops"],
+            illegal=record.get("illegal", {}),
+        )
+        fresh.entries = dict(known.entries) if known else {}
+        for key, (variant, config, first, source) in record["contestants"].items():
+            held = fresh.entries.get(key)
+            fresh.entries[key] = held if held and held.source == source else Entry(variant, config, first, source)
+        found.cases[record["case"]] = fresh
+        return
+    case = found.cases[record["case"]]
+    if kind == "done":
+        case.done = True
+        return
+    entry = case.entries[record["key"]]
+    if kind == "sample":
+        entry.samples[record["round"]] = record
+    elif kind == "check":
+        entry.check, entry.failure = record, None
+    elif kind == "failed":
+        entry.failure = record
+
+
+def _take_run(found: Results, record: dict[str, Any]) -> None:
+    machine = record["machine"]
+    if record.get("format") != FORMAT:
+        raise ResultsError(f"{found.path}: format {record.get('format')}, this version reads {FORMAT}")
+    if found.machine:
+        differing = [n for n in ("device", "driver", "torch", "triton") if machine.get(n) != found.machine.get(n)]
+        if differing or record["mode"] != found.mode:
+            what = ", ".join(f"{n} {found.machine.get(n)} and {machine.get(n)}" for n in differing) or "two modes"
+            raise ResultsError(f"{found.path}: mixes measurements of {what}; write to another file")
+    found.machine, found.mode = found.machine or machine, record["mode"]

@@ -1,0 +1,285 @@
+"""The sweep: for every case, gate every contestant, then time the survivors in shuffled rounds, and keep every turn.
+
+All contestants of a case take one turn a round, in an order shuffled anew, so that heat and power favour nobody.
+Each turn is in the journal before the next one begins, and a sweep that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from registry.target import Target
+from registry.tuning import journal as journals
+from registry.tuning.cases import Case, spread
+from registry.tuning.child import Child, WorkerDied
+from registry.tuning.compile_pool import CompilePool
+from registry.tuning.extra import load_plugins
+from registry.tuning.journal import CaseResults, Journal
+from registry.tuning.machine import target_from
+from registry.tuning.plan import Contestant, Planned, Selection, plan
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time each measurement gets."""
+
+    rounds: int = 7
+    least_rounds: int = 3
+    warm_ms: float = 10.0
+    measure_ms: float = 25.0
+    drop: float = 1.6
+    """After the first round, contestants slower than the best by this factor take no further part."""
+    budget_s: float | None = None
+    check_timeout: float = 120.0
+    turn_timeout: float = 30.0
+    case_timeout: float = 180.0
+
+
+class Watcher(Protocol):
+    """Told how the sweep goes; the command line draws it."""
+
+    def begin(self, planned: Sequence[Planned], steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def resize(self, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """Watches nothing."""
+
+    def begin(self, planned: Sequence[Planned], steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def resize(self, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class Report:
+    """What became of a sweep."""
+
+    path: Path
+    measured: int = 0
+    turns: int = 0
+    failed: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    restarts: int = 0
+    pruned: int = 0
+    stopped: str = ""
+
+
+class Sweep:
+    """One run over some cases on one device."""
+
+    def __init__(
+        self, cases: Sequence[Case], path: Path, *, device: str = "cuda", mode: str = "events",
+        effort: Effort | None = None, selection: Selection | None = None, plugins: Sequence[str] = (),
+        watcher: Watcher | None = None, child: Child | None = None,
+        compile_processes: int | None = None, retry_failed: bool = False, now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.cases = spread(cases)
+        self.effort = effort or Effort()
+        self.selection = selection
+        self.watcher: Watcher = watcher or Silent()
+        self.own_child = child is None
+        self.child = child or Child(device, mode, plugins)
+        self.mode, self.plugins = mode, plugins
+        self.processes, self.retry_failed, self.now = compile_processes, retry_failed, now
+        self.report = Report(path)
+        self.loaded: str | None = None
+        self.refused: dict[str, Any] | None = None
+        self.deadline = None if self.effort.budget_s is None else now() + self.effort.budget_s
+
+    def run(self) -> Report:
+        """Measure what is not measured yet. Stopping it, at any time and in any way, keeps what was measured."""
+        held = journals.read(self.report.path)
+        with self._child_for_now(), Journal(self.report.path) as self.journal:
+            load_plugins(self.plugins)
+            self.child.start()
+            target = target_from(self.child.welcome["target"])
+            header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
+            journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
+            self.journal.write("run", **header)
+            plans = [plan(case, target, self.selection) for case in self.cases]
+            self._measure(plans, held, target)
+        return self.report
+
+    @contextlib.contextmanager
+    def _child_for_now(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self.own_child:
+                self.child.stop()
+
+    def _measure(self, plans: list[Planned], held: journals.Results, target: Target) -> None:
+        pool = CompilePool(target, self.processes, self.plugins)
+        left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
+        self.report.pruned = sum(planned.pruned for planned in plans)
+        self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
+        try:
+            pool.submit(left)
+            for index, planned in enumerate(left):
+                if self._time_left() <= 0:
+                    self.report.unreached = [p.case.text for p in left[index:]]
+                    self.report.stopped = "the budget is spent"
+                    break
+                share = self._time_left() / (len(left) - index)
+                self._case(planned, held, pool, share)
+        finally:
+            pool.stop()
+
+    def _time_left(self) -> float:
+        return float("inf") if self.deadline is None else self.deadline - self.now()
+
+    def _complete(self, planned: Planned, held: journals.Results) -> bool:
+        """Whether every contestant has failed, was dropped, or has all its rounds, with the source it has now."""
+        known = held.cases.get(planned.key)
+        if known is None or not known.done:
+            return False
+        for contestant in planned.contestants:
+            entry = known.entries.get(contestant.key)
+            if entry is None or entry.source != contestant.source or (entry.failure and self.retry_failed):
+                return False
+        return True
+
+    # --- one case -------------------------------------------------------------------------------------------------
+
+    def _case(self, planned: Planned, held: journals.Results, pool: CompilePool, share: float) -> None:
+        begun, self.loaded, self.refused = self.now(), None, None
+        self._record(
+            held, "case", case=planned.key, op=planned.case.op, text=planned.case.text, shape=planned.case.data(),
+            facts=_plain(planned.problem.facts()), flops=planned.flops, illegal=planned.illegal,
+            contestants={c.key: [c.variant, c.config, c.first, c.source] for c in planned.contestants},
+        )  # fmt: skip
+        known = held.cases[planned.key]
+        alive = [c for c in planned.contestants if self._admit(planned, c, known, held, pool)]
+        rounds, number = self.effort.rounds, 0
+        while number < rounds and alive:
+            round_begun = self.now()
+            order = random.Random(f"{planned.key}/{number}").sample(alive, len(alive))
+            if self._time_left() <= 0:
+                break
+            for contestant in order:
+                if number not in known.entries[contestant.key].samples:
+                    self._turn(planned, contestant, number, held)
+            alive = [c for c in alive if known.entries[c.key].failure is None]
+            if number == 0:
+                alive = self._drop_slow(alive, known)
+                spent, each = self.now() - begun, max(self.now() - round_begun, 1e-6)
+                rounds = self._affordable(share - spent, each * max(1, len(alive)) / max(1, len(order)), rounds)
+            number += 1
+        if alive and number >= rounds:
+            self._record(held, "done", case=planned.key, rounds=number)
+            self.report.measured += 1
+        self.journal.sync()
+
+    def _affordable(self, left_s: float, round_s: float, rounds: int) -> int:
+        if left_s == float("inf"):
+            return rounds
+        return max(self.effort.least_rounds, min(rounds, 1 + int(left_s / round_s)))
+
+    def _drop_slow(self, alive: list[Contestant], known: CaseResults) -> list[Contestant]:
+        """Those near the best. A variant's own first config stays, since rules may fall back to it."""
+        if not alive:
+            return alive
+        best = min(known.entries[c.key].ms for c in alive)
+        kept = [c for c in alive if c.first or known.entries[c.key].ms <= best * self.effort.drop]
+        self.watcher.resize(-(len(alive) - len(kept)) * (self.effort.rounds - 1))
+        return kept
+
+    def _admit(
+        self, planned: Planned, contestant: Contestant, known: CaseResults, held: journals.Results, pool: CompilePool
+    ) -> bool:
+        """Compile and gate a contestant, unless an earlier sweep did."""
+        entry = known.entries[contestant.key]
+        self.watcher.step(f"{planned.case.text}  {contestant}")
+        if entry.failure is not None and not self.retry_failed:
+            return False
+        if entry.failure is None and entry.check is not None:
+            return True
+        compiled = pool.result(planned, contestant, self._time_left())
+        if self._time_left() <= 0:
+            return False
+        if compiled is not None and not compiled["ok"]:
+            self._fail(planned, contestant, compiled, held)
+            return False
+        answer = self._ask(planned, {"do": "check", **_named(contestant)}, self.effort.check_timeout)
+        if not answer["ok"]:
+            self._fail(planned, contestant, answer, held)
+            return False
+        if compiled is not None:
+            answer["compile_s"] = compiled.get("seconds")
+        answer.pop("ok")
+        self._record(held, "check", case=planned.key, key=contestant.key, **answer)
+        return True
+
+    def _turn(self, planned: Planned, contestant: Contestant, number: int, held: journals.Results) -> None:
+        """One turn of one contestant: timed, then written at once."""
+        self.watcher.step(f"{planned.case.text}  round {number + 1}  {contestant}")
+        command = {
+            "do": "time",
+            **_named(contestant),
+            "warm_ms": self.effort.warm_ms,
+            "measure_ms": self.effort.measure_ms,
+        }
+        answer = self._ask(planned, command, self.effort.turn_timeout)
+        if not answer.pop("ok"):
+            self._fail(planned, contestant, answer, held)
+            return
+        self._record(held, "sample", case=planned.key, key=contestant.key, round=number, **answer)
+        self.report.turns += 1
+
+    def _ask(self, planned: Planned, command: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """An answer, or the refusal that stands for a worker that died over it."""
+        try:
+            if self.loaded != planned.key or not self.child.running:
+                loaded = self._load(planned)
+                if not loaded["ok"]:
+                    return loaded
+            return self.child.ask(command, timeout)
+        except WorkerDied as error:
+            self.report.restarts += 1
+            self.loaded = None
+            return {"ok": False, "why": error.why, "detail": error.detail}
+
+    def _load(self, planned: Planned) -> dict[str, Any]:
+        """Give the worker the case. Its inputs are the oracle's and torch's business, so it may take a while."""
+        if self.refused is None:
+            try:
+                answer = self.child.ask({"do": "case", "case": planned.case.data()}, self.effort.case_timeout)
+            except WorkerDied as error:
+                answer = {"ok": False, "why": error.why, "detail": error.detail}
+            if answer["ok"]:
+                self.loaded = planned.key
+                return answer
+            self.refused = {**answer, "why": f"inputs: {answer['why']}"}
+        return dict(self.refused)
+
+    def _fail(self, planned: Planned, contestant: Contestant, answer: dict[str, Any], held: journals.Results) -> None:
+        why = {name: value for name, value in answer.items() if name not in ("ok", "fatal")}
+        text = f"{contestant} on {planned.case.text}: {why['why']}: {why.get('detail', '')}"
+        self.report.failed.append(text)
+        self.watcher.note(text[:400])
+        self._record(held, "failed", case=planned.key, key=contestant.key, **why)
+
+    def _record(self, held: journals.Results, kind: str, **values: Any) -> None:
+        """Write a record, and take it in as a reader would."""
+        if kind in ("case", "done"):
+            values["at"] = round(time.time(), 1)
+        self.journal.write(kind, **values)
+        self.journal.sync()
+        journals.take(held, {"kind": kind, **values})
+
+
+def _named(contestant: Contestant) -> dict[str, Any]:
+    return {"variant": contestant.variant, "config": contestant.config, "key": contestant.key}
+
+
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}

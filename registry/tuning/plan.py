@@ -1,0 +1,102 @@
+"""Who takes part: every legal variant with every legal config, found before anything is compiled."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.capability import reasons_against
+from registry.discovery import catalog
+from registry.op import op_named
+from registry.ranking import errata_reasons
+from registry.target import Target
+from registry.tuning.cases import Case, digest
+from registry.tuning.journal import contestant_key
+from registry.tuning.source import source_hash
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A variant with one of its configs."""
+
+    variant: str
+    config: dict[str, Any]
+    first: bool
+    """Whether it is what the variant runs where no table names a config."""
+    source: str
+
+    @property
+    def key(self) -> str:
+        return contestant_key(self.variant, self.config)
+
+    def __str__(self) -> str:
+        words = ",".join(f"{name}={value}" for name, value in self.config.items())
+        return f"{self.variant}({words})" if words else self.variant
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One case with its contestants, and why the others may not run."""
+
+    case: Case
+    problem: Any
+    flops: float
+    contestants: tuple[Contestant, ...]
+    illegal: dict[str, str]
+    pruned: int = 0
+    """Configs that their declared shared memory, registers or rule ruled out."""
+
+    @property
+    def key(self) -> str:
+        return digest([self.case.op, self.case.text])
+
+
+@dataclass
+class Selection:
+    """Which variants and how many configs of each to measure."""
+
+    only: Sequence[str] = ()
+    """Names or patterns; empty: all."""
+    skip: Sequence[str] = ()
+    max_configs: int | None = None
+    extra_configs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def wants(self, name: str) -> bool:
+        matches = lambda patterns: any(fnmatch.fnmatch(name, pattern) for pattern in patterns)  # noqa: E731
+        return (not self.only or matches(self.only)) and not matches(self.skip)
+
+
+def plan(case: Case, target: Target, selection: Selection | None = None) -> Planned:
+    """The contestants of a case on a target; compiles and launches nothing."""
+    from registry.capability import config_reasons
+
+    selection = selection or Selection()
+    problem = case.problem(target)
+    op = op_named(case.op)
+    found: list[Contestant] = []
+    illegal: dict[str, str] = {}
+    pruned = 0
+    for name, variant in catalog.get().of(case.op).items():
+        if not selection.wants(name):
+            continue
+        reasons = reasons_against(variant.requires, problem) or errata_reasons(variant, problem)
+        if reasons:
+            illegal[name] = "; ".join(map(str, reasons))[:300]
+            continue
+        declared = variant.configs_for(problem)
+        legal = [config for config in declared if not config_reasons(variant.requires, problem, config)]
+        pruned += len(declared) - len(legal)
+        if not legal:
+            illegal[name] = "; ".join(map(str, variant.config_refusals(problem)))[:300]
+            continue
+        source = source_hash(variant)
+        configs = _once([dict(config) for config in legal])[: selection.max_configs]
+        found += [Contestant(name, config, index == 0, source) for index, config in enumerate(configs)]
+    flops = float(getattr(op, "flops", lambda _: 0.0)(problem))
+    return Planned(case, problem, flops, tuple(found), illegal, pruned)
+
+
+def _once(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({digest(config): config for config in configs}.values())

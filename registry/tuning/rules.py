@@ -1,0 +1,210 @@
+"""A fitted tree as a dispatch table: readable YAML with evidence, and the regret of what it picks.
+
+Regret is the time of what the table picks over the time of the best variant and config measured on that shape. It is
+evaluated by loading the table as the dispatcher does and walking its rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from registry.tables.model import TableSet
+from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret
+from registry.tuning.fit import WRONG, Fit, Settings, excluded
+from registry.tuning.journal import CaseResults, Results
+from registry.tuning.tree import NEVER, Choice, Node, Point, leaves
+
+HALVES = ["bfloat16", "float16"]
+LEADING = {"attention": ("seqlen_q",), "attention_backward": ("seqlen_q",), "matmul": ("m", "n", "k")}
+"""Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
+SMALL = 64
+HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
+
+
+@dataclass
+class Fitted:
+    """A table made from results."""
+
+    op: str
+    text: str
+    rules: list[dict[str, Any]]
+    tuning: Regret
+    held: Regret
+    single: Regret
+    """Of the best single choice for all shapes: what the rules buy."""
+    skipped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def make_table(
+    results: Results, found: Fit, run: str, settings: Settings | None = None, *, device: bool = False
+) -> Fitted:
+    """The table of a fit. `run` names the raw results in evidence; `device` narrows the table to that device."""
+    settings = settings or Settings()
+    rules = _rules(found.tree, found.kinds, settings)
+    base = _base(found)
+    for rule in rules:
+        rule["when"] = {**{name: value for name, value in base.items() if name not in rule["when"]}, **rule["when"]}
+        for name, low in _floors(found).items():
+            rule["when"][name] = _at_least(rule["when"].get(name), low)
+        if not rule["when"]:
+            del rule["when"]
+    head: dict[str, Any] = {"op": found.op, "arch": results.machine["arch"]}
+    if device:
+        head["device"] = results.machine["device"]
+    table = loaded({**head, "rules": rules}, found.op)
+    reached = cases_by_rule(table, [point.case for point in found.points])
+    rules = [rule for index, rule in enumerate(rules) if reached.get(index)]
+    table = loaded({**head, "rules": rules}, found.op)
+    reached = cases_by_rule(table, [point.case for point in found.points])
+    for index, rule in enumerate(rules):
+        rule["evidence"] = evidence(results, table.tables[0].rules[index], reached[index], run, settings)
+    text = HEADER + _summary(found, results, settings) + dump({**head, "rules": rules})
+    parts = {held: [p.case for p in found.points if p.held is held] for held in (False, True)}
+    whole = loaded({**head, "rules": [{"use": rule_use(found.tree.choice, found.tree.points, settings)}]}, found.op)
+    fitted = Fitted(
+        found.op, text, rules, regret(table, parts[False], settings), regret(table, parts[True], settings),
+        regret(whole, parts[False] + parts[True], settings), found.skipped,
+    )  # fmt: skip
+    load_text(text, found.op)  # what is written must load
+    fitted.warnings = [w for point in found.points for w in _failures(point.case, settings)]
+    return fitted
+
+
+def loaded(table: Mapping[str, Any], op: str) -> TableSet:
+    """A table as the dispatcher would load it."""
+    return load_text(dump(table), op)
+
+
+def _rules(tree: Node, kinds: Mapping[str, str], settings: Settings) -> list[dict[str, Any]]:
+    """A rule for each part of the space that wants something else than most of it does, then one for the rest."""
+    parts = list(leaves(tree))
+    usual = max(parts, key=lambda part: sum(len(leaf.points) for leaf, _ in parts if leaf.choice == part[0].choice))[
+        0
+    ].choice
+    found = [
+        {"when": _when(path, kinds, tree.points), "use": rule_use(leaf.choice, leaf.points, settings)}
+        for leaf, path in parts
+        if leaf.choice != usual
+    ]
+    rest = [point for leaf, _ in parts if leaf.choice == usual for point in leaf.points]
+    return [*found, {"when": {}, "use": rule_use(usual, rest, settings)}]
+
+
+def _when(path: Sequence[tuple[str, Any, bool]], kinds: Mapping[str, str], points: Sequence[Point]) -> dict[str, Any]:
+    """The conditions that lead to a leaf. "Not this name" is spelled as the other names that were measured."""
+    found: dict[str, Any] = {}
+    for fact, test, passed in path:
+        if kinds[fact] in ("int", "float"):
+            found[fact] = _within(found.get(fact), (test, None) if passed else (None, test - 1))
+        elif kinds[fact] == "bool":
+            found[fact] = test if passed else not test
+        else:
+            known = found.get(fact, sorted({point.facts[fact] for point in points}))
+            found[fact] = [name for name in ([known] if isinstance(known, str) else known) if (name == test) is passed]
+    return {fact: value[0] if isinstance(value, list) and len(value) == 1 else value for fact, value in found.items()}
+
+
+def _within(outer: str | None, inner: tuple[Any, Any]) -> str:
+    low, high = _bounds(outer)
+    lows, highs = [v for v in (low, inner[0]) if v is not None], [v for v in (high, inner[1]) if v is not None]
+    return _range(max(lows, default=None), min(highs, default=None))
+
+
+def _bounds(text: Any) -> tuple[int | None, int | None]:
+    low, _, high = str(text or "..").partition("..")
+    return (int(low) if low else None), (int(high) if high else None)
+
+
+def _range(low: int | None, high: int | None) -> str:
+    return f"{'' if low is None else low}..{'' if high is None else high}"
+
+
+def _at_least(condition: Any, low: int) -> str:
+    known, high = _bounds(condition)
+    return _range(max(low, known or 0), high)
+
+
+def rule_use(choice: Choice, points: Sequence[Point], settings: Settings) -> list[Any]:
+    """The choice, then every other variant by how it did on these shapes."""
+    others: dict[str, list[float]] = {}
+    for point in points:
+        for other, cost in point.cost.items():
+            if not other.config and other.variant != choice.variant:
+                others.setdefault(other.variant, []).append(cost)
+    ranked = sorted(
+        (n for n, costs in others.items() if max(costs) < NEVER), key=lambda n: (sum(others[n]) / len(others[n]), n)
+    )
+    first = {"variant": choice.variant, **({"config": choice.settings} if choice.config else {})}
+    return [first, *({"variant": name} for name in ranked)]
+
+
+def _base(found: Fit) -> dict[str, Any]:
+    """Conditions of every rule: the dtypes measured. The two half precisions run the same instructions."""
+    dtypes = sorted({point.facts["dtype"] for point in found.points})
+    if set(dtypes) <= set(HALVES):
+        dtypes = HALVES
+    return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0]}
+
+
+def _floors(found: Fit) -> dict[str, int]:
+    smallest = {name: min(point.facts[name] for point in found.points) for name in LEADING.get(found.op, ())}
+    return {name: -(-low // 2) for name, low in smallest.items() if low > SMALL}
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def _failures(case: CaseResults, settings: Settings) -> list[str]:
+    return [
+        f"{entry.variant} {entry.config} on {case.text}: {entry.failure['why']}: "
+        f"{entry.failure.get('detail', '')[:200]}"
+        for entry in case.entries.values()
+        if entry.failure is not None and entry.failure["why"] in WRONG and not excluded(entry.variant, settings)
+    ]
+
+
+def _summary(found: Fit, results: Results, settings: Settings) -> str:
+    held = sum(point.held for point in found.points)
+    return (
+        f"# Made by `kreg tune {found.op}` from {Path(results.path).name}: {len(found.points)} shapes on "
+        f"{results.machine['device']},\n# {held} of them held out of the fit. Edit the measurements, not this file.\n"
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that some reader of YAML takes for a number, such as the hash 50921e858851."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    try:
+        float(value.replace("_", ""))
+    except ValueError:
+        return dumper.represent_str(value)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'")
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(table: Mapping[str, Any]) -> str:
+    """YAML as people write it: one line for conditions and for each candidate."""
+    lines = [f"{name}: {_flow(value)}" for name, value in table.items() if name != "rules"]
+    lines.append("rules:")
+    for rule in table["rules"]:
+        when = f"when: {_flow(rule['when'])}\n  " if rule.get("when") else ""
+        lines.append(f"- {when}use:")
+        lines += [f"  - {_flow(use)}" for use in rule["use"]]
+        if "evidence" in rule:
+            lines.append(f"  evidence: {_flow(rule['evidence'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -1,0 +1,254 @@
+"""The user's own measurements and tables, kept in the cache folder and shared by every process of the user.
+
+A row is one contestant on one case, with what it was measured on: device, driver, torch, triton, and a hash of the
+variant's source. Rows that no longer hold are passed over one by one and reported. Files are replaced whole, under a
+lock; where the disk is full or read-only, what was there stays, and StoreError says where the new rows were left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from registry import ranking
+from registry.discovery import catalog
+from registry.errors import RegistryError
+from registry.tuning.journal import CaseResults, Entry, Results, lock
+from registry.tuning.machine import slug
+from registry.tuning.source import source_hash
+
+KEYED = ("device", "driver", "torch", "triton")
+
+
+class StoreError(RegistryError):
+    """The cache could not be written. Nothing that was in it is lost."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured contestant."""
+
+    op: str
+    case: str
+    shape: dict[str, Any]
+    facts: dict[str, Any]
+    flops: float
+    variant: str
+    config: dict[str, Any]
+    first: bool
+    source: str
+    machine: dict[str, Any]
+    mode: str
+    ms: float | None
+    spread: float = 0.0
+    failure: str = ""
+
+    @property
+    def key(self) -> str:
+        """What a newer measurement of the same thing replaces."""
+        same = [self.op, self.case, self.variant, self.config, self.mode, [self.machine.get(n) for n in KEYED]]
+        return json.dumps(same, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A row that does not hold here, and why."""
+
+    row: Row
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.row.variant} on {self.row.case}: {self.why}"
+
+
+@dataclass
+class Loaded:
+    """What the store has for one op on this machine."""
+
+    rows: list[Row] = field(default_factory=list)
+    stale: list[Stale] = field(default_factory=list)
+    unreadable: int = 0
+
+
+def folder() -> Path:
+    return ranking.cache_folder() / "measurements"
+
+
+def rows_of(results: Results) -> list[Row]:
+    """The rows of a sweep."""
+    return [
+        _row(results, case, entry)
+        for case in results.cases.values()
+        for entry in case.entries.values()
+        if entry.samples or entry.failure
+    ]
+
+
+def _row(results: Results, case: CaseResults, entry: Entry) -> Row:
+    return Row(
+        case.op, case.text, case.shape, case.facts, case.flops, entry.variant, entry.config, entry.first, entry.source,
+        results.machine, results.mode, entry.ms if entry.timed else None,
+        round(entry.spread, 4) if entry.timed else 0.0,
+        entry.failure["why"] if entry.failure else "",
+    )  # fmt: skip
+
+
+def path_for(op: str, device: str) -> Path:
+    return folder() / f"{op}.{slug(device)}.jsonl"
+
+
+def merge(rows: Iterable[Row]) -> dict[Path, int]:
+    """Add rows, each in place of an older one of the same key. Returns how many each file has now.
+
+    Several processes may merge at once: each waits for the other's lock and keeps the other's rows.
+    """
+    by_file: dict[Path, list[Row]] = {}
+    for row in rows:
+        by_file.setdefault(path_for(row.op, str(row.machine["device"])), []).append(row)
+    return {path: _merge_file(path, fresh) for path, fresh in by_file.items()}
+
+
+def _merge_file(path: Path, fresh: list[Row]) -> int:
+    try:
+        with locked(path):
+            kept, _ = _read(path)
+            merged = {row.key: row for row in [*kept, *fresh]}
+            write_atomic(
+                path, "".join(json.dumps(asdict(row), separators=(",", ":")) + "\n" for row in merged.values())
+            )
+            return len(merged)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}; {_rescue(fresh)}") from error
+
+
+def _rescue(rows: list[Row]) -> str:
+    """Put rows that the cache did not take where there is room, so that a measurement is not lost to a full disk."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="kreg-rows-", suffix=".jsonl")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    except OSError:
+        return "the rows are kept by the sweep's own journal only"
+    return f"the new rows are in {name}"
+
+
+def _read(path: Path) -> tuple[list[Row], int]:
+    """(rows, lines that are none)."""
+    rows: list[Row] = []
+    bad = 0
+    if not path.is_file():
+        return rows, bad
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            rows.append(Row(**json.loads(line)))
+        except (ValueError, TypeError):
+            bad += 1
+    return rows, bad
+
+
+def load(op: str, machine: Mapping[str, Any]) -> Loaded:
+    """The rows of an op that hold on this machine with these versions and sources; the others with their reasons."""
+    found = Loaded()
+    try:
+        rows, found.unreadable = _read(path_for(op, str(machine["device"])))
+    except OSError:
+        return found
+    sources = {name: source_hash(variant) for name, variant in catalog.get().of(op).items()}
+    for row in rows:
+        why = stale_why(row, machine, sources)
+        if why:
+            found.stale.append(Stale(row, why))
+        else:
+            found.rows.append(row)
+    return found
+
+
+def stale_why(row: Row, machine: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Why a row does not hold here; "" where it does."""
+    for name in KEYED:
+        measured, here = row.machine.get(name), machine.get(name)
+        if measured != here:
+            return f"measured with {name} {measured}, here is {here}"
+    if row.variant not in sources:
+        return "the variant is not installed"
+    if row.source != sources[row.variant]:
+        return "the variant's source has changed"
+    return ""
+
+
+def as_results(rows: Iterable[Row], machine: dict[str, Any], path: str = "the cache") -> Results:
+    """Rows as results that the fit takes."""
+    found = Results(path, dict(machine))
+    for row in rows:
+        found.mode = row.mode
+        fresh = CaseResults(row.op, row.case, row.shape, row.facts, row.flops, done=True)
+        case = found.cases.setdefault(row.case, fresh)
+        entry = Entry(row.variant, row.config, row.first, row.source)
+        if row.failure:
+            entry.failure = {"why": row.failure}
+        elif row.ms is not None:
+            low, high = row.ms * (1 - row.spread), row.ms * (1 + row.spread)
+            entry.samples = {turn: {"ms": ms} for turn, ms in enumerate((low, low, row.ms, high, high))}
+        case.entries[f"{row.variant} {json.dumps(row.config, sort_keys=True)}"] = entry
+    return found
+
+
+def write_table(op: str, device: str, text: str) -> Path:
+    """Put a table in force for this user, from the next process on. Replaces the last one whole."""
+    path = ranking.tuned_folder() / f"{op}.{slug(device)}.yaml"
+    try:
+        with locked(path):
+            write_atomic(path, text)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}; the table before it stays in force") from error
+    return path
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file whole: readers see the old one or the new one, and a crash leaves one of them."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file against other processes of the registry, through a lock file beside it that stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock(handle, path, wait=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def stale_table_row(table: Any, rule: Any) -> str | None:
+    """Why a row of the user's own table does not hold here: the `skip` of registry.tables.load_tables.
+
+    Goes further than the versions: the driver, and the source of the variant that the row picks.
+    """
+    evidence = rule.evidence
+    if evidence is None or evidence.source is None:
+        return None
+    variant = catalog.get().variants.get(rule.use[0].variant)
+    if variant is None:
+        return f"{rule.use[0].variant} is not installed"
+    if source_hash(variant) != evidence.source:
+        return f"the source of {variant.name} has changed since it was measured; tune again"
+    return None

@@ -1,0 +1,223 @@
+"""Clocks: how long one launch takes on the device that runs it. One `sample` is one turn of one contestant in a round.
+
+On a GPU every launch stands between two events, the L2 cache is flushed before it, and the host is kept ahead of the
+device by work queued in front, so that a short kernel is not timed as the gap between two launches. `GraphTimer` times
+replays of a graph of launches over rotated inputs instead: no host at all. On a CPU the wall clock is enough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Launches = Sequence[Callable[[], Any]]
+"""The same launch over one or more sets of inputs."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One turn: the median, the 20th and 80th percentile of `launches` timed launches, in milliseconds."""
+
+    ms: float
+    low: float
+    high: float
+    launches: int
+    state: dict[str, Any] = field(default_factory=dict)
+    """Clocks and throttling as they were while it ran."""
+
+
+class Timer(Protocol):
+    """A clock that contestants take turns at."""
+
+    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample: ...
+
+
+def summary(times: Sequence[float], state: dict[str, Any] | None = None) -> Sample:
+    """Median and spread of single times."""
+    ordered = sorted(times)
+    return Sample(quantile(ordered, 0.5), quantile(ordered, 0.2), quantile(ordered, 0.8), len(ordered), state or {})
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """A quantile of sorted values, interpolated."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+class StandingClock:
+    """A clock that stands still until a measured time is added: for tools that time a function themselves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class WallTimer:
+    """The host's clock, for devices that run a launch before it returns. `clock` gives nanoseconds."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, most: int = 1000) -> None:
+        self.clock, self.most = clock, most
+
+    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+        launch = launches[0]
+        first = self._once(launch)
+        for _ in range(_repeats(warm_ms - first, first, self.most) if warm_ms > first else 0):
+            launch()
+        return summary([self._once(launch) for _ in range(_repeats(measure_ms, first, self.most))])
+
+    def _once(self, launch: Callable[[], Any]) -> float:
+        start = self.clock()
+        launch()
+        return (self.clock() - start) / 1e6
+
+
+class CudaTimer:
+    """CUDA events around each launch. `telemetry` (see registry.tuning.machine) is read while the device is busy."""
+
+    FLUSH_BYTES = 256 << 20
+    AHEAD_MS = 0.02
+    """Host time of one launch that the queue is filled for, at least; measured per contestant."""
+
+    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None, most: int = 200) -> None:
+        import torch
+
+        self._torch = torch
+        self._telemetry = telemetry or dict
+        self._most = most
+        flush = 2 * getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
+        self._cache = torch.empty(max(flush, self.FLUSH_BYTES), dtype=torch.uint8, device="cuda")
+        self._cycles_per_ms = self._measure_spin()
+
+    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+        each, host = self._estimate(launches[0])
+        for _ in range(_repeats(warm_ms, max(each, host), self._most)):
+            launches[0]()
+        count = max(3, _repeats(measure_ms, each + 0.1, self._most))
+        pairs = [(self._event(), self._event()) for _ in range(count)]
+        self._run_ahead(count * host, each)
+        for turn, (start, end) in enumerate(pairs):
+            self._cache.zero_()
+            start.record()
+            launches[turn % len(launches)]()
+            end.record()
+        state = self._telemetry()
+        self._torch.cuda.synchronize()
+        return summary([start.elapsed_time(end) for start, end in pairs], state)
+
+    def _estimate(self, launch: Callable[[], Any]) -> tuple[float, float]:
+        """(device, host) milliseconds of a launch, roughly."""
+        launch()
+        start, end = self._event(), self._event()
+        self._torch.cuda.synchronize()
+        begun = time.perf_counter()
+        start.record()
+        for _ in range(3):
+            launch()
+        host = (time.perf_counter() - begun) * 1e3 / 3
+        end.record()
+        self._torch.cuda.synchronize()
+        return start.elapsed_time(end) / 3, max(host + 2 * self.AHEAD_MS / 3, self.AHEAD_MS)
+
+    def _run_ahead(self, host_ms: float, each_ms: float) -> None:
+        """Keep the device waiting while the host queues, where launches are so short that it would not get ahead."""
+        if each_ms < 1.0:
+            self._torch.cuda._sleep(int(min(host_ms * 1.3, 100.0) * self._cycles_per_ms))
+
+    def _measure_spin(self) -> float:
+        cycles = 2_000_000
+        self._torch.cuda._sleep(cycles)
+        start, end = self._event(), self._event()
+        start.record()
+        self._torch.cuda._sleep(cycles)
+        end.record()
+        self._torch.cuda.synchronize()
+        return float(cycles / start.elapsed_time(end))
+
+    def _event(self) -> Any:
+        return self._torch.cuda.Event(enable_timing=True)
+
+
+class GraphTimer:
+    """Replays of one CUDA graph of many launches. What is in the L2 cache is what rotating the inputs leaves there."""
+
+    MEMORY_BYTES = 256 << 20
+    """How much the rotated inputs should fill."""
+
+    def __init__(
+        self, telemetry: Callable[[], dict[str, Any]] | None = None, launches: int = 16, most: int = 50
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self._telemetry = telemetry or dict
+        self._launches, self._most = launches, most
+        self._graphs: dict[int, tuple[Launches, Any, int]] = {}
+
+    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+        graph, count = self._graph(launches)
+        each = self._time(graph)
+        for _ in range(_repeats(warm_ms, each, self._most)):
+            graph.replay()
+        rounds = max(3, _repeats(measure_ms, each, self._most))
+        events = [self._torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+        events[0].record()
+        for event in events[1:]:
+            graph.replay()
+            event.record()
+        state = self._telemetry()
+        self._torch.cuda.synchronize()
+        times = [a.elapsed_time(b) / count for a, b in zip(events, events[1:], strict=False)]
+        return summary(times, state)
+
+    def _graph(self, launches: Launches) -> tuple[Any, int]:
+        held = self._graphs.get(id(launches))
+        if held is not None and held[0] is launches:
+            return held[1], held[2]
+        count = max(self._launches, len(launches))
+        side = self._torch.cuda.Stream()
+        side.wait_stream(self._torch.cuda.current_stream())
+        with self._torch.cuda.stream(side):
+            for launch in launches:
+                launch()
+        self._torch.cuda.current_stream().wait_stream(side)
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph):
+            for turn in range(count):
+                launches[turn % len(launches)]()
+        graph.replay()
+        self._torch.cuda.synchronize()
+        self._graphs[id(launches)] = (launches, graph, count)
+        return graph, count
+
+    def _time(self, graph: Any) -> float:
+        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        self._torch.cuda.synchronize()
+        return float(start.elapsed_time(end))
+
+    def forget(self) -> None:
+        """Drop the graphs of a case and the memory that they hold."""
+        self._graphs.clear()
+
+
+def _repeats(budget_ms: float, each_ms: float, most: int) -> int:
+    """How often something of that length fits into a time."""
+    return max(1, min(most, int(budget_ms / max(each_ms, 1e-4))))
+
+
+def timer_for(device: str, mode: str, telemetry: Callable[[], dict[str, Any]] | None = None) -> Timer:
+    """The clock of a device ("cuda" or "cpu") in a mode ("events" or "graph")."""
+    if device == "cpu":
+        return WallTimer()
+    return GraphTimer(telemetry) if mode == "graph" else CudaTimer(telemetry)

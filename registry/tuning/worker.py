@@ -1,0 +1,236 @@
+"""The process that kernels run in, so that one that hangs or faults takes down nothing but itself.
+
+Reads commands as JSON lines from one file descriptor and answers on another: `hello`, `case`, `check`, `time`,
+`compile`. The parent (registry.tuning.child) kills it when it stops answering. Anything that kernels print goes to the
+standard streams, which the parent keeps as a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OK: dict[str, Any] = {"ok": True}
+
+
+def refusal(why: str, detail: str = "", **more: Any) -> dict[str, Any]:
+    """An answer that says no. `fatal=True`: this process can not go on."""
+    return {"ok": False, "why": why, "detail": detail[-2000:], **more}
+
+
+class Worker:
+    """Holds one case at a time, with its inputs, the oracle's answer and the bound launches."""
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+        self.load: Any = None
+        self.wanted: list[Any] = []
+        self.bound: dict[str, list[Callable[[], Any]]] = {}
+        self.sets: list[dict[str, Any]] = []
+        self.timer: Any = None
+        self.mode = "events"
+
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        return getattr(self, f"do_{command['do']}")(**{k: v for k, v in command.items() if k != "do"})  # type: ignore[no-any-return]
+
+    def do_hello(self, device: str, mode: str = "events", plugins: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Load everything; answer with the target and the machine."""
+        import torch
+
+        from registry.discovery import catalog
+        from registry.target import Target
+        from registry.tuning.extra import load_plugins
+        from registry.tuning.machine import Monitor, describe, target_data
+        from registry.tuning.timing import timer_for
+
+        self.device, self.mode = device, mode
+        target = Target.of(torch.device(device))
+        load_plugins(plugins)
+        catalog.get()
+        if device == "cuda":
+            self.timer = timer_for("cuda", mode, Monitor())
+        else:
+            torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+            self.timer = timer_for("cpu", mode)
+        return {**OK, "target": target_data(target), "machine": describe(target)}
+
+    def do_case(self, case: Mapping[str, Any], reference: bool = True) -> dict[str, Any]:
+        """Make the inputs and, where a gate is ahead, the oracle's answer."""
+        from registry.tuning.accuracy import expected
+        from registry.tuning.cases import Case
+        from registry.tuning.workload import workload
+
+        self.forget()
+        self.load = workload(Case.from_data(case), self.device)
+        with self.load.settings():
+            self.wanted = expected(self.load) if reference else []
+        self.sets = (
+            self.load.copies(self.timer.MEMORY_BYTES) if hasattr(self.timer, "MEMORY_BYTES") else [self.load.tensors]
+        )
+        self.synchronize()
+        return OK
+
+    def do_check(self, variant: str, config: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """First launch and the accuracy gate."""
+        from registry.tuning.accuracy import judge
+
+        begun = time.perf_counter()
+        before = {name: _bits(tensor) for name, tensor in self.load.tensors.items()}
+        self.poison()
+        with self.load.settings():
+            results = self.bind(variant, config, key)[0]()
+            self.synchronize()
+            seconds = time.perf_counter() - begun
+            verdict = judge(self.load, results, self.wanted)
+        changed = [name for name, tensor in self.load.tensors.items() if not _same(before[name], tensor)]
+        if changed:
+            for name in changed:
+                self.load.tensors[name].copy_(before[name])
+            return refusal("wrong", f"changed its input {', '.join(changed)}")
+        errors = {name: float(f"{value:.3g}") for name, value in verdict.errors.items()}
+        if not verdict.ok:
+            return refusal("wrong", verdict.detail, errors=errors)
+        return {**OK, "errors": errors, "first_s": round(seconds, 3)}
+
+    def do_time(
+        self, variant: str, config: Mapping[str, Any], key: str, warm_ms: float, measure_ms: float
+    ) -> dict[str, Any]:
+        """One turn at the clock."""
+        with self.load.settings():
+            launches = self.bound.get(key) or self.bind(variant, config, key)
+            sample = self.timer.sample(launches, warm_ms, measure_ms)
+        ms, low, high = (float(f"{value:.6g}") for value in (sample.ms, sample.low, sample.high))
+        return {**OK, "ms": ms, "low": low, "high": high, "n": sample.launches, **sample.state}
+
+    def do_compile(
+        self, case: Mapping[str, Any], variant: str, config: Mapping[str, Any], target: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Compile a contestant's kernels into Triton's cache; touches no GPU."""
+        from registry.compiling import compile_build
+        from registry.discovery import catalog
+        from registry.tuning.cases import Case
+        from registry.tuning.machine import target_from
+        from registry.tuning.workload import workload
+
+        goal = target_from(target)
+        load = workload(Case.from_data(case), "meta")
+        problem = load.problem(goal)
+        declared = catalog.get().variants[variant].builds
+        begun = time.perf_counter()
+        with load.settings():
+            shared = [
+                compile_build(build, goal).metadata.shared for build in (declared(problem, config) if declared else ())
+            ]
+        if shared and goal.shared_memory and max(shared) > goal.shared_memory:
+            return refusal("does not fit", f"shared memory {max(shared)} of {goal.shared_memory} bytes")
+        return {**OK, "seconds": round(time.perf_counter() - begun, 3)}
+
+    def bind(self, variant: str, config: Mapping[str, Any], key: str) -> list[Callable[[], Any]]:
+        """The launches of a contestant, over every set of inputs."""
+        from registry.discovery import catalog
+
+        problem = self.load.problem()
+        launch = self.load.op.bind(catalog.get().variants[variant], problem, dict(config))
+        self.bound[key] = self.load.launches(launch, self.sets)
+        return self.bound[key]
+
+    def poison(self) -> None:
+        """Leave NaNs in the memory that the next outputs are likely to be given."""
+        import torch
+
+        if self.device == "cuda":
+            held = [torch.full_like(part.value, float("nan"), dtype=torch.float32) for part in self.wanted
+                    if part.value.is_floating_point()]  # fmt: skip
+            like = [t for t in self.load.tensors.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+            held += [torch.full(t.shape, float("nan"), device=t.device).to(t.dtype) for t in like]
+            del held
+
+    def synchronize(self) -> None:
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        """Drop everything of the last case."""
+        self.load, self.wanted, self.sets = None, [], []
+        self.bound.clear()
+        if hasattr(self.timer, "forget"):
+            self.timer.forget()
+        gc.collect()
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+
+def _bits(value: Any) -> Any:
+    import torch
+
+    return value.detach().clone() if isinstance(value, torch.Tensor) else None
+
+
+def _same(before: Any, now: Any) -> bool:
+    import torch
+
+    return before is None or bool(
+        torch.equal(before.float(), now.float()) if before.dtype.itemsize == 1 else torch.equal(before, now)
+    )
+
+
+def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
+    """What an exception means for the sweep: a config that does not fit, memory, a plain error, or a broken device."""
+    from registry.dispatch import compile_failures
+
+    text = f"{type(error).__name__}: {error}".strip()
+    detail = text if len(text) > 40 else "".join(traceback.format_exception(error)[-4:])
+    if isinstance(error, compile_failures()):
+        return refusal("does not compile", text)
+    if "out of memory" in text.lower() or isinstance(error, MemoryError):
+        with contextlib.suppress(Exception):
+            gc.collect()
+        return refusal("out of memory", text)
+    try:
+        worker.synchronize()
+    except Exception:
+        return refusal("device error", text, fatal=True)
+    return refusal("error", detail)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, also while a kernel hangs."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def serve(commands: int, answers: int) -> None:
+    """Answer commands until they end."""
+    worker = Worker()
+    with os.fdopen(commands, encoding="utf-8") as incoming, os.fdopen(answers, "w", encoding="utf-8") as outgoing:
+        for line in incoming:
+            try:
+                found = worker.answer(json.loads(line))
+            except Exception as error:
+                found = explain_failure(worker, error)
+            outgoing.write(json.dumps(found) + "\n")
+            outgoing.flush()
+            if found.get("fatal"):
+                return
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a broken device can hang the driver's own clean-up

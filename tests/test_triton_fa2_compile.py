@@ -1,0 +1,179 @@
+"""triton_fa2 without a GPU: what the compiler makes of the shipped configs, on every family of GPUs it claims.
+
+Registers, spills, shared memory as declared, tensor-core instructions not serialised, and asynchronous copies where
+they must be and nowhere else. Set KREG_NEWEST_TRITON to a folder with an unpacked newer Triton to repeat a part there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from registry import Target, variants
+from registry.compiling import compile_build, inspect
+from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem
+from registry.problem import OperandFact
+
+triton = pytest.importorskip("triton")
+
+PINNED = triton.__version__.startswith("3.6.")
+NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
+FORWARD, BACKWARD = "triton_fa2", "triton_fa2_backward"
+
+
+def problem(name, arch="sm90", **sizes):
+    made = AttentionProblem if name == FORWARD else AttentionBackwardProblem
+    return made.of_shape(Target.named(arch), **{"hq": 2, "s": 1024, "d": 64, "causal": True, "lse": True, **sizes})
+
+
+def built(p, config=None):
+    """What the compiler makes of each kernel of a config; the first legal one unless told."""
+    variant = variants()[FORWARD if p.op == "attention" else BACKWARD]
+    config = variant.legal_configs(p)[0] if config is None else config
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if p.ieee else "high")
+    try:
+        return [inspect(compile_build(build, p.target)) for build in variant.builds(p, config)]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def declared(p, config=None):
+    variant = variants()[FORWARD if p.op == "attention" else BACKWARD]
+    return variant.requires.shared_memory(p, variant.legal_configs(p)[0] if config is None else config)
+
+
+def check(p, found, config=None, exact=True):
+    assert max(one.shared for one in found) <= p.target.shared_memory
+    if PINNED and exact:
+        assert max(one.shared for one in found) == declared(p, config), [one.shared for one in found]
+    else:
+        assert max(one.shared for one in found) <= p.target.shared_memory
+    for one in found:
+        assert one.spills == 0, f"{one.name} spills {one.spills} bytes"
+        assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
+
+
+SHIPPED = [
+    *[(name, arch, d) for name in (FORWARD, BACKWARD) for arch in ("sm90", "sm80") for d in (64, 128, 256)],
+    (FORWARD, "sm86", 128), (FORWARD, "sm89", 256), (FORWARD, "sm100", 128), (FORWARD, "sm120", 64),
+    (BACKWARD, "sm86", 64), (BACKWARD, "sm89", 128), (BACKWARD, "sm100", 64), (BACKWARD, "sm120", 128),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, arch, d", SHIPPED, ids=lambda value: str(value))
+def test_shipped_configs_fit_and_do_not_spill(name, arch, d):
+    p = problem(name, arch, d=d)
+    check(p, found := built(p))
+    if p.target.sm == 90:
+        assert all(one.counts["HGMMA"] for one in found)
+    elif p.target.sm == 100:
+        assert all(one.counts["tcgen05"] for one in found)
+    else:
+        assert all(one.counts["HMMA"] for one in found)
+
+
+@pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
+@pytest.mark.parametrize("features", [
+    dict(causal=False, s=1024), dict(causal=False, s=1000, d=72, dv=40), dict(window=(255, 0), s=1000),
+    dict(softcap=30.0), dict(hkv=1, layout="bshd", d=128),
+], ids=lambda f: "-".join(f))  # fmt: skip
+def test_features_on_hopper(features):
+    p = problem(FORWARD, **features)
+    (one,) = built(p)
+    assert one.shared <= declared(p)
+    assert one.spills == 0
+    assert not any("C75" in line for line in one.ptxas_warnings)
+
+
+def test_plain_attention_pays_for_no_feature():
+    """One steady loop, with a product of scores, one of values, and one exponential for each score."""
+    (one,) = built(problem(FORWARD, causal=False, lse=False))
+    (loop,) = [loop for loop in one.loops if loop.tensor_core]
+    assert not loop.spills
+    config = variants()[FORWARD].legal_configs(problem(FORWARD))[0]
+    scores = config["BLOCK_M"] * config["BLOCK_N"] // (config["num_warps"] * 32)
+    assert loop.counts["MUFU"] <= scores + 4
+    assert loop.counts.get("FSEL", 0) == 0, "a mask in the unmasked loop"
+
+
+@pytest.mark.parametrize("ieee", [False, True], ids=["tf32", "ieee"])
+def test_float32(ieee):
+    (one,) = built(p := problem(FORWARD, "sm80", dtype="float32", ieee=ieee))
+    assert one.shared <= declared(p)
+    assert bool(one.opcodes["HMMA"]) is not ieee, "tf32 runs on tensor cores, ieee never does"
+
+
+# --- asynchronous copies ------------------------------------------------------------------------------------------
+
+
+def with_operands(p, **changes):
+    """The problem with changed memory facts of some operands: k={"base_alignment": 2} and so on."""
+    operands = tuple(dataclasses.replace(fact, **changes.get(fact.name, {})) for fact in p.operands)
+    return dataclasses.replace(p, operands=operands, layout="strided")
+
+
+def padded_rows(fact: OperandFact, by: int) -> dict:
+    b, h, s, d = fact.shape
+    return {"strides": (h * s * (d + by), s * (d + by), d + by, 1)}
+
+
+P = problem(FORWARD, "sm86", s=1000)
+K = next(fact for fact in P.operands if fact.name == "k")
+UNALIGNED = {
+    "row of 65 elements": (with_operands(P, k=padded_rows(K, 1)), "k", "stride_alignment"),
+    "base at 2 bytes": (with_operands(P, k={"base_alignment": 2}), "k", "base_alignment"),
+    "inner stride 2": (with_operands(P, v={"strides": (2 * 1000 * 128, 1000 * 128, 128, 2)}), "v", "unit_inner_stride"),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89"])
+@pytest.mark.parametrize("case", UNALIGNED)
+def test_pipelined_configs_are_illegal_where_copies_cannot_be_asynchronous(arch, case):
+    p, operand, field = UNALIGNED[case]
+    p = p.on(Target.named(arch))
+    variant = variants()[FORWARD]
+    assert all(config["num_stages"] == 1 for config in variant.legal_configs(p)), "only the config without a pipeline"
+    assert variant.legal_configs(p), "which still runs"
+    staged = next(config for config in variant.configs_for(p) if config["num_stages"] > 1)
+    reasons = [r for r in variant.requires.rule(p, staged) if r.operand == operand and r.field == field]
+    assert reasons and reasons[0].fix and operand in reasons[0].fix
+
+
+@pytest.mark.parametrize("case", UNALIGNED)
+def test_no_asynchronous_copy_where_it_cannot_be(case):
+    p = UNALIGNED[case][0]
+    (one,) = built(p)
+    assert "cp.async" not in one.ptx
+    staged = next(config for config in variants()[FORWARD].configs_for(p) if config["num_stages"] > 1)
+    if case == "row of 65 elements":  # what the rule prevents: Triton takes the config and drops the pipeline silently
+        assert "cp.async.cg" not in built(p, staged)[0].ptx
+
+
+@pytest.mark.parametrize("by", [0, 2, 4, 8])
+def test_asynchronous_copies_where_rows_allow_them(by):
+    """Rows that are multiples of 4, 8 and 16 bytes are copied asynchronously, by so many bytes at a time."""
+    changes = {fact.name: padded_rows(fact, by) for fact in P.operands} if by else {}
+    p = with_operands(P, **changes)
+    config = variants()[FORWARD].legal_configs(p)[0]
+    assert config["num_stages"] > 1
+    (one,) = built(p, config)
+    assert one.ptx.count("cp.async.") and one.counts["cp.async"]
+    size = min(16, (64 + by) * 2 & -((64 + by) * 2))
+    assert f", {hex(size)}" in one.ptx or f", {size}" in one.ptx
+
+
+@pytest.mark.skipif(not NEWEST, reason="KREG_NEWEST_TRITON names no folder")
+@pytest.mark.skipif(not PINNED, reason="this is the newest")
+def test_newest_triton():
+    chosen = " or ".join(("triton_fa2-sm90-64", "triton_fa2-sm90-128", "triton_fa2-sm120-64", "backward-sm86-64",
+                          "backward-sm90-64", "triton_fa2-sm100-128", "allow_them", "cannot_be"))  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((NEWEST, os.environ.get("PYTHONPATH", "")))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen, __file__]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
