@@ -95,7 +95,7 @@ def main() -> None:
     if given.check:
         sys.exit(f"{wrong} entries differ" if wrong else 0)
     lines = "".join(f"    {name!r}: {size},\n".replace("'", '"') for name, size in sorted(table.items()))
-    TABLE.write_text(f'{HEAD}MEASURED = {{\n{lines}}}\n', encoding="utf-8")
+    TABLE.write_text(f"{HEAD}MEASURED = {{\n{lines}}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

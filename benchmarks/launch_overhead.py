@@ -62,7 +62,8 @@ def contenders(device: str = "cuda") -> dict[str, Callable[[], object]]:
         "triton bound, tensors": lambda: plain(q, k, v, 0.5),
         "triton bound, addresses": lambda: plain(*addresses[:3], 0.5),
         "gluon kernel[grid], descriptors built": lambda: nothing_described[(132,)](
-            described(q), described(k), described(v), described(o), lse, 1024, 0.5),
+            described(q), described(k), described(v), described(o), lse, 1024, 0.5
+        ),
         "gluon kernel[grid], descriptors kept": lambda: nothing_described[(132,)](*kept, lse, 1024, 0.5),
         "gluon bound, tensors": lambda: maps(q, k, v, o, lse, 0.5),
         "gluon bound, addresses": lambda: maps(*addresses, 0.5),

@@ -1,18 +1,20 @@
 """Plots and README tables from raw results: `make plots`, or
 
-    python benchmarks/plots.py --results benchmarks/results --images docs/images --readme README.md
+    python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs/results.md
 
-Every figure is computed from the sweeps' own journals (*.jsonl under --results). In the README a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward or matmul; `--check` says
-whether they are up to date and writes nothing.
+Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
+`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul or call_overhead;
+`--check` says whether they are up to date and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,18 @@ def fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
 
 
+def call_overhead(folder: Path) -> str:
+    """Markdown: microseconds of CPU time per call, the medians of call_overhead.json."""
+    lines = []
+    for path in sorted(folder.glob("*/call_overhead.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        where = record["machine"]
+        lines += [f"{where['device']} host, torch {where['torch']}, triton {where['triton']}, {where['date']}.", ""]
+        lines += ["| call | us |", "|---|--:|"]
+        lines += [f"| {name} | {statistics.median(values):.1f} |" for name, values in record["figures"].items()]
+    return "\n".join(lines)
+
+
 # --- plots --------------------------------------------------------------------------------------------------------
 
 
@@ -186,31 +200,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
-    parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--page", type=Path, nargs="*", default=[Path("README.md"), Path("docs/results.md")])
     parser.add_argument("--check", action="store_true", help="exit 1 where the README's tables are not the results'")
     options = parser.parse_args(arguments)
     all_results = read_results(options.results)
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    readme = options.readme.read_text(encoding="utf-8") if options.readme.is_file() else ""
-    filled = readme
+    tables = {"call_overhead": call_overhead(options.results)}
     for op in dict.fromkeys(op for results in all_results for op in results.ops):
         found = gathered(all_results, op)
         if not found:
             continue
-        filled = fill(filled, op, table(all_results, op))
+        tables[op] = table(all_results, op)
         if not options.check:
             draw = plot_matmul if op == "matmul" else plot_attention
             image = options.images / f"{op}.png"
             draw(_table_cases(found, op), f"{op}: {device_line(all_results, op)}", image)
             print(image)
-    if options.check:
-        return 0 if filled == readme else 1
-    if filled != readme:
-        options.readme.write_text(filled, encoding="utf-8")
-        print(options.readme)
-    return 0
+    old = [page for page in options.page if _write(page, tables, options.check)]
+    return 1 if options.check and old else 0
+
+
+def _write(page: Path, tables: Mapping[str, str], check: bool) -> bool:
+    """Put the tables where the page has a place for them; True where that changed it (or would, with `check`)."""
+    text = page.read_text(encoding="utf-8")
+    filled = text
+    for name, content in tables.items():
+        filled = fill(filled, name, content)
+    if filled != text and not check:
+        page.write_text(filled, encoding="utf-8")
+        print(page)
+    return filled != text
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from registry import Design, Requires, Variant, hookimpl
@@ -76,6 +78,14 @@ def matmul(a, b, *, bias, activation, out_dtype, scale_a, scale_b, out, config):
     return result if out is None else out.copy_(result)
 
 
+def prepare(problem, config):
+    """Where nothing is fused or converted the launch is torch.matmul and nothing around it."""
+    plain = not (problem.bias or problem.activation or problem.scaling or problem.out)
+    if plain and problem.dtype == problem.out_dtype == problem.dtype_b:
+        return lambda a, b, **_: torch.matmul(a, b)
+    return functools.partial(matmul, activation=problem.activation, config=config)
+
+
 @hookimpl
 def registry_variants():
     requires = Requires(
@@ -97,6 +107,7 @@ def registry_variants():
             "torch_matmul",
             op="matmul",
             run=matmul,
+            prepare=prepare,
             requires=requires,
             design=Design(dsl="cublas"),
             summary="torch.matmul: cuBLAS, or the CPU's BLAS",

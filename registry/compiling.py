@@ -84,8 +84,16 @@ class Build:
         return hash((self.name, tuple(self.signature.items()), tuple(self.options.items())))
 
     @classmethod
-    def of(cls, kernel: Any, arguments: Mapping[str, Any], *, constants: Mapping[str, Any] | None = None,
-           options: Mapping[str, Any] | None = None, arch: Any = "sm90", name: str = "") -> Build:
+    def of(
+        cls,
+        kernel: Any,
+        arguments: Mapping[str, Any],
+        *,
+        constants: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        arch: Any = "sm90",
+        name: str = "",
+    ) -> Build:
         """The build that a call with these arguments would compile, found by Triton's own specialisation.
 
         Tensors may be meta tensors (they count as aligned), and tensor descriptors may be made over meta tensors.
@@ -99,10 +107,19 @@ class Build:
         if any(isinstance(kind, tuple) for kind, *_ in found):
             raise TypeError(f"build of {fn.__name__}: tuple arguments cannot be described; write the Build by hand")
         kinds = dict(zip(fn.arg_names, (kind for kind, *_ in found), strict=True))
-        aligned = {n: 16 for n, (kind, attrs) in zip(fn.arg_names, found, strict=True)
-                   if kind != "constexpr" and isinstance(attrs, str) and "D" in attrs}
-        return cls(fn, {n: k for n, k in kinds.items() if k != "constexpr"},
-                   {n: bound[n] for n, k in kinds.items() if k == "constexpr"}, aligned, options or {}, name)
+        aligned = {
+            n: 16
+            for n, (kind, attrs) in zip(fn.arg_names, found, strict=True)
+            if kind != "constexpr" and isinstance(attrs, str) and "D" in attrs
+        }
+        return cls(
+            fn,
+            {n: k for n, k in kinds.items() if k != "constexpr"},
+            {n: bound[n] for n, k in kinds.items() if k == "constexpr"},
+            aligned,
+            options or {},
+            name,
+        )
 
     def source(self, arch: Any = "sm90") -> Any:
         """The ``ASTSource`` or ``GluonASTSource`` that ``triton.compile`` takes; the JIT finds what it compiled to."""
@@ -113,12 +130,15 @@ class Build:
         else:
             from triton.compiler import ASTSource as Source
         # As the JIT does it, by the JIT's own function: its cache key also counts what is empty here.
-        found = [(kind, self._specialisation(parameter)) for kind, parameter in
-                 zip(self.signature.values(), self.kernel.params, strict=True)]
+        found = [
+            (kind, self._specialisation(parameter))
+            for kind, parameter in zip(self.signature.values(), self.kernel.params, strict=True)
+        ]
         bound = {n: self.constants.get(n) for n in self.signature}
         options = dict(self.options)
         _, signature, constants, attributes = self.kernel._pack_args(
-            make_backend(gpu_target(arch)), options, bound, found, options)
+            make_backend(gpu_target(arch)), options, bound, found, options
+        )
         for name, by in self.alignment.items():
             attributes[self.kernel.arg_names.index(name),] = [["tt.divisibility", by]]
         return Source(self.kernel, signature, constants, attributes)
@@ -245,5 +265,9 @@ def _ptxas(meta: Any) -> list[str]:
     flags += [] if getattr(meta, "enable_fp_fusion", True) else ["--fmad=false"]
     flags += (getattr(meta, "ptx_options", None) or "").split()
     name = os.path.basename(compiler.get_ptxas(meta.target.arch).path)
-    return [name if name.startswith("ptxas") else "ptxas", "-v", *flags,
-            f"--gpu-name={compiler.sm_arch_from_capability(meta.target.arch)}"]
+    return [
+        name if name.startswith("ptxas") else "ptxas",
+        "-v",
+        *flags,
+        f"--gpu-name={compiler.sm_arch_from_capability(meta.target.arch)}",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from registry import notices
@@ -24,6 +24,8 @@ class Candidate:
     reasons: tuple[Reason, ...] = ()
     rank: int | None = None
     source: str = ""
+    refused_configs: tuple[Reason, ...] = ()
+    """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
 
     @property
     def legal(self) -> bool:
@@ -82,9 +84,8 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         name = place.variant
         if name in candidates or name not in variants:
             continue
-        candidates[name] = Candidate(
-            name, tuple(reasons[name]), None if reasons[name] else len(candidates), place.source
-        )
+        refused = () if reasons[name] else tuple(variants[name].config_refusals(problem))
+        candidates[name] = Candidate(name, tuple(reasons[name]), None, place.source, refused)
         if picked is None and not reasons[name]:
             picked = place, _config_for(variants[name], problem, place)
     if picked is None:
@@ -127,7 +128,13 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
     others = tuple(
         Candidate(name, tuple(all_reasons(other, problem))) for name, other in variants.items() if name != variant.name
     )
-    return Decision(problem, variant.name, config, "asked for by name", (Candidate(variant.name, (), 0), *others))
+    return Decision(
+        problem,
+        variant.name,
+        config,
+        "asked for by name",
+        (Candidate(variant.name, (), 0, "", tuple(variant.config_refusals(problem))), *others),
+    )
 
 
 def _rank(problem: Problem, variants: Mapping[str, Variant], scope: Scope) -> list[_Ranked]:
@@ -160,7 +167,7 @@ def _config_for(variant: Variant, problem: Problem, place: _Ranked) -> Config:
 def _in_order(candidates: Mapping[str, Candidate]) -> tuple[Candidate, ...]:
     """Legal ones by rank (counted anew among the legal), then the others."""
     legal = [c for c in candidates.values() if c.legal]
-    ranked = [Candidate(c.variant, (), rank, c.source) for rank, c in enumerate(legal)]
+    ranked = [replace(c, rank=rank) for rank, c in enumerate(legal)]
     return (*ranked, *(c for c in candidates.values() if not c.legal))
 
 
@@ -202,3 +209,13 @@ def compile_failures() -> tuple[type[BaseException], ...]:
     except ImportError:
         return tuple(found)
     return (*found, CompilationError, OutOfResources, PTXASError)
+
+
+def did_not_compile(error: BaseException) -> bool:
+    """Whether an error means that a kernel did not compile or fit, so that nothing was launched.
+
+    A pass of Triton's compiler that fails raises a plain RuntimeError, which only its text tells from others.
+    """
+    return isinstance(error, compile_failures()) or (
+        isinstance(error, RuntimeError) and str(error).startswith("PassManager::run failed")
+    )

@@ -97,9 +97,7 @@ class Launcher:
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
 
-    def bind(
-        self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None
-    ) -> Bound:
+    def bind(self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None) -> Bound:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
 
         `grid` is a tuple, or a function of all arguments by name. The device is the one given, else that of the first

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from registry import capturing, notices
-from registry.dispatch import Decision, compile_failures, quarantine
+from registry.dispatch import Decision, did_not_compile, quarantine
 from registry.errors import IllegalVariant, NoLegalVariant
 from registry.scope import Scope
 
@@ -24,6 +24,8 @@ def _device_of(tensor: Any) -> AbstractContextManager[Any]:
     import torch
 
     device: AbstractContextManager[Any] = torch.cuda.device(tensor.device)
+    with device:
+        torch.cuda.current_stream().query()  # gives a new thread the context that driver calls take for granted
     return device
 
 
@@ -80,7 +82,9 @@ class Plan:
                 capturing.refuse_if_capturing(self.decision)
                 try:
                     result = self.launch(*args, **kwargs)
-                except compile_failures() as error:
+                except Exception as error:
+                    if not did_not_compile(error):
+                        raise
                     self._give_way(error)
                     continue
                 if isinstance(self.launch, LateLaunch) and self.launch.prepared is not None:

@@ -31,6 +31,7 @@ def decision_text(decision: Decision) -> str:
         lines.append(f"  fallback: {', '.join(decision.fallback_from)} would have been preferred")
     for candidate in decision.candidates:
         if candidate.variant == decision.variant:
+            lines.extend(f"  configs ruled out: {reason}" for reason in candidate.refused_configs)
             continue
         if candidate.legal:
             lines.append(
@@ -69,6 +70,7 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
         "rank": candidate.rank,
         "source": candidate.source or None,
         "reasons": [reason_data(reason) for reason in candidate.reasons],
+        "refused_configs": [reason_data(reason) for reason in candidate.refused_configs],
     }
 
 

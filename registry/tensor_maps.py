@@ -50,12 +50,24 @@ class TensorMaps(dict[int, Any]):
             found = self._old.pop(pointer, None)
             if found is None:
                 self._address.pointer = pointer
-                found = self._encode(self._descriptor)
+                found = self._encoded()
             if len(self) >= LIMIT:
                 self._old = dict(self)
                 self.clear()
             self[pointer] = found
             return found
+
+    def _encoded(self) -> Any:
+        try:
+            return self._encode(self._descriptor)
+        except RuntimeError as error:
+            if "invalid device context" not in str(error):
+                raise
+        # A thread that has made no CUDA runtime call yet has no context, which encoding needs; any such call makes one.
+        import torch
+
+        torch.cuda.current_stream().query()
+        return self._encode(self._descriptor)
 
 
 _by_geometry: weakref.WeakValueDictionary[Any, TensorMaps] = weakref.WeakValueDictionary()

@@ -73,7 +73,10 @@ class Variant:
             found = reasons_against(self.requires, problem)
             if found:
                 return found
-            return [] if self.legal_configs(problem) else self.config_refusals(problem)
+            if self.legal_configs(problem):
+                return []
+            nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
+            return self.config_refusals(problem) or [nothing]
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
@@ -84,11 +87,11 @@ class Variant:
         return [config for config in self.configs_for(problem) if not config_reasons(self.requires, problem, config)]
 
     def config_refusals(self, problem: Problem) -> list[Reason]:
-        """Why no declared config is legal: each distinct reason once."""
+        """Why declared configs are illegal: each distinct reason once."""
         found: dict[Reason, None] = {}
         for config in self.configs_for(problem):
             found.update(dict.fromkeys(config_reasons(self.requires, problem, config)))
-        return list(found) or [Reason("config", "config", "no config is declared for this problem", "at least one")]
+        return list(found)
 
     def design_for(self, config: Config) -> Design:
         """The traits of one config."""

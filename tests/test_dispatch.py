@@ -220,9 +220,11 @@ def test_any_other_failure_is_raised_and_never_retried(declare):
 def test_triton_compile_errors_count_as_not_fitting():
     from triton.runtime.errors import OutOfResources
 
-    from registry.dispatch import compile_failures
+    from registry.dispatch import did_not_compile
 
-    assert OutOfResources in compile_failures()
+    assert did_not_compile(OutOfResources(300, 200, "shared memory"))
+    assert did_not_compile(RuntimeError("PassManager::run failed"))
+    assert not did_not_compile(RuntimeError("CUDA error: misaligned address"))
 
 
 def test_a_declaration_that_fails_makes_only_its_own_variant_illegal(declare):

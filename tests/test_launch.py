@@ -199,7 +199,8 @@ def test_other_device_is_switched_for_the_launch(cuda, monkeypatch):
     monkeypatch.setattr(cuda, "devices", 2)
     seen = []
     bound = Launcher(scale, constants={"BLOCK": 128}).bind(
-        {"x": StandIn((64,), "float32"), "y": StandIn((64,), "float32"), "n": 64, "factor": 1.0}, (1,), device=1)
+        {"x": StandIn((64,), "float32"), "y": StandIn((64,), "float32"), "n": 64, "factor": 1.0}, (1,), device=1
+    )
     monkeypatch.setitem(bound.__globals__, "raw_stream_", lambda index: seen.append((index, cuda.device)) or 0)
     cuda.expect("Q", "Q", "i", "f")
     bound(tensor(64).data_ptr(), tensor(64).data_ptr())

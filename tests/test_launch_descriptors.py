@@ -181,7 +181,7 @@ def test_launch_metadata_sees_the_tensors(cuda, monkeypatch):
         bound(a, b)
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(enter)
-    (grid, given), = seen
+    ((grid, given),) = seen
     assert grid == (1, 1, 1)
     assert given["source"].base is a
     assert (given["rows"], given["BLOCK"]) == (128, 64)

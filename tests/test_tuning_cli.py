@@ -178,7 +178,7 @@ def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
     images = tmp_path / "images"
-    where = ["--results", str(Path(tuned[1]["results"]).parent), "--readme", str(readme), "--images", str(images)]
+    where = ["--results", str(Path(tuned[1]["results"]).parent), "--page", str(readme), "--images", str(images)]
     assert plots.main([*where, "--check"]) == 1
     assert plots.main(where) == 0
     assert (images / "attention.png").read_bytes().startswith(b"\x89PNG")

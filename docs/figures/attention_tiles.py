@@ -1,6 +1,6 @@
 """The figure of docs/learn.md: who computes which tile, and what a pipeline of three stages hides.
 
-    python docs/figures/attention_tiles.py        # writes attention_tiles.svg beside this file
+python docs/figures/attention_tiles.py        # writes attention_tiles.svg beside this file
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ def tiles(axes: plt.Axes) -> None:
     end = (OUR_TILE + shift + 0.8, y)
     axes.add_patch(FancyArrowPatch((0.2, y), end, arrowstyle="-|>", mutation_scale=16, color=OURS))
     axes.text(BLOCKS_N + 0.15, y, "one program", color=OURS, va="center", fontsize=10)
-    axes.set(xlim=(-0.1, BLOCKS_N + 2.2), ylim=(BLOCKS_M + 0.1, -0.6), xlabel="keys, in blocks of BLOCK_N",
-             ylabel="queries, in tiles of BLOCK_M", title="the score matrix: computed tile by tile, never stored")
+    axes.set(
+        xlim=(-0.1, BLOCKS_N + 2.2),
+        ylim=(BLOCKS_M + 0.1, -0.6),
+        xlabel="keys, in blocks of BLOCK_N",
+        ylabel="queries, in tiles of BLOCK_M",
+        title="the score matrix: computed tile by tile, never stored",
+    )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(
@@ -45,6 +50,7 @@ def tiles(axes: plt.Axes) -> None:
 
 def timeline(axes: plt.Axes) -> None:
     """Copies run two blocks ahead of the products that need them."""
+
     def box(start: float, length: float, row: float, color: str, label: str) -> None:
         axes.add_patch(Rectangle((start, row), length, 0.8, facecolor=color, edgecolor="white", linewidth=1.5))
         axes.text(start + length / 2, row + 0.4, label, ha="center", va="center", fontsize=8)

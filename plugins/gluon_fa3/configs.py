@@ -1,0 +1,76 @@
+"""Which configs exist for a problem, the measured best first (see the measured facts in kernel.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bounds
+
+OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
+TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
+
+
+def _config(block_n: int, consumers: int, pingpong: str, q_columns: int, schedule: str, *, stages: int = 2,
+            rescale: str = "before_pv", overlap: bool = False) -> dict[str, Any]:  # fmt: skip
+    return {"BLOCK_N": block_n, "consumers": consumers, "stages": stages, "pingpong": pingpong, "q_columns": q_columns,
+            "schedule": schedule, "rescale": rescale, "overlap": overlap}  # fmt: skip
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """The default, then what is worth searching."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    left, right = window_bounds(problem.causal, problem.window)
+    triangular = right < UNLIMITED and left >= UNLIMITED  # tiles of unequal length
+    sms = problem.target.sm_count
+    tiles = _tiles(problem, 2)
+    overlap = tiles >= OVERLAP_FROM * sms
+    # 64-row tiles reach SMs that 128-row tiles would leave idle; at head dim 64 two of them share an SM besides.
+    few = tiles <= (sms if triangular or wide == 64 else sms // 2)
+    made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, triangular, overlap)
+    return made[-1:] + made[:-1] if few else made
+
+
+def _tiles(problem: Any, groups: int) -> int:
+    return problem.batch * problem.heads_q * -(-problem.seqlen_q // (ROWS * groups))
+
+
+def _filled(problem: Any, groups: int) -> float:
+    """The share of the SMs' time that carries real rows, were all tiles equally long."""
+    tiles, sms = _tiles(problem, groups), problem.target.sm_count
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    return rows / (-(-tiles // sms) * sms * ROWS * groups)
+
+
+# Each ends with the config of 64-row tiles, the one for few tiles.
+
+
+def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    two = _config(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=overlap)
+    if triangular:
+        three = _config(128, 3, "pair", 0, "dynamic")
+        prefer_three = overlap and problem.seqlen_q >= 4096
+    else:
+        three = _config(128, 3, "pair", 0, "dynamic", rescale="after_pv", overlap=overlap)
+        prefer_three = _filled(problem, 3) > TWO_GROUPS_SPEED * _filled(problem, 2)
+    found = [three, two] if prefer_three else [two, three]
+    return [*found, _config(128, 2, "pair", 64, "static"), _config(128, 1, "off", 64, "dynamic")]
+
+
+def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    if triangular:
+        best = _config(128, 2, "pair", 64, "dynamic", overlap=overlap)
+    else:
+        best = _config(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
+    static, three = _config(128, 2, "pair", 0, "static"), _config(64, 3, "pair", 0, "dynamic")
+    shared = _config(64, 1, "off", 0, "dynamic")
+    found = [best, {**best, "overlap": not overlap}, static, three, shared]
+    if triangular and padded(problem.head_dim) == 128:
+        found.append({**best, "q_columns": 128})
+    return [*found, _config(128, 1, "off", 0, "dynamic")]
+
+
+def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    del overlap  # a second Q tile does not fit
+    dynamic = _config(64, 2, "qk", 0, "dynamic") if triangular else _config(64, 2, "pair", 64, "dynamic_early")
+    registers = _config(64, 2, "pair", 64, "dynamic")
+    return [dynamic, registers, _config(64, 2, "qk", 64, "static"), _config(64, 1, "off", 64, "dynamic")]

@@ -1,0 +1,227 @@
+"""A consumer warp group: 64 query rows against every key block of its tile."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from registry.plugins.gluon_fa3.compat import as_matrix, tma_store, tma_store_wait
+from registry.plugins.gluon_fa3.pipeline import give_turn, release, take_turn, wait_full
+from registry.plugins.gluon_fa3.schedule import key_blocks, learn
+from registry.plugins.gluon_fa3.softmax import (
+    LN2,
+    LOWEST,
+    mask_block,
+    mask_if_edge,
+    pack,
+    partial_sums,
+    score,
+    softmax,
+    unpack,
+)
+
+ROWS = gl.constexpr(64)
+
+
+@gluon.jit
+def issue_qk(q_registers, q, k, zero, C: gl.constexpr, T: gl.constexpr):
+    """S = Q K^T, with the first C columns of Q from registers: they save the reads of that part of operand A."""
+    D: gl.constexpr = T.head
+    if C == D:
+        s = warpgroup_mma(q_registers, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    elif C == 0 and T.head_columns == D:
+        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+    else:
+        if C > 0:
+            s = warpgroup_mma(q_registers, k.slice(0, C, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True)
+        else:
+            s = warpgroup_mma(q.slice(0, 64, dim=1), k.slice(0, 64, dim=1).permute((1, 0)), zero, use_acc=False,
+                              is_async=True)  # fmt: skip
+        if D == 256:
+            s = warpgroup_mma(q.slice(64, 64, dim=1), k.slice(64, 64, dim=1).permute((1, 0)), s, is_async=True)
+        REST: gl.constexpr = T.head_columns - D // 2
+        s = warpgroup_mma(q.slice(D // 2, REST, dim=1), k.slice(D // 2, REST, dim=1).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def issue_pv(pairs, v, acc, LAYOUT: gl.constexpr, T: gl.constexpr):
+    """O += P V, with P from registers."""
+    p = unpack(pairs, v.dtype, LAYOUT, T)
+    return warpgroup_mma(p, as_matrix(v, T.block_n, T.head_v), acc, is_async=True)
+
+
+@gluon.jit
+def pass_block(k_ring, v_ring, i, GROUP: gl.constexpr, T: gl.constexpr):
+    """A block that this group does not see and another group of the tile does: only keep the counts in step."""
+    NEXT: gl.constexpr = (GROUP + 1) % T.groups
+    wait_full(k_ring, i)
+    take_turn(GROUP, T)
+    give_turn(NEXT, T)
+    release(k_ring, i)
+    wait_full(v_ring, i)
+    release(v_ring, i)
+
+
+@gluon.jit
+def store_output(o_map, o_tile, acc, b, h, row, DTYPE: gl.constexpr, T: gl.constexpr):
+    """Through shared memory; the copy runs on beside the next tile."""
+    HALF: gl.constexpr = T.head_v // T.o_steps
+    staged = as_matrix(o_tile, ROWS, HALF)
+    if T.o_steps == 1:
+        staged.store(acc.to(DTYPE))
+        fence_async_shared()
+        tma_store(o_map, [b, h, row, 0], o_tile)
+    else:
+        left, right = acc.to(DTYPE).reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+        staged.store(left)
+        fence_async_shared()
+        tma_store(o_map, [b, h, row, 0], o_tile)
+        tma_store_wait(0)
+        staged.store(right)
+        fence_async_shared()
+        tma_store(o_map, [b, h, row, HALF], o_tile)
+
+
+@gluon.jit
+def consumer(GROUP: gl.constexpr, o_map, o_tiles, q_ring, k_ring, v_ring, messages, lse, extent, heads_q, scale, cap,
+             T: gl.constexpr):  # fmt: skip
+    N: gl.constexpr = T.block_n
+    DTYPE: gl.constexpr = o_map.dtype
+    NEXT: gl.constexpr = (GROUP + 1) % T.groups
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, T.head_v, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2)
+    S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    rows = gl.arange(0, ROWS, layout=S_ROW)
+    keys = gl.arange(0, N, layout=gl.SliceLayout(0, S_LAYOUT))
+    lowest = gl.full([ROWS], LOWEST, gl.float32, layout=S_ROW)
+    zero = gl.full([ROWS, N], 0.0, gl.float32, layout=S_LAYOUT)
+
+    m, h, b, more = learn(messages, 0)
+    turn = 0
+    i = 0  # K blocks taken, and one more than V blocks taken
+    if T.groups - 1 == GROUP:
+        give_turn(0, T)
+    if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
+        row = m * T.block_m + GROUP * ROWS
+        q = as_matrix(wait_full(q_ring, 0), ROWS, T.head)
+        k = wait_full(k_ring, 0)
+        take_turn(GROUP, T)
+        s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
+        give_turn(NEXT, T)
+        s = warpgroup_mma_wait(0, [s_pending])
+        release(k_ring, 0)
+        low, high = key_blocks(row, row + ROWS - 1, extent, T)
+        s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
+        p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+        pairs = pack(p, T)
+        i += 1
+
+    while more:
+        row = m * T.block_m + GROUP * ROWS
+        low, high = key_blocks(row, row + ROWS - 1, extent, T)
+        acc = gl.full([ROWS, T.head_v], 0.0, gl.float32, layout=O_LAYOUT)
+        tile_low, tile_high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent, T)
+        if T.skips:
+            for _ in range(tile_high - high):
+                pass_block(k_ring, v_ring, i, GROUP, T)
+                i += 1
+        q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+        if T.q_columns == T.head:
+            q_registers = q.load(Q_LAYOUT)
+            release(q_ring, turn)
+        elif T.q_columns > 0:
+            q_registers = q.slice(0, T.q_columns, dim=1).load(Q_LAYOUT)
+        else:
+            q_registers = lowest  # unused
+        if not T.overlap:  # first block: the only one with a mask, unless the mask is a band
+            k = wait_full(k_ring, i)
+            take_turn(GROUP, T)
+            s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
+            give_turn(NEXT, T)
+            s = warpgroup_mma_wait(0, [s_pending])
+            release(k_ring, i)
+            s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
+            p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+            pairs = pack(p, T)
+            i += 1
+        alpha_o = gl.convert_layout(lowest, O_ROW)  # times the empty accumulator
+
+        for j in range(high - low):
+            k = wait_full(k_ring, i)
+            take_turn(GROUP, T)
+            s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
+            if T.pingpong == "qk":
+                give_turn(NEXT, T)
+            if T.rescale == "before_pv":
+                acc = acc * alpha_o[:, None]
+            v = wait_full(v_ring, i - 1)
+            o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
+            if T.pingpong == "pair":
+                give_turn(NEXT, T)
+            s = warpgroup_mma_wait(1, [s_pending])
+            release(k_ring, i)
+            s = score(s, scale, cap, T)
+            if T.mask == "band":
+                s = mask_if_edge(s, row, high - 1 - j, rows, keys, extent, T)
+            p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
+            acc = warpgroup_mma_wait(0, [o_pending])
+            release(v_ring, i - 1)
+            alpha_o = gl.convert_layout(alpha, O_ROW)
+            if T.rescale == "after_pv":
+                acc = acc * alpha_o[:, None]
+            pairs = pack(p, T)
+            i += 1
+        if T.q_columns != T.head:
+            release(q_ring, turn)
+        turn += 1
+
+        # The last product; with `overlap` beside it the next tile's first block (after the last tile: for nothing).
+        m, next_h, next_b, more = learn(messages, turn)
+        total = gl.convert_layout(gl.sum(sums, 1), S_ROW)
+        last_m = m_i
+        if T.rescale == "before_pv":  # here, not between the products: with `overlap` those need the registers
+            acc = acc * alpha_o[:, None]
+        if T.overlap:
+            next_row = m * T.block_m + GROUP * ROWS
+            q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+            k = wait_full(k_ring, i)
+            take_turn(GROUP, T)
+            s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
+            if T.pingpong == "qk":
+                give_turn(NEXT, T)
+        v = wait_full(v_ring, i - 1)
+        o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
+        if T.overlap:
+            if T.pingpong == "pair":
+                give_turn(NEXT, T)
+            s = warpgroup_mma_wait(1, [s_pending])
+            release(k_ring, i)
+            low, high = key_blocks(next_row, next_row + ROWS - 1, extent, T)
+            s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent, T)
+            p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+        inverse = 1.0 / gl.maximum(total, 1e-30)  # a row that saw no key: 0 * 1e30
+        if T.lse:
+            out_rows = row + rows
+            seqlen_q = extent[0]
+            place = lse + (b * heads_q + h).to(gl.int64) * seqlen_q + out_rows
+            gl.store(place, (last_m + gl.log2(total)) * LN2, mask=out_rows < seqlen_q)
+        tma_store_wait(0)
+        acc = warpgroup_mma_wait(0, [o_pending])
+        release(v_ring, i - 1)
+        if T.overlap:
+            pairs = pack(p, T)
+            i += 1
+        if T.mask == "band":
+            for _ in range(low - tile_low):
+                pass_block(k_ring, v_ring, i, GROUP, T)
+                i += 1
+        acc = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+        store_output(o_map, o_tiles.index(GROUP), acc, b, h, row, DTYPE, T)
+        h = next_h
+        b = next_b
+    if GROUP == 0:
+        take_turn(0, T)
+    tma_store_wait(0)

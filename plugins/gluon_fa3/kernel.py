@@ -1,0 +1,103 @@
+"""FlashAttention-3-shaped forward attention for Hopper (sm_90a): the kernel. Roles: producer.py and consumer.py.
+
+Tile: `groups` consumer warp groups own 64 query rows each and share every K and V block, which one producer warp
+brings by bulk tensor copies through rings of `stages` slots. Consumer 0 is the kernel's default partition.
+
+    consumer:  QK(i) issued | O *= alpha(i-1) | PV(i-1) issued | wait QK(i) | softmax(i) | wait PV(i-1)
+
+so that a group's softmax runs beside its own PV and, taking turns by named barriers, beside its neighbour's products.
+Blocks are visited from the last visible key to the first: edges of the mask come first and the steady loop has no mask.
+With `overlap` the first QK of the next tile takes the place of QK(i) beside the last PV of a tile.
+
+Tensor maps are [batch, head, row, column]: a tile past the end of one head reads zeros and is cut on the way out, so
+neither a neighbouring head nor a column beyond the head dim is ever read or written.
+
+Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden size 2048, no LSE; TFLOPS, the middle
+half of 14 to 16 shuffled rounds averaged. Compare within a line only: long cells run at the card's 700 W, and figures
+drift by 3% between runs. Lengths are 1k / 4k / 16k.
+
+helped
+  overlap                 D64 full 426 / 494 / 527 -> 435 / 503 / 532; D128 causal 439 / 581 / 635 -> 447 / 589 / 633
+  Q columns in registers  D128 causal 563 (none), 569 (64), 548 (128) at 4k; 614, 624, 600 at 16k
+                          D128 full 612 (none), 619 (128) at 4k; D256 full 656 (none), 669 (64) at 4k
+  a dynamic schedule      D128 full 553 / 613 / 635 -> 557 / 619 / 640 (causal far more: 506 -> 585 at 4k)
+  drawing late            D256 causal 567 -> 602 at 4k, 611 -> 655 at 16k; equal elsewhere
+  three consumer groups   D64 full 4k 455 -> 501, 16k 460 -> 536; causal 16k 467 -> 515, but 1k 348 -> 291
+  rescale after_pv        D64 only: two groups causal 1k 348 -> 355; D64 full equal
+  64-row tiles            one request of 8 heads, D128, full: S 512 109 -> 139, S 1024 282 -> 353; causal 53 -> 67,
+                          138 -> 169
+
+did not
+  overlap on few tiles    8 heads, D128, S 512: 109 -> 99 (the block for nothing, and a longer way to the first product)
+  rescale after_pv        D128 causal 16k 633 -> 606; D256 full 16k 730 -> 663
+  Q columns at D256 causal  64 of them: 692 -> 655 at 16k: ptxas, short of registers, waited for PV before the
+                          exponentials. The mask's columns have since become immediates (softmax.mask_block), which
+                          frees 16 to 32 registers and moves that wait behind the exponentials; not measured since
+  ping-pong               "pair" and "qk" within 1%; off -1% at D128, +2% at D64 with two groups
+  larger L2 sections      causal 16k with 16 / 32 / 64 / 128 MiB: D128 650 / 644 / 637 / 625, D256 693 / 694 / 687 / 674
+  three stages            D64 three groups 4k 487 -> 492, nothing on top of overlap
+  three groups at D128    with BLOCK_N 64: 4% slower at 4k
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from registry.plugins.gluon_fa3.consumer import consumer
+from registry.plugins.gluon_fa3.pipeline import ring
+from registry.plugins.gluon_fa3.producer import producer
+
+ROWS = gl.constexpr(64)
+
+
+@gluon.jit
+def query_rings(q_map, DTYPE: gl.constexpr, T: gl.constexpr):
+    """One ring for each consumer group."""
+    SLOTS: gl.constexpr = T.q_slots
+    rings = ()
+    GROUPS: gl.constexpr = T.groups
+    for _ in gl.static_range(GROUPS):
+        tiles = gl.allocate_shared_memory(DTYPE, [SLOTS, 1, 1, ROWS, T.head], q_map.layout)
+        rings = rings + (ring(tiles, SLOTS, 1),)
+    return rings
+
+
+SIZES = "seqlen_q seqlen_k left right heads_q group tiles row_blocks heads section_heads"
+
+
+@gluon.jit(do_not_specialize=SIZES.split())
+def attention_forward(q_map, k_map, v_map, o_map, lse, counter, seqlen_q, seqlen_k, left, right, heads_q, group, tiles,
+                      row_blocks, heads, section_heads, scale, cap, T: gl.constexpr):  # fmt: skip
+    DTYPE: gl.constexpr = q_map.dtype
+    G: gl.constexpr = T.groups
+    STAGES: gl.constexpr = T.stages
+    o_tiles = gl.allocate_shared_memory(DTYPE, [G, 1, 1, ROWS, T.head_v // T.o_steps], o_map.layout)
+    k_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, T.block_n, T.head], k_map.layout)
+    v_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, T.block_n, T.head_v], v_map.layout)
+    notes = gl.allocate_shared_memory(gl.int64, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q = query_rings(q_map, DTYPE, T)
+    k = ring(k_tiles, STAGES, G)
+    v = ring(v_tiles, STAGES, G)
+    notes = ring(notes, 2, G)
+    extent = (seqlen_q, seqlen_k, left, right)
+    work = (tiles, row_blocks, heads, section_heads)
+    maps = (q_map, k_map, v_map)
+    place = counter.to(gl.int64)
+    # Written out: a constexpr inside a tuple variable would lose its value.
+    if G == 1:
+        gl.warp_specialize([
+            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+        ], [1], [T.producer_registers])  # fmt: skip
+    elif G == 2:
+        gl.warp_specialize([
+            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+        ], [4, 1], [T.consumer_registers, T.producer_registers])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+        ], [4, 4, 1], [T.consumer_registers, T.consumer_registers, T.producer_registers])  # fmt: skip

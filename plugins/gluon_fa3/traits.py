@@ -1,0 +1,189 @@
+"""What shapes the machine code of one build: tiles, roles, masks, schedule. No import of Triton: legality needs none.
+
+A config is the searchable part: {BLOCK_N, consumers, stages, pingpong, q_columns, schedule, rescale, overlap}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry import Reason
+
+ROWS = 64  # query rows of one consumer warp group: the M of one wgmma
+PINGPONG = ("off", "pair", "qk")  # hand over to the next group never, after QK(i) and PV(i-1), or after QK(i)
+RESCALES = ("before_pv", "after_pv")
+SCHEDULES = ("static", "dynamic", "dynamic_early")
+CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}  # per thread, by the number of consumer warp groups
+PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32}
+MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
+UNLIMITED = 1 << 29  # a window side without a limit, far beyond any length and far from overflow
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The constants of one compiled kernel."""
+
+    dtype: str  # "bf16" or "fp16"
+    head: int  # columns of the Q and K tiles: 64, 128 or 256; what the tensors lack reads as zero
+    head_v: int  # columns of the V and O tiles
+    head_columns: int  # columns of Q and K that can be nonzero, rounded up to 64
+    block_n: int  # keys per block
+    groups: int  # consumer warp groups
+    stages: int  # K blocks, and V blocks, in flight
+    pingpong: str
+    q_columns: int  # leading columns of Q that stay in registers
+    schedule: str
+    rescale: str  # when O is multiplied by alpha: "before_pv" of the next block is issued, or "after_pv" of this one
+    overlap: bool  # a tile's last PV runs beside the next tile's first QK and softmax; takes a second Q tile per group
+    longest_first: bool
+    mask: str  # "none", "tail" (keys past the end), "diagonal" (one masked block), "band" (any)
+    score: str  # "plain", "softcap", or "scaled" (a scale <= 0 must be applied before the maximum is taken)
+    lse: bool
+
+    @property
+    def block_m(self) -> int:
+        return ROWS * self.groups
+
+    @property
+    def o_steps(self) -> int:
+        """O leaves through a tile of 1/o_steps of its width: at 256 columns a full one would not fit."""
+        return 2 if self.head_v == 256 else 1
+
+    @property
+    def wide(self) -> int:
+        return max(self.head, self.head_v)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Per thread. A single consumer group gets what the launch gives to two warp groups, less the producer's."""
+        return 256 if self.groups == 1 and self.wide == 256 else CONSUMER_REGISTERS[self.groups]
+
+    @property
+    def launch_registers(self) -> int:
+        """Per thread of the launch: consumers' and producer's warp groups share evenly until setmaxnreg."""
+        if self.groups > 1:
+            return (self.groups * self.consumer_registers + self.producer_registers) // (self.groups + 1)
+        return 168 if self.wide == 256 else 128
+
+    @property
+    def producer_registers(self) -> int:
+        return PRODUCER_REGISTERS[self.groups]
+
+    @property
+    def q_slots(self) -> int:
+        return 2 if self.overlap else 1
+
+    @property
+    def skips(self) -> bool:
+        """Whether a group of a tile may not see the highest blocks that another group sees."""
+        return may_skip(self.mask, self.groups, self.block_n)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
+        tiles = self.block_m * (self.q_slots * self.head + self.head_v // self.o_steps)
+        tiles += self.stages * self.block_n * (self.head + self.head_v)
+        return 2 * tiles + 1024
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """One consumer group takes half of the registers; where two blocks' tiles fit too, two share an SM."""
+        return 2 if self.groups == 1 and self.wide < 256 and 2 * self.shared_memory <= 226 << 10 else 1
+
+    @property
+    def dynamic(self) -> bool:
+        return self.schedule != "static"
+
+
+def padded(head_dim: int) -> int:
+    """The tile width that holds `head_dim` columns."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def mask_kind(seqlen_q: int, seqlen_k: int, left: int, right: int, block_n: int) -> str:
+    """The cheapest mask that is right. `left` and `right` bound the window, UNLIMITED where there is no bound.
+
+    "diagonal": with right == 0 and (Sk - Sq) % 64 == 0, the last visible keys of a group's 64 rows lie in one block,
+    and valid rows never reach a key past the end, so only the first block that a group visits needs the mask.
+    """
+    if left >= UNLIMITED and right >= UNLIMITED:
+        return "tail" if seqlen_k % block_n else "none"
+    if left >= UNLIMITED and right == 0 and (seqlen_k - seqlen_q) % ROWS == 0:
+        return "diagonal"
+    return "band"
+
+
+def may_skip(mask: str, groups: int, block_n: int) -> bool:
+    """See Traits.skips. Such tiles cannot overlap: the skipped V blocks would wait for the slot of the last one."""
+    return mask == "band" or (mask == "diagonal" and (ROWS * groups > block_n or groups == 3))
+
+
+def window_bounds(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
+    """(left, right) with UNLIMITED for no bound."""
+    left, right = window if window is not None else (-1, -1)
+    left = UNLIMITED if left < 0 else min(left, UNLIMITED)
+    right = 0 if causal else UNLIMITED if right < 0 else min(right, UNLIMITED)
+    return left, right
+
+
+def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = None) -> Traits:
+    """The build that `config` means for `problem`."""
+    left, right = window_bounds(problem.causal, problem.window)
+    mask = mask_kind(problem.seqlen_q, problem.seqlen_k, left, right, config["BLOCK_N"])
+    return Traits(
+        dtype={"bfloat16": "bf16", "float16": "fp16"}[problem.dtype],
+        head=padded(problem.head_dim),
+        head_v=padded(problem.head_dim_v),
+        head_columns=-(-problem.head_dim // 64) * 64,
+        block_n=config["BLOCK_N"],
+        groups=config["consumers"],
+        stages=config["stages"],
+        pingpong=config["pingpong"],
+        q_columns=config["q_columns"],
+        schedule=config["schedule"],
+        rescale=config["rescale"],
+        overlap=config["overlap"] and not may_skip(mask, config["consumers"], config["BLOCK_N"]),
+        longest_first=left >= UNLIMITED and right < UNLIMITED,
+        mask=mask,
+        score=score or ("softcap" if problem.softcap else "plain"),
+        lse=problem.lse,
+    )
+
+
+def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of dynamic shared memory of one block."""
+    return traits_of(problem, config).shared_memory
+
+
+def registers(problem: Any, config: Mapping[str, Any]) -> int:
+    """Registers of one block: consumer warp groups, and one more that holds the producer warp."""
+    t = traits_of(problem, config)
+    return 128 * (t.groups + 1) * t.launch_registers
+
+
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    groups, block_n = config["consumers"], config["BLOCK_N"]
+    if groups not in CONSUMER_REGISTERS:
+        yield Reason("config", "consumers", groups, "1, 2 or 3")
+    if config["pingpong"] not in PINGPONG or (groups == 1 and config["pingpong"] != "off"):
+        yield Reason("config", "pingpong", config["pingpong"], "off" if groups == 1 else ", ".join(PINGPONG))
+    if config["schedule"] not in SCHEDULES:
+        yield Reason("config", "schedule", config["schedule"], ", ".join(SCHEDULES))
+    if config["rescale"] not in RESCALES:
+        yield Reason("config", "rescale", config["rescale"], ", ".join(RESCALES))
+    row_blocks = -(-problem.seqlen_q // (ROWS * max(groups, 1)))
+    if max(problem.batch, problem.heads_q, row_blocks) >= MESSAGE_LIMIT:
+        yield Reason("range", "batch", max(problem.batch, problem.heads_q, row_blocks), f"< {MESSAGE_LIMIT}")
+    # Accumulators of S and O, and P, must fit beside the addressing in a consumer's registers.
+    need = block_n // 2 + block_n // 4 + padded(problem.head_dim_v) // 2
+    need += 24 + (16 if problem.softcap or problem.window else 0)
+    if need > CONSUMER_REGISTERS.get(groups, 240):
+        yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")
+    if config["q_columns"] not in (0, 64, padded(problem.head_dim)) or config["q_columns"] > padded(problem.head_dim):
+        yield Reason("config", "q_columns", config["q_columns"], f"0, 64 or {padded(problem.head_dim)}")
+    if block_n not in (64, 128) or (wide == 256 and block_n != 64):
+        yield Reason("config", "BLOCK_N", block_n, "64" if wide == 256 else "64 or 128")
