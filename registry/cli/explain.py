@@ -79,21 +79,23 @@ def _print_decision(decision: Decision) -> None:
     if decision.fallback_from:
         rows.append(("instead of", ", ".join(decision.fallback_from)))
     page.rows([(label, text) for label, text in rows if text])
+    refused = {c.variant: c.refused_configs for c in decision.candidates if c.legal and c.refused_configs}
+    _print_reasons(page, "configs ruled out of what could run", refused)
     others = [candidate for candidate in decision.candidates if candidate.variant != decision.variant]
     legal = [candidate for candidate in others if candidate.legal]
     if legal:
         page.gap()
         page.title("could run, in this order" if legal[0].rank is not None else "could run")
         page.rows([(candidate.variant, candidate.source) for candidate in legal])
-    _print_illegal(page, {c.variant: c.reasons for c in others if not c.legal})
+    _print_reasons(page, "cannot run", {c.variant: c.reasons for c in others if not c.legal})
     _print_notes(page)
 
 
-def _print_illegal(page: Page, reasons: dict[str, Any]) -> None:
+def _print_reasons(page: Page, title: str, reasons: dict[str, Any]) -> None:
     if not reasons:
         return
     page.gap()
-    page.title("cannot run")
+    page.title(title)
     for name, found in reasons.items():
         page.line(name, indent=2, style="red")
         for reason in found:
@@ -105,10 +107,10 @@ def _print_refusal(refusal: IllegalVariant | NoLegalVariant) -> None:
     page.title(refusal.problem.summary())
     if isinstance(refusal, IllegalVariant):
         page.row("refused", f"{refusal.variant} was asked for and cannot run this", label_style="red")
-        _print_illegal(page, {refusal.variant: refusal.reasons})
+        _print_reasons(page, "cannot run", {refusal.variant: refusal.reasons})
     else:
         page.row("refused", "no variant can run this", label_style="red")
-        _print_illegal(page, dict(refusal.reasons))
+        _print_reasons(page, "cannot run", dict(refusal.reasons))
     _print_notes(page)
 
 

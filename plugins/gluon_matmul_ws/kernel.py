@@ -1,0 +1,340 @@
+"""A warp-specialised matrix product for Hopper: a TMA producer warp, two consumer warp groups, a persistent CTA per SM.
+
+Tile facts.  A CTA computes BM x BN tiles of C; BN = N0 + N1 is one or two powers of two (192 = 128 + 64).
+Cooperative: each consumer owns GM = BM / 2 rows of every tile.  Ping-pong: each consumer owns every other tile whole
+(GM = BM), so that one stores while the other multiplies.  Operands arrive through TMA in 128-byte swizzled blocks of
+BK, read along whichever dimension is contiguous (wgmma takes 16-bit operands from shared memory in either order).
+
+Roles.  Consumer 0 is the default partition (4 warps, 240 registers), consumer 1 four warps, the producer one warp with
+24 registers.
+
+Schedule.  A ring of STAGES blocks of A and B.  full[s]: the bytes of stage s have landed; empty[s]: its readers are
+done.  The producer runs ahead across tile borders, so the next tile loads during the epilogue.  Consumers keep one
+block of wgmma in flight and release the stage before it.  In ping-pong, turn[g] is the other consumer's word that it
+has taken its last stage: without it a consumer would take an earlier round of the ring for its own (the two differ by
+an even number of phases).  The epilogue goes through STORES buffers of 64 columns per consumer: registers -> shared
+memory -> TMA store, or masked stores of whole rows where TMA cannot address C.  fp8 (EXACT): each block of K is summed
+in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits.
+
+The last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25 rounds
+instead of 2.  Tiles run in groups of GROUP row tiles, column by column, so that one wave shares A and B in L2.
+
+Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
+noise is about 3%).
+- Programmatic dependent launch (griddepcontrol): 1024^3 0.85 -> 0.94, 2048^3 nt 0.96 -> 1.05.
+- SPLIT of the last round, M=512: 28672 x 4096 0.94 -> 1.02; 10240 x 8192 0.92 -> 0.93.
+- Tiles, bf16 nt: 128x256 1.00..1.05 where it fills the chip; 128x192 the same or better at 8192^3 (1.03..1.08) and at
+  512 x 6144 x 4096 (0.98 against 0.81), where it fills the chip and 128x256 does not; 256x192 (3 stages, one buffer
+  of C) 0.86..1.00; ping-pong 128x128 0.94..1.02; ping-pong 64x256 0.87..1.04; 128x160 costs 10% in its narrow wgmma.
+- GROUP 16 against 8 at 4096^3: nn 0.98 / 1.00, nt 1.00 / 0.98, tn 1.01 / 1.01: nothing.
+- Final run, best config a cell: bf16 with M >= 512 (39 cells) 1.02 by geometric mean, least 0.945 (512 x 57344 x 8192).
+  fp8 with M >= 512 0.95 of torch._scaled_mm (least 0.89). Below M = 512 it has no split-K: 0.84.
+"""
+
+import triton.experimental.gluon.language as gl
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)  # fmt: skip
+
+from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_tile, store_wait
+
+NAN_STAYS = gl.constexpr(tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def _corner(tile, tiles_m, tiles_n, cfg: gl.constexpr):
+    """Tile number -> (batch entry, first row, first column)."""
+    GROUP: gl.constexpr = cfg.GROUP
+    per_z = tiles_m * tiles_n
+    z = tile // per_z
+    t = tile - z * per_z
+    band = t // (GROUP * tiles_n)
+    t = t - band * GROUP * tiles_n
+    rows = gl.minimum(tiles_m - band * GROUP, GROUP)
+    col = t // rows
+    return z, (band * GROUP + t - col * rows) * (cfg.PARTS * cfg.GM), col * (cfg.N0 + cfg.N1)
+
+
+@gluon.jit
+def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
+    """One block of B into the first N columns of a stage."""
+    if cfg.B_T:
+        load_tile(desc, [z, col, k], bar, block(b_s.index(s), N, cfg.BK))
+    else:
+        load_tile(desc, [z, k, col], bar, block(b_s.index(s), cfg.BK, N))
+
+
+@gluon.jit
+def _load(descs, smem, bars, it, z_a, z_b, row, col, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
+    """All blocks of one tile; a tail tile takes the first N0 / SPLIT columns of each stage. Returns the next round."""
+    a_desc, b0_desc, b1_desc = descs
+    a_s, b0_s, b1_s = smem
+    full, empty, turn = bars
+    PARTS: gl.constexpr = cfg.PARTS
+    width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
+    for number in range(blocks):
+        s = it % cfg.STAGES
+        bar = full.index(s)
+        mbarrier.wait(empty.index(s), ((it // cfg.STAGES) & 1) ^ 1)
+        mbarrier.expect(bar, (PARTS * cfg.GM + width) * cfg.BK * cfg.ITEM)
+        k = number * cfg.BK
+        for g in gl.static_range(PARTS):
+            if cfg.A_T:
+                load_tile(a_desc, [z_a, k, row + g * cfg.GM], bar, a_s.index(s * PARTS + g))
+            else:
+                load_tile(a_desc, [z_a, row + g * cfg.GM, k], bar, a_s.index(s * PARTS + g))
+        if TAIL:
+            _load_b(b1_desc, b0_s, s, z_b, col, k, bar, width, cfg)
+        else:
+            _load_b(b0_desc, b0_s, s, z_b, col, k, bar, cfg.N0, cfg)
+            if cfg.N1:
+                _load_b(b1_desc, b1_s, s, z_b, col + cfg.N0, k, bar, cfg.N1, cfg)
+        it += 1
+    return it
+
+
+@gluon.jit
+def _producer(descs, smem, bars, sizes, z_a, z_b, cfg: gl.constexpr):
+    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
+    it = 0
+    for tile in range(gl.program_id(0), whole, gl.num_programs(0)):
+        z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
+        it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, blocks, False, cfg)
+    if cfg.SPLIT > 1:
+        for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, gl.num_programs(0)):
+            z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
+            col += part % cfg.SPLIT * (cfg.N0 // cfg.SPLIT)
+            it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, blocks, True, cfg)
+
+
+@gluon.jit
+def _operand_a(a_s, index, cfg: gl.constexpr):
+    if cfg.A_T:
+        return matrix(a_s.index(index), cfg.BK, cfg.GM).permute((1, 0))
+    else:
+        return matrix(a_s.index(index), cfg.GM, cfg.BK)
+
+
+@gluon.jit
+def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
+    if cfg.B_T:
+        return matrix(b_s.index(index), N, cfg.BK).permute((1, 0))
+    else:
+        return matrix(b_s.index(index), cfg.BK, N)
+
+
+@gluon.jit
+def _chunks(x, parts: gl.constexpr):
+    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
+    if parts == 1:
+        return (x,)
+    else:
+        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+        return _chunks(lo, parts // 2) + _chunks(hi, parts // 2)
+
+
+@gluon.jit
+def _finish(x, z, row, col, M, N, epi, dtype: gl.constexpr, cfg: gl.constexpr):
+    """Scales, bias and activation of one chunk whose corner is (row, col): in fp32, rounded once, or all in int32."""
+    bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn = epi
+    rm = row + gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, x.type.layout))
+    rn = col + gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
+    if dtype != gl.int32:
+        x = x.to(gl.float32)
+    if cfg.SCALED:
+        sa = gl.load(sa_ptr + z * s_az + rm * s_am, mask=rm < M, other=0.0)
+        sb = gl.load(sb_ptr + rn * s_bn, mask=rn < N, other=0.0)
+        x = x * sa[:, None] * sb[None, :]
+    if cfg.BIAS:
+        x += gl.load(bias_ptr + rn, mask=rn < N, other=0.0).to(x.dtype)[None, :]
+    if cfg.ACT == "relu":
+        x = gl.maximum(x, 0, propagate_nan=NAN_STAYS)  # as torch.relu
+    elif cfg.ACT == "gelu":
+        x = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
+    elif cfg.ACT == "silu":
+        x = x / (1.0 + gl.exp(-x))
+    return x.to(dtype)
+
+
+@gluon.jit
+def _store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+    """One accumulator, 64 columns at a time; returns the number of buffers used so far."""
+    c_desc, c_ptr, scz, scm, scn = c
+    dtype: gl.constexpr = c_ptr.dtype.element_ty
+    parts: gl.constexpr = width // cfg.EN
+    pieces = _chunks(acc, parts)
+    rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    for i in gl.static_range(parts):
+        x = _finish(pieces[i], z, row, col + i * cfg.EN, M, N, epi, dtype, cfg)
+        slot = matrix(c_s.index(G * cfg.STORES + buffer % cfg.STORES), cfg.GM, cfg.EN)
+        if cfg.TMA_STORE:
+            store_wait(cfg.STORES - 1)
+            slot.store(x)
+            fence_async_shared()
+            store_tile(c_desc, [z, row, col + i * cfg.EN], c_s.index(G * cfg.STORES + buffer % cfg.STORES))
+        else:  # through shared memory all the same, for rows of consecutive columns
+            slot.store(x)
+            y = slot.load(rows)
+            rm = row + gl.arange(0, cfg.GM, layout=gl.SliceLayout(1, rows))
+            rn = col + i * cfg.EN + gl.arange(0, cfg.EN, layout=gl.SliceLayout(0, rows))
+            at = c_ptr + z.to(gl.int64) * scz + rm.to(gl.int64)[:, None] * scm + rn.to(gl.int64)[None, :] * scn
+            gl.store(at, y, mask=(rm < M)[:, None] & (rn < N)[None, :])
+        buffer += 1
+    return buffer
+
+
+@gluon.jit
+def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
+    """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
+    a_s, b0_s, b1_s, c_s = smem
+    full, empty, turn = bars
+    part: gl.constexpr = G if cfg.PARTS == 2 else 0
+    in_flight: gl.constexpr = 2 if N1 else 1
+    l0: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N0, 32 // cfg.ITEM]
+    )
+    l1: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N1 if N1 else 8, 32 // cfg.ITEM]
+    )
+    acc0 = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
+    acc1 = gl.full([cfg.GM, N1 if N1 else 8], 0, cfg.ACC, layout=l1)
+    if cfg.PARTS == 1:
+        mbarrier.wait(turn.index(G), (own & 1) ^ (1 - G))
+    if cfg.EXACT:
+        for _ in range(blocks):
+            s = it % cfg.STAGES
+            mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+            a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
+            zero = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
+            some = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), zero, use_acc=False, is_async=True)
+            some = warpgroup_mma_wait(0, [some])
+            mbarrier.arrive(empty.index(s), count=1)
+            acc0 += some
+            it += 1
+        if cfg.PARTS == 1:
+            mbarrier.arrive(turn.index(1 - G), count=1)
+    else:
+        s = it % cfg.STAGES
+        mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+        a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
+        acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
+        if N1:
+            acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, use_acc=False, is_async=True)
+            acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
+        else:
+            acc0 = warpgroup_mma_wait(in_flight, [acc0])
+        it += 1
+        for _ in range(1, blocks):
+            last = s
+            s = it % cfg.STAGES
+            mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+            a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
+            acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
+            if N1:
+                acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, is_async=True)
+                acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
+            else:
+                acc0 = warpgroup_mma_wait(in_flight, [acc0])
+            mbarrier.arrive(empty.index(last), count=1)
+            it += 1
+        if cfg.PARTS == 1:
+            mbarrier.arrive(turn.index(1 - G), count=1)
+        if N1:
+            acc0, acc1 = warpgroup_mma_wait(0, [acc0, acc1])
+        else:
+            acc0 = warpgroup_mma_wait(0, [acc0])
+        mbarrier.arrive(empty.index(s), count=1)
+    return acc0, acc1
+
+
+@gluon.jit
+def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, cfg: gl.constexpr):
+    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
+    c_s = smem[3]
+    # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
+    stride: gl.constexpr = 3 - cfg.PARTS
+    first: gl.constexpr = G * (stride - 1)
+    own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.GM
+    P = gl.num_programs(0)
+    number = first
+    buffer = 0
+    own = 0
+    for tile in range(gl.program_id(0) + first * P, whole, stride * P):
+        z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
+        acc0, acc1 = _multiply(G, smem, bars, number * blocks, own, blocks, cfg.N0, cfg.N1, cfg)
+        buffer = _store(acc0, cfg.N0, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+        if cfg.N1:
+            buffer = _store(acc1, cfg.N1, z, row + own_row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
+        number += stride
+        own += 1
+    if cfg.SPLIT > 1:
+        width: gl.constexpr = cfg.N0 // cfg.SPLIT
+        for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
+            z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
+            col += part % cfg.SPLIT * width
+            acc0, acc1 = _multiply(G, smem, bars, number * blocks, own, blocks, width, 0, cfg)
+            buffer = _store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            number += 1
+    if cfg.TMA_STORE:
+        store_wait(0)
+
+
+@gluon.jit
+def _after_previous_kernel():
+    """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+INTS = [
+    "M", "N", "blocks", "tiles", "whole", "tiles_m", "tiles_n", "z_a", "z_b", "scz", "scm", "scn", "s_az", "s_am",
+    "s_bn",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=INTS)
+def matmul_ws(
+    a_desc, b0_desc, b1_desc, c_desc, c_ptr, bias_ptr, sa_ptr, sb_ptr, M, N, blocks, tiles, whole, tiles_m, tiles_n,
+    z_a, z_b, scz, scm, scn, s_az, s_am, s_bn, cfg: gl.constexpr,
+):  # fmt: skip
+    ring: gl.constexpr = cfg.STAGES
+    a_s = gl.allocate_shared_memory(a_desc.dtype, [ring * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
+    b0_s = gl.allocate_shared_memory(b0_desc.dtype, [ring] + b0_desc.block_type.shape, b0_desc.layout)
+    if cfg.N1:  # (where N1 is 0, b1_desc is the tail's narrower view of B)
+        b1_s = gl.allocate_shared_memory(b1_desc.dtype, [ring] + b1_desc.block_type.shape, b1_desc.layout)
+    else:
+        b1_s = b0_s
+    c_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, cfg.GM, cfg.EN], c_ptr.dtype.element_ty)
+    c_s = gl.allocate_shared_memory(c_ptr.dtype.element_ty, [2 * cfg.STORES, 1, cfg.GM, cfg.EN], c_block)
+    bar: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
+    empty = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    for i in gl.static_range(2):
+        mbarrier.init(turn.index(i), count=1)
+    for i in gl.static_range(ring):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=cfg.PARTS)
+    if cfg.PDL:
+        _after_previous_kernel()
+    bars = (full, empty, turn)
+    c = (c_desc, c_ptr, scz, scm, scn)
+    epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
+    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)
+    smem = (a_s, b0_s, b1_s, c_s)
+    gl.warp_specialize(
+        [
+            (_consumer, (0, c, smem, bars, sizes, epi, cfg)),
+            (_consumer, (1, c, smem, bars, sizes, epi, cfg)),
+            (_producer, ((a_desc, b0_desc, b1_desc), (a_s, b0_s, b1_s), bars, sizes, z_a, z_b, cfg)),
+        ],
+        [4, 1],
+        [cfg.REGS, 24],
+    )

@@ -1,0 +1,232 @@
+"""`triton_matmul`: what the pointer product can run, with which configs. kernel.py says how, host.py launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import triton
+
+from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.plugins.triton_matmul import host
+from registry.plugins.triton_matmul.kernel import INT_ARGS, matmul_tiles
+
+
+def _facts(problem) -> dict[str, Any]:
+    """`host.memory_facts` of a Problem: from its operand facts, or, where it has none, dense operands of its layout."""
+    m, n, k, z = problem.m, problem.n, problem.k, problem.batch or 1
+    facts = {f.name: f for f in getattr(problem, "operands", ()) or ()}
+    dense = {
+        "a": (m * k, k, 1) if problem.layout[0] == "n" else (m * k, 1, m),
+        "b": (k * n, n, 1) if problem.layout[1] == "n" else (k * n, 1, k),
+        "out": (m * n, n, 1),
+    }
+    kinds = {"a": problem.dtype, "b": problem.dtype_b or problem.dtype, "out": problem.out_dtype}
+    operands = []
+    for name in ("a", "b", "out"):
+        fact = facts.get(name)
+        strides = dense[name] if fact is None else tuple(fact.strides)
+        strides = strides if len(strides) == 3 else (0, *strides[-2:])
+        operands.append((strides, 16 if fact is None else fact.base_alignment, host.ITEM[kinds[name]]))
+    return {**host.memory_facts((m, n, k, z), *operands), "operands": operands}
+
+
+def cp_async_rule(problem, config) -> Iterable[Reason]:
+    """Ampere and Ada pipeline through cp.async, which moves at least 4 contiguous bytes: see kernel.py."""
+    facts = _facts(problem)
+    for name, unit, run, limit, columns in (
+        ("a", "A_UNIT", "A_RUN", "M_RUN", "k"),
+        ("b", "B_UNIT", "B_RUN", "N_RUN", "n"),
+    ):
+        strides, base, item = facts["operands"][0 if name == "a" else 1]
+        elements = facts[run]
+        along = facts[unit]
+        if along == ("m" if name == "a" else "n"):  # the ragged edge of this dimension is masked
+            elements = min(elements, facts[limit])
+        if elements * item >= 4:
+            continue
+        turn = f"store {name} with its other dimension contiguous ({name}.mT.contiguous().mT)"
+        if not along:
+            field, got, fix = "stride", strides[1:], f"call .contiguous() on {name}, or {turn}"
+        elif base < 4:
+            field, got, fix = (
+                "base_alignment",
+                base,
+                f"call .contiguous() or .clone() on {name}, so that it starts aligned",
+            )
+        elif facts[run] * item < 4:
+            outer = strides[1] if along == columns else strides[2]
+            outer = outer if outer * item % 4 else strides[0]
+            field, got = "stride", outer
+            fix = f"pad {name}'s rows: its stride of {outer * item} bytes is no multiple of 4, or {turn}"
+        else:
+            edge = problem.m if name == "a" else problem.n
+            field, got, fix = along, edge, f"pad {along} to a multiple of {4 // item}, or {turn}"
+        yield Reason(
+            code="cp_async", field=field, got=got, allowed="a contiguous run of at least 4 bytes",
+            fix=f"{fix}, or a config with num_stages=1", operand=name,
+        )  # fmt: skip
+
+
+def _narrow(problem) -> int:
+    """Bytes of the shorter of the two operands' contiguous runs."""
+    facts = _facts(problem)
+    a = min(facts["A_RUN"], facts["M_RUN"] if facts["A_UNIT"] == "m" else 16) if facts["A_UNIT"] else 1
+    b = min(facts["B_RUN"], facts["N_RUN"] if facts["B_UNIT"] == "n" else 16) if facts["B_UNIT"] else 1
+    return min(a, b) * host.ITEM[problem.dtype]
+
+
+def _rule(problem, config) -> Iterable[Reason]:
+    sm = problem.target.sm
+    if config["num_stages"] > 1 and 80 <= sm < 90:
+        yield from cp_async_rule(problem, config)
+    if problem.dtype.startswith("float8") and 0 < sm < 89:
+        yield Reason("arch", "dtype", problem.dtype, "sm89 or newer for fp8", fix="upcast the operands to float16")
+    if problem.dtype != (problem.dtype_b or problem.dtype):
+        yield Reason("dtype_b", "dtype_b", problem.dtype_b, problem.dtype, fix="cast b to the dtype of a")
+    if (
+        problem.dtype == "int8"
+        and problem.out_dtype == "int32"
+        and (problem.activation not in ("", "relu") or problem.scaling)
+    ):
+        yield Reason(
+            "out_dtype", "out_dtype", "int32", "a floating dtype with this epilogue", fix="out_dtype=torch.bfloat16"
+        )
+    if problem.dtype != "int8" and problem.out_dtype == "int32":
+        yield Reason("out_dtype", "out_dtype", "int32", "int8 operands", fix="out_dtype=torch.float32")
+
+
+def _registers(problem, config) -> int:
+    """The accumulators plus 48 per thread for addresses and operands in flight."""
+    return config["BLOCK_M"] * config["BLOCK_N"] + config["num_warps"] * 32 * 48
+
+
+def _shared_memory(problem, config) -> int:
+    """Bytes of dynamic shared memory: the buffers between memory and the matrix units (wgmma reads a block that it
+    has not yet released, mma.sync has it in registers), or what turning C around takes, if that is more."""
+    m, n = config["BLOCK_M"], config["BLOCK_N"]
+    stage = (m + n) * config["BLOCK_K"] * host.ITEM[problem.dtype]
+    wgmma = problem.target.sm >= 90 and m >= 64
+    ring = stage * max(config["num_stages"] - (not wgmma), 1) + (16 if wgmma and problem.target.sm >= 100 else 0)
+    return max(ring, m * n * (4 if config["SPLIT"] > 1 else 2) if ring < m * n * 4 else 0)
+
+
+def config_of(m, n, k, warps, stages, group=8, split=1) -> dict[str, int]:
+    return {
+        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": group, "SPLIT": split, "num_warps": warps,
+        "num_stages": stages,
+    }  # fmt: skip
+
+
+def split_of(problem, bm: int, bn: int, bk: int) -> int:
+    """Ranges of K that fill the chip once, each at least four blocks long."""
+    tiles = triton.cdiv(problem.m, bm) * triton.cdiv(problem.n, bn) * (problem.batch or 1)
+    want = (problem.target.sm_count or 108) // max(tiles, 1)
+    return max(1, min(want, triton.cdiv(problem.k, bk) // 4, 32))
+
+
+def configs(problem) -> list[dict[str, int]]:
+    """Best first; the single-stage ones at the end are legal wherever cp.async is not."""
+    item = host.ITEM[problem.dtype]
+    bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
+    m, n = problem.m, problem.n
+    if m <= 16 or n <= 16:
+        shapes = [(16, 128, 2 * bk, 4, 4), (16, 64, 4 * bk, 4, 3), (16, 64, 2 * bk, 4, 4), (16, 128, bk, 4, 4)]
+        shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
+    elif m <= 64 or n <= 64:
+        shapes = [(64, 64, 2 * bk, 4, 3), (64, 128, bk, 4, 4), (32, 64, bk, 4, 4)]
+        shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
+    elif problem.target.sm >= 90:
+        shapes = [(128, 256, bk, 8, 3), (128, 128, bk, 8, 4), (64, 128, bk, 4, 4)]
+        shapes = shapes if problem.layout[1] == "n" else shapes[1:]  # 128 x 256 is slow where b is contiguous along K
+    else:
+        shapes = [(128, 128, bk, 4, 3), (128, 64, bk, 4, 3), (64, 64, bk, 4, 4)]
+    if problem.m > 64 < problem.n and (
+        problem.k % bk
+        or problem.activation
+        or problem.ieee
+        or _narrow(problem) < 16
+        or (item == 1 and problem.target.sm < 90)
+    ):
+        shapes = shapes[1:]  # the largest tile would spill in its tail, its epilogue or its loads
+    if _narrow(problem) < 4 and problem.target.sm >= 90:
+        shapes = []  # single elements: nothing to pipeline
+    if problem.dtype == "float32" or item == 1:
+        shapes = [s for s in shapes if s[0] * s[1] <= 128 * 128]
+    found = [
+        config_of(bm, bn, k, warps, stages, split=split_of(problem, bm, bn, k)) for bm, bn, k, warps, stages in shapes
+    ]
+    found += [{**found[0], "SPLIT": 1}] if found and found[0]["SPLIT"] > 1 else []
+    bm, bn = (min(64, max(16, triton.next_power_of_2(x))) for x in (m, n))
+    last = 64 // max(item, 2) if _narrow(problem) < 4 else 2 * bk if bm < 64 else bk
+    found.append(config_of(bm, bn, last, 4, 1, split=split_of(problem, bm, bn, last)))
+    return found
+
+
+def design_of(config) -> Design:
+    return Design(
+        warp_groups=max(config["num_warps"] // 4, 1),
+        pipeline_stages=config["num_stages"],
+        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
+    )
+
+
+def builds(problem, config) -> list[Any]:
+    """The one kernel that this config launches."""
+    from registry.compiling import Build
+
+    facts = _facts(problem)
+    operands = facts.pop("operands")
+    pointers = dict(
+        zip(
+            ("a_ptr", "b_ptr", "c_ptr"),
+            (problem.dtype, problem.dtype_b or problem.dtype, problem.out_dtype),
+            strict=True,
+        )
+    )
+    acc = "int32" if problem.dtype == "int8" else "float32"
+    scale = "float32" if problem.scaling else problem.out_dtype
+    signature = {p: f"*{host.SHORT[d]}" for p, d in pointers.items()}
+    signature |= {
+        "bias_ptr": f"*{host.SHORT[problem.out_dtype]}",
+        "sa_ptr": f"*{host.SHORT[scale]}",
+        "sb_ptr": f"*{host.SHORT[scale]}",
+    }
+    split = config["SPLIT"] > 1
+    signature |= {
+        "part_ptr": f"*{host.SHORT[acc if split else problem.out_dtype]}",
+        "count_ptr": f"*{host.SHORT['int32' if split else problem.out_dtype]}",
+    } | dict.fromkeys(INT_ARGS, "i32")
+    bases = [base for _, base, _ in operands]
+    alignment = {p: 16 for p, base in zip(pointers, bases, strict=True) if base >= 16}
+    alignment |= dict.fromkeys(("bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
+    constants = host.constants_of(
+        facts, config, problem.dtype, problem.k, bool(problem.bias), bool(problem.scaling), problem.activation,
+        problem.target.sm >= 90, "ieee" if problem.ieee else "tf32",
+    )  # fmt: skip
+    return [Build(matmul_tiles, signature, constants, alignment, host.options_of(config, problem.target.sm >= 90))]
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    requires = Requires(
+        arch=("sm80+",), dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
+        layouts=("nn", "nt", "tn", "tt"), unit_inner_stride=False, batched=True, bias=True, out=True,
+        deterministic=True, ieee=True, out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"), scaling=("scalar", "rowwise"), toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory, registers=_registers, rule=_rule,
+    )  # fmt: skip
+    return [
+        Variant(
+            "triton_matmul",
+            op="matmul",
+            run=host.matmul,
+            requires=requires,
+            configs=configs,
+            builds=builds,
+            prepare=host.prepare,
+            design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
+            design_of=design_of,
+            summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",
+        )  # fmt: skip
+    ]
