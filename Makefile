@@ -23,6 +23,7 @@ test: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## lint, type chec
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pytest
+	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
 	$(PY) -m ruff check .

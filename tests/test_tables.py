@@ -10,8 +10,10 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from registry import ranking
 from registry.errors import TableError
@@ -415,16 +417,23 @@ def test_the_json_schemas_are_current() -> None:
         assert current, f"{name} is old: run python -m registry.tables.schema dispatch_tables"
 
 
+class _WithoutDates(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def test_the_json_schemas_take_the_shipped_files_and_refuse_typing_mistakes() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    import yaml
 
     for path in FOLDER.glob("*.yaml"):
         named = re.match(r"# yaml-language-server: \$schema=\./(\S+)\n", path.read_text())
         assert named, f"{path.name} names no schema in its first line"
         schema = json.loads((FOLDER / named[1]).read_text())
         jsonschema.Draft7Validator.check_schema(schema)
-        data = yaml.safe_load(path.read_text())
+        # Editors read YAML 1.2, where an unquoted date is a string; PyYAML would make a date of it.
+        data = yaml.load(path.read_text(), _WithoutDates)
         jsonschema.validate(data, schema)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**data, "rule": []}, schema)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
@@ -107,6 +108,34 @@ def test_float32(ieee):
     (one,) = built(p := problem(FORWARD, "sm80", dtype="float32", ieee=ieee))
     assert one.shared <= declared(p)
     assert bool(one.opcodes["HMMA"]) is not ieee, "tf32 runs on tensor cores, ieee never does"
+
+
+@pytest.mark.parametrize("d, dv", [(96, 32), (64, 16), (32, 16), (64, 64), (256, 32)])
+@pytest.mark.parametrize("mask", [dict(causal=True, softcap=5.0), dict(causal=False)], ids=["causal", "full"])
+def test_products_read_addresses_that_were_written(d, dv, mask):
+    """ptxas 12.8 drops the address of V's tile where K and V share a buffer and V's swizzle is narrower than K's."""
+    p = problem(FORWARD, dtype="float16", s=1000, d=d, dv=dv, lse=False, **mask)
+    p = with_operands(p, **{name: {"base_alignment": 2} for name in "qkv"})  # only one stage is legal
+    (one,) = built(p)
+    assert one.counts["HGMMA"] and not one.spills
+    assert not never_written(one.sass)
+
+
+def never_written(sass: str) -> set[str]:
+    """Uniform registers that an instruction reads although none before it in the text wrote them."""
+    written, found = {"URZ"}, set()
+    for opcode, operands in re.findall(r"\*/\s+(?:@\S+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;", sass):
+        first, _, rest = operands.partition(",")
+        target = re.fullmatch(r"UR(\d+)", first)
+        read = set(re.findall(r"UR\w+", rest if target else operands))
+        if opcode.startswith("HGMMA"):  # four registers, two for each operand in shared memory; A may be in registers
+            quad, a_is_shared = int(re.search(r"gdesc\[UR(\d+)", operands)[1]), rest.lstrip().startswith("gdesc")
+            read = {f"UR{quad + i}" for i in range(0 if a_is_shared else 2, 4)}
+        found |= read - written
+        if target:
+            width = 2 if ".64" in opcode or "WIDE" in opcode else 1
+            written |= {f"UR{int(target[1]) + i}" for i in range(width)}
+    return found
 
 
 # --- asynchronous copies ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
 BASE = dict(
     b=1, h=2, hk=2, sq=37, sk=37, d=16, dv=16, causal=False, window=None, softcap=0.0, scale=0.25, dtype=torch.float32,
-    order="bhsd", m=16, n=16, split=False, dlse=False,
+    order="bhsd", m=16, n=16, stages=2, split=False, dlse=False,
 )  # fmt: skip
 CORNERS = [
     dict(),
@@ -27,6 +27,8 @@ CORNERS = [
     dict(causal=True, sq=40, sk=21),  # rows that see no key
     dict(causal=True, sq=20, sk=41, h=4, hk=2, dlse=True),
     dict(h=3, hk=1, b=2, causal=True, n=32, split=True),
+    dict(causal=True, window=(1000, 0), sq=200, sk=20, softcap=5.0, m=32, n=32),  # a window far beyond the keys
+    dict(causal=True, sq=40, sk=21, d=96, dv=32, dtype=torch.float16, stages=1),  # V is padded to K's swizzle
     dict(window=(7, 2), sq=33, sk=50),
     dict(window=(0, 0), sq=30, sk=19),
     dict(window=(5, -1), causal=True),
@@ -115,7 +117,7 @@ else:
         v = tensor(c["order"], c["b"], c["hk"], c["sk"], c["dv"], c["dtype"])
         before = [t.clone() for t in (q, k, v)]
         what = dict(causal=c["causal"], window=c["window"], softcap=c["softcap"], scale=c["scale"])
-        config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=2)
+        config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
         out, lse = triton_fa2.attention(q, k, v, config=config, return_lse=True, **what)
         assert out.dtype == q.dtype and out.shape == (*q.shape[:3], c["dv"]) and lse.dtype == torch.float32
 

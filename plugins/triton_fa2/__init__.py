@@ -1,5 +1,6 @@
 """FlashAttention-2 in plain Triton: the portable kernel, the baseline of all others, and the one to learn from.
 
+Its files:
     tiles.py      what the kernels share: tile order, masks as two bounds, offsets
     forward.py    one kernel                         backward.py   a query pass and a key pass
     host.py       arguments of each launch           configs.py    tiles, warps, stages, and what they need

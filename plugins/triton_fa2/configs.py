@@ -85,9 +85,7 @@ def backward_configs(problem: Any) -> list[dict[str, Any]]:
         found = IEEE_BACKWARD if problem.ieee else TF32_BACKWARD[max(64, width(problem))]
     else:
         found = BACKWARD_TILES[family(problem.target.sm)][max(64, width(problem))]
-    return [
-        dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found
-    ]
+    return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
 
 
 def options(config: Config, which: tuple[str, ...]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from registry.plugins.triton_fa2.backward import key_gradients, query_gradients
 from registry.plugins.triton_fa2.forward import attention_forward
 
 LOG2_E = 1.4426950408889634
+SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
 Call = tuple[Any, tuple[int, ...], dict[str, Any], dict[str, Any]]
 
 
@@ -113,6 +114,10 @@ def forward_call(
         **_common(q, v, left, right, softcap), **layout, RAGGED=seqlen_k % config["BLOCK_N"] != 0,
         NEGATE=scale < 0, LSE=lse is not None, BLOCK_M=config["BLOCK_M"], BLOCK_N=config["BLOCK_N"],
     )  # fmt: skip
+    if config["num_stages"] == 1 and q.element_size() == 2:
+        # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
+        # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
+        constants["PADDED_V"] = max(constants["PADDED_V"], min(SWIZZLE_16_BIT, constants["PADDED_D"]))
     return attention_forward, (triton.cdiv(seqlen_q, config["BLOCK_M"]) * heads,), arguments, constants
 
 
