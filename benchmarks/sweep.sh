@@ -12,7 +12,7 @@ tune() {
     op=$1 share=$2
     shift 2
     budget=$((seconds * share / 100))
-    timeout -k 10 $((budget + 60)) "${PYTHON:-python3}" -m registry.cli tune "$op" "$@" --budget "${budget}s" --rounds 5 \
+    timeout -k 10 $((budget + 60)) "${PYTHON:-python3}" -m registry.cli tune "$op" "$@" --budget "${budget}s" --rule-cost 0.05 --rounds 5 \
         --turn 15 --timeout 10s --out "$out/$name/$op.jsonl" --run "$name/$op" --table "$out/tables/$op.$arch.yaml"
 }
 tune attention 46 --grid "${ATTENTION_GRID:-all}" --skip 'torch_math*' --plugin "$here/peers.py"

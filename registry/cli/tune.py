@@ -50,7 +50,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--fit-only", is_flag=True, help="Measure nothing: make the table from what --out holds.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @click.option("--margin", type=float, default=0.015, show_default=True, help="Differences up to this share are ties.")
-@click.option("--rule-cost", type=float, default=0.05, show_default=True, help="Log time that one more rule must save.")
+@click.option("--rule-cost", type=float, default=0.08, show_default=True, help="Log time that one more rule must save.")
 @click.option("--held-out", type=float, default=0.2, show_default=True, help="Share of shapes kept out of the fit.")
 @json_option
 def command(op: str, **options: Any) -> int:

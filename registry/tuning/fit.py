@@ -39,7 +39,7 @@ class Settings:
 
     margin: float = 0.015
     """Differences up to this share, or up to twice the standard error of a comparison, count as none."""
-    rule_cost: float = 0.05
+    rule_cost: float = 0.08
     """What a further rule must save: log time summed over its shapes. Small values fit the noise of single shapes."""
     held_out: float = 0.2
     exclude: tuple[str, ...] = ("peer.*",)
