@@ -228,13 +228,14 @@ class Attention(_AttentionOp):
     ) -> WarmPlan | None:  # fmt: skip
         """The decision of an eager call on plain tensors; None where the torch op must be taken."""
         try:
-            key = (
-                q.shape, k.shape, causal, window, softcap, lse, variant, scope.key, _deterministic(), _grad_enabled()
-            )  # fmt: skip
+            key: Any = (q.shape, causal, window, softcap, lse, variant, scope.key, _deterministic(), _grad_enabled())
             found: WarmPlan | None = self.find_warm(key)
+            if found is not None and not found.guard(q, k, v):  # such queries over other keys, or in another layout
+                key = (key, k.shape, q.stride(), k.stride())
+                found = self.find_warm(key)
+                found = found if found is not None and found.guard(q, k, v) else None
             if (
                 found is not None
-                and found.guard(q, k, v)
                 and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED
                 and not _function_modes()
                 and (found.ieee is None or found.ieee is ieee_float32())
