@@ -23,6 +23,7 @@ def known_here() -> Known:
         declares=_declares,
         versions={"torch": target.torch, "triton": target.triton},
         arch_of=_arch_of,
+        source_of=_source_of,
     )
 
 
@@ -68,6 +69,13 @@ def _declares(name: str, config: Mapping[str, Any]) -> bool | None:
     """Whether the variant declares the config. Configs that are a function of the problem cannot be told."""
     variant = catalog.get().variants[name]
     return None if callable(variant.configs) else dict(config) in [dict(declared) for declared in variant.configs]
+
+
+def _source_of(name: str) -> str | None:
+    from registry.tuning.source import source_hash
+
+    variant = catalog.get().variants.get(name)
+    return source_hash(variant) if variant is not None else None
 
 
 def _arch_of(device: str) -> str | None:

@@ -290,6 +290,7 @@ KNOWN = Known(
     declares=lambda variant, config: config == {"BLOCK": 64},
     versions={"torch": "2.11.0+cu130", "triton": "3.6.0"},
     arch_of={"NVIDIA H200": "sm90", "NVIDIA B200": "sm100"}.get,
+    source_of={"a": "0123456789ab"}.get,
 )
 
 
@@ -320,6 +321,8 @@ def codes(tables: TableSet) -> list[tuple[str, int, str]]:
             [rule(evidence=EVIDENCE + ", runner_up: {variant: b, tflops: 499}")],
         ),
         (("unreachable-rule", 5, "$.rules[1]"), [rule(), rule(when="cups: 8")]),
+        (("changed-source", 4, "$.rules[0].evidence"), [rule(evidence=f"{EVIDENCE}, source: ba9876543210")]),
+        (None, [rule(evidence=f"{EVIDENCE}, source: '0123456789ab'")]),
     ],
 )
 def test_lint(tmp_path: Path, expected: tuple[str, int, str] | None, rules: list[str]) -> None:

@@ -44,6 +44,8 @@ class Known:
     """Installed versions: torch, triton, driver."""
     arch_of: Callable[[str], str | None] | None = None
     """The architecture of a device name, None for a device that is not known."""
+    source_of: Callable[[str], str | None] | None = None
+    """The hash of a variant's source as it is now, None where that cannot be told."""
 
 
 def lint(tables: TableSet, known: Known) -> list[Finding]:
@@ -132,6 +134,10 @@ def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Sev
         yield "error", ".evidence.device", "foreign-evidence", message
     for reason in stale_reasons(evidence, known.versions or {}):
         yield "warning", ".evidence", "stale-evidence", reason
+    pick = rule.use[0].variant
+    now = known.source_of(pick) if known.source_of and evidence.source else None
+    if now and now != evidence.source:
+        yield "warning", ".evidence", "changed-source", f"{pick} has changed since it was measured; tune again"
 
 
 def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[Finding]:
