@@ -71,7 +71,7 @@ def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
 def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
     """`run` with all host work but the addresses done once."""
     from registry.launch import Launcher
-    from registry.ops.attention import new_lse, out_maker
+    from registry.ops.attention import new_lse, new_out
     from registry.plugins.gluon_fa3 import host
     from registry.plugins.gluon_fa3.kernel import attention_forward
 
@@ -80,13 +80,13 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
         launcher = Launcher(attention_forward, constants={"T": p.traits}, options=host.options(p.traits))
         return launcher.bind(host.example_arguments(p), grid=(p.grid,), vary=("scale", "cap"))
 
-    softcap, with_lse, make_out = problem.softcap, problem.lse, out_maker(problem)
+    softcap, with_lse = problem.softcap, problem.lse
     usual = bind(host.score_kind(1.0, softcap))
     others: dict[str, Callable[..., None]] = {}
     dynamic = config["schedule"] != "static"
 
     def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, **fixed: Any) -> tuple:
-        out = make_out(q, v)
+        out = new_out(q, v)
         lse = new_lse(q) if with_lse else None
         bound = usual
         if scale <= 0 and not softcap:

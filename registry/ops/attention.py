@@ -41,13 +41,6 @@ def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return q.new_empty((batch, heads, length, v.shape[3]))
 
 
-def out_maker(problem: AttentionProblem) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """`new_out` for the tensors of one problem; for `prepare`, which may know beforehand that q's like will do."""
-    if problem.head_dim == problem.head_dim_v and problem.layout in attention_problem.LAYOUTS:
-        return lambda q, v: torch.empty_like(q)
-    return new_out
-
-
 def new_lse(q: torch.Tensor) -> torch.Tensor:
     """An uninitialised float32 LSE [B, H, S]."""
     return q.new_empty(q.shape[:3], dtype=torch.float32)
