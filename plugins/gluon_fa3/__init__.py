@@ -71,28 +71,30 @@ def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
 def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
     """`run` with all host work but the addresses done once."""
     from registry.launch import Launcher
-    from registry.ops.attention import new_lse, new_out
+    from registry.ops.attention import lse_allocator, out_allocator
     from registry.plugins.gluon_fa3 import host
     from registry.plugins.gluon_fa3.kernel import attention_forward
 
-    def bind(score: str) -> Callable[..., None]:
-        p = host.plan(problem, config, problem.target.sm_count, _operands(problem), score=score)
+    def planned(score: str) -> host.Plan:
+        return host.plan(problem, config, problem.target.sm_count, _operands(problem), score=score)
+
+    def bind(p: host.Plan) -> Callable[..., None]:
         launcher = Launcher(attention_forward, constants={"T": p.traits}, options=host.options(p.traits))
         return launcher.bind(host.example_arguments(p), grid=(p.grid,), vary=("scale", "cap"))
 
-    softcap, with_lse = problem.softcap, problem.lse
-    usual = bind(host.score_kind(1.0, softcap))
+    softcap = problem.softcap
+    new_out, new_lse = out_allocator(problem), lse_allocator(problem)
+    plan = planned(host.score_kind(1.0, softcap))
+    usual, dynamic = bind(plan), plan.traits.dynamic
     others: dict[str, Callable[..., None]] = {}
-    dynamic = config["schedule"] != "static"
 
-    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, **fixed: Any) -> tuple:
-        out = new_out(q, v)
-        lse = new_lse(q) if with_lse else None
+    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> tuple:
+        out, lse = new_out(q), new_lse(q)
         bound = usual
         if scale <= 0 and not softcap:
             kind = host.score_kind(scale, softcap)
-            bound = others[kind] if kind in others else others.setdefault(kind, bind(kind))
-        counter = host.tile_counters(q.device.index).take() if dynamic else 0
+            bound = others[kind] if kind in others else others.setdefault(kind, bind(planned(kind)))
+        counter = host.tile_counters(q.get_device()).take() if dynamic else 0
         bound(q, k, v, out, 0 if lse is None else lse, counter, *host.score_scalars(scale, softcap))
         return out, lse
 
@@ -101,11 +103,10 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
 
 def _operands(problem: Any) -> dict[str, tuple]:
     """(shape, strides) of q, k, v and of the output that `new_out` would allocate."""
+    from registry.ops.attention import out_geometry
+
     found = {fact.name: (fact.shape, fact.strides) for fact in problem.operands}
-    b, h, s, dv = problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim_v
-    strides = found["q"][1]
-    dense = (s * h * dv, dv, h * dv, 1) if strides[1] < strides[2] else (h * s * dv, s * dv, dv, 1)
-    return {**found, "o": ((b, h, s, dv), dense)}
+    return {**found, "o": out_geometry(*found["q"], problem.head_dim_v)}
 
 
 def design_of(config: Mapping[str, Any]) -> Design:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -72,9 +73,12 @@ def plan(
     group = problem.heads_q // problem.heads_kv
     kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     section = min(max(KV_SECTION // kv_bytes, 1) * group, heads)
+    grid = min(sm_count * t.blocks_per_sm, row_blocks * heads)
+    if grid == row_blocks * heads:  # one tile a block: there is nothing to draw
+        t = dataclasses.replace(t, schedule="static")
     return Plan(
         traits=t,
-        grid=min(sm_count * t.blocks_per_sm, row_blocks * heads),
+        grid=grid,
         maps={name: TensorMap.of(*operands[name], *box) for name, box in boxes.items()},
         scalars=dict(
             seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, left=left, right=right, heads_q=problem.heads_q,

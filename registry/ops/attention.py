@@ -8,11 +8,12 @@ never modified, strides are taken as they are. q heads may be a multiple of k/v 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
+from registry.allocating import allocator
 from registry.dispatch import Candidate, Decision
 from registry.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.op import Op, with_variant
@@ -33,17 +34,51 @@ _grad_enabled = torch.is_grad_enabled
 _FLOAT32 = torch.float32
 
 
+def out_geometry(
+    shape: Sequence[int], strides: Sequence[int], head_dim_v: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, strides) of the output for a q of these: [B, H, S, Dv], dense, in the memory order of q."""
+    b, h, s, _ = shape
+    bshd = strides[1] < strides[2]
+    row, head = (h * head_dim_v, head_dim_v) if bshd else (head_dim_v, s * head_dim_v)
+    return (b, h, s, head_dim_v), (h * s * head_dim_v, head, row, 1)
+
+
 def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """An uninitialised output [B, H, S, Dv]: dense, in the memory order of q. Every variant allocates with this."""
-    batch, heads, length, _ = q.shape
-    if q.stride(1) < q.stride(2):
-        return q.new_empty((batch, length, heads, v.shape[3])).transpose(1, 2)
-    return q.new_empty((batch, heads, length, v.shape[3]))
+    """An uninitialised output, as every variant allocates it."""
+    return q.new_empty_strided(*out_geometry(q.shape, q.stride(), v.shape[3]))
 
 
 def new_lse(q: torch.Tensor) -> torch.Tensor:
     """An uninitialised float32 LSE [B, H, S]."""
     return q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+Allocate = Callable[[torch.Tensor], torch.Tensor]
+
+
+def out_allocator(problem: AttentionProblem) -> Allocate:
+    """`new_out` for a bound launch: `new_out = out_allocator(problem)` in `prepare`, `out = new_out(q)` per call."""
+    return _allocator_like(problem, 0, problem.head_dim_v)
+
+
+def lse_allocator(problem: AttentionProblem) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    """`new_lse` for a bound launch, or None per call where the problem asks for no LSE."""
+    if not problem.lse:
+        return lambda q: None
+    return allocator((problem.batch, problem.heads_q, problem.seqlen_q), torch.float32)
+
+
+def grad_allocators(problem: AttentionProblem) -> tuple[Allocate, Allocate, Allocate]:
+    """The same for the gradients of q, k and v: dense, in the memory order of what they are gradients of."""
+    d = problem.head_dim
+    return tuple(_allocator_like(problem, number, size) for number, size in enumerate((d, d, problem.head_dim_v)))  # type: ignore[return-value]
+
+
+def _allocator_like(problem: AttentionProblem, number: int, head_dim: int) -> Allocate:
+    fact = problem.operands[number]
+    shape, strides = out_geometry(fact.shape, fact.strides, head_dim)
+    return allocator(shape, getattr(torch, problem.dtype), strides)
 
 
 class _AttentionOp(Op):
@@ -206,7 +241,8 @@ class Attention(_AttentionOp):
             if scope is not EMPTY:
                 observe(scope, plan.decision)
         elif warm is not None:
-            out, lse = eager_with_grad(q, k, v, warm.plan, scale, (causal, window, softcap), scope, attention_backward)
+            masks = causal, window, softcap
+            out, lse = eager_with_grad(q, k, v, warm.plan, scale, masks, return_lse, scope, attention_backward)
         else:
             from registry.ops.attention_torch import through_torch
 

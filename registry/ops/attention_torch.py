@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from registry.ops import attention_problem
-from registry.ops.attention import attention, attention_backward, new_lse, new_out
+from registry.ops.attention import attention, attention_backward, new_lse, new_out, out_geometry
 from registry.ops.attention_problem import UNLIMITED, Window
 from registry.tensors import autocast
 
@@ -54,11 +54,12 @@ def _window(left: int, right: int) -> Window | None:
     return None if left == UNLIMITED and right == UNLIMITED else (left, right)
 
 
-def _as_faked(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The result with the strides that the fake promised; compilers rely on them. Copies only where they differ."""
-    if result.stride() == expected.stride() or result.numel() == 0:
+    shape, strides = out_geometry(like.shape, like.stride(), result.shape[3])
+    if result.stride() == strides or result.numel() == 0:
         return result
-    return expected.copy_(result)
+    return like.new_empty_strided(shape, strides).copy_(result)
 
 
 def _attention(
@@ -67,7 +68,7 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     window = _window(window_left, window_right)
     out, lse = attention.forward(q, k, v, causal, scale, window, softcap, with_lse, variant)
-    return _as_faked(out, new_out(q, v)), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
+    return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
 
 
 def _attention_fake(
@@ -85,7 +86,7 @@ def _backward(
         grad_out, q, k, v, out, lse, causal=causal, scale=scale, window=_window(window_left, window_right),
         softcap=softcap, grad_lse=grad_lse,
     )  # fmt: skip
-    dq, dk, dv = (_as_faked(grad, new_out(like, like)) for grad, like in zip(grads, (q, k, v), strict=True))
+    dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
     return dq, dk, dv
 
 
