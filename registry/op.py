@@ -14,7 +14,7 @@ from registry.capability import Config
 from registry.discovery import catalog
 from registry.dispatch import Decision, decide
 from registry.errors import UnknownOp
-from registry.plans import Dropping, LateLaunch, Plan, forget_plans, watch_memo
+from registry.plans import Dropping, LateLaunch, Plan, forget_plans, on_its_device, watch_memo
 from registry.problem import Problem
 from registry.scope import EMPTY, Forced, Scope, current
 from registry.variant import Variant
@@ -101,7 +101,7 @@ class Op:
             if claims.claim(claim)
         }
         launch = functools.partial(variant.run, config=config, **fixed)
-        return Dropping(launch, unclaimed) if unclaimed else launch
+        return on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)
 
 
 def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:

@@ -29,6 +29,24 @@ def _device_of(tensor: Any) -> AbstractContextManager[Any]:
     return device
 
 
+def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch that may be called while another GPU is current: kernels go to the device of the first tensor."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return launch
+    current_device: Callable[[], int] = torch._C._cuda_getDevice
+
+    def launch_there(*args: Any, **kwargs: Any) -> Any:
+        index = args[0].get_device()
+        if index < 0 or index == current_device():
+            return launch(*args, **kwargs)
+        with torch.cuda.device(index):
+            return launch(*args, **kwargs)
+
+    return launch_there
+
+
 class LateLaunch:
     """Calls a variant's `prepare` at the first launch, so that making a plan, or explaining one, never compiles."""
 
@@ -40,7 +58,7 @@ class LateLaunch:
         if self.prepared is None:
             with _device_of(args[0]):
                 launch = self._prepare()
-            self.prepared = Dropping(launch, self._unclaimed) if self._unclaimed else launch
+            self.prepared = on_its_device(Dropping(launch, self._unclaimed) if self._unclaimed else launch)
         return self.prepared(*args, **kwargs)
 
 

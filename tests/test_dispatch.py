@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
 from registry.dispatch import decide, quarantine
 from registry.ops.attention_problem import AttentionProblem
-from registry.plans import Memo
+from registry.plans import Memo, on_its_device
 from tests.conftest import math_run
 
 CPU = registry.Target.named("cpu")
@@ -336,3 +337,28 @@ def test_many_threads_dispatch_register_and_force_at_once(declare):
     stop.set()
     churn.join()
     assert errors == []
+
+
+def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch):
+    entered = []
+
+    class There:
+        def __init__(self, index):
+            self.index = index
+
+        def get_device(self):
+            return self.index
+
+    @contextlib.contextmanager
+    def device(index):
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launch = on_its_device(lambda tensor, scale: (tensor.index, scale))
+    assert [launch(There(i), scale=2.0) for i in (0, 1, -1)] == [(0, 2.0), (1, 2.0), (-1, 2.0)]
+    assert entered == [1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert on_its_device(launch) is launch
