@@ -7,9 +7,10 @@ A variant's `prepare` binds once; the launch that it returns runs many times::
         bound = Launcher(_kernel, constants={"BLOCK": config["BLOCK"]}, options={"num_warps": 4}).bind(
             {"q": TensorDescriptor(q, ...), "k": k, "v": v, "out": StandIn(q.shape, q.dtype), "n": problem.seqlen_k,
              "scale": 1.0}, grid=(...), vary=("scale",))
+        new_out = out_allocator(problem)  # of registry.ops.attention; registry.allocating has the general one
 
         def launch(q, k, v, *, scale):
-            out = new_out(q, v)
+            out = new_out(q)
             bound(q, k, v, out, scale)  # what varies, in the kernel's order; a tensor in place of its descriptor
             return out, None
         return launch
