@@ -11,10 +11,10 @@ from registry import Target
 from registry.tables.lint import Known, lint
 from registry.tuning import evidence, journal
 from registry.tuning.cases import Case, digest, held_out
-from registry.tuning.fit import Settings, fit
+from registry.tuning.fit import RULE_COSTS, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
 from registry.tuning.rules import make_table
-from registry.tuning.tree import border
+from registry.tuning.tree import border, leaves
 
 VERSIONS = {"driver": "580.1", "torch": "2.11.0", "triton": "3.6.0"}
 MACHINE = {"device": "NVIDIA H200", "arch": "sm90", "date": "2026-11-20", **VERSIONS}
@@ -127,6 +127,28 @@ def test_a_rule_must_save_more_than_it_costs():
     assert corner["evidence"]["cases"] == 1
 
 
+def test_what_a_rule_must_save_is_found_without_the_held_out_shapes():
+    """Structure is worth rules of its own; where there is none but noise, one rule serves."""
+
+    def edge(facts):
+        return {one("a"): 1.0, one("b"): 1.5 if facts["seqlen_q"] < 2048 else 0.6}
+
+    cases = attention_cases((4, 8, 16, 32), (64, 128), (512, 1024, 2048, 4096, 8192))
+    found = fit(results_of(cases, edge).of("attention"), Settings(held_out=0.0))
+    assert found.rule_cost in RULE_COSTS and len(list(leaves(found.tree))) == 2
+    noise = results_of(cases, lambda facts: {one("a"): 1.0, one("b"): 1.03}, noise=0.05)
+    found = fit(noise.of("attention"), Settings(held_out=0.0))
+    assert found.rule_cost == max(RULE_COSTS) and len(list(leaves(found.tree))) == 1
+
+    results = results_of(cases, edge)
+    held = [case for case in results.of("attention") if held_out(case.text, 0.3)]
+    before = fit(results.of("attention"), Settings(held_out=0.3)).rule_cost
+    for case in held:
+        for entry in case.entries.values():
+            entry.samples = {0: {"ms": random.Random(case.text + entry.variant).random()}}
+    assert fit(results.of("attention"), Settings(held_out=0.3)).rule_cost == before
+
+
 def test_wrong_results_are_never_picked_and_are_reported():
     made = table_of(results_of(attention_cases(), lambda f: {one("liar"): 0.1, one("honest"): 1.0}, failures={"liar"}))
     assert all(use["variant"] == "honest" for rule in made.rules for use in rule["use"])
@@ -187,7 +209,7 @@ def test_it_generalises_to_shapes_that_it_has_not_seen():
         }
 
     cases = attention_cases((4, 8, 16, 32, 64), (64, 128, 256), (256, 512, 1024, 1536, 2048, 4096, 8192))
-    settings = Settings()
+    settings = Settings(rule_cost=0.08)
     results = results_of(cases, times, noise=0.005)
     made = table_of(results, settings)
     assert made.held.shapes > 20 and made.held.mean < 0.02 and made.held.worst < 0.15, str(made.held)

@@ -7,6 +7,7 @@ from typing import Any
 from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bounds
 
 OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
+THREE_GROUPS_FROM = 1536  # causal rows at head dim 64: below, the last of the tiles of 192 rows is too empty
 TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
 
 
@@ -24,8 +25,9 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     sms = problem.target.sm_count
     tiles = _tiles(problem, 2)
     overlap = tiles >= OVERLAP_FROM * sms
-    # 64-row tiles reach SMs that 128-row tiles would leave idle; at head dim 64 two of them share an SM besides.
-    few = tiles <= (sms if triangular or wide == 64 else sms // 2)
+    # 64-row tiles reach SMs that 128-row tiles would leave idle; at head dim 64 two of them share an SM besides. And
+    # where no head has more rows than that, as in decoding, a second group would have nothing to do.
+    few = tiles <= (sms if triangular or wide == 64 else sms // 2) or problem.seqlen_q <= ROWS
     made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, triangular, overlap)
     return made[-1:] + made[:-1] if few else made
 
@@ -48,7 +50,7 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
     two = _config(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=overlap)
     if triangular:
         three = _config(128, 3, "pair", 0, "dynamic")
-        prefer_three = overlap and problem.seqlen_q >= 4096
+        prefer_three = overlap and problem.seqlen_q >= THREE_GROUPS_FROM
     else:
         three = _config(128, 3, "pair", 0, "dynamic", rescale="after_pv", overlap=overlap)
         prefer_three = _filled(problem, 3) > TWO_GROUPS_SPEED * _filled(problem, 2)
@@ -57,16 +59,16 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
 
 
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    shared = _config(64, 1, "off", 0, "dynamic")  # two blocks of it fit an SM
+    alone = _config(128, 1, "off", 0, "dynamic")
+    small = [alone, shared] if problem.seqlen_q <= ROWS else [shared, alone]
     if triangular:
         best = _config(128, 2, "pair", 64, "dynamic", overlap=overlap)
+        more = [{**best, "q_columns": 128}] if padded(problem.head_dim) == 128 else []
     else:
         best = _config(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
-    static, three = _config(128, 2, "pair", 0, "static"), _config(64, 3, "pair", 0, "dynamic")
-    shared = _config(64, 1, "off", 0, "dynamic")
-    found = [best, {**best, "overlap": not overlap}, static, three, shared]
-    if triangular and padded(problem.head_dim) == 128:
-        found.append({**best, "q_columns": 128})
-    return [*found, _config(128, 1, "off", 0, "dynamic")]
+        more = [_config(128, 2, "pair", 0, "static"), _config(64, 3, "pair", 0, "dynamic")]
+    return [best, *more, *small]
 
 
 def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--fit-only", is_flag=True, help="Measure nothing: make the table from what --out holds.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @click.option("--margin", type=float, default=0.015, show_default=True, help="Differences up to this share are ties.")
-@click.option("--rule-cost", type=float, default=0.08, show_default=True, help="Log time that one more rule must save.")
+@click.option("--rule-cost", type=float, help="Log time that one more rule must save. [default: by cross-validation]")
 @click.option("--held-out", type=float, default=0.2, show_default=True, help="Share of shapes kept out of the fit.")
 @json_option
 def command(op: str, **options: Any) -> int:
@@ -220,7 +220,7 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         page.line(f"never dispatched to: {warning}", style="red")
     for text in fitted.skipped:
         page.line(f"not in the fit (not all contestants were timed): {text}")
-    page.line(f"{len(fitted.rules)} rules; regret on the tuning set: {fitted.tuning}")
+    page.line(f"{len(fitted.rules)} rules (each saves {fitted.rule_cost:g}); regret on the tuning set: {fitted.tuning}")
     page.line(f"regret on held-out shapes: {fitted.held}")
     page.line(f"for comparison, one choice for all: {fitted.single}")
     if where:
@@ -238,5 +238,6 @@ def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, whe
         found["sweep"] = asdict(report)
     if fitted is not None:
         regrets = {name: asdict(getattr(fitted, name)) for name in ("tuning", "held", "single")}
-        found |= {"rules": fitted.rules, "regret": regrets, "warnings": fitted.warnings, "table": where or fitted.text}
+        found |= {"rules": fitted.rules, "rule_cost": fitted.rule_cost, "regret": regrets}
+        found |= {"warnings": fitted.warnings, "table": where or fitted.text}
     return found

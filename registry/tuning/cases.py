@@ -197,3 +197,8 @@ def spread(cases: Sequence[Case]) -> list[Case]:
 def held_out(case_text: str, share: float) -> bool:
     """Whether a shape belongs to the held-out set: by a hash of its text, so that no one chooses."""
     return int(digest(case_text), 16) % 1000 < share * 1000
+
+
+def fold_of(case_text: str, folds: int) -> int:
+    """The fold of a shape in cross-validation; its own hash, so that it says nothing about `held_out`."""
+    return int(digest(["fold", case_text]), 16) % folds

@@ -14,10 +14,10 @@ from typing import Any
 
 from registry.problem import PROBLEM_TYPES
 from registry.tables.match import kind_of
-from registry.tuning.cases import held_out
+from registry.tuning.cases import fold_of, held_out
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.timing import quantile
-from registry.tuning.tree import NEVER, Choice, Node, Point, grow, plainness, prune
+from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, plainness, prune
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
@@ -33,14 +33,21 @@ REDUNDANT = {
 }
 
 
+RULE_COSTS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
+FOLDS = 5
+SIMPLER = 0.001
+"""Log time a shape that shorter tables may lose in cross-validation: a reader's time counts as well."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How the fit weighs speed against length."""
 
     margin: float = 0.015
     """Differences up to this share, or up to twice the standard error of a comparison, count as none."""
-    rule_cost: float = 0.08
-    """What a further rule must save: log time summed over its shapes. Small values fit the noise of single shapes."""
+    rule_cost: float | None = None
+    """What a further rule must save: log time summed over its shapes. Small values fit the noise of single shapes,
+    large ones miss what is there. None: that of RULE_COSTS which serves shapes best that the tree has not seen."""
     held_out: float = 0.2
     exclude: tuple[str, ...] = ("peer.*",)
     """Variants that are measured for comparison and never picked."""
@@ -54,6 +61,7 @@ class Fit:
     tree: Node
     points: list[Point]
     kinds: Mapping[str, str]
+    rule_cost: float
     skipped: list[str] = field(default_factory=list)
     """Shapes whose contestants were not all timed, so that no comparison is fair."""
 
@@ -69,12 +77,31 @@ def fit(cases: Sequence[CaseResults], settings: Settings | None = None) -> Fit:
     share = settings.held_out if len(fair) >= 5 else 0.0
     points = [_point(case, kinds, settings, held_out(case.text, share)) for case in fair]
     tuning = [point for point in points if not point.held] or points
-    facts = _varying(tuning, op, kinds)
-    choices = sorted({choice for point in tuning for choice in point.cost}, key=plainness)
-    tree = grow(tuning, facts, kinds, choices, None)
-    prune(tree, settings.rule_cost)
+    rule_cost = settings.rule_cost if settings.rule_cost is not None else validated_rule_cost(tuning, op, kinds)
+    tree = _grown(tuning, op, kinds)
+    prune(tree, rule_cost)
     skipped = [case.text for case in cases if not comparable(case, settings)]
-    return Fit(op, tree, points, kinds, skipped)
+    return Fit(op, tree, points, kinds, rule_cost, skipped)
+
+
+def _grown(points: list[Point], op: str, kinds: Mapping[str, str]) -> Node:
+    choices = sorted({choice for point in points for choice in point.cost}, key=plainness)
+    return grow(points, _varying(points, op, kinds), kinds, choices, None)
+
+
+def validated_rule_cost(points: list[Point], op: str, kinds: Mapping[str, str]) -> float:
+    """By cross-validation among the tuning shapes alone: of the good ones the dearest, which makes the fewest rules."""
+    lost = dict.fromkeys(RULE_COSTS, 0.0)
+    for fold in range(FOLDS):
+        grown = [point for point in points if fold_of(point.case.text, FOLDS) != fold]
+        asked = [point for point in points if fold_of(point.case.text, FOLDS) == fold]
+        if not grown or not asked:
+            continue
+        tree = _grown(grown, op, kinds)
+        for rule_cost in RULE_COSTS:  # each prunes what the one before has left: a dearer rule survives no better
+            prune(tree, rule_cost)
+            lost[rule_cost] += sum(cost_of(point, descend(tree, point.facts, kinds)) for point in asked)
+    return max(cost for cost in RULE_COSTS if lost[cost] <= min(lost.values()) + SIMPLER * len(points))
 
 
 def excluded(variant: str, settings: Settings) -> bool:

@@ -37,6 +37,7 @@ class Fitted:
     held: Regret
     single: Regret
     """Of the best single choice for all shapes: what the rules buy."""
+    rule_cost: float
     skipped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -69,7 +70,7 @@ def make_table(
     whole = loaded({**head, "rules": [{"use": rule_use(found.tree.choice, found.tree.points, settings)}]}, found.op)
     fitted = Fitted(
         found.op, text, rules, regret(table, parts[False], settings), regret(table, parts[True], settings),
-        regret(whole, parts[False] + parts[True], settings), found.skipped,
+        regret(whole, parts[False] + parts[True], settings), found.rule_cost, found.skipped,
     )  # fmt: skip
     load_text(text, found.op)  # what is written must load
     fitted.warnings = [w for point in found.points for w in _failures(point.case, settings)]

@@ -58,7 +58,8 @@ class Node:
         return self.cost if self.yes is None or self.no is None else self.yes.total + self.no.total
 
 
-def _cost(point: Point, choice: Choice) -> float:
+def cost_of(point: Point, choice: Choice) -> float:
+    """What a choice loses on a shape: log time beyond noise, a guess where it was not measured."""
     found = point.cost.get(choice)
     if found is not None:
         return found
@@ -75,7 +76,7 @@ def plainness(choice: Choice) -> tuple[bool, str, str]:
 
 def _best(points: Sequence[Point], choices: Sequence[Choice], parent: Choice | None) -> tuple[Choice, float]:
     """The cheapest choice; within nothing, the parent's, then the plainest."""
-    costs = [(sum(_cost(point, choice) for point in points), choice) for choice in choices]
+    costs = [(sum(cost_of(point, choice) for point in points), choice) for choice in choices]
     least = min(cost for cost, _ in costs)
     ties = [choice for cost, choice in costs if cost <= least + 1e-9]
     if parent in ties and parent is not None:
@@ -138,7 +139,7 @@ def _split(
 
 def _mixture(points: Sequence[Point], choice: Choice) -> float:
     """Gini impurity of "served well" and "served badly" by a choice, times the number of points."""
-    bad = sum(_cost(point, choice) > 1e-9 for point in points)
+    bad = sum(cost_of(point, choice) > 1e-9 for point in points)
     return 2 * bad * (len(points) - bad) / len(points)
 
 
@@ -151,6 +152,13 @@ def prune(node: Node, rule_cost: float) -> None:
     extra = sum(leaf.choice != node.choice for leaf, _ in leaves(node))
     if not extra or node.total + rule_cost * extra >= node.cost:
         node.yes = node.no = None
+
+
+def descend(node: Node, facts: Mapping[str, Any], kinds: Mapping[str, str]) -> Choice:
+    """The choice of the leaf that these facts lead to."""
+    while node.yes is not None and node.no is not None:
+        node = node.yes if passes(facts.get(node.fact), node.test, kinds[node.fact]) else node.no
+    return node.choice
 
 
 def leaves(node: Node) -> Iterator[tuple[Node, tuple[tuple[str, Any, bool], ...]]]:
