@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs schema plots bench bench-compare clean
+.PHONY: help demo test lint format docs schema plots bench bench-compare sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -51,6 +51,9 @@ bench: $(VENV)/.installed-dev ## time every variant on this machine and keep the
 
 bench-compare: $(VENV)/.installed-dev ## time again, and fail where a variant got more than 5% slower than when kept
 	$(PY) -m pytest benchmarks --benchmark-compare --benchmark-compare-fail=median:5%
+
+sanitize: $(VENV)/.installed-dev ## our kernels under compute-sanitizer: memcheck and racecheck, on this machine's GPU
+	$(PY) tests/gpu/sanitize.py
 
 clean: ## remove what was installed and built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

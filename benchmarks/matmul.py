@@ -64,18 +64,26 @@ def rows_of(name: str) -> Iterator[Row]:
             yield name, size, size, size, "nt", "float8_e4m3fn"
         for m in (16, 512, 2048):
             yield from ((name, m, n, k, "nt", "float8_e4m3fn") for n, k in ((6144, 4096), (28672, 4096), (8192, 28672)))
+    elif name == "tf32":
+        yield from ((name, size, size, size, "nt", "float32") for size in (1024, 2048, 4096, 8192))
+        yield from ((name, m, 6144, 4096, "nt", "float32") for m in (128, 512, 2048))
+    elif name == "ragged":
+        yield from ((name, s, s, s, layout, "bfloat16") for s in (1000, 3000, 5000) for layout in ("nn", "nt"))
+    else:
+        raise ValueError(f"no set is called {name!r}")
 
 
 def wider(variant: str, problem: MatmulProblem) -> list[dict[str, Any]]:
     """Configs worth trying beside a variant's own first choices."""
-    item = 1 if problem.dtype.startswith("float8") else 2
+    item = getattr(torch, problem.dtype).itemsize
     if variant == "gluon_matmul_ws":
         return gluon_matmul_ws.candidates(problem)
     if variant == "triton_matmul" and problem.m <= 128:
         found = []
         for bm, bn, bk, warps, stages in (
             (16, 64, 128, 4, 4), (16, 32, 256, 4, 4), (16, 128, 64, 4, 4), (16, 64, 256, 4, 3), (16, 128, 128, 4, 4),
-            (32, 64, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (128, 128, 64, 8, 4),
+            (16, 256, 64, 8, 4), (32, 64, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+            (128, 128, 64, 8, 4),
         ):  # fmt: skip
             if bm // 2 < problem.m <= 4 * bm or bm == 16 >= problem.m:
                 split = triton_matmul.split_of(problem, bm, bn, bk * 2 // item)
@@ -91,9 +99,13 @@ def operands(row: Row, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
     for rows, columns, letter in ((m, k, layout[0]), (k, n, layout[1])):
         shape = (rows, columns) if letter == "n" else (columns, rows)
-        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator).to(getattr(torch, dtype))
+        x = torch.randn(shape, device="cuda", generator=generator).to(getattr(torch, dtype))
         made.append(x if letter == "n" else x.mT)
     return made[0], made[1]
+
+
+def out_kind(row: Row) -> torch.dtype:
+    return torch.bfloat16 if row[5].startswith("float8") else getattr(torch, row[5])
 
 
 def problem_of(row: Row) -> MatmulProblem:
@@ -121,7 +133,7 @@ def contenders(row: Row, most: int, wide: bool) -> dict[str, tuple[str, dict[str
 
 def caller(row: Row, name: str, config: dict[str, Any]) -> Callable[..., Any]:
     run = VARIANTS[name].run
-    kind = torch.bfloat16 if row[5].startswith("float8") else getattr(torch, row[5])
+    kind = out_kind(row)
     rest = {"bias": None, "activation": "", "out_dtype": kind, "scale_a": None, "scale_b": None}
     if row[5].startswith("float8"):
         scales = {
@@ -165,11 +177,11 @@ def measure(
     row: Row, entries: dict[str, tuple[str, dict[str, Any]]], rounds: int, milliseconds: float, clock: Callable[[], int]
 ) -> dict[str, Any]:
     _, m, n, k, _, dtype = row
-    size = 1 if dtype.startswith("float8") else 2
-    flops, moved = 2 * m * n * k, size * (m * k + k * n) + 2 * m * n
+    kind = out_kind(row)
+    flops = 2 * m * n * k
+    moved = getattr(torch, dtype).itemsize * (m * k + k * n) + kind.itemsize * m * n
     sets = max(1, min(8, int(L2_BYTES // moved) + 1))
     calls = max(sets, min(32, int(2e-3 / (flops / 7e14 + moved / 4e12 + 3e-6))) // sets * sets)
-    kind = torch.bfloat16 if size == 1 else getattr(torch, dtype)
     data = [(*operands(row, s), torch.empty(m, n, device="cuda", dtype=kind)) for s in range(sets)]
     graphs, failed = {}, {}
     for label, (name, config) in entries.items():
@@ -215,7 +227,7 @@ def compile_all(rows: list[Row], most: int, wide: bool) -> None:
     """Run every contender once, in several threads, so that nothing compiles during the measurements."""
 
     def once(row: Row, name: str, config: dict[str, Any]) -> None:
-        kind = torch.bfloat16 if row[5].startswith("float8") else getattr(torch, row[5])
+        kind = out_kind(row)
         try:
             call = caller(row, name, config)
             call(*operands(row, 0), torch.empty(row[1], row[2], device="cuda", dtype=kind))
@@ -234,7 +246,7 @@ def compile_all(rows: list[Row], most: int, wide: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default="squares,llm,llm-fp16,llm-small,skinny,fp8")
+    parser.add_argument("--sets", default="squares,llm,llm-fp16,llm-small,skinny,ragged,fp8,tf32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ms", type=float, default=8.0, help="milliseconds per contender and round")
     parser.add_argument("--most", type=int, default=2, help="configs of each variant's own list")
@@ -244,6 +256,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     options = parser.parse_args()
     options.most = -1 if options.dispatched else options.most
+    torch.set_float32_matmul_precision("high")
     import pynvml
 
     pynvml.nvmlInit()

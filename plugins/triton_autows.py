@@ -1,20 +1,22 @@
 """The FlashAttention-2 body with Triton's automatic warp specialization: what the compiler does alone.
 
-`tl.range(..., warp_specialize=True)` asks the compiler to split the loop into a producer of tiles and their
-consumers. On Hopper, Triton 3.6 does so under narrow conditions, and silently leaves the loop as it is otherwise:
+`tl.range(..., warp_specialize=True)` asks the compiler to split the loop into a producer of tiles and their consumers.
+On Hopper it does so under narrow conditions; otherwise it fails, leaves the loop as it is, or lets two warp groups do
+the same work. docs/autows.md lists each case with its proof. This body stays inside of the conditions:
 
-    num_warps == 4 exactly          it adds the other warp groups itself: 384 threads in all
-    descriptors made in the kernel  no partition of the data is found for descriptors made on the host
-    one loop, no `else`             a second (masked) loop stops the compiler with an assertion: so full attention only
-    head dim 64 or 128              256 needs 262 KB of shared memory
-    no log-sum-exp                  measured on an H200: the output is right, but a store of one value a row leaves
-                                    NaN from row 64 of each tile of 128 on, as the compiler splits a tile in two
+    num_warps == 4 exactly         it adds the other warp groups itself: 384 threads in all
+    descriptors made in the kernel those made on the host cannot be split between two consumers
+    one loop                       so the mask is applied to every block of keys, not only to those on its edge
+    128 rows                       64 for each of two consumers; of 64 rows both would compute all
+    rows counted from the tile     for the second consumer the compiler moves the descriptor's first row by 64, and with
+                                   it every vector made from that value: row numbers would be moved twice
 
-The declaration says exactly that; without an LSE there is no training either. tests/test_triton_autows_compile.py
-proves from the machine code that the warps are specialised, and benchmarks place it beside triton_fa2 (the same body
-without) and gluon_fa3 (a pipeline written out).
+The last one was found on an H200: the log-sum-exp of rows 64 to 127 of each tile was never written. What a problem may
+ask for and the compiler cannot do is an erratum, by Triton's version. tests/test_triton_autows_compile.py proves from
+the machine code that what is legal is specialised, and that what is an erratum is not. The benchmarks place it beside
+triton_fa2 (the same body without) and gluon_fa3 (a pipeline written out).
 
-Shape suffixes: M query rows, N keys of a tile, D head dim.
+Shape suffixes: M query rows, N keys of a tile, D head dim, V head dim of v.
 """
 
 from __future__ import annotations
@@ -29,72 +31,136 @@ import triton.language as tl
 from registry import Design, Requires, Variant, hookimpl
 from registry.compiling import Build
 from registry.launch import StandIn
-from registry.ops.attention import new_out
+from registry.ops.attention import new_lse, new_out
 
 LOG2_E = 1.4426950408889634
+UNIT_BYTES = 16  # what descriptors ask of strides
 
 
 @triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (tl.exp2(x * 2.885390081777927) + 1.0)
+
+
+@triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
 def attention_autows(
-    q_ptr, k_ptr, v_ptr, out_ptr,
-    # Strides of rows, heads and batches, in units of 8 elements (16 bytes): descriptors ask for that.
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr,
+    # Strides of rows, heads and batches, in units of UNIT elements: that is how the compiler knows them for aligned.
     q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
     v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
-    heads_q, group, seqlen_q, seqlen_k, scale_log2,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    heads_q, group, seqlen_q, seqlen_k, scale_log2, softcap_log2, window_left, window_right,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_D: tl.constexpr, PADDED_V: tl.constexpr,
+    UNIT: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, RAGGED: tl.constexpr, SOFTCAP: tl.constexpr,
+    LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(1) // heads_q
     head = tl.program_id(1) % heads_q
     head_kv = head // group
     first_row = tl.program_id(0) * BLOCK_M
+    # What lies beyond a tensor's rows and columns is read as zeros and not written: head dims need not fill a tile.
     q = tl.make_tensor_descriptor(
-        q_ptr + (batch * q_batch + head * q_head) * 8, [seqlen_q, HEAD_DIM], [q_row * 8, 1], [BLOCK_M, HEAD_DIM]
+        q_ptr + (batch * q_batch + head * q_head) * UNIT, [seqlen_q, HEAD_DIM], [q_row * UNIT, 1], [BLOCK_M, PADDED_D]
     )
     k = tl.make_tensor_descriptor(
-        k_ptr + (batch * k_batch + head_kv * k_head) * 8, [seqlen_k, HEAD_DIM], [k_row * 8, 1], [BLOCK_N, HEAD_DIM]
-    )
+        k_ptr + (batch * k_batch + head_kv * k_head) * UNIT, [seqlen_k, HEAD_DIM], [k_row * UNIT, 1],
+        [BLOCK_N, PADDED_D],
+    )  # fmt: skip
     v = tl.make_tensor_descriptor(
-        v_ptr + (batch * v_batch + head_kv * v_head) * 8, [seqlen_k, HEAD_DIM], [v_row * 8, 1], [BLOCK_N, HEAD_DIM]
-    )
+        v_ptr + (batch * v_batch + head_kv * v_head) * UNIT, [seqlen_k, HEAD_DIM_V], [v_row * UNIT, 1],
+        [BLOCK_N, PADDED_V],
+    )  # fmt: skip
     out = tl.make_tensor_descriptor(
-        out_ptr + (batch * out_batch + head * out_head) * 8, [seqlen_q, HEAD_DIM], [out_row * 8, 1], [BLOCK_M, HEAD_DIM]
-    )
+        out_ptr + (batch * out_batch + head * out_head) * UNIT, [seqlen_q, HEAD_DIM_V], [out_row * UNIT, 1],
+        [BLOCK_M, PADDED_V],
+    )  # fmt: skip
+    # Vectors count from the tile; what they are compared with is moved instead, as a scalar.
+    rows_M, keys_N = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    diagonal = first_row + seqlen_k - seqlen_q  # the last key that a causal mask shows to the tile's first row
+    start, end = 0, seqlen_k
+    if HAS_LEFT:
+        start = tl.maximum(diagonal - window_left, 0) // BLOCK_N * BLOCK_N
+    if HAS_RIGHT:
+        end = tl.minimum(diagonal + window_right + BLOCK_M, seqlen_k)
     q_MD = q.load([first_row, 0])
-    acc_MD = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
-    for n in tl.range(0, seqlen_k, BLOCK_N, warp_specialize=True):
+    for n in tl.range(start, end, BLOCK_N, warp_specialize=True):
         k_ND = k.load([n, 0])
         scores_MN = tl.dot(q_MD, k_ND.T)
-        new_max_M = tl.maximum(max_M, tl.max(scores_MN, 1) * scale_log2)
-        p_MN = tl.exp2(scores_MN * scale_log2 - new_max_M[:, None])
-        rescale_M = tl.exp2(max_M - new_max_M)
+        if SOFTCAP:
+            scores_MN = tanh(scores_MN * scale_log2) * softcap_log2
+            factor = 1.0
+        else:
+            factor = scale_log2
+        if RAGGED:
+            scores_MN = tl.where((keys_N < seqlen_k - n)[None, :], scores_MN, float("-inf"))
+        if HAS_RIGHT:
+            allowed_N = keys_N + (n - diagonal - window_right)
+            scores_MN = tl.where(allowed_N[None, :] <= rows_M[:, None], scores_MN, float("-inf"))
+        if HAS_LEFT:
+            allowed_N = keys_N + (n - diagonal + window_left)
+            scores_MN = tl.where(allowed_N[None, :] >= rows_M[:, None], scores_MN, float("-inf"))
+        # The scale is positive, so the maximum can be scaled instead of each score: one FMA per score below.
+        new_max_M = tl.maximum(max_M, tl.max(scores_MN, 1) * factor)
+        if HAS_LEFT or HAS_RIGHT:
+            # A row that has seen no key yet would subtract -inf from -inf.
+            finite_max_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+        else:
+            finite_max_M = new_max_M
+        p_MN = tl.exp2(scores_MN * factor - finite_max_M[:, None])
+        rescale_M = tl.exp2(max_M - finite_max_M)
         sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
-        acc_MD = acc_MD * rescale_M[:, None]
-        v_ND = v.load([n, 0])
-        acc_MD = tl.dot(p_MN.to(v_ND.dtype), v_ND, acc_MD)
+        acc_MV = acc_MV * rescale_M[:, None]
+        v_NV = v.load([n, 0])
+        acc_MV = tl.dot(p_MN.to(v_NV.dtype), v_NV, acc_MV)
         max_M = new_max_M
-    out.store([first_row, 0], (acc_MD / sum_M[:, None]).to(out_ptr.dtype.element_ty))
+    if LSE:  # -inf where a row saw no key
+        lse_M = (max_M + tl.log2(sum_M)) * 0.6931471805599453  # to natural logarithms
+        lse_ptr += tl.program_id(1).to(tl.int64) * seqlen_q + first_row
+        tl.store(lse_ptr + rows_M, lse_M, mask=rows_M < seqlen_q - first_row)
+    if HAS_LEFT or HAS_RIGHT:
+        sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)
+    out.store([first_row, 0], (acc_MV / sum_M[:, None]).to(out_ptr.dtype.element_ty))
 
 
 # --- the host side ------------------------------------------------------------------------------------------------
 
 
-def _call(q: Any, k: Any, v: Any, out: Any, scale: float, config: Mapping[str, Any]) -> tuple[Any, ...]:
+def _bounds(causal: bool, window: tuple[int, int] | None, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+    """(left, right) of the mask, -1 where that side hides nothing."""
+    left, right = window or (-1, -1)
+    right = 0 if causal else right
+    return -1 if left >= seqlen_k - 1 else left, -1 if right >= seqlen_q - 1 else right
+
+
+def _call(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, config: Mapping[str, Any], *, scale: float, causal: bool = False,
+    window: tuple[int, int] | None = None, softcap: float = 0.0,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(grid, arguments, constants) of a launch."""
     batch, heads, seqlen_q, head_dim = q.shape
+    seqlen_k, head_dim_v = k.shape[2], v.shape[3]
+    unit = UNIT_BYTES // q.dtype.itemsize
+    # The stride of a single row may be anything; a descriptor wants it sensible.
     strides = {
-        f"{name}_{dim}": tensor.stride(number) // 8 if tensor.shape[number] > 1 else 0
+        f"{name}_{dim}": (tensor.stride(number) if tensor.shape[number] > 1 else tensor.shape[3]) // unit
         for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))
         for number, dim in enumerate(("batch", "head", "row"))
     }
-    # A row stride of one single row may be anything; a descriptor wants it sensible.
-    for name in ("q_row", "k_row", "v_row", "out_row"):
-        strides[name] = strides[name] or head_dim // 8
+    left, right = _bounds(causal, window, seqlen_q, seqlen_k)
+    scale = max(scale, 1e-30)  # -inf * 0 would be NaN
     arguments = dict(
-        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, **strides, heads_q=heads, group=heads // k.shape[1],
-        seqlen_q=seqlen_q, seqlen_k=k.shape[2], scale_log2=scale * LOG2_E,
+        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, lse_ptr=lse, **strides, heads_q=heads, group=heads // k.shape[1],
+        seqlen_q=seqlen_q, seqlen_k=seqlen_k, scale_log2=scale / softcap if softcap else scale * LOG2_E,
+        softcap_log2=softcap * LOG2_E, window_left=left, window_right=right,
     )  # fmt: skip
-    constants = dict(HEAD_DIM=head_dim, BLOCK_M=config["BLOCK_M"], BLOCK_N=config["BLOCK_N"])
+    constants = dict(
+        HEAD_DIM=head_dim, HEAD_DIM_V=head_dim_v, PADDED_D=triton.next_power_of_2(head_dim),
+        PADDED_V=triton.next_power_of_2(head_dim_v), UNIT=unit, HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0,
+        RAGGED=seqlen_k % config["BLOCK_N"] != 0, SOFTCAP=softcap != 0.0, LSE=lse is not None,
+        BLOCK_M=config["BLOCK_M"], BLOCK_N=config["BLOCK_N"],
+    )  # fmt: skip
     return (triton.cdiv(seqlen_q, config["BLOCK_M"]), batch * heads), arguments, constants
 
 
@@ -105,15 +171,16 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, config: Mapping[str, Any],
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Full attention over lengths that are multiples of the key block. It has no LSE to return."""
+    causal: bool = False, window: tuple[int, int] | None = None, softcap: float = 0.0, return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     if scale < 0:  # the kernel takes maxima before it scales
         q, scale = -q, -scale
-    out = new_out(q, v)
-    grid, arguments, constants = _call(q, k, v, out, scale, config)
+    out, lse = new_out(q, v), new_lse(q) if return_lse else None
+    masks = dict(causal=causal, window=window, softcap=softcap)
+    grid, arguments, constants = _call(q, k, v, out, lse, config, scale=scale, **masks)
     triton.set_allocator(_scratch)
     attention_autows[grid](**arguments, **constants, num_warps=4, num_stages=config["num_stages"])
-    return out, None
+    return out, lse
 
 
 def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
@@ -121,15 +188,33 @@ def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
     q, k, v = (StandIn.of(fact) for fact in problem.operands[:3])
     meta = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="meta") for t in (q, v)]
     out = new_out(*meta)
-    grid, arguments, constants = _call(q, k, v, StandIn(out.shape, out.dtype, out.stride()), 1.0, config)
+    lse = StandIn(q.shape[:3], torch.float32, new_lse(meta[0]).stride()) if problem.lse else None
+    masks = dict(causal=problem.causal, window=problem.window, softcap=problem.softcap)
+    _, arguments, constants = _call(
+        q, k, v, StandIn(out.shape, out.dtype, out.stride()), lse, config, scale=1.0, **masks
+    )
     options = {"num_warps": 4, "num_stages": config["num_stages"]}
     return [Build.of(attention_autows, arguments, constants=constants, options=options, arch=problem.target)]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
-    """Q, the staged output, K and V once a stage, and the barriers between producer and consumers."""
-    m, n, stages = config["BLOCK_M"], config["BLOCK_N"], config["num_stages"]
-    return 2 * problem.head_dim * (2 * m + 2 * n * stages) + 120 * stages + 176
+    """Q, the staged output, K and V once a stage; and at most so much for barriers between producer and consumers."""
+    rows, stages = config["BLOCK_M"], config["num_stages"]
+    columns = sum(triton.next_power_of_2(d) for d in (problem.head_dim, problem.head_dim_v))
+    return getattr(torch, problem.dtype).itemsize * columns * (rows + config["BLOCK_N"] * stages) + 512
+
+
+def design(config: Mapping[str, Any]) -> Design:
+    """Two consumers of 64 rows each, and a producer."""
+    tile = (config["BLOCK_M"], config["BLOCK_N"])
+    stages = config["num_stages"]
+    return Design(warp_groups=2, pipeline_stages=stages, warp_specialized=True, pipeline_tasks=2, tile=tile)
+
+
+CONFIGS = [  # at least two stages: of a loop with one, Triton 3.9 makes no producer
+    {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2},
+    {"BLOCK_M": 128, "BLOCK_N": 32, "num_stages": 2},  # fits a head dim of 256
+]  # fmt: skip
 
 
 @hookimpl
@@ -138,17 +223,12 @@ def registry_variants() -> list[Variant]:
         Variant(
             "triton_autows", op="attention", run=attention, builds=builds,
             requires=Requires(
-                arch=("sm90",), dtypes=("float16", "bfloat16"), head_dim=(64, 128), head_dim_multiple=64,
-                layouts=("bhsd", "bshd", "strided"), base_alignment=16, stride_alignment=16, seqlen_k_multiple=128,
-                gqa=True, cross_length=True, deterministic=True, toolchain={"triton": ">=3.6,<3.7"},
-                shared_memory=shared_memory,
+                arch=("sm90",), dtypes=("float16", "bfloat16", "float32"), head_dim=(64, 256), head_dim_multiple=8,
+                head_dim_v=(64, 256), head_dim_v_multiple=8, layouts=("bhsd", "bshd", "strided"),
+                base_alignment=16, stride_alignment=16, causal=True, window=True, softcap=True, gqa=True, lse=True,
+                cross_length=True, deterministic=True, toolchain={"triton": ">=3.6,<4"}, shared_memory=shared_memory,
             ),
-            design=Design(
-                warp_groups=2, pipeline_stages=2, warp_specialized=True, pipeline_tasks=2, tile=(128, 128)
-            ),
-            configs=[
-                {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2},
-            ],
-            summary="FlashAttention-2 as Triton specialises it by itself on Hopper (full attention, no LSE)",
+            design=design(CONFIGS[0]), design_of=design, configs=CONFIGS,
+            summary="FlashAttention-2 as Triton specialises it by itself on Hopper",
         ),
     ]  # fmt: skip

@@ -123,10 +123,10 @@ def _table(variants: list[Variant]) -> Iterator[str]:
 
 def _errata() -> Iterator[str]:
     shipped = load_tables(shipped_sources(), ranking.op_fields())
-    rows = [
-        [f"`{e.variant}`", ", ".join(e.arch), _versions(e.toolchain), e.severity, f"[{e.reason}]({e.link})"]
-        for e in shipped.errata
-    ]
+    rows = []
+    for e in shipped.errata:
+        link = e.link.removeprefix("docs/")  # from a page in docs/
+        rows.append([f"`{e.variant}`", ", ".join(e.arch), _versions(e.toolchain), e.severity, f"[{e.reason}]({link})"])
     yield from _rows(["variant", "on", "with", "severity", "what happens"], rows)
 
 

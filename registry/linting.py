@@ -24,6 +24,7 @@ def known_here() -> Known:
         versions={"torch": target.torch, "triton": target.triton},
         arch_of=_arch_of,
         source_of=_source_of,
+        root=Path(__file__).parents[1] if results_folder() else None,
     )
 
 

@@ -103,7 +103,7 @@ def matches(problem: Problem) -> Iterator[Match]:
 def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Known-bad combinations as reasons."""
     found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.link}") for e in found]
+    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in found]
 
 
 def _stale_measurement(table: Table, rule: Rule) -> str | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 
@@ -80,6 +81,19 @@ def test_features_cost_the_plain_path_nothing(p, config):
         assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16
         most = {64: 430, 128: 470, 256: 435}[p.head_dim]
         assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
+
+
+@pytest.mark.parametrize("p, config", [*named(PLAIN, lambda p: VARIANT.legal_configs(p)[:1])])
+def test_a_message_is_let_go_after_all_warps_of_a_group_have_read_it(p, config):
+    """The tile messages between producer and consumers, which compute-sanitizer's racecheck cannot follow."""
+    steps = re.findall(r"\b(LDS\.64|STS\.64|BAR\.SYNC|SYNCS\.PHASECHK|SYNCS\.ARRIVE\.\S+A1T0)\b", built(p, config).sass)
+    reads = [i for i, step in enumerate(steps) if step == "LDS.64"]
+    writes = [i for i, step in enumerate(steps) if step == "STS.64" and i and steps[i - 1] == "SYNCS.PHASECHK"]
+    assert len(reads) == 2 * config["consumers"], "each group's first message and its later ones"
+    assert len(writes) == 2 and all(steps[i + 1].startswith("SYNCS.ARRIVE") for i in writes), "wait, write, announce"
+    for i in reads:
+        assert steps[i - 1] == "SYNCS.PHASECHK", "read when it is announced"
+        assert steps[i + 1] == "BAR.SYNC" and steps[i + 2].startswith("SYNCS.ARRIVE"), "let go once all have read it"
 
 
 def test_every_config_is_legal_somewhere_and_differs():

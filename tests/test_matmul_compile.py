@@ -89,6 +89,9 @@ def test_descriptors(arch, more):
     (0, {"m": 512, "n": 6144, "dtype": "float16"}), (0, {"bias": True, "activation": "gelu"}),
     (0, {"n": 4100, "layout": "nt"}),
     (0, {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}), (0, {"dtype": "int8", "layout": "nt"}),
+    (0, {"m": 8192, "n": 8192, "dtype": "float8_e5m2", "layout": "nt", "scaling": "scalar"}),
+    (0, {"dtype": "float32", "layout": "nt"}), (0, {"m": 128, "n": 256, "k": 16384}),
+    (0, {"m": 128, "n": 128, "k": 16384, "dtype": "float32", "layout": "nt"}),
 ])  # fmt: skip
 def test_warp_specialized(which, more):
     p = problem(**more)
@@ -205,9 +208,52 @@ def test_tma_rules(variant):
     assert {r.field for r in variant.reasons(strided((8192, 1), 2, "sm90"))} == {"base_alignment"}
 
 
-def test_eight_bits_are_read_along_k():
-    (reason,) = SPECIALIZED.reasons(problem(dtype="int8", layout="nn"))
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_all_but_sixteen_bits_are_read_along_k(dtype):
+    (reason,) = SPECIALIZED.reasons(problem(dtype=dtype, layout="nn"))
     assert reason.operand == "b" and "b.mT" in reason.fix
+
+
+# --- split-K -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m, n, k", [(128, 256, 16384), (256, 256, 16384), (128, 4096, 14336), (64, 64, 65536)])
+def test_long_k_is_split(m, n, k):
+    """Too few tiles for the chip: the first choice cuts K, and no range is empty."""
+    p = problem(m=m, n=n, k=k, layout="nt")
+    first = SPECIALIZED.legal_configs(p)[0]
+    assert 1 < first["SPLIT_K"] <= -(-k // first["BLOCK_K"])
+    found = compiled(SPECIALIZED, p, first, slack=256)
+    assert "atom.global.gpu.acq_rel.add" in found.ptx and "ld.global.cg" in found.ptx
+    assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+
+
+def test_what_split_k_cannot():
+    p = problem(m=128, n=256, k=512)
+    for wrong in ({"MODE": "pingpong"}, {"SPLIT": 2}, {"SPLIT_K": 9}):
+        config = {**gluon_matmul_ws.config("coop", 128, 128, 4, split_k=2), **wrong}
+        assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}
+
+
+def test_partial_sums_have_counters_of_their_own():
+    """The kernel leaves its counters at zero, so only launches that may overlap need different ones."""
+    torch = pytest.importorskip("torch")
+    from registry.plugins.gluon_matmul_ws.flags import Flags
+
+    class OnCPU(Flags):
+        def _zeros(self, count):
+            return torch.zeros(count, self._width, dtype=torch.int32)
+
+    flags, streams = OnCPU(0, 8), iter([1] * 65 + [2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: next(streams), raising=False)
+        rows = [flags.take() for _ in range(66)]
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        rows += [flags.take(), flags.take()]
+    taken = [row.data_ptr() for row in rows]
+    assert taken[0] == taken[64] and len(set(taken)) == len(taken) - 1
 
 
 @pytest.mark.skipif(not os.environ.get("KREG_NEWEST_TRITON"), reason="KREG_NEWEST_TRITON names no folder")

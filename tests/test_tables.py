@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -277,6 +278,12 @@ def test_errata(tmp_path: Path, applies: bool, op: str, variant: str, cups: int,
     assert [e.unaffected for e in found] == (["torch outside <2.14,>=2.11"] if applies else [])
 
 
+def test_an_erratum_may_refer_to_our_own_pages(tmp_path: Path) -> None:
+    public, own = load(tmp_path, ERRATUM, ERRATUM.replace("https://example.org/1", "docs/tea.md#too-cold")).errata
+    assert public.page is None and public.reference == "https://example.org/1"
+    assert own.page == ("docs/tea.md", "too-cold") and own.reference == "docs/tea.md#too-cold of kernel-registry"
+
+
 def test_errata_of_all_layers_add_up(tmp_path: Path) -> None:
     tables = load(tmp_path, ERRATUM, ERRATUM.replace("example.org/1", "example.org/2"))
     assert len(tables.errata_for("brew", "hasty", {"cups": 1}, FakeTarget())) == 2
@@ -397,6 +404,26 @@ def test_lint_reports_contained_errors_errata_and_file_names(tmp_path: Path) -> 
     assert codes(shipped) == [("misnamed-file", 1, "$")]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# Tea\n\n## Too cold\n", []),
+        ("## Too *cold*!\n", []),
+        ("# Tea\n\n```sh\n# too cold\n```\n", ["unknown-page"]),
+        ("too cold\n", ["unknown-page"]),
+        (None, ["unknown-page"]),
+    ],
+)
+def test_the_page_of_an_erratum_must_be_there(tmp_path: Path, text: str | None, found: list[str]) -> None:
+    own = ERRATUM.replace("https://example.org/1", "docs/tea.md#too-cold").replace("hasty", "a")
+    tables = load(tmp_path, own)
+    (tmp_path / "docs").mkdir()
+    if text is not None:
+        (tmp_path / "docs" / "tea.md").write_text(text)
+    assert [f.code for f in lint(tables, dataclasses.replace(KNOWN, root=tmp_path))] == found
+    assert codes(tables) == [], "an installed package has no docs to look into"
+
+
 def test_stale_reasons_name_both_versions(tmp_path: Path) -> None:
     (match,) = load(tmp_path, table(rule())).match("brew", {}, "sm90")
     assert match.rule.evidence is not None
@@ -456,6 +483,7 @@ def test_shipped_tables_hold_no_error(shipped: TableSet) -> None:
 
 
 B200, H100 = FakeTarget("sm100", "2.13.0"), FakeTarget("sm90", "2.13.0")
+TF32 = "https://github.com/triton-lang/triton/pull/11796"
 KV_HEADS = "https://github.com/pytorch/pytorch/issues/193893"
 HALF_TILE = "https://github.com/pytorch/pytorch/issues/196678"
 
@@ -471,6 +499,8 @@ HALF_TILE = "https://github.com/pytorch/pytorch/issues/196678"
         (H100, "torch_cudnn_backward", {"seqlen_q": 704, "seqlen_k": 704, "causal": True}, None),
         (H100, "torch_cudnn_backward", {"seqlen_q": 704, "seqlen_k": 768, "causal": False}, None),
         (FakeTarget("sm90", "2.10.0"), "torch_cudnn_backward", {"seqlen_k": 704, "causal": False}, None),
+        (H100, "triton_autows", {"dtype": "float32"}, TF32),
+        (H100, "triton_autows", {"dtype": "bfloat16"}, None),
     ],
 )
 def test_shipped_errata(

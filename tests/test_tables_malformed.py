@@ -167,6 +167,8 @@ MALFORMED: dict[str, tuple[str | bytes, int, str, str]] = {
     "errata is a mapping": ("errata: {variant: a}\n", 1, "$.errata", "got a mapping"),
     "erratum without a link": (erratum(link=""), 3, "$.errata[0]", "the key 'link' is missing"),
     "erratum with a bad link": (erratum(link="ftp://x"), 6, BAD + ".link", "matching regex"),
+    "erratum with a page but no place": (erratum(link="docs/autows.md"), 6, BAD + ".link", "matching regex"),
+    "erratum with a file elsewhere": (erratum(link="docs/../x.md#y"), 6, BAD + ".link", "matching regex"),
     "erratum of an unknown op": (erratum(op="conv"), 4, BAD + ".op", "unknown op 'conv'"),
     "erratum of an unknown fact": (erratum(when="{headdim: 64}"), 8, BAD + ".when.headdim", "did you mean 'head_dim'?"),
     "erratum with a bad range": (erratum(toolchain="{torch: new}"), 8, BAD + ".toolchain.torch", "not a version range"),

@@ -11,38 +11,63 @@ from registry.plugins.gluon_matmul_ws.kernel import INTS, matmul_ws
 
 # Measured facts: see the end of kernel.py. Speed of one tile shape against the fastest, where the chip is full.
 _TILES = (
-    ("coop", 128, 256, 4, 1.00), ("coop", 128, 192, 4, 1.00), ("coop", 128, 160, 5, 0.96), ("coop", 128, 128, 6, 0.97),
-    ("pingpong", 128, 128, 4, 0.96), ("coop", 256, 128, 3, 0.95), ("coop", 128, 64, 6, 0.75),
-    ("pingpong", 64, 128, 8, 0.78),
-    ("pingpong", 64, 256, 4, 0.93),
+    ("coop", 128, 256, 4, 1.00), ("coop", 128, 192, 4, 0.98), ("coop", 128, 128, 6, 0.965),
+    ("pingpong", 128, 128, 4, 0.965), ("coop", 256, 128, 3, 0.965), ("coop", 128, 64, 6, 0.80),
+    ("pingpong", 64, 256, 4, 0.87), ("pingpong", 64, 128, 8, 0.82),
 )  # fmt: skip
-_TILES_8BIT = (("coop", 128, 128, 4, 1.0), ("coop", 128, 64, 6, 0.8), ("pingpong", 64, 128, 6, 0.8))
+_TILES_8BIT = (
+    ("coop", 128, 192, 4, 1.00), ("coop", 128, 128, 4, 0.975), ("coop", 128, 64, 6, 0.79),
+    ("pingpong", 64, 128, 6, 0.65),
+)  # fmt: skip
 
 
 def config(
-    mode: str, m: int, n: int, stages: int, k: int = 64, group: int = 8, split: int = 1, stores: int = 2
-) -> dict[str, Any]:
+    mode: str, m: int, n: int, stages: int, k: int = 64, group: int = 8, split: int = 1, split_k: int = 1,
+    stores: int = 2,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "MODE": mode, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "STORES": stores, "GROUP": group,
-        "SPLIT": split,
+        "SPLIT": split, "SPLIT_K": split_k,
     }  # fmt: skip
 
 
 def candidates(problem, most: int = 8) -> list[dict[str, Any]]:
-    """Every tile worth trying, best first: rounds over the chip (the last one split, where that helps) times the size
-    of a tile, weighted by what the shape reaches once the chip is full."""
+    """Every tile worth trying, best first by `_microseconds`."""
     size, count = host.item(problem.dtype), problem.target.sm_count or 132
+    blocks = -(-problem.k * size // 128)
     found = []
-    for mode, m, n, stages, speed in _TILES if size == 2 else _TILES_8BIT:
+    for mode, m, n, stages, speed in _TILES if size > 1 else _TILES_8BIT:
         tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
-        for split in (1, 2, 4) if mode == "coop" and n >= 128 and not host.split_n(n)[1] else (1,):
-            rounds = -(-tiles // count) if split == 1 else tiles // count + -(-(tiles % count) * split // count) / split
-            if split > 1 and (n // split < 64 or tiles < count or rounds >= -(-tiles // count)):
-                continue
-            cost = rounds * m * n / speed * (1 + 0.02 * (split > 1))
-            found.append((cost, config(mode, m, n, stages, 128 // size, 16 if problem.m >= 4096 else 8, split)))
+        for split, split_k in _splits(mode, n, tiles, blocks, count):
+            cost = _microseconds(m, n, tiles, blocks, split, split_k, count, speed)
+            cost *= 2.0 if m > 64 >= problem.m or n > 64 >= problem.n else 1.0  # a tile that is mostly padding
+            group = 16 if problem.m >= 4096 else 8
+            found.append((cost, config(mode, m, n, stages, 128 // size, group, split, split_k)))
     found.sort(key=lambda pair: pair[0])
     return [entry for _, entry in found[:most]]
+
+
+def _splits(mode: str, n: int, tiles: int, blocks: int, count: int) -> Iterable[tuple[int, int]]:
+    """(SPLIT, SPLIT_K): of the columns of the last round, or of K where the tiles do not fill the chip."""
+    yield 1, 1
+    if mode == "coop":
+        rest = tiles % count
+        if tiles > count and rest and not host.split_n(n)[1]:
+            yield from ((split, 1) for split in (2, 4) if n // split >= 64 and -(-rest * split // count) < split)
+        ways = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+        yield from ((1, split_k) for split_k in ways if tiles * split_k <= count and split_k * 4 <= blocks)
+
+
+def _microseconds(m, n, tiles, blocks, split, split_k, count, speed) -> float:
+    """A guess at a config's time on an H200: rounds over the chip times the time of a tile at full speed, and for
+    split-K what writing, counting and adding up cost."""
+    block = m * n * 2.4e-5 / speed
+    if split_k > 1:
+        return -(-blocks // split_k) * block + 5 + (2 + split_k) * m * n * 1e-4
+    whole = -(-tiles // count) if split == 1 else tiles // count
+    narrow = m * n // split * 2.4e-5 / (0.965 if n // split >= 128 else 0.7)
+    tail = 0 if split == 1 else -(-(tiles % count) * split // count) * narrow * (1.0 if split == 2 else 1.35)
+    return blocks * (whole * block + tail)
 
 
 def configs(problem) -> list[dict[str, Any]]:
@@ -83,15 +108,17 @@ def _rule(problem, config) -> Iterable[Reason]:
                     fact.name,
                 )
         wanted = fact.name == "b"
-        if fact.itemsize == 1 and turned != wanted:
+        if fact.itemsize != 2 and turned != wanted:
             yield Reason(
-                "layout", "layout", problem.layout, "nt: wgmma reads 8-bit operands along K only",
+                "layout", "layout", problem.layout, "nt: wgmma reads 8-bit and 32-bit operands along K only",
                 "store b as [N, K] and pass b.mT" if wanted else "call .contiguous() on a", fact.name,
             )  # fmt: skip
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
-    if problem.dtype.startswith("float8") and host.split_n(config["BLOCK_N"])[1]:
-        yield Reason("config", "BLOCK_N", config["BLOCK_N"], "a power of two for fp8", "BLOCK_N=128")
+    if host.split_k(config) > 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
+        yield Reason("config", "SPLIT_K", host.split_k(config), "1, except for cooperative tiles", "SPLIT_K=1")
+    if host.split_k(config) > -(-problem.k // config["BLOCK_K"]):
+        yield Reason("config", "SPLIT_K", host.split_k(config), "at most one range for each block of K", "SPLIT_K=1")
     if (
         problem.dtype == "int8"
         and problem.out_dtype == "int32"
@@ -146,16 +173,18 @@ def builds(problem, config) -> list[Any]:
         "a_desc": described("a", problem.dtype), "b0_desc": described("b0", problem.dtype),
         "b1_desc": described("b1", problem.dtype),
         "c_desc": described("c", problem.out_dtype) if cfg.TMA_STORE else described("a", problem.dtype),
-        "c_ptr": out, "bias_ptr": out, "sa_ptr": scale, "sb_ptr": scale, **dict.fromkeys(INTS, "i32"),
+        "c_ptr": out, "bias_ptr": out, "sa_ptr": scale, "sb_ptr": scale,
+        "part_ptr": ("*i32" if problem.dtype == "int8" else "*fp32") if cfg.SPLIT_K > 1 else out,
+        "count_ptr": "*i32" if cfg.SPLIT_K > 1 else out, **dict.fromkeys(INTS, "i32"),
     }  # fmt: skip
-    aligned = dict.fromkeys(("c_ptr", "bias_ptr", "sa_ptr", "sb_ptr"), 16)
+    aligned = dict.fromkeys(("c_ptr", "bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
     return [Build(matmul_ws, signature, {"cfg": cfg}, aligned, {"num_warps": 4, "launch_pdl": cfg.PDL})]
 
 
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
-        arch=("sm90",), dtypes=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"),
+        arch=("sm90",), dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
         layouts=("nn", "nt", "tn", "tt"), unit_inner_stride=False, batched=True, bias=True, out=True,
         deterministic=True, out_dtypes=("float16", "bfloat16", "float32", "int32"),
         activations=("relu", "gelu", "silu"), scaling=("scalar", "rowwise"), toolchain={"triton": ">=3.6,<4"},

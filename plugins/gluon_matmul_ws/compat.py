@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 store_wait = tma.store_wait
+thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 if hasattr(gl.shared_memory_descriptor, "reinterpret"):
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from registry.allocating import allocator
 from registry.launch import Launcher
+from registry.plugins.gluon_matmul_ws.flags import flags
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
 
 GL = {
@@ -21,6 +23,9 @@ SHORT = {
     "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
     "int8": "i8", "int32": "i32",
 }  # fmt: skip
+
+
+FLAGS = 256  # counters that a launch may have without making its own
 
 
 class Switches:
@@ -50,18 +55,30 @@ def split_n(width: int) -> tuple[int, int]:
     return first, width - first
 
 
+def split_k(config: Mapping[str, Any]) -> int:
+    """Ranges of K that a tile is cut into; configs from before there were any have one."""
+    return config.get("SPLIT_K", 1)
+
+
+def _at_once(config: Mapping[str, Any]) -> int:
+    """Partial sums in flight while they are added up: as many as leave registers for the accumulators."""
+    most = max(1, 128 * 64 // (config["BLOCK_M"] * config["BLOCK_N"] // 2))
+    return max(d for d in range(1, most + 1) if split_k(config) % d == 0)
+
+
 def switches(
     dtype: str, out_dtype: str, config: Mapping[str, Any], *, a_t: bool, b_t: bool, tma_store: bool, bias: bool,
     scaled: bool, activation: str,
 ) -> Switches:  # fmt: skip
     parts = 2 if config["MODE"] == "coop" else 1
     n0, n1 = split_n(config["BLOCK_N"])
+    split, fp8 = config["SPLIT"], dtype.startswith("float8")
     return Switches(
         PARTS=parts, GM=config["BLOCK_M"] // parts, N0=n0, N1=n1, BK=config["BLOCK_K"], STAGES=config["STAGES"],
-        STORES=config["STORES"], EN=min(128 // item(out_dtype), n1 or n0 // config["SPLIT"]), GROUP=config["GROUP"],
-        SPLIT=config["SPLIT"], REGS=240, ITEM=item(dtype), PDL=config.get("PDL", True),
-        A_T=a_t, B_T=b_t, TMA_STORE=tma_store, EXACT=dtype.startswith("float8"), BIAS=bias, SCALED=scaled,
-        ACT=activation, ACC=gl.int32 if dtype == "int8" else gl.float32)  # fmt: skip
+        STORES=config["STORES"], EN=min(128 // item(out_dtype), n1 or n0 // split), GROUP=config["GROUP"], SPLIT=split,
+        SPLIT_K=split_k(config), AT_ONCE=_at_once(config), REGS=240, ITEM=item(dtype), PDL=config.get("PDL", True),
+        A_T=a_t, B_T=b_t, TMA_STORE=tma_store, EXACT=fp8 * (1 if n1 else 2), BIAS=bias, SCALED=scaled, ACT=activation,
+        ACC=gl.int32 if dtype == "int8" else gl.float32)  # fmt: skip
 
 
 def blocks_of(cfg: Switches) -> dict[str, tuple[int, int]]:
@@ -111,8 +128,22 @@ def tma_can_store(shape, strides, base: int, size: int) -> bool:
     return all(extent == 1 or stride * size % 16 == 0 for extent, stride in zip(shape[:-1], strides[:-1], strict=True))
 
 
-def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tuple, tuple[int]]:
-    """Kernel arguments and grid."""
+def workspace(cfg: Switches, tiles: int) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A function that makes the partial sums of a launch, and the counters of those who wrote them, two for each tile,
+    which it leaves at zero."""
+    kind = torch.int32 if cfg.ACC is gl.int32 else torch.float32
+    new_partial = allocator((tiles * cfg.SPLIT_K * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1),), kind)
+
+    def buffers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if 2 * tiles > FLAGS:
+            return new_partial(a), torch.zeros(2 * tiles, device=a.device, dtype=torch.int32)
+        return new_partial(a), flags(a.get_device(), FLAGS).take()
+
+    return buffers
+
+
+def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tuple, tuple[int], int]:
+    """Kernel arguments, grid, number of tiles."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     z = a.shape[0] if a.dim() == 3 else 1
     kind, out_kind = _name(a.dtype), _name(out.dtype)
@@ -133,7 +164,7 @@ def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tu
     tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles = tiles_m * tiles_n * z
     count = _sm_count(a.device)
-    grid = min(tiles * cfg.SPLIT, count)
+    grid = min(tiles * cfg.SPLIT * cfg.SPLIT_K, count)
     whole = tiles // count * count if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
     sa = (0, 0) if not scaled or scale_a.dim() == 0 else (0, *scale_a.stride())[-2:]
     sb = 0 if not scaled or scale_b.dim() == 0 else scale_b.stride(-1)
@@ -145,10 +176,11 @@ def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tu
         else (bias if bias is not None else out, *free[1:])
     )
     args = (
-        a_desc, b0, b1, c_desc, out, *pointers, m, n, triton.cdiv(k, cfg.BK), tiles, whole, tiles_m, tiles_n,
+        a_desc, b0, b1, c_desc, out, *pointers, *(workspace(cfg, tiles)(a) if cfg.SPLIT_K > 1 else free[:2]),
+        m, n, triton.cdiv(k, cfg.BK), tiles, whole, tiles_m, tiles_n,
         int(a_desc.shape[0] > 1), int(b0.shape[0] > 1), *_strides(out), *sa, sb, cfg,
     )  # fmt: skip
-    return args, (grid,)
+    return args, (grid,), tiles
 
 
 _sms: dict[Any, int] = {}
@@ -160,7 +192,7 @@ def _sm_count(device: torch.device) -> int:
     return _sms[device]
 
 
-def new_out(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
+def _new_out(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
     usual = torch.int32 if a.dtype == torch.int8 else torch.bfloat16 if a.element_size() == 1 else a.dtype
     return torch.empty((*a.shape[:-1], b.shape[-1]), device=a.device, dtype=out_dtype or usual)
 
@@ -171,30 +203,32 @@ def matmul(
     scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """act((a @ b) * scale_a * scale_b + bias) for 2-D or 3-D operands."""
-    out = new_out(a, b, out_dtype) if out is None else out
-    args, grid = arguments(a, b, out, config, bias, activation, scale_a, scale_b)
+    out = _new_out(a, b, out_dtype) if out is None else out
+    args, grid, _ = arguments(a, b, out, config, bias, activation, scale_a, scale_b)
     matmul_ws[grid](*args, num_warps=4, launch_pdl=args[-1].PDL)
     return out
 
 
 def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
     """`matmul` with its host work done once, at the first call: later ones only fill in addresses."""
-    bound = None
+    bound: Any = None
+    buffers: Any = None
     stores = False
+    new_out = allocator((*problem.operands[0].shape[:-1], problem.n), getattr(torch, problem.out_dtype))
 
     def launch(a, b, *, bias=None, out_dtype=None, scale_a=None, scale_b=None, out=None):
-        nonlocal bound, stores
-        out = new_out(a, b, out_dtype) if out is None else out
+        nonlocal bound, buffers, stores
+        out = new_out(a) if out is None else out
         bias = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
         if bound is None:
-            args, grid = arguments(a, b, out, config, bias, problem.activation, scale_a, scale_b)
-            *args, cfg = args
+            (*args, cfg), grid, tiles = arguments(a, b, out, config, bias, problem.activation, scale_a, scale_b)
             stores = cfg.TMA_STORE
+            buffers = workspace(cfg, tiles) if cfg.SPLIT_K > 1 else None
             launcher = Launcher(matmul_ws, constants={"cfg": cfg}, options={"num_warps": 4, "launch_pdl": cfg.PDL})
             bound = launcher.bind(dict(zip(matmul_ws.arg_names, args, strict=False)), grid, device=a.device)
         bound(
             a, b, b, out if stores else a, out, out if bias is None else bias, out if scale_a is None else scale_a,
-            out if scale_b is None else scale_b,
+            out if scale_b is None else scale_b, *((out, out) if buffers is None else buffers(a)),
         )  # fmt: skip
         return out
 

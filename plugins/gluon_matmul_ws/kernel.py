@@ -3,7 +3,8 @@
 Tile facts.  A CTA computes BM x BN tiles of C; BN = N0 + N1 is one or two powers of two (192 = 128 + 64).
 Cooperative: each consumer owns GM = BM / 2 rows of every tile.  Ping-pong: each consumer owns every other tile whole
 (GM = BM), so that one stores while the other multiplies.  Operands arrive through TMA in 128-byte swizzled blocks of
-BK, read along whichever dimension is contiguous (wgmma takes 16-bit operands from shared memory in either order).
+BK, read along whichever dimension is contiguous (wgmma takes 16-bit operands from shared memory in either order, 8-bit
+and 32-bit ones along K only).
 
 Roles.  Consumer 0 is the default partition (4 warps, 240 registers), consumer 1 four warps, the producer one warp with
 24 registers.
@@ -14,21 +15,31 @@ block of wgmma in flight and release the stage before it.  In ping-pong, turn[g]
 has taken its last stage: without it a consumer would take an earlier round of the ring for its own (the two differ by
 an even number of phases).  The epilogue goes through STORES buffers of 64 columns per consumer: registers -> shared
 memory -> TMA store, or masked stores of whole rows where TMA cannot address C.  fp8 (EXACT): each block of K is summed
-in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits.
+in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
+while the next is multiplied.  float32 is read as tf32, its lower bits cut off.
 
-The last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25 rounds
-instead of 2.  Tiles run in groups of GROUP row tiles, column by column, so that one wave shares A and B in L2.
+SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
+rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
+by column, so that one wave shares A and B in L2.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
 noise is about 3%).
 - Programmatic dependent launch (griddepcontrol): 1024^3 0.85 -> 0.94, 2048^3 nt 0.96 -> 1.05.
-- SPLIT of the last round, M=512: 28672 x 4096 0.94 -> 1.02; 10240 x 8192 0.92 -> 0.93.
+- SPLIT of the last round, M=512: 28672 x 4096 0.94 -> 1.02; 10240 x 8192 0.84 -> 0.93.
 - Tiles, bf16 nt: 128x256 1.00..1.05 where it fills the chip; 128x192 the same or better at 8192^3 (1.03..1.08) and at
   512 x 6144 x 4096 (0.98 against 0.81), where it fills the chip and 128x256 does not; 256x192 (3 stages, one buffer
   of C) 0.86..1.00; ping-pong 128x128 0.94..1.02; ping-pong 64x256 0.87..1.04; 128x160 costs 10% in its narrow wgmma.
-- GROUP 16 against 8 at 4096^3: nn 0.98 / 1.00, nt 1.00 / 0.98, tn 1.01 / 1.01: nothing.
-- Final run, best config a cell: bf16 with M >= 512 (39 cells) 1.02 by geometric mean, least 0.945 (512 x 57344 x 8192).
-  fp8 with M >= 512 0.95 of torch._scaled_mm (least 0.89). Below M = 512 it has no split-K: 0.84.
+- Best config a cell, bf16 with M >= 512: Llama's 24 cells 1.005 by geometric mean, least 0.92 (512 x 10240 x 8192),
+  squares from 2048 on 0.99..1.06, 1024^3 0.96..0.98; in another run 1.02 over all of them, least 0.945.
+- SPLIT_K: 512 x 512 x 16384 0.45 -> 0.74, 256 x 256 x 16384 0.26 -> 0.59, 128 x 4096 x 14336 0.87 -> 0.93.  M = 128
+  otherwise 0.77 (10240 x 8192) .. 1.01 (28672 x 4096), 0.92 by geometric mean.  Stream-K (equal ranges of K for all
+  CTAs, sums meeting in pairs) was slower: 2048^3 0.65, 512 x 6144 x 4096 0.74, where whole tiles reach 1.00.
+- Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 and 5000^3 0.72, with padded rows 1.01 and 0.93.
+- fp8 (nt, row-wise scales, no fast accumulation on either side), 7 cells with M >= 512: 0.985, least 0.90 (2048^3).
+  Without the exact sum 0.93 against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17
+  from fast accumulation.  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
+- float32 (tf32, nt): 1024^3 1.26, 2048^3 1.06, 4096^3 and 8192^3 1.02, 512 x 6144 x 4096 1.34, 128 x 6144 x 4096 0.86;
+  relative error 7.7e-4 where cuBLAS has 2.9e-4.
 """
 
 import triton.experimental.gluon.language as gl
@@ -42,6 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_tile, store_wait
+from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
 
 NAN_STAYS = gl.constexpr(tl.PropagateNan.ALL)
 
@@ -70,14 +82,15 @@ def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _load(descs, smem, bars, it, z_a, z_b, row, col, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
-    """All blocks of one tile; a tail tile takes the first N0 / SPLIT columns of each stage. Returns the next round."""
+def _load(descs, smem, bars, it, z_a, z_b, row, col, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
+    """`blocks` blocks of a tile, from block `first` on; a tail tile takes the first N0 / SPLIT columns of each stage.
+    Returns the next round of the ring."""
     a_desc, b0_desc, b1_desc = descs
     a_s, b0_s, b1_s = smem
     full, empty, turn = bars
     PARTS: gl.constexpr = cfg.PARTS
     width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
-    for number in range(blocks):
+    for number in range(first, first + blocks):
         s = it % cfg.STAGES
         bar = full.index(s)
         mbarrier.wait(empty.index(s), ((it // cfg.STAGES) & 1) ^ 1)
@@ -102,14 +115,15 @@ def _load(descs, smem, bars, it, z_a, z_b, row, col, blocks, TAIL: gl.constexpr,
 def _producer(descs, smem, bars, sizes, z_a, z_b, cfg: gl.constexpr):
     tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
     it = 0
-    for tile in range(gl.program_id(0), whole, gl.num_programs(0)):
+    for item in range(gl.program_id(0), whole * cfg.SPLIT_K, gl.num_programs(0)):
+        tile, first, count = part_of(item, whole, blocks, cfg)
         z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
-        it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, blocks, False, cfg)
+        it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, first, count, False, cfg)
     if cfg.SPLIT > 1:
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, gl.num_programs(0)):
             z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * (cfg.N0 // cfg.SPLIT)
-            it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, blocks, True, cfg)
+            it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, 0, blocks, True, cfg)
 
 
 @gluon.jit
@@ -189,6 +203,52 @@ def _store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.co
 
 
 @gluon.jit
+def _store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+    buffer = _store(acc0, cfg.N0, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
+    if cfg.N1:
+        buffer = _store(acc1, cfg.N1, z, row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
+    return buffer
+
+
+@gluon.jit
+def _fresh(acc, smem, bars, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
+    """One block of K on its way into accumulators of its own."""
+    s = it % cfg.STAGES
+    if which == 0:  # (the second half of B comes with the first)
+        mbarrier.wait(bars[0].index(s), (it // cfg.STAGES) & 1)
+    zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
+    a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
+    return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _exact(acc0, acc1, smem, bars, it, part: gl.constexpr, BLOCKS: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
+           cfg: gl.constexpr):  # fmt: skip
+    """One block of fp8 summed by itself and added in fp32, or two: one is added while the other is multiplied."""
+    empty = bars[1]
+    one = _fresh(acc0, smem, bars, it, part, N0, 0, cfg)
+    if BLOCKS == 2:
+        two = _fresh(acc0, smem, bars, it + 1, part, N0, 0, cfg)
+        one = warpgroup_mma_wait(1, [one])
+        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        acc0 += one
+        two = warpgroup_mma_wait(0, [two])
+        mbarrier.arrive(empty.index((it + 1) % cfg.STAGES), count=1)
+        acc0 += two
+    elif N1:
+        two = _fresh(acc1, smem, bars, it, part, N1, 1, cfg)
+        one, two = warpgroup_mma_wait(0, [one, two])
+        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        acc0 += one
+        acc1 += two
+    else:
+        one = warpgroup_mma_wait(0, [one])
+        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        acc0 += one
+    return acc0, acc1
+
+
+@gluon.jit
 def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
     """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
     a_s, b0_s, b1_s, c_s = smem
@@ -206,16 +266,11 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
     if cfg.PARTS == 1:
         mbarrier.wait(turn.index(G), (own & 1) ^ (1 - G))
     if cfg.EXACT:
-        for _ in range(blocks):
-            s = it % cfg.STAGES
-            mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
-            a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
-            zero = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
-            some = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), zero, use_acc=False, is_async=True)
-            some = warpgroup_mma_wait(0, [some])
-            mbarrier.arrive(empty.index(s), count=1)
-            acc0 += some
-            it += 1
+        for _ in range(blocks // cfg.EXACT):
+            acc0, acc1 = _exact(acc0, acc1, smem, bars, it, part, cfg.EXACT, N0, N1, cfg)
+            it += cfg.EXACT
+        if cfg.EXACT == 2 and blocks % 2 != 0:
+            acc0, acc1 = _exact(acc0, acc1, smem, bars, it, part, 1, N0, N1, cfg)
         if cfg.PARTS == 1:
             mbarrier.arrive(turn.index(1 - G), count=1)
     else:
@@ -253,7 +308,7 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.constexpr):
     tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
     c_s = smem[3]
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
@@ -261,25 +316,29 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, cfg: gl.constexpr):
     first: gl.constexpr = G * (stride - 1)
     own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.GM
     P = gl.num_programs(0)
-    number = first
+    it = first * blocks
     buffer = 0
     own = 0
-    for tile in range(gl.program_id(0) + first * P, whole, stride * P):
+    for item in range(gl.program_id(0) + first * P, whole * cfg.SPLIT_K, stride * P):
+        tile, _, count = part_of(item, whole, blocks, cfg)
+        acc0, acc1 = _multiply(G, smem, bars, it, own, count, cfg.N0, cfg.N1, cfg)
         z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
-        acc0, acc1 = _multiply(G, smem, bars, number * blocks, own, blocks, cfg.N0, cfg.N1, cfg)
-        buffer = _store(acc0, cfg.N0, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
-        if cfg.N1:
-            buffer = _store(acc1, cfg.N1, z, row + own_row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
-        number += stride
+        if cfg.SPLIT_K > 1:
+            acc0, acc1, last = reduce(acc0, acc1, G, item, whole, workspace, cfg)
+            if last:
+                buffer = _store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+        else:
+            buffer = _store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+        it += stride * count
         own += 1
     if cfg.SPLIT > 1:
         width: gl.constexpr = cfg.N0 // cfg.SPLIT
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
             z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * width
-            acc0, acc1 = _multiply(G, smem, bars, number * blocks, own, blocks, width, 0, cfg)
+            acc0, acc1 = _multiply(G, smem, bars, it, own, blocks, width, 0, cfg)
             buffer = _store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
-            number += 1
+            it += blocks
     if cfg.TMA_STORE:
         store_wait(0)
 
@@ -301,8 +360,8 @@ INTS = [
 
 @gluon.jit(do_not_specialize=INTS)
 def matmul_ws(
-    a_desc, b0_desc, b1_desc, c_desc, c_ptr, bias_ptr, sa_ptr, sb_ptr, M, N, blocks, tiles, whole, tiles_m, tiles_n,
-    z_a, z_b, scz, scm, scn, s_az, s_am, s_bn, cfg: gl.constexpr,
+    a_desc, b0_desc, b1_desc, c_desc, c_ptr, bias_ptr, sa_ptr, sb_ptr, part_ptr, count_ptr, M, N, blocks, tiles, whole,
+    tiles_m, tiles_n, z_a, z_b, scz, scm, scn, s_az, s_am, s_bn, cfg: gl.constexpr,
 ):  # fmt: skip
     ring: gl.constexpr = cfg.STAGES
     a_s = gl.allocate_shared_memory(a_desc.dtype, [ring * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
@@ -329,10 +388,11 @@ def matmul_ws(
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
     sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)
     smem = (a_s, b0_s, b1_s, c_s)
+    workspace = (part_ptr, count_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (0, c, smem, bars, sizes, epi, cfg)),
-            (_consumer, (1, c, smem, bars, sizes, epi, cfg)),
+            (_consumer, (0, c, smem, bars, sizes, epi, workspace, cfg)),
+            (_consumer, (1, c, smem, bars, sizes, epi, workspace, cfg)),
             (_producer, ((a_desc, b0_desc, b1_desc), (a_s, b0_s, b1_s), bars, sizes, z_a, z_b, cfg)),
         ],
         [4, 1],

@@ -130,23 +130,39 @@ def configs(problem) -> list[dict[str, int]]:
     item = host.ITEM[problem.dtype]
     bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
     m, n = problem.m, problem.n
-    if m <= 16 or n <= 16:
+    if long := problem.k >= 16 * max(m, n) and max(m, n) <= 512 and min(m, n) > 16:  # all the work is along K
+        shapes = [
+            (16, 32, 4 * bk, 4, 4),
+            (32, 64, 2 * bk, 4, 4),
+            (64, 64, bk if problem.k % (2 * bk) else 2 * bk, 4, 4),
+        ]
+        shapes = shapes[0 if m * n <= 64 * 64 else 1 if m * n <= 128 * 128 else 2 :]
+    elif m <= 16 or n <= 16:
         shapes = [(16, 128, 2 * bk, 4, 4), (16, 64, 4 * bk, 4, 3), (16, 64, 2 * bk, 4, 4), (16, 128, bk, 4, 4)]
+        if 1 < max(m, n) / 128 / (problem.target.sm_count or 108) <= 2:  # one round over the chip instead of two
+            shapes.insert(0, (16, 256, bk, 8, 4))
         shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
     elif m <= 64 or n <= 64:
         shapes = [(64, 64, 2 * bk, 4, 3), (64, 128, bk, 4, 4), (32, 64, bk, 4, 4)]
         shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
     elif problem.target.sm >= 90:
         shapes = [(128, 256, bk, 8, 3), (128, 128, bk, 8, 4), (64, 128, bk, 4, 4)]
+        tiles = triton.cdiv(m, 64) * triton.cdiv(n, 64) * (problem.batch or 1)
+        if 2 * tiles > (problem.target.sm_count or 108) >= tiles:  # they fill the chip, once
+            shapes.insert(1, (64, 64, 2 * bk, 4, 4))
         shapes = shapes if problem.layout[1] == "n" else shapes[1:]  # 128 x 256 is slow where b is contiguous along K
     else:
         shapes = [(128, 128, bk, 4, 3), (128, 64, bk, 4, 3), (64, 64, bk, 4, 4)]
-    if problem.m > 64 < problem.n and (
-        problem.k % bk
-        or problem.activation
-        or problem.ieee
-        or _narrow(problem) < 16
-        or (item == 1 and problem.target.sm < 90)
+    if (
+        problem.m > 64 < problem.n
+        and not long
+        and (
+            problem.k % bk
+            or problem.activation
+            or problem.ieee
+            or _narrow(problem) < 16
+            or (item == 1 and problem.target.sm < 90)
+        )
     ):
         shapes = shapes[1:]  # the largest tile would spill in its tail, its epilogue or its loads
     if _narrow(problem) < 4 and problem.target.sm >= 90:

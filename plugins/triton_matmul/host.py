@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from registry.allocating import allocator
 from registry.launch import Launcher
+from registry.plugins.triton_matmul.flags import flags
 from registry.plugins.triton_matmul.kernel import matmul_tiles
 
 ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
@@ -58,6 +60,12 @@ def _fp32_precision() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
+def _at_once(config) -> int:
+    """Partials in flight while they are added up: at most 64 registers of a thread."""
+    each = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config["num_warps"])
+    return max(d for d in range(1, max(64 // max(each, 1), 1) + 1) if config["SPLIT"] % d == 0)
+
+
 def constants_of(memory, config, dtype, k, bias, scaled, activation, pdl, precision) -> dict[str, Any]:
     bk = config["BLOCK_K"]
     return {
@@ -65,7 +73,7 @@ def constants_of(memory, config, dtype, k, bias, scaled, activation, pdl, precis
         "SPLIT": config["SPLIT"], "K_TAIL": k % bk != 0, "PRECISION": precision,
         "IMPRECISE": min(bk, 128) if dtype.startswith("float8") else 0,
         "ACC": tl.int32 if dtype == "int8" else tl.float32, "BIAS": bias, "SCALED": scaled, "ACT": activation or "",
-        "PDL": pdl,
+        "PDL": pdl, "AT_ONCE": _at_once(config),
     }  # fmt: skip
 
 
@@ -86,21 +94,22 @@ def _has_pdl(device: torch.device) -> bool:
     return _newer[device]
 
 
-_counters: dict[tuple[int, int], torch.Tensor] = {}
+FLAGS = 256  # arrival counters that a launch may have without making its own
 
 
-def _split_buffers(a: torch.Tensor, tiles: int, config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partials, and one arrival counter per tile. Counters return to zero by themselves, so a stream keeps its own;
-    a graph being captured gets fresh ones, since its replays may run beside that stream."""
-    kind = torch.int32 if a.dtype == torch.int8 else torch.float32
-    part = torch.empty(tiles * config["SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"], device=a.device, dtype=kind)
-    if not a.is_cuda or torch.cuda.is_current_stream_capturing():
-        return part, torch.zeros(tiles, device=a.device, dtype=torch.int32)
-    key = (a.get_device(), torch.cuda.current_stream(a.device).cuda_stream)
-    count = _counters.get(key)
-    if count is None or count.numel() < tiles:
-        count = _counters[key] = torch.zeros(max(tiles, 1024), device=a.device, dtype=torch.int32)
-    return part, count
+def _split_buffers(
+    dtype: torch.dtype, tiles: int, config: Mapping[str, Any]
+) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A function that makes the partials of a launch, and one arrival counter per tile, which it leaves at zero."""
+    kind = torch.int32 if dtype == torch.int8 else torch.float32
+    new_part = allocator((tiles * config["SPLIT"] * config["BLOCK_M"] * config["BLOCK_N"],), kind)
+
+    def buffers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not a.is_cuda or tiles > FLAGS:
+            return new_part(a), torch.zeros(tiles, device=a.device, dtype=torch.int32)
+        return new_part(a), flags(a.get_device(), FLAGS).take()
+
+    return buffers
 
 
 def _align(t: torch.Tensor) -> int:
@@ -147,32 +156,33 @@ def matmul(
     out = _new_out(a, b, out_dtype) if out is None else out
     values, constants, tiles = _arguments(a, b, out, config, bias, activation, scale_a, scale_b)
     if config["SPLIT"] > 1:
-        values["part_ptr"], values["count_ptr"] = _split_buffers(a, tiles, config)
+        values["part_ptr"], values["count_ptr"] = _split_buffers(a.dtype, tiles, config)(a)
     matmul_tiles[(tiles * config["SPLIT"],)](**values, **constants, **options_of(config, constants["PDL"]))
     return out
 
 
 def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
     """`matmul` with its host work done once, at the first call: later ones only fill in addresses."""
-    bound = None
-    tiles = 0
+    bound: Any = None
+    buffers: Any = None
     precision = "ieee" if problem.ieee else "tf32"
+    new_out = allocator((*problem.operands[0].shape[:-1], problem.n), getattr(torch, problem.out_dtype))
 
     def launch(a, b, *, bias=None, out_dtype=None, scale_a=None, scale_b=None, out=None):
-        nonlocal bound, tiles
-        out = _new_out(a, b, out_dtype) if out is None else out
-        part, count = _split_buffers(a, tiles, config) if bound is not None and config["SPLIT"] > 1 else (out, out)
+        nonlocal bound, buffers
+        out = new_out(a) if out is None else out
         if bound is None:
             values, constants, tiles = _arguments(
                 a, b, out, config, bias, problem.activation, scale_a, scale_b, precision
             )
             if config["SPLIT"] > 1:
-                part, count = values["part_ptr"], values["count_ptr"] = _split_buffers(a, tiles, config)
+                buffers = _split_buffers(a.dtype, tiles, config)
+                values["part_ptr"], values["count_ptr"] = buffers(a)
             launcher = Launcher(matmul_tiles, constants=constants, options=options_of(config, constants["PDL"]))
             bound = launcher.bind(values, (tiles * config["SPLIT"],), device=a.device)
         bound(
             a, b, out, out if bias is None else bias, out if scale_a is None else scale_a,
-            out if scale_b is None else scale_b, part, count,
+            out if scale_b is None else scale_b, *((out, out) if buffers is None else buffers(a)),
         )  # fmt: skip
         return out
 

@@ -15,10 +15,13 @@ Ampere's rule (`cp_async_rule`).  cp.async copies 4, 8 or 16 bytes per thread.  
 shorter than 4 bytes, because of its strides, base or ragged edge, can not go through it, so there only configs with
 num_stages=1 are legal.
 
-Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run).  M = 16, Llama projections:
-0.96..1.12, M = 1: 0.84..1.02 (fp8 at M = 16: 1.5..1.9 of torch._scaled_mm).  2048^3 .. 16384^3: nn and tn 0.96..1.03
-with 128x256x64 tiles, nt 0.73..0.80 only (with b contiguous along K the 128x256 tile's wgmma is serialised, ptxas
-C7515, and 128x128 is no better; not understood).  64 x 64 x 65536: 0.82..0.92; 256 x 256 x 16384: 0.39..0.48.
+Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, in graphs).  Llama projections,
+first config: M = 16 0.95..1.11 (geometric mean 1.01), M = 1 0.94..1.01 (0.98); fp8 at M = 16 1.5..1.9 of
+torch._scaled_mm.  1 x 28672 x 4096: 16x256 tiles, one round over the chip, 0.96..0.98, 16x128 tiles 0.90.  Counters
+that a captured graph need not zero: 1 x 4096 x 4096 0.92 -> 1.00.  2048^3 .. 16384^3: nn and tn 0.96..1.03 with
+128x256x64 tiles, nt 0.73..0.80 only (with b contiguous along K the 128x256 tile's wgmma is serialised, ptxas C7515, and
+128x128 is no better; not understood).  Split-K, nt: 64 x 64 x 65536 0.91..1.10, 128 x 128 x 32768 0.75 (0.67 with one
+partial in flight at a time), 256 x 256 x 16384 0.84 (64x64 tiles; 64x128 0.42), 512 x 512 x 16384 0.69.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ def matmul_tiles(
     A_RUN: tl.constexpr, B_RUN: tl.constexpr, C_RUN: tl.constexpr,  # elements known to be aligned together
     M_RUN: tl.constexpr, N_RUN: tl.constexpr, K_TAIL: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ACC: tl.constexpr,
-    BIAS: tl.constexpr, SCALED: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     # --- which tile: (batch, split, grouped row tiles, column tiles)
     tiles_m = tl.cdiv(M, BM)
@@ -172,8 +175,9 @@ def matmul_tiles(
         if arrived < SPLIT - 1:
             return
         acc = tl.zeros((BM, BN), dtype=ACC)
-        for s in range(SPLIT):
-            acc += tl.load(part_ptr + (own + s) * span + slot, cache_modifier=".cg")
+        for s in range(0, SPLIT, AT_ONCE):  # in order, so each run adds the same way; several loads in flight
+            for i in tl.static_range(AT_ONCE):
+                acc += tl.load(part_ptr + (own + s + i) * span + slot, cache_modifier=".cg")
         tl.atomic_xchg(count_ptr + z * tiles + tile, 0, sem="relaxed", scope="gpu")
     kind: tl.constexpr = c_ptr.dtype.element_ty
     c = _epilogue(acc, bias_ptr, sa_ptr, sb_ptr, z, gm, gn, M, N, sbias, s_az, s_am, s_bn, kind, BIAS, SCALED, ACT)

@@ -123,4 +123,5 @@ def report_lines(report: Report) -> list[str]:
         lines.append(
             f"stopped: {report.stopped}; {len(report.unreached)} shapes left; the same command goes on from here"
         )
+        lines += [f"  not measured to the end: {text}" for text in report.unreached]
     return lines

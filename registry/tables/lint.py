@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.tables.match import unreachable_by
@@ -46,6 +48,8 @@ class Known:
     """The architecture of a device name, None for a device that is not known."""
     source_of: Callable[[str], str | None] | None = None
     """The hash of a variant's source as it is now, None where that cannot be told."""
+    root: Path | None = None
+    """The folder that holds docs/. It lies in a checkout, not in an installed package."""
 
 
 def lint(tables: TableSet, known: Known) -> list[Finding]:
@@ -141,6 +145,20 @@ def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Sev
 
 
 def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[Finding]:
+    path = f"$.errata[{erratum.index}]"
     wrong = _wrong_variant(erratum.op, erratum.variant, known.variants)
     if wrong:
-        yield Finding("warning", erratum.file, erratum.line, f"$.errata[{erratum.index}]", "unknown-variant", wrong)
+        yield Finding("warning", erratum.file, erratum.line, path, "unknown-variant", wrong)
+    if erratum.page and known.root is not None and not _is_in(known.root, *erratum.page):
+        missing = f"there is no {erratum.link}"
+        yield Finding("error", erratum.file, erratum.line, f"{path}.link", "unknown-page", missing)
+
+
+def _is_in(root: Path, page: str, anchor: str) -> bool:
+    """Whether a page has a heading with that anchor, which is made of the heading as Git hosts make it."""
+    try:
+        text = (root / page).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

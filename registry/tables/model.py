@@ -117,6 +117,17 @@ class Erratum:
     severity: str
 
     @property
+    def page(self) -> tuple[str, str] | None:
+        """(file, anchor) where the link is a page of our own, None where it is a public report."""
+        file, _, anchor = self.link.partition("#")
+        return None if self.link.startswith("https:") else (file, anchor)
+
+    @property
+    def reference(self) -> str:
+        """Where to read more, for people: docs/ lies beside the sources, not in an installed package."""
+        return f"{self.link} of kernel-registry" if self.page else self.link
+
+    @property
     def unaffected(self) -> str:
         """Where the variant may run again, for people."""
         outside = [f"{name} outside {versions}" for name, versions in sorted(self.toolchain.items())]

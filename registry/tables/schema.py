@@ -22,6 +22,7 @@ from registry.tables.reader import Path as ValuePath
 _NAME = r"[A-Za-z][A-Za-z0-9_-]*(\.[A-Za-z][A-Za-z0-9_-]*)*"
 _STEM = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _ARCH = r"any|cpu|sm[1-9][0-9]{1,2}"
+_PAGE = r"docs/[A-Za-z0-9_-]+\.md"
 
 Name = Annotated[str, Meta(pattern=f"^{_NAME}$", max_length=100)]
 TableArch = Annotated[
@@ -115,8 +116,14 @@ class ErratumEntry(_Strict, frozen=True):
     variant: Name
     op: Name
     reason: Annotated[str, Meta(min_length=1, description="What goes wrong, in one line.")]
-    link: Annotated[str, Meta(pattern=r"^https://\S+$", description="A public report.")]
-    severity: Literal["wrong-result", "crash", "hang"]
+    link: Annotated[
+        str,
+        Meta(
+            pattern=rf"^(https://\S+|{_PAGE}#[a-z0-9-]+)$",
+            description='A public report, or where docs/ shows how to reproduce it: "docs/autows.md#rows".',
+        ),
+    ]
+    severity: Literal["wrong-result", "crash", "hang", "compile-failure", "not-specialized"]
     arch: ArchPattern | Annotated[list[ArchPattern], Meta(min_length=1)] = "any"
     when: When = {}
     toolchain: Annotated[

@@ -1,4 +1,8 @@
-"""The named grids of shapes. Each is a function of the op; `spread` order lets a budget cut any of them."""
+"""The named grids of shapes. Each is a function of the op.
+
+A sweep takes its cases in order, and a budget may end it anywhere: the grids that matter most come first, and every
+beginning of a grid is a fair sample of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from registry.errors import InvalidArgument
-from registry.tuning.cases import Case, from_file, unique
+from registry.tuning.cases import Case, from_file, spread, unique
 
 _ATTENTION = ("attention", "attention_backward")
 TOKENS = 16384
@@ -60,6 +64,17 @@ def single(op: str) -> list[Case]:
     return prompts + decode
 
 
+def training(op: str) -> list[Case]:
+    """What training runs: paper18, grouped heads at usual lengths, and a few short ones. Made for the backward."""
+    grouped = ((16, 1024, True), (16, 1024, False), (8, 2048, True), (4, 4096, True), (4, 4096, False), (1, 8192, True))
+    short = ((32, 16, 512, 128, True), (32, 32, 512, 64, True), (1, 16, 512, 64, False), (4, 16, 256, 128, True))
+    return [
+        *paper18(op),
+        *(Case.of(op, b=b, hq=32, hkv=8, s=s, d=128, causal=causal) for b, s, causal in grouped),
+        *(Case.of(op, b=b, hq=hq, s=s, d=d, causal=causal) for b, hq, s, d, causal in short),
+    ]
+
+
 def quick(op: str) -> list[Case]:
     """A few minutes' worth: one shape of each kind."""
     if op == "matmul":
@@ -101,14 +116,15 @@ def squares(op: str) -> list[Case]:
 GRIDS: dict[str, tuple[tuple[str, ...], Callable[[str], list[Case]]]] = {
     "quick": ((*_ATTENTION, "matmul"), quick),
     "tiny": ((*_ATTENTION, "matmul"), tiny),
+    "training": (("attention_backward",), training),
     "paper18": (_ATTENTION, paper18),
-    "lengths": (_ATTENTION, lengths),
     "gqa": (_ATTENTION, gqa),
     "single": (_ATTENTION, single),
+    "lengths": (_ATTENTION, lengths),
     "llm": (("matmul",), llm),
     "squares": (("matmul",), squares),
 }
-"""name -> (the ops it is for, its cases)."""
+"""name -> (the ops it is for, its cases). In the order that "all" measures them."""
 
 
 def names(op: str | None = None) -> list[str]:
@@ -122,7 +138,7 @@ def grid(op: str, name: str) -> list[Case]:
     for one in wanted:
         if one not in names(op):
             raise InvalidArgument("grid", repr(one), ", ".join([*names(op), "all"]) + f" for {op}, joined by +")
-        found += GRIDS[one][1](op)
+        found += spread(GRIDS[one][1](op))
     return unique(found)
 
 

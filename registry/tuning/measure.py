@@ -16,13 +16,16 @@ from typing import Any, Protocol
 
 from registry.target import Target
 from registry.tuning import journal as journals
-from registry.tuning.cases import Case, spread
+from registry.tuning.cases import Case
 from registry.tuning.child import Child, WorkerDied
 from registry.tuning.compile_pool import CompilePool
 from registry.tuning.extra import load_plugins
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_from
 from registry.tuning.plan import Contestant, Planned, Selection, plan
+
+SYNC_EVERY_S = 1.0
+"""How much a machine that loses its power may lose."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Report:
     turns: int = 0
     failed: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
+    """Shapes not measured, or not to the end. What was measured of them is kept."""
     restarts: int = 0
     pruned: int = 0
     stopped: str = ""
@@ -82,7 +86,7 @@ class Sweep:
         watcher: Watcher | None = None, child: Child | None = None,
         compile_processes: int | None = None, retry_failed: bool = False, now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.cases = spread(cases)
+        self.cases = list(cases)
         self.effort = effort or Effort()
         self.selection = selection
         self.watcher: Watcher = watcher or Silent()
@@ -91,7 +95,10 @@ class Sweep:
         self.mode, self.plugins = mode, plugins
         self.processes, self.retry_failed, self.now = compile_processes, retry_failed, now
         self.report = Report(path)
+        self.synced = 0.0
         self.loaded: str | None = None
+        self.warmed: set[str] = set()
+        """Contestants that were launched in the worker that runs now, so that nothing is left to compile."""
         self.refused: dict[str, Any] | None = None
         self.deadline = None if self.effort.budget_s is None else now() + self.effort.budget_s
 
@@ -122,15 +129,15 @@ class Sweep:
         left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
+        self.report.unreached = [planned.case.text for planned in left]
         try:
             pool.submit(left)
             for index, planned in enumerate(left):
-                if self._time_left() <= 0:
-                    self.report.unreached = [p.case.text for p in left[index:]]
+                if self._time_left() > 0 and self._case(planned, held, pool, self._time_left() / (len(left) - index)):
+                    self.report.unreached.remove(planned.case.text)
+                else:
                     self.report.stopped = "the budget is spent"
                     break
-                share = self._time_left() / (len(left) - index)
-                self._case(planned, held, pool, share)
         finally:
             pool.stop()
 
@@ -150,7 +157,8 @@ class Sweep:
 
     # --- one case -------------------------------------------------------------------------------------------------
 
-    def _case(self, planned: Planned, held: journals.Results, pool: CompilePool, share: float) -> None:
+    def _case(self, planned: Planned, held: journals.Results, pool: CompilePool, share: float) -> bool:
+        """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
         begun, self.loaded, self.refused = self.now(), None, None
         self._record(
             held, "case", case=planned.key, op=planned.case.op, text=planned.case.text, shape=planned.case.data(),
@@ -177,7 +185,7 @@ class Sweep:
         if alive and number >= rounds:
             self._record(held, "done", case=planned.key, rounds=number)
             self.report.measured += 1
-        self.journal.sync()
+        return number >= rounds or (not alive and self._time_left() > 0)
 
     def _affordable(self, left_s: float, round_s: float, rounds: int) -> int:
         if left_s == float("inf"):
@@ -209,7 +217,7 @@ class Sweep:
         if compiled is not None and not compiled["ok"]:
             self._fail(planned, contestant, compiled, held)
             return False
-        answer = self._ask(planned, {"do": "check", **_named(contestant)}, self.effort.check_timeout)
+        answer = self._ask(planned, {"do": "check", **_named(contestant)})
         if not answer["ok"]:
             self._fail(planned, contestant, answer, held)
             return False
@@ -228,21 +236,25 @@ class Sweep:
             "warm_ms": self.effort.warm_ms,
             "measure_ms": self.effort.measure_ms,
         }
-        answer = self._ask(planned, command, self.effort.turn_timeout)
+        answer = self._ask(planned, command)
         if not answer.pop("ok"):
             self._fail(planned, contestant, answer, held)
             return
         self._record(held, "sample", case=planned.key, key=contestant.key, round=number, **answer)
         self.report.turns += 1
 
-    def _ask(self, planned: Planned, command: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """An answer, or the refusal that stands for a worker that died over it."""
+    def _ask(self, planned: Planned, command: dict[str, Any]) -> dict[str, Any]:
+        """An answer, or the refusal that stands for a worker that died over it. A first launch may take longer."""
         try:
             if self.loaded != planned.key or not self.child.running:
+                self.warmed.clear()
                 loaded = self._load(planned)
                 if not loaded["ok"]:
                     return loaded
-            return self.child.ask(command, timeout)
+            warm = command["key"] in self.warmed
+            answer = self.child.ask(command, self.effort.turn_timeout if warm else self.effort.check_timeout)
+            self.warmed.add(command["key"])
+            return answer
         except WorkerDied as error:
             self.report.restarts += 1
             self.loaded = None
@@ -269,11 +281,13 @@ class Sweep:
         self._record(held, "failed", case=planned.key, key=contestant.key, **why)
 
     def _record(self, held: journals.Results, kind: str, **values: Any) -> None:
-        """Write a record, and take it in as a reader would."""
+        """Write a record, and take it in as a reader would. A write survives this process; a sync, the machine."""
         if kind in ("case", "done"):
             values["at"] = round(time.time(), 1)
         self.journal.write(kind, **values)
-        self.journal.sync()
+        if kind in ("failed", "done") or time.monotonic() - self.synced > SYNC_EVERY_S:
+            self.journal.sync()
+            self.synced = time.monotonic()
         journals.take(held, {"kind": kind, **values})
 
 
