@@ -146,32 +146,3 @@ def test_refusals_name_a_fix():
         assert reasons and all(r.fix for r in reasons)
     reasons = {reason.field: reason.fix for reason in VARIANT.reasons(problem(d=100, dv=96))}
     assert "pad head_dim 100 to 104" in reasons["head_dim"]
-
-
-def test_launches_that_may_overlap_never_share_a_counter(monkeypatch):
-    """By streams and captures that are not there: counters of two streams, and of captures, are disjoint and zero."""
-    import torch
-
-    from registry.plugins.gluon_fa3 import host
-
-    state = {"stream": 1, "capturing": False}
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: state["stream"], raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(host.TileCounters, "FOR_CAPTURES", 3)
-    counters = host.TileCounters("cpu")
-
-    state["capturing"] = True
-    assert counters.take().numel() == 1, "a capture before anything else zeroes its own"
-    taken = {}
-    for stream, capturing in ((1, False), (2, False), (1, True)):
-        state.update(stream=stream, capturing=capturing)
-        taken[stream, capturing] = [counters.take() for _ in range(host.TileCounters.PER_STREAM + 2)]
-    assert all(not c.any() for found in taken.values() for c in found)
-    places = {key: [c.data_ptr() for c in found] for key, found in taken.items()}
-    for stream in (1, 2):
-        found = places[stream, False]
-        assert len(set(found)) == host.TileCounters.PER_STREAM and found[0] == found[-2], "taken in turn"
-    assert len(set(places[1, True])) == len(places[1, True]), "a captured launch's counter is nobody else's"
-    assert not set(places[1, False]) & set(places[2, False])
-    assert not set(places[1, True]) & (set(places[1, False]) | set(places[2, False]))

@@ -235,27 +235,6 @@ def test_what_split_k_cannot():
         assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}
 
 
-def test_partial_sums_have_counters_of_their_own():
-    """The kernel leaves its counters at zero, so only launches that may overlap need different ones."""
-    torch = pytest.importorskip("torch")
-    from registry.plugins.gluon_matmul_ws.flags import Flags
-
-    class OnCPU(Flags):
-        def _zeros(self, count):
-            return torch.zeros(count, self._width, dtype=torch.int32)
-
-    flags, streams = OnCPU(0, 8), iter([1] * 65 + [2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patch.setattr(torch.cuda, "synchronize", lambda device: None)
-        patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: next(streams), raising=False)
-        rows = [flags.take() for _ in range(66)]
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        rows += [flags.take(), flags.take()]
-    taken = [row.data_ptr() for row in rows]
-    assert taken[0] == taken[64] and len(set(taken)) == len(taken) - 1
-
-
 @pytest.mark.skipif(not os.environ.get("KREG_NEWEST_TRITON"), reason="KREG_NEWEST_TRITON names no folder")
 def test_with_the_newest_triton():
     folder = os.environ["KREG_NEWEST_TRITON"]

@@ -94,7 +94,7 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
         if scale <= 0 and not softcap:
             kind = host.score_kind(scale, softcap)
             bound = others[kind] if kind in others else others.setdefault(kind, bind(planned(kind)))
-        counter = host.tile_counters(q.get_device()).take() if dynamic else 0
+        counter = host.tile_counter(q) if dynamic else 0
         bound(q, k, v, out, 0 if lse is None else lse, counter, *host.score_scalars(scale, softcap))
         return out, lse
 

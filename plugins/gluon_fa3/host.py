@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.plugins.gluon_fa3.kernel import attention_forward
 from registry.plugins.gluon_fa3.traits import ROWS, Traits, traits_of, window_bounds
+from registry.zeroes import zeroes
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
+COUNTER_WORDS = 32  # a cache line for each counter
 _GLUON_DTYPE = {"bf16": gl.bfloat16, "fp16": gl.float16}
 
 
@@ -108,54 +109,9 @@ def score_scalars(scale: float, softcap: float) -> tuple[float, float]:
     return (scale * 2 * LOG2E / softcap, softcap * LOG2E) if softcap else (scale * LOG2E, 0.0)
 
 
-class TileCounters:
-    """Zeroes for dynamic schedules: for each launch one that no launch which could overlap with it draws from.
-
-    Each launch leaves its counter at zero (see schedule.py), so only overlap matters. Launches on one stream never
-    overlap: a stream has counters of its own, and takes them in turn, which also covers a driver that gives the handle
-    of a destroyed stream to a new one. A launch captured into a CUDA graph may be replayed on any stream, beside
-    anything but itself: it takes a counter that nobody else is ever given, or, when those are used up (or none was made
-    before the capture), one in the graph's own memory that the graph zeroes at each replay.
-    """
-
-    PER_STREAM = 64
-    FOR_CAPTURES = 1 << 14
-    SPACING = 32  # int32 words: one cache line each
-
-    def __init__(self, device: int) -> None:
-        self._device = device
-        self._streams: dict[int, tuple[list[torch.Tensor], Iterator[int]]] = {}
-        self._reserve: torch.Tensor | None = None
-        self._captured = itertools.count()
-
-    def take(self) -> torch.Tensor:
-        """A zero to be passed to the next launch on the current stream."""
-        if torch.cuda.is_current_stream_capturing():
-            return self._for_capture()
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
-        mine = self._streams.get(stream)
-        if mine is None:
-            if self._reserve is None:
-                self._reserve = self._zeros(self.FOR_CAPTURES)
-                torch.cuda.synchronize(self._device)  # once per process: zero before any graph can run
-            # Zeroed in stream order; counting with next() is safe between threads.
-            mine = self._streams[stream] = list(self._zeros(self.PER_STREAM).unbind()), itertools.count()
-        counters, turn = mine
-        return counters[next(turn) % self.PER_STREAM]
-
-    def _for_capture(self) -> torch.Tensor:
-        if self._reserve is not None and (i := next(self._captured)) < self.FOR_CAPTURES:
-            return self._reserve[i]
-        return torch.zeros(1, device=self._device, dtype=torch.int32)
-
-    def _zeros(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, self.SPACING, device=self._device, dtype=torch.int32)
-
-
-@functools.cache
-def tile_counters(device: int) -> TileCounters:
-    """The counters of one device."""
-    return TileCounters(device)
+def tile_counter(q: torch.Tensor) -> torch.Tensor:
+    """A zero for the next launch on the current stream of q's device. The kernel leaves it at zero: see schedule.py."""
+    return zeroes(q.get_device(), COUNTER_WORDS).take()
 
 
 def descriptors(p: Plan, bases: Mapping[str, Any]) -> list[TensorDescriptor]:
@@ -171,7 +127,7 @@ def launch(p: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torc
            scale: float, cap: float) -> None:  # fmt: skip
     """The plain launch through Triton's JIT."""
     maps = descriptors(p, {"q": q, "k": k, "v": v, "o": out})
-    counter = tile_counters(q.device.index).take() if p.traits.dynamic else unused(q.device.index)
+    counter = tile_counter(q) if p.traits.dynamic else unused(q.device.index)
     lse = unused(q.device.index).view(torch.float32) if lse is None else lse
     attention_forward[(p.grid,)](
         *maps, lse, counter, **p.scalars, scale=scale, cap=cap, T=p.traits, **options(p.traits)
@@ -181,7 +137,7 @@ def launch(p: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torc
 @functools.cache
 def unused(device: int) -> torch.Tensor:
     """An argument for a parameter that a build does not read."""
-    return torch.zeros(TileCounters.SPACING, device=device, dtype=torch.int32)
+    return torch.zeros(COUNTER_WORDS, device=device, dtype=torch.int32)
 
 
 def example_arguments(p: Plan) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.allocating import allocator
 from registry.launch import Launcher
-from registry.plugins.gluon_matmul_ws.flags import flags
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
+from registry.zeroes import zeroes
 
 GL = {
     "float16": gl.float16, "bfloat16": gl.bfloat16, "float32": gl.float32, "float8_e4m3fn": gl.float8e4nv,
@@ -137,7 +137,7 @@ def workspace(cfg: Switches, tiles: int) -> Callable[[torch.Tensor], tuple[torch
     def buffers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if 2 * tiles > FLAGS:
             return new_partial(a), torch.zeros(2 * tiles, device=a.device, dtype=torch.int32)
-        return new_partial(a), flags(a.get_device(), FLAGS).take()
+        return new_partial(a), zeroes(a.get_device(), FLAGS).take()
 
     return buffers
 

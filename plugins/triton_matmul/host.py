@@ -12,8 +12,8 @@ import triton.language as tl
 
 from registry.allocating import allocator
 from registry.launch import Launcher
-from registry.plugins.triton_matmul.flags import flags
 from registry.plugins.triton_matmul.kernel import matmul_tiles
+from registry.zeroes import zeroes
 
 ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
 SHORT = {
@@ -107,7 +107,7 @@ def _split_buffers(
     def buffers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not a.is_cuda or tiles > FLAGS:
             return new_part(a), torch.zeros(tiles, device=a.device, dtype=torch.int32)
-        return new_part(a), flags(a.get_device(), FLAGS).take()
+        return new_part(a), zeroes(a.get_device(), FLAGS).take()
 
     return buffers
 

@@ -1,4 +1,13 @@
-"""Zeroes for launches whose CTAs meet: each launch takes a row of flags, and leaves it at zero (see stream.py)."""
+"""Memory that is zero before a launch and that the launch leaves at zero: counters and flags between thread blocks.
+
+A kernel whose blocks draw from a counter, or tell each other that they are done, needs zeroes to start from. Zeroing
+them before each launch would cost a launch of its own; a kernel that ends by putting them back needs that only once, if
+no two launches that could overlap ever share them. That is what this file sees to::
+
+    from registry.zeroes import zeroes
+
+    row = zeroes(q.get_device(), WIDTH).take()  # per launch: int32, WIDTH of them
+"""
 
 from __future__ import annotations
 
@@ -8,11 +17,13 @@ from collections.abc import Iterator
 
 import torch
 
+__all__ = ["Zeroes", "zeroes"]
 
-class Flags:
-    """For each launch a row of zeroes that no launch which could overlap with it uses.
 
-    Launches on one stream never overlap: a stream has rows of its own, and takes them in turn, which also covers a
+class Zeroes:
+    """Rows of int32 zeroes on one device; each launch takes one that no launch which could overlap with it has.
+
+    Launches on one stream never overlap: a stream has rows of its own and takes them in turn, which also covers a
     driver that gives the handle of a destroyed stream to a new one. A launch captured into a CUDA graph may be replayed
     on any stream, beside anything but itself: it takes a row that nobody else is ever given, or, when those are used up
     (or none was made before the capture), one in the graph's own memory that the graph zeroes at each replay.
@@ -28,7 +39,7 @@ class Flags:
         self._captured = itertools.count()
 
     def take(self) -> torch.Tensor:
-        """A row for the next launch on the current stream."""
+        """The row of the next launch on the current stream."""
         if torch.cuda.is_current_stream_capturing():
             if self._reserve is not None and (i := next(self._captured)) < self.FOR_CAPTURES:
                 return self._reserve[i]
@@ -49,6 +60,6 @@ class Flags:
 
 
 @functools.cache
-def flags(device: int, width: int) -> Flags:
-    """The flags of one device, rows of `width`."""
-    return Flags(device, width)
+def zeroes(device: int, width: int) -> Zeroes:
+    """The rows of `width` of one device."""
+    return Zeroes(device, width)
