@@ -1,8 +1,14 @@
 """Kernels of others, as variants to be timed beside ours and never dispatched to: tables leave `peer.*` out.
 
-cuDNN, FlashAttention-2 and cuBLAS are the torch_* variants already. Here: FlashAttention-3 where FA3_LIBRARY names a
-build of it (vLLM's, whose op takes only the variable-length form), and FlexAttention where PEER_FLEX=1 (it compiles for
-seconds a shape).
+cuDNN, FlashAttention-2 and cuBLAS are the torch_* variants already. Here:
+
+peer.fa3         FlashAttention-3, where FA3_LIBRARY names a build of it (vLLM's, which takes only the packed form)
+peer.flex        torch.compile(flex_attention). It compiles for seconds a shape, so only on the shapes of the paper18
+                 grid; PEER_FLEX=all for all shapes, PEER_FLEX=0 for none
+peer.fa4         FlashAttention-4, where flash_attn.cute can be imported
+peer.flashinfer  FlashInfer's prefill of a single sequence, where flashinfer can be imported
+
+The last two are written from their documentation and were never run by us: the gate of `kreg tune` decides about them.
 
     kreg tune attention --grid paper18 --plugin benchmarks/peers.py
 """
@@ -10,92 +16,173 @@ seconds a shape).
 from __future__ import annotations
 
 import functools
+import importlib
 import os
-from types import SimpleNamespace
 
 import torch
 
-from registry import Design, Requires, Variant
+from registry import Design, Reason, Requires, Variant, attention
+from registry.tuning.grids import paper18
 
 HALVES = ("float16", "bfloat16")
 UNLIMITED = -1
+MOST_SETS = 32
 
 
 class Packed:
-    """The variable-length form of one set of tensors: [B * S, H, D]. Made once, so that copies are not timed."""
+    """Dense copies in the order [batch, row, head, width], made once so that copying is not timed."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.q, self.k, self.v = (t.transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (q, k, v))
+    def __init__(self, q, k, v):
+        self.originals = (q, k, v)  # held, so that their addresses stay theirs
+        self.q, self.k, self.v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
+        self.flat = tuple(t.flatten(0, 1) for t in (self.q, self.k, self.v))
         self.starts = [self._starts(t) for t in (q, k)]
 
-    def _starts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _starts(self, tensor):
         batch, _, length, _ = tensor.shape
         return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=tensor.device)
 
 
-def fa3_prepare(problem, config):
+def on_packed(call):
+    """A launch that hands `call(packed, scale) -> (out, lse)` the packed form of each set of tensors that it meets."""
     held: dict[tuple[int, ...], Packed] = {}
-
-    causal, return_lse = problem.causal, problem.lse
 
     def launch(q, k, v, *, scale):
         key = (q.data_ptr(), k.data_ptr(), v.data_ptr())
         packed = held.get(key)
         if packed is None:
-            held.clear()
+            if len(held) >= MOST_SETS:
+                held.clear()
             packed = held[key] = Packed(q, k, v)
-        out, lse = torch.ops._vllm_fa3_C.fwd(
-            packed.q, packed.k, packed.v, None, None, None, None, packed.starts[0], packed.starts[1], None, None, None,
-            q.shape[2], k.shape[2], None, None, None, None, None, None, None, None, None, scale, causal, UNLIMITED,
-            UNLIMITED, 0.0, True, None, 1, None, 0, None, 1, 0, None,
-        )[:2]  # fmt: skip
-        out = out.view(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-        return out, lse.view(q.shape[1], q.shape[0], q.shape[2]).transpose(0, 1) if return_lse else None
+        out, lse = call(packed, scale)
+        return out.view(*packed.q.shape[:3], v.shape[3]).transpose(1, 2), lse
 
     return launch
 
 
-def fa3(q, k, v, *, causal, return_lse, scale, config):
-    return fa3_prepare(SimpleNamespace(causal=causal, lse=return_lse), config)(q, k, v, scale=scale)
+def fa3_prepare(problem, config):
+    causal, return_lse = problem.causal, problem.lse
+
+    def call(packed, scale):
+        (batch, rows, heads, _), keys = packed.q.shape, packed.k.shape[1]
+        out, lse = torch.ops._vllm_fa3_C.fwd(
+            *packed.flat, None, None, None, None, packed.starts[0], packed.starts[1], None, None, None, rows, keys,
+            None, None, None, None, None, None, None, None, None, scale, causal, UNLIMITED, UNLIMITED, 0.0, True, None,
+            1, None, 0, None, 1, 0, None,
+        )[:2]  # fmt: skip
+        return out, lse.view(heads, batch, rows).transpose(0, 1) if return_lse else None
+
+    return on_packed(call)
+
+
+def fa4_prepare(problem, config):
+    attend, causal = importlib.import_module("flash_attn.cute").flash_attn_func, problem.causal
+
+    def call(packed, scale):
+        found = attend(packed.q, packed.k, packed.v, softmax_scale=scale, causal=causal)
+        return (found[0] if isinstance(found, tuple) else found), None
+
+    return on_packed(call)
+
+
+def flashinfer_prepare(problem, config):
+    attend = importlib.import_module("flashinfer").single_prefill_with_kv_cache
+    causal = problem.causal
+
+    def call(packed, scale):
+        q, k, v = packed.q[0], packed.k[0], packed.v[0]
+        return attend(q, k, v, causal=causal, kv_layout="NHD", sm_scale=scale), None
+
+    return on_packed(call)
+
+
+def flashinfer_rule(problem, config):
+    if problem.batch != 1:
+        yield Reason("range", "batch", problem.batch, 1)
+
+
+def flex_prepare(problem, config):
+    """Compiles here, on tensors like those to come, so that no launch does."""
+    import torch._inductor.config
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.reset()  # it stops compiling one function again after a few shapes
+    torch._inductor.config.compile_threads = 1  # one kernel: its pool of processes would start for nothing
+    mask, offset = None, problem.seqlen_k - problem.seqlen_q
+    if problem.causal:
+        mask = create_block_mask(
+            lambda b, h, i, j: j <= i + offset, None, None, problem.seqlen_q, problem.seqlen_k, device="cuda"
+        )
+    grouped = problem.heads_q != problem.heads_kv
+    attend = functools.partial(flex_attention, block_mask=mask, enable_gqa=grouped)
+    compiled = torch.compile(attend, dynamic=False, fullgraph=True)
+    like = [
+        torch.empty_strided(fact.shape, fact.strides, dtype=getattr(torch, problem.dtype), device="cuda")
+        for fact in problem.operands
+        if fact.name in ("q", "k", "v")
+    ]
+    compiled(*like, scale=problem.head_dim**-0.5)
+    return lambda q, k, v, *, scale: (compiled(q, k, v, scale=scale), None)
 
 
 @functools.cache
-def _flex(batch_heads: int, seqlen_q: int, seqlen_k: int, causal: bool):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    mask = None
-    if causal:
-        offset = seqlen_k - seqlen_q
-        mask = create_block_mask(lambda b, h, i, j: j <= i + offset, None, None, seqlen_q, seqlen_k, device="cuda")
-    return torch.compile(functools.partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
+def _worth_compiling() -> frozenset[tuple[int, ...]]:
+    found = (case.sizes for case in paper18("attention"))
+    return frozenset((s.get("b", 1), s["hq"], s["hq"], s["s"], s["s"], s["d"]) for s in found)
 
 
-def flex(q, k, v, *, causal, scale, config):
-    compiled = _flex(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], causal)
-    return compiled(q, k, v, scale=scale), None
+def flex_rule(problem, config):
+    p = problem
+    shape = (p.batch, p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_k, p.head_dim)
+    if p.head_dim not in (64, 128, 256):
+        yield Reason("range", "head_dim", p.head_dim, (64, 128, 256))
+    elif os.environ.get("PEER_FLEX") != "all" and shape not in _worth_compiling():
+        yield Reason("range", "shape", shape, "the paper18 grid", "PEER_FLEX=all")
+
+
+def _peer(name, prepare, dsl, summary, **requires):
+    def run(q, k, v, *, scale, config, causal=False, return_lse=False):
+        problem, _ = attention.problem_of(q, k, v, causal=causal, return_lse=return_lse)
+        return prepare(problem, config)(q, k, v, scale=scale)
+
+    claims = Requires(dtypes=HALVES, layouts=("bhsd", "bshd"), causal=True, gqa=True, cross_length=True, **requires)
+    traits = {"warp_groups": 2, "pipeline_stages": 2, "warp_specialized": True} if name == "fa3" else {}
+    design = Design(dsl=dsl, **traits)
+    return Variant(
+        f"peer.{name}", op="attention", run=run, prepare=prepare, requires=claims, design=design, summary=summary
+    )
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # not installed, or not for this machine
+        return False
+    return True
 
 
 def registry_variants():
+    aligned = {"base_alignment": 16, "stride_alignment": 16}
     found = []
-    library = os.environ.get("FA3_LIBRARY")
-    if library:
+    if library := os.environ.get("FA3_LIBRARY"):
         torch.ops.load_library(library)
-        requires = Requires(
-            arch=("sm90",), dtypes=HALVES, head_dim=(64, 256), head_dim_multiple=64, layouts=("bhsd", "bshd"),
-            causal=True, gqa=True, lse=True, cross_length=True, base_alignment=16, stride_alignment=16,
-        )  # fmt: skip
         found.append(
-            Variant("peer.fa3", op="attention", run=fa3, prepare=fa3_prepare, requires=requires,
-                    design=Design(warp_groups=2, pipeline_stages=2, warp_specialized=True, dsl="cuda"),
-                    summary="FlashAttention-3 (vLLM's build, variable-length op; inputs packed outside of the timing)")
+            _peer("fa3", fa3_prepare, "cuda", "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)",
+                  arch=("sm90",), head_dim=(64, 256), head_dim_multiple=64, lse=True, **aligned)
         )  # fmt: skip
-    if os.environ.get("PEER_FLEX") == "1":
-        requires = Requires(
-            arch=("sm80+",), dtypes=HALVES, head_dim=(16, 256), head_dim_multiple=16, layouts=("bhsd", "bshd"),
-            causal=True, gqa=True, cross_length=True,
-        )  # fmt: skip
+    if os.environ.get("PEER_FLEX") != "0":
         found.append(
-            Variant("peer.flex", op="attention", run=flex, requires=requires, design=Design(dsl="triton"),
-                    summary="torch.compile(flex_attention)")
+            _peer("flex", flex_prepare, "triton", "torch.compile(flex_attention)",
+                  arch=("sm80+",), head_dim=(64, 256), head_dim_multiple=64, rule=flex_rule)
+        )  # fmt: skip
+    if _importable("flash_attn.cute"):
+        found.append(
+            _peer("fa4", fa4_prepare, "cutedsl", "FlashAttention-4 (packed beforehand)",
+                  arch=("sm90", "sm100"), head_dim=(64, 128), head_dim_multiple=64, **aligned)
+        )  # fmt: skip
+    if _importable("flashinfer"):
+        found.append(
+            _peer("flashinfer", flashinfer_prepare, "cuda", "FlashInfer's single prefill (packed beforehand)",
+                  arch=("sm80+",), head_dim=(64, 256), head_dim_multiple=64, rule=flashinfer_rule, **aligned)
         )  # fmt: skip
     return found

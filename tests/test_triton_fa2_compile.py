@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from registry import Target, variants
-from registry.compiling import compile_build, inspect
+from registry.compiling import compile_build, inspect, loop_spills
 from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem
 from registry.problem import OperandFact
 
@@ -60,6 +60,7 @@ def check(p, found, config=None, exact=True):
         assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
 
 
+EVERYTHING = dict(causal=False, window=(255, 127), softcap=30.0, s=1000, hkv=1)
 SHIPPED = [
     *[(name, arch, d) for name in (FORWARD, BACKWARD) for arch in ("sm90", "sm80") for d in (64, 128, 256)],
     (FORWARD, "sm86", 128), (FORWARD, "sm89", 256), (FORWARD, "sm100", 128), (FORWARD, "sm120", 64),
@@ -92,6 +93,24 @@ def test_features_on_hopper(features):
     assert not any("C75" in line for line in one.ptxas_warnings)
 
 
+@pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
+@pytest.mark.parametrize("name, arch, d, features", [
+    *[(name, "sm90", d, "both") for name in (FORWARD, BACKWARD) for d in (64, 128, 256)],
+    (FORWARD, "sm90", 256, "window"), (BACKWARD, "sm90", 256, "window"), (BACKWARD, "sm90", 128, "cap"),
+    (FORWARD, "sm80", 64, "both"), (BACKWARD, "sm80", 64, "both"), (BACKWARD, "sm80", 128, "both"),
+    (FORWARD, "sm120", 64, "both"), (FORWARD, "sm100", 128, "both"), (BACKWARD, "sm100", 64, "window"),
+])  # fmt: skip
+def test_crowded_problems_do_not_run_out_of_registers(name, arch, d, features):
+    """With a cap and a window to the left. ptxas may park a few bytes before a loop to reach a bracket of registers,
+    and does so only where it could have had more of them; in a loop nothing spills."""
+    sizes = {"both": EVERYTHING, "window": dict(window=(255, 0), s=1024), "cap": dict(softcap=30.0, s=1000)}[features]
+    p = problem(name, arch, d=d, **sizes)
+    for config in variants()[name].legal_configs(p):
+        for one in built(p, config):
+            assert not loop_spills(one.sass, innermost=False) and one.shared <= declared(p, config)
+            assert one.spills == 0 or (one.spills <= 64 and one.registers < 255), (one.name, one.spills)
+
+
 def test_plain_attention_pays_for_no_feature():
     """One steady loop, with a product of scores, one of values, and one exponential for each score."""
     (one,) = built(problem(FORWARD, causal=False, lse=False))
@@ -110,6 +129,36 @@ def test_float32(ieee):
     assert bool(one.opcodes["HMMA"]) is not ieee, "tf32 runs on tensor cores, ieee never does"
 
 
+ROWS = dict(causal=True, s=1000)
+
+
+@pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
+@pytest.mark.parametrize("name, arch, d, dv, features", [
+    (FORWARD, "sm100", 256, 256, EVERYTHING), (FORWARD, "sm80", 128, 128, EVERYTHING), (FORWARD, "sm90", 64, 64, ROWS),
+    (BACKWARD, "sm120", 128, 128, EVERYTHING), (BACKWARD, "sm90", 96, 32, EVERYTHING), (BACKWARD, "sm80", 64, 64, ROWS),
+], ids=lambda value: str(value) if not isinstance(value, dict) else "-".join(value))  # fmt: skip
+def test_float32_without_tf32_does_not_spill(name, arch, d, dv, features):
+    p = problem(name, arch, dtype="float32", ieee=True, d=d, dv=dv, **features)
+    if name == BACKWARD:
+        p = dataclasses.replace(p, grad_lse=True)
+    for one in built(p):
+        assert one.spills == 0, f"{one.name} spills {one.spills} bytes"
+        assert one.shared <= declared(p)
+        assert not one.opcodes["HMMA"] and not one.opcodes["HGMMA"]
+
+
+@pytest.mark.parametrize("d, dv, field", [(160, 160, "head_dim"), (64, 256, "head_dim_v")])
+def test_wide_gradients_of_float32_without_tf32_are_not_claimed(d, dv, field):
+    """Both operands' rows would have to be in registers at once; tf32 and the forward pass run up to 256."""
+    variant = variants()[BACKWARD]
+    p = problem(BACKWARD, dtype="float32", ieee=True, d=d, dv=dv)
+    assert not variant.legal_configs(p)
+    (reason,) = [r for r in variant.requires.rule(p, variant.configs_for(p)[0]) if r.code == "registers"]
+    assert reason.field == field and "tf32" in reason.fix
+    assert variant.legal_configs(dataclasses.replace(p, ieee=False))
+    assert variants()[FORWARD].legal_configs(problem(FORWARD, dtype="float32", ieee=True, d=d, dv=dv))
+
+
 @pytest.mark.parametrize("d, dv", [(96, 32), (64, 16), (32, 16), (64, 64), (256, 32)])
 @pytest.mark.parametrize("mask", [dict(causal=True, softcap=5.0), dict(causal=False)], ids=["causal", "full"])
 def test_products_read_addresses_that_were_written(d, dv, mask):
@@ -119,6 +168,24 @@ def test_products_read_addresses_that_were_written(d, dv, mask):
     (one,) = built(p)
     assert one.counts["HGMMA"] and not one.spills
     assert not never_written(one.sass)
+
+
+WIDTHS = (16, 32, 64, 128, 256)
+
+
+@pytest.mark.skipif(not PINNED, reason="the fault was looked at with one Triton's ptxas")
+@pytest.mark.parametrize("name, dtype, d, dv", [
+    *[(FORWARD, "float16", d, dv) for d in WIDTHS for dv in WIDTHS], (FORWARD, "float32", 128, 32),
+    *[(BACKWARD, "float16", *pair) for pair in ((64, 16), (16, 64), (32, 128), (256, 32))],
+])  # fmt: skip
+def test_one_stage_configs_read_addresses_that_were_written(name, dtype, d, dv):
+    p = problem(name, dtype=dtype, s=1000, d=d, dv=dv, causal=False)
+    stages = ("num_stages", "query_stages", "key_stages")
+    configs = [c for c in variants()[name].configs_for(p) if all(c.get(stage, 1) == 1 for stage in stages)]
+    assert configs
+    for one in (one for config in configs for one in built(p, config)):
+        assert not one.spills and (name == BACKWARD or one.counts["HGMMA"])
+        assert not never_written(one.sass), one.name
 
 
 def never_written(sass: str) -> set[str]:

@@ -71,6 +71,37 @@ def test_paper18_is_the_papers():
         assert problem.heads_q * problem.head_dim == 2048 and problem.dtype == "bfloat16"
 
 
+def test_a_budget_that_ends_early_cuts_what_matters_least():
+    assert grids.names("attention")[2:] == ["paper18", "gqa", "single", "lengths"]
+    found = grids.grid("attention", "all")
+    assert set(found[:18]) == set(grids.paper18("attention")) and found[:18] != grids.paper18("attention")
+    training = grids.grid("attention_backward", "training")
+    assert set(grids.grid("attention_backward", "all")[: len(training)]) == set(training)
+    assert set(grids.paper18("attention_backward")) < set(training) and len(training) < 32
+
+
+@pytest.mark.parametrize(("op", "text"), [("attention", "b=2,hq=6,hkv=3,s=70,d=16,lse"),
+                                          ("attention_backward", "b=2,hq=4,hkv=2,s=33,d=16,causal"),
+                                          ("matmul", "m=40,n=16,k=16,b=3")])  # fmt: skip
+def test_an_answer_in_fewer_parts_says_the_same(op, text):
+    load = workload(Case.parse(op, text), "cpu")
+    parts = accuracy.expected(load)
+    fewer = accuracy._joined(parts)
+    assert len(fewer) <= len(parts) and (op == "matmul" or len(fewer) == 2 * len({p.output for p in parts}))
+    for many, few in ((parts, fewer), (fewer, parts)):
+        made = {p.output: torch.zeros(_whole(p.output, load), dtype=p.value.dtype) for p in many}
+        for part in many:
+            made[part.output][part.index] = part.value
+        assert all(torch.equal(made[part.output][part.index], part.value) for part in few)
+
+
+def _whole(output, load):
+    if output == "out" and load.case.op == "matmul":
+        return (3, 40, 16)
+    q, k = load.tensors["q"], load.tensors["k"]
+    return {"out": q.shape, "dq": q.shape, "dk": k.shape, "dv": k.shape, "lse": q.shape[:3]}[output]
+
+
 def test_each_beginning_of_a_spread_order_is_a_mixture():
     order = cases.spread(grids.grid("attention", "paper18"))
     first = [case.sizes for case in order[:9]]

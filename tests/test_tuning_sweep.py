@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli._sweep import report_lines
 from registry.tuning import journal
 from registry.tuning.cases import Case
 from registry.tuning.child import Child, WorkerFailed
@@ -133,7 +134,9 @@ def test_the_budget_stops_the_sweep_and_says_what_is_left(tmp_path, child):
     now = iter(range(0, 100000, 10))
     short = Effort(budget_s=55, measure_ms=1.0)
     report = sweep(tmp_path / "r.jsonl", TWO, short, ("torch_cpu",), now=lambda: next(now), child=child)
-    assert report.stopped and report.unreached
+    assert report.stopped and set(report.unreached) <= {case.text for case in TWO}
+    assert report.unreached[-1] == TWO[-1].text  # in the order given
+    assert report.unreached[-1] in "\n".join(report_lines(report))
     report = sweep(tmp_path / "r.jsonl", TWO, QUICK, ("torch_cpu",), child=child)
     assert not report.unreached and all(case.done for case in journal.read(tmp_path / "r.jsonl").cases.values())
 

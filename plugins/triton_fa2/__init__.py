@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from registry import Design, Requires, Variant, hookimpl
+from registry.allocating import allocator
 from registry.compiling import Build
 from registry.launch import Launcher, StandIn
-from registry.ops.attention import new_lse, new_out
+from registry.ops.attention import grad_allocators, lse_allocator, new_lse, new_out, out_allocator
 from registry.plugins.triton_fa2 import configs, host
 
 Config = Mapping[str, Any]
@@ -121,16 +122,16 @@ def prepare_forward(problem: Any, config: Config) -> Callable[..., Any]:
     factor = 1.0 / problem.softcap if problem.softcap else host.LOG2_E
 
     return_lse = problem.lse
+    new_out, new_lse = out_allocator(problem), lse_allocator(problem)
 
     def launch(q, k, v, *, scale):
         if not scale > 0.0:  # the sign of the scale is a constant of the kernel
             return attention(q, k, v, scale=scale, config=config, return_lse=return_lse, **_features(problem))
-        out = new_out(q, v)
-        if not return_lse:
+        out, lse = new_out(q), new_lse(q)
+        if lse is None:
             bound(q, k, v, out, scale * factor)
-            return out, None
-        lse = new_lse(q)
-        bound(q, k, v, out, lse, scale * factor)
+        else:
+            bound(q, k, v, out, lse, scale * factor)
         return out, lse
 
     return launch
@@ -145,8 +146,11 @@ def prepare_backward(problem: Any, config: Config) -> Callable[..., Any]:
     query_pass, *key_passes = passes
     factor = 1.0 / problem.softcap if problem.softcap else host.LOG2_E
 
+    new_dq, new_dk, new_dv = grad_allocators(problem)
+    new_delta = allocator((problem.batch, problem.heads_q, problem.seqlen_q), torch.float32)
+
     def launch(grad_out, q, k, v, out, lse, *, scale, grad_lse=None):
-        dq, dk, dv, delta = new_out(q, q), new_out(k, k), new_out(v, v), new_lse(q)
+        dq, dk, dv, delta = new_dq(q), new_dk(k), new_dv(v), new_delta(q)
         lse = lse.contiguous()
         extra = () if grad_lse is None else (grad_lse.contiguous(),)
         query_pass(q, k, v, out, grad_out, lse, *extra, delta, dq, scale, scale * factor)
@@ -164,7 +168,7 @@ _CLAIMS: dict[str, Any] = dict(
     head_dim=(16, 256), head_dim_multiple=8, head_dim_v=(16, 256), head_dim_v_multiple=8,
     layouts=("bhsd", "bshd", "strided"), unit_inner_stride=False,
     causal=True, window=True, softcap=True, gqa=True, lse=True, cross_length=True,
-    toolchain={"triton": ">=3.6,<4"}, rule=configs.copy_reasons,
+    toolchain={"triton": ">=3.6,<4"},
 )  # fmt: skip
 
 
@@ -173,14 +177,16 @@ def registry_variants() -> list[Variant]:
     return [
         Variant(
             "triton_fa2", op="attention", run=attention, prepare=prepare_forward, builds=forward_builds,
-            requires=Requires(**_CLAIMS, shared_memory=configs.forward_shared_memory),
+            requires=Requires(**_CLAIMS, rule=configs.copy_reasons, shared_memory=configs.forward_shared_memory),
             design=Design(pipeline_stages=3), design_of=configs.forward_design, configs=configs.forward_configs,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
         Variant(
             "triton_fa2_backward", op="attention_backward", run=attention_backward, prepare=prepare_backward,
             builds=backward_builds,
-            requires=Requires(**_CLAIMS, grad_lse=True, shared_memory=configs.backward_shared_memory),
+            requires=Requires(
+                **_CLAIMS, grad_lse=True, rule=configs.backward_reasons, shared_memory=configs.backward_shared_memory
+            ),
             design=Design(pipeline_stages=2), design_of=configs.backward_design, configs=configs.backward_configs,
             summary="Its gradients in two passes without atomics: the same bits on every run",
         ),

@@ -24,7 +24,7 @@ FORWARD_TILES = {
     "wgmma": {
         64: [(64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 1)],
         128: [(128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 1)],
-        256: [(128, 64, 8, 2), (64, 64, 8, 1)],
+        256: [(128, 64, 8, 2), (64, 32, 8, 1)],
     },
     "mma": {
         64: [(64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 1)],
@@ -52,14 +52,35 @@ BACKWARD_TILES = {
     },
 }  # fmt: skip
 BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
-# float32 runs on the tensor cores as tf32, or by ordinary FMAs (ieee), which hold whole rows of a tile in registers.
+# With a cap's tanh, or a window that is bounded to the left, more has to be held at once, and some of these tiles would
+# spill. Those problems take the ones here instead; what is not here does not spill anyway.
+CROWDED_FORWARD = {
+    "wgmma": {128: [(128, 64, 8, 3), (64, 64, 4, 1)], 256: [(128, 32, 8, 2), (64, 32, 8, 1)]},
+    "mma": {64: [(64, 32, 4, 3), (64, 64, 8, 2), (64, 64, 4, 1)]},
+}  # fmt: skip
+CROWDED_BACKWARD = {
+    "wgmma": {
+        64: [((64, 64, 4, 3), (32, 64, 8, 3), False), ((64, 64, 4, 1), (32, 64, 4, 1), False)],
+        128: [((128, 64, 8, 3), (32, 64, 8, 2), True), ((64, 64, 8, 1), (32, 64, 8, 1), True)],
+        256: [((128, 32, 8, 2), (16, 64, 8, 2), True), ((32, 32, 8, 1), (32, 32, 4, 1), True)],
+    },
+    "mma": {
+        64: [((64, 64, 8, 2), (32, 32, 4, 2), False), ((64, 64, 8, 1), (32, 64, 4, 1), False)],
+        128: [((64, 64, 8, 2), (32, 32, 8, 2), False), ((64, 32, 8, 1), (32, 64, 8, 1), False)],
+    },
+}
+CROWDED_BACKWARD["tcgen05"] = CROWDED_BACKWARD["mma"]
+# float32 runs on the tensor cores as tf32, or by ordinary FMAs (ieee), which hold whole rows of a tile in registers:
+# the gradients hold two such rows, so heads wider than IEEE_BACKWARD_WIDTH would spill in every tile that was tried.
 TF32_FORWARD = {64: [(64, 32, 8, 1)], 128: [(64, 32, 8, 1)], 256: [(32, 16, 4, 1)]}
 TF32_BACKWARD = {
-    64: [((32, 32, 4, 1), (32, 32, 4, 1), True)],
+    64: [((32, 32, 4, 1), (16, 32, 4, 1), True)],
     128: [((32, 32, 4, 1), (16, 16, 4, 1), True)],
     256: [((16, 16, 4, 1), (16, 16, 4, 1), True)],
 }
-IEEE_FORWARD, IEEE_BACKWARD = [(16, 16, 4, 1)], [((16, 16, 4, 1), (16, 16, 8, 1), True)]
+IEEE_FORWARD = {64: [(16, 16, 4, 1)], 128: [(8, 16, 4, 1)], 256: [(8, 16, 4, 1)]}
+IEEE_BACKWARD = {64: [((8, 16, 4, 1), (16, 8, 4, 1), True)], 128: [((8, 16, 8, 1), (16, 16, 8, 1), True)]}
+IEEE_BACKWARD_WIDTH = 128
 
 
 def family(sm: int) -> str:
@@ -72,19 +93,27 @@ def width(problem: Any) -> int:
     return padded(max(problem.head_dim, problem.head_dim_v))
 
 
+def _tiles(problem: Any, usual: Mapping[str, Any], crowded: Mapping[str, Any]) -> list[Any]:
+    kind, columns = family(problem.target.sm), max(64, width(problem))
+    bounded = problem.window is not None and problem.window[0] >= 0
+    found: list[Any] | None = crowded.get(kind, {}).get(columns) if problem.softcap or bounded else None
+    return usual[kind][columns] if found is None else found
+
+
 def forward_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
-        tiles = IEEE_FORWARD if problem.ieee else TF32_FORWARD[max(64, width(problem))]
+        tiles = (IEEE_FORWARD if problem.ieee else TF32_FORWARD)[max(64, width(problem))]
     else:
-        tiles = FORWARD_TILES[family(problem.target.sm)][max(64, width(problem))]
+        tiles = _tiles(problem, FORWARD_TILES, CROWDED_FORWARD)
     return [dict(zip(FORWARD, tile, strict=True)) for tile in tiles]
 
 
 def backward_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
-        found = IEEE_BACKWARD if problem.ieee else TF32_BACKWARD[max(64, width(problem))]
+        columns = max(64, width(problem))
+        found = IEEE_BACKWARD[min(IEEE_BACKWARD_WIDTH, columns)] if problem.ieee else TF32_BACKWARD[columns]
     else:
-        found = BACKWARD_TILES[family(problem.target.sm)][max(64, width(problem))]
+        found = _tiles(problem, BACKWARD_TILES, CROWDED_BACKWARD)
     return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
 
 
@@ -136,6 +165,19 @@ def copy_reasons(problem: Any, config: Config) -> Iterator[Reason]:
             got = f"{fact.base_alignment} bytes"
             fix = f"call .clone() on {fact.name}: its storage offset leaves the base aligned to {got}"
             yield Reason("async_copy", "base_alignment", got, "multiples of 16 bytes", fix, fact.name)
+
+
+# --- registers ----------------------------------------------------------------------------------------------------
+
+
+def backward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
+    """As for the forward pass; and no gradients of float32 without tf32 where their rows do not fit the registers."""
+    yield from copy_reasons(problem, config)
+    if problem.dtype == "float32" and problem.ieee and width(problem) > IEEE_BACKWARD_WIDTH:
+        field = "head_dim" if problem.head_dim > IEEE_BACKWARD_WIDTH else "head_dim_v"
+        allowed = f"up to {IEEE_BACKWARD_WIDTH} in float32 without tf32: wider rows spill registers"
+        fix = 'torch.set_float32_matmul_precision("high") permits tf32, which runs up to 256'
+        yield Reason("registers", field, getattr(problem, field), allowed, fix)
 
 
 # --- shared memory: shared_memory.py has what the compiler asks for, a test holds it to that -----------------------

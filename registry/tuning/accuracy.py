@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,9 +62,31 @@ def expected(load: Any) -> list[Expected]:
     """The oracle's answer for a workload, in pieces."""
     if load.case.op == "matmul":
         return list(_matmul(load))
-    if load.case.op == "attention_backward":
-        return list(_backward(load))
-    return list(_forward(load))
+    return _joined(_backward(load) if load.case.op == "attention_backward" else _forward(load))
+
+
+def _joined(parts: Iterable[Expected]) -> list[Expected]:
+    """Neighbouring heads of the oracle's answer as one part each: judging waits for the device a few times a part."""
+    found: list[list[Expected]] = []
+    runs: dict[Any, list[Expected]] = {}
+    for part in parts:
+        run = runs.get((part.output, part.index[0])) if len(part.index) == 2 else None
+        if run is not None and run[-1].index[1].stop == part.index[1].start:
+            run.append(part)
+        else:
+            found.append([part])
+            if len(part.index) == 2:
+                runs[part.output, part.index[0]] = found[-1]
+    return [
+        run[0]
+        if len(run) == 1
+        else replace(
+            run[0],
+            index=(run[0].index[0], slice(run[0].index[1].start, run[-1].index[1].stop)),
+            value=torch.cat([part.value for part in run]),
+        )
+        for run in found
+    ]
 
 
 def judge(load: Any, results: Any, wanted: list[Expected]) -> Verdict:
