@@ -28,6 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.allocating import allocator
+from registry.kernel_math import activate, to_tf32
 from registry.launch import Launcher
 
 _INT_ARGS = ["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"]
@@ -46,13 +47,7 @@ def _epilogue(
         acc = acc * sa[:, None] * sb[None, :]
     if BIAS:
         acc += tl.load(bias_ptr + rn, mask=rn < N, other=0.0).to(acc.dtype)[None, :]
-    if ACT == "relu":
-        acc = tl.maximum(acc, 0, propagate_nan=tl.PropagateNan.ALL)  # as torch.relu
-    elif ACT == "gelu":
-        acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))
-    elif ACT == "silu":
-        acc = acc / (1.0 + tl.exp(-acc))
-    return acc.to(kind)
+    return activate(acc, ACT).to(kind)
 
 
 @triton.jit(do_not_specialize=_INT_ARGS)
@@ -100,6 +95,8 @@ def _matmul_tma(
                 b = b_desc.load([n0, k0]).T
             else:
                 b = b_desc.load([k0, n0])
+            if PRECISION == "tf32":
+                a, b = to_tf32(a), to_tf32(b)
             acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
 
         # --- epilogue
@@ -290,6 +287,11 @@ def tma_reasons(problem) -> Iterable[Reason]:
 
 def _rule(problem, config) -> Iterable[Reason]:
     yield from tma_reasons(problem)
+    if problem.ieee and problem.layout != "nn":
+        yield Reason(
+            "layout", "layout", problem.layout, "nn: float32 in full precision spills from turned operands",
+            'call .contiguous() on the turned operand, or torch.set_float32_matmul_precision("high")',
+        )  # fmt: skip
     if (
         problem.dtype == "int8"
         and problem.out_dtype == "int32"
@@ -307,7 +309,10 @@ def _shared_memory(problem, config) -> int:
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     stage = (m + n) * config["BLOCK_K"] * _ITEM[problem.dtype]
     row = 4 * n if problem.bias or problem.scaling else 0
-    return config["num_stages"] * (stage + 16) + 16 + m * n * _ITEM[problem.out_dtype] + row
+    ring = config["num_stages"] * (stage + 16)
+    if problem.dtype == "float32" and not problem.ieee:  # a stage less, but B is put back after it was rounded
+        ring += n * config["BLOCK_K"] * 4 - stage
+    return ring + 16 + m * n * _ITEM[problem.out_dtype] + row
 
 
 def _registers(problem, config) -> int:

@@ -77,8 +77,8 @@ def switches(
         PARTS=parts, GM=config["BLOCK_M"] // parts, N0=n0, N1=n1, BK=config["BLOCK_K"], STAGES=config["STAGES"],
         STORES=config["STORES"], EN=min(128 // item(out_dtype), n1 or n0 // split), GROUP=config["GROUP"], SPLIT=split,
         SPLIT_K=split_k(config), AT_ONCE=_at_once(config), REGS=240, ITEM=item(dtype), PDL=config.get("PDL", True),
-        A_T=a_t, B_T=b_t, TMA_STORE=tma_store, EXACT=fp8 * (1 if n1 else 2), BIAS=bias, SCALED=scaled, ACT=activation,
-        ACC=gl.int32 if dtype == "int8" else gl.float32)  # fmt: skip
+        A_T=a_t, B_T=b_t, TMA_STORE=tma_store, EXACT=fp8 * (1 if n1 else 2), ROUND=dtype == "float32", BIAS=bias,
+        SCALED=scaled, ACT=activation, ACC=gl.int32 if dtype == "int8" else gl.float32)  # fmt: skip
 
 
 def blocks_of(cfg: Switches) -> dict[str, tuple[int, int]]:

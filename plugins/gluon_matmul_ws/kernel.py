@@ -16,7 +16,8 @@ has taken its last stage: without it a consumer would take an earlier round of t
 an even number of phases).  The epilogue goes through STORES buffers of 64 columns per consumer: registers -> shared
 memory -> TMA store, or masked stores of whole rows where TMA cannot address C.  fp8 (EXACT): each block of K is summed
 in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
-while the next is multiplied.  float32 is read as tf32, its lower bits cut off.
+while the next is multiplied.  float32 (ROUND): wgmma would cut operands off to tf32, so the consumers first round each
+stage in place, half of B each, while the stage before it is multiplied; rounded[s] says that both have.
 
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
@@ -43,7 +44,6 @@ noise is about 3%).
 """
 
 import triton.experimental.gluon.language as gl
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -52,10 +52,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
-from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_tile, store_wait
+from registry.kernel_math import to_tf32
+from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_wait, thread_barrier
+from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
-
-NAN_STAYS = gl.constexpr(tl.PropagateNan.ALL)
 
 
 @gluon.jit
@@ -87,7 +87,7 @@ def _load(descs, smem, bars, it, z_a, z_b, row, col, first, blocks, TAIL: gl.con
     Returns the next round of the ring."""
     a_desc, b0_desc, b1_desc = descs
     a_s, b0_s, b1_s = smem
-    full, empty, turn = bars
+    full, empty, turn, rounded = bars
     PARTS: gl.constexpr = cfg.PARTS
     width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
     for number in range(first, first + blocks):
@@ -143,74 +143,6 @@ def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _chunks(x, parts: gl.constexpr):
-    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
-    if parts == 1:
-        return (x,)
-    else:
-        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
-        return _chunks(lo, parts // 2) + _chunks(hi, parts // 2)
-
-
-@gluon.jit
-def _finish(x, z, row, col, M, N, epi, dtype: gl.constexpr, cfg: gl.constexpr):
-    """Scales, bias and activation of one chunk whose corner is (row, col): in fp32, rounded once, or all in int32."""
-    bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn = epi
-    rm = row + gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, x.type.layout))
-    rn = col + gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
-    if dtype != gl.int32:
-        x = x.to(gl.float32)
-    if cfg.SCALED:
-        sa = gl.load(sa_ptr + z * s_az + rm * s_am, mask=rm < M, other=0.0)
-        sb = gl.load(sb_ptr + rn * s_bn, mask=rn < N, other=0.0)
-        x = x * sa[:, None] * sb[None, :]
-    if cfg.BIAS:
-        x += gl.load(bias_ptr + rn, mask=rn < N, other=0.0).to(x.dtype)[None, :]
-    if cfg.ACT == "relu":
-        x = gl.maximum(x, 0, propagate_nan=NAN_STAYS)  # as torch.relu
-    elif cfg.ACT == "gelu":
-        x = 0.5 * x * (1.0 + gl.erf(x * 0.7071067811865476))
-    elif cfg.ACT == "silu":
-        x = x / (1.0 + gl.exp(-x))
-    return x.to(dtype)
-
-
-@gluon.jit
-def _store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
-    """One accumulator, 64 columns at a time; returns the number of buffers used so far."""
-    c_desc, c_ptr, scz, scm, scn = c
-    dtype: gl.constexpr = c_ptr.dtype.element_ty
-    parts: gl.constexpr = width // cfg.EN
-    pieces = _chunks(acc, parts)
-    rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    for i in gl.static_range(parts):
-        x = _finish(pieces[i], z, row, col + i * cfg.EN, M, N, epi, dtype, cfg)
-        slot = matrix(c_s.index(G * cfg.STORES + buffer % cfg.STORES), cfg.GM, cfg.EN)
-        if cfg.TMA_STORE:
-            store_wait(cfg.STORES - 1)
-            slot.store(x)
-            fence_async_shared()
-            store_tile(c_desc, [z, row, col + i * cfg.EN], c_s.index(G * cfg.STORES + buffer % cfg.STORES))
-        else:  # through shared memory all the same, for rows of consecutive columns
-            slot.store(x)
-            y = slot.load(rows)
-            rm = row + gl.arange(0, cfg.GM, layout=gl.SliceLayout(1, rows))
-            rn = col + i * cfg.EN + gl.arange(0, cfg.EN, layout=gl.SliceLayout(0, rows))
-            at = c_ptr + z.to(gl.int64) * scz + rm.to(gl.int64)[:, None] * scm + rn.to(gl.int64)[None, :] * scn
-            gl.store(at, y, mask=(rm < M)[:, None] & (rn < N)[None, :])
-        buffer += 1
-    return buffer
-
-
-@gluon.jit
-def _store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
-    buffer = _store(acc0, cfg.N0, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
-    if cfg.N1:
-        buffer = _store(acc1, cfg.N1, z, row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
-    return buffer
-
-
-@gluon.jit
 def _fresh(acc, smem, bars, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
     """One block of K on its way into accumulators of its own."""
     s = it % cfg.STAGES
@@ -249,10 +181,39 @@ def _exact(acc0, acc1, smem, bars, it, part: gl.constexpr, BLOCKS: gl.constexpr,
 
 
 @gluon.jit
+def _round(tile):
+    """float32 in shared memory to the nearest tf32."""
+    rows: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    tile.store(to_tf32(tile.load(rows)))
+
+
+@gluon.jit
+def _arrived(G: gl.constexpr, smem, bars, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
+             cfg: gl.constexpr):  # fmt: skip
+    """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
+    a_s, b0_s, b1_s, _ = smem
+    full, _, _, rounded = bars
+    s = it % cfg.STAGES
+    mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+    if cfg.ROUND:
+        mine: gl.constexpr = G * (cfg.PARTS - 1)
+        _round(matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
+        _round(matrix(b0_s.index(s), N0, cfg.BK).slice(mine * (N0 // cfg.PARTS), N0 // cfg.PARTS))
+        if N1:
+            _round(matrix(b1_s.index(s), N1, cfg.BK).slice(mine * (N1 // cfg.PARTS), N1 // cfg.PARTS))
+        fence_async_shared()
+        thread_barrier()
+        if cfg.PARTS == 2:
+            mbarrier.arrive(rounded.index(s), count=1)
+            mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
+    return s
+
+
+@gluon.jit
 def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
     """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
     a_s, b0_s, b1_s, c_s = smem
-    full, empty, turn = bars
+    full, empty, turn, rounded = bars
     part: gl.constexpr = G if cfg.PARTS == 2 else 0
     in_flight: gl.constexpr = 2 if N1 else 1
     l0: gl.constexpr = gl.NVMMADistributedLayout(
@@ -274,8 +235,7 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
         if cfg.PARTS == 1:
             mbarrier.arrive(turn.index(1 - G), count=1)
     else:
-        s = it % cfg.STAGES
-        mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+        s = _arrived(G, smem, bars, it, part, N0, N1, cfg)
         a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
         acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
         if N1:
@@ -286,8 +246,7 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
         it += 1
         for _ in range(1, blocks):
             last = s
-            s = it % cfg.STAGES
-            mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+            s = _arrived(G, smem, bars, it, part, N0, N1, cfg)
             a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
             acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
             if N1:
@@ -326,9 +285,9 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
         if cfg.SPLIT_K > 1:
             acc0, acc1, last = reduce(acc0, acc1, G, item, whole, workspace, cfg)
             if last:
-                buffer = _store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+                buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
         else:
-            buffer = _store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
         it += stride * count
         own += 1
     if cfg.SPLIT > 1:
@@ -337,7 +296,7 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
             z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * width
             acc0, acc1 = _multiply(G, smem, bars, it, own, blocks, width, 0, cfg)
-            buffer = _store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
             it += blocks
     if cfg.TMA_STORE:
         store_wait(0)
@@ -381,9 +340,15 @@ def matmul_ws(
     for i in gl.static_range(ring):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=cfg.PARTS)
+    if cfg.ROUND:
+        rounded = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
+        for i in gl.static_range(ring):
+            mbarrier.init(rounded.index(i), count=cfg.PARTS)
+    else:
+        rounded = turn
     if cfg.PDL:
         _after_previous_kernel()
-    bars = (full, empty, turn)
+    bars = (full, empty, turn, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
     sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)

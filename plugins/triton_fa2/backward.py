@@ -21,6 +21,8 @@ import triton.language as tl
 from registry.plugins.triton_fa2.tiles import (
     INTEGERS,
     assign_tile,
+    dot,
+    dot_add,
     key_ranges,
     load_tile,
     query_ranges,
@@ -55,9 +57,9 @@ def _query_step(
     k_pointers = k_ptr + n * k_step + k_offsets_ND
     v_pointers = v_ptr + n * v_step + vT_offsets_VN
     k_ND = load_tile(k_pointers, keys_N[:, None], seqlen_k, d_D[None, :], MASKED and RAGGED, HEAD_DIM, PADDED_D)
-    scores_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+    scores_MN = dot(q_MD, tl.trans(k_ND), PRECISION)
     vT_VN = load_tile(v_pointers, keys_N[None, :], seqlen_k, d_V[:, None], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
-    dp_MN = tl.dot(do_MV, vT_VN, input_precision=PRECISION)
+    dp_MN = dot(do_MV, vT_VN, PRECISION)
     if SOFTCAP:
         bent_MN = tanh(scores_MN * scale_log2)
         p_MN = tl.exp2(bent_MN * softcap_log2 - lse2_M[:, None])
@@ -71,7 +73,7 @@ def _query_step(
     ds_MN = p_MN * (dp_MN - delta_M[:, None])
     if SOFTCAP:
         ds_MN *= 1.0 - bent_MN * bent_MN
-    return tl.dot(ds_MN.to(k_ND.dtype), k_ND, dq_MD, input_precision=PRECISION)
+    return dot_add(ds_MN.to(k_ND.dtype), k_ND, dq_MD, PRECISION)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -181,7 +183,7 @@ def _key_step(
         delta_M = tl.load(delta_ptr + rows_M, mask=rows_M < seqlen_q, other=0.0)
     else:
         delta_M = tl.load(delta_ptr + rows_M)
-    scoresT_NM = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
+    scoresT_NM = dot(k_ND, tl.trans(q_MD), PRECISION)
     if SOFTCAP:
         bentT_NM = tanh(scoresT_NM * scale_log2)
         pT_NM = tl.exp2(bentT_NM * softcap_log2 - lse2_M[None, :])
@@ -196,13 +198,13 @@ def _key_step(
         pT_NM = tl.where(keys_N[:, None] >= first_M[None, :], pT_NM, 0.0)
     do_MV = load_tile(do_pointers, rows_M[:, None], seqlen_q, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
     if WANT_DV:
-        dv_NV = tl.dot(pT_NM.to(do_MV.dtype), do_MV, dv_NV, input_precision=PRECISION)
+        dv_NV = dot_add(pT_NM.to(do_MV.dtype), do_MV, dv_NV, PRECISION)
     if WANT_DK:
-        dpT_NM = tl.dot(v_NV, tl.trans(do_MV), input_precision=PRECISION)
+        dpT_NM = dot(v_NV, tl.trans(do_MV), PRECISION)
         dsT_NM = pT_NM * (dpT_NM - delta_M[None, :])
         if SOFTCAP:
             dsT_NM *= 1.0 - bentT_NM * bentT_NM
-        dk_ND = tl.dot(dsT_NM.to(q_MD.dtype), q_MD, dk_ND, input_precision=PRECISION)
+        dk_ND = dot_add(dsT_NM.to(q_MD.dtype), q_MD, dk_ND, PRECISION)
     return dk_ND, dv_NV
 
 

@@ -18,6 +18,8 @@ import triton.language as tl
 from registry.plugins.triton_fa2.tiles import (
     INTEGERS,
     assign_tile,
+    dot,
+    dot_add,
     key_ranges,
     load_tile,
     store_tile,
@@ -42,7 +44,7 @@ def _attend(
     # The base moves as one 64-bit scalar (strides are int64); the tile's own offsets are loop-invariant.
     k_pointers = k_ptr + n * k_step + kT_offsets_DN
     kT_DN = load_tile(k_pointers, keys_N[None, :], seqlen_k, d_D[:, None], MASKED and RAGGED, HEAD_DIM, PADDED_D)
-    scores_MN = tl.dot(q_MD, kT_DN, input_precision=PRECISION)
+    scores_MN = dot(q_MD, kT_DN, PRECISION)
     if SOFTCAP:
         # From here on the scores are in units of log2(e), as scale_log2 would have made them.
         scores_MN = tanh(scores_MN * scale_log2) * softcap_log2
@@ -67,7 +69,7 @@ def _attend(
     acc_MV = acc_MV * rescale_M[:, None]
     v_pointers = v_ptr + n * v_step + v_offsets_NV
     v_NV = load_tile(v_pointers, keys_N[:, None], seqlen_k, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
-    acc_MV = tl.dot(p_MN.to(v_NV.dtype), v_NV, acc_MV, input_precision=PRECISION)
+    acc_MV = dot_add(p_MN.to(v_NV.dtype), v_NV, acc_MV, PRECISION)
     return acc_MV, new_max_M, sum_M
 
 

@@ -9,6 +9,8 @@ first(i) = i + seqlen_k - seqlen_q - window_left  and  last(i) = i + seqlen_k - 
 import triton
 import triton.language as tl
 
+from registry.kernel_math import to_tf32
+
 # Integer arguments that the compiler must not learn anything about: a kernel per stride or length would be too many.
 INTEGERS = [
     *(f"{tensor}_{dim}" for tensor in ("q", "k", "v", "out", "do", "dq", "dk", "dv")
@@ -45,6 +47,22 @@ def tile_offsets(rows, row_stride, columns, column_stride, UNIT_COLUMNS: tl.cons
     if UNIT_COLUMNS:
         return rows * row_stride + columns
     return rows * row_stride + columns * column_stride
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """a @ b. float32 is rounded to tf32 first, where that is what runs."""
+    if PRECISION == "tf32":
+        a, b = to_tf32(a), to_tf32(b)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def dot_add(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a @ b, likewise."""
+    if PRECISION == "tf32":
+        a, b = to_tf32(a), to_tf32(b)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit

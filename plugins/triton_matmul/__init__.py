@@ -106,8 +106,12 @@ def _shared_memory(problem, config) -> int:
     has not yet released, mma.sync has it in registers), or what turning C around takes, if that is more."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]
     stage = (m + n) * config["BLOCK_K"] * host.ITEM[problem.dtype]
-    wgmma = problem.target.sm >= 90 and m >= 64
-    ring = stage * max(config["num_stages"] - (not wgmma), 1) + (16 if wgmma and problem.target.sm >= 100 else 0)
+    wgmma = problem.target.sm >= 90 and m >= 64 and not problem.ieee
+    if wgmma and problem.dtype == "float32":  # B is put back after it was rounded
+        ring = stage * (config["num_stages"] - 1) + n * config["BLOCK_K"] * 4
+    else:
+        ring = stage * max(config["num_stages"] - (not wgmma), 1)
+    ring += 16 if wgmma and problem.target.sm >= 100 else 0
     return max(ring, m * n * (4 if config["SPLIT"] > 1 else 2) if ring < m * n * 4 else 0)
 
 
@@ -125,6 +129,26 @@ def split_of(problem, bm: int, bn: int, bk: int) -> int:
     return max(1, min(want, triton.cdiv(problem.k, bk) // 4, 32))
 
 
+# Few rows (or columns): memory decides. For at most so many rows and at most so many columns an SM, the shape measured
+# best (see kernel.py): columns of a tile, blocks of K, warps, stages. Then what comes next for that number of rows.
+_THIN = (
+    (16, {32: (64, 4, 4, 4), 64: (64, 2, 4, 6), 128: (128, 2, 4, 4), 256: (128, 1, 4, 4), 512: (64, 4, 4, 4)},
+     ((128, 2, 4, 4), (64, 4, 4, 4), (64, 4, 4, 3), (128, 1, 4, 4))),
+    (32, {32: (32, 4, 4, 4), 64: (64, 4, 4, 4), 128: (128, 1, 4, 6), 256: (64, 4, 4, 3), 512: (64, 4, 4, 3)},
+     ((64, 4, 4, 3), (64, 2, 4, 4), (128, 1, 4, 4))),
+    (64, {32: (32, 4, 4, 4), 64: (64, 2, 4, 4), 128: (128, 1, 4, 4), 256: (64, 2, 4, 3), 512: (128, 1, 4, 4)},
+     ((64, 2, 4, 3), (128, 1, 4, 4), (64, 1, 4, 4))),
+)  # fmt: skip
+
+
+def _thin(rows: int, columns: int, bk: int, sms: int) -> list[tuple[int, int, int, int, int]]:
+    """Shapes (rows, columns and K of a tile, warps, stages) for at most 64 rows."""
+    most, first, others = next(entry for entry in _THIN if rows <= entry[0])
+    each = next((width for width in first if columns <= width * sms), 512)
+    shapes = dict.fromkeys((first[each], *others))  # each once
+    return [(most, width, blocks * bk, warps, stages) for width, blocks, warps, stages in shapes]
+
+
 def configs(problem) -> list[dict[str, int]]:
     """Best first; the single-stage ones at the end are legal wherever cp.async is not."""
     item = host.ITEM[problem.dtype]
@@ -137,13 +161,9 @@ def configs(problem) -> list[dict[str, int]]:
             (64, 64, bk if problem.k % (2 * bk) else 2 * bk, 4, 4),
         ]
         shapes = shapes[0 if m * n <= 64 * 64 else 1 if m * n <= 128 * 128 else 2 :]
-    elif m <= 16 or n <= 16:
-        shapes = [(16, 128, 2 * bk, 4, 4), (16, 64, 4 * bk, 4, 3), (16, 64, 2 * bk, 4, 4), (16, 128, bk, 4, 4)]
-        if 1 < max(m, n) / 128 / (problem.target.sm_count or 108) <= 2:  # one round over the chip instead of two
-            shapes.insert(0, (16, 256, bk, 8, 4))
-        shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
-    elif m <= 64 or n <= 64:
-        shapes = [(64, 64, 2 * bk, 4, 3), (64, 128, bk, 4, 4), (32, 64, bk, 4, 4)]
+    elif min(m, n) <= 64:
+        shapes = _thin(min(m, n), max(m, n), bk, problem.target.sm_count or 108)
+        shapes = shapes[1:] if problem.ieee else shapes  # the deep rings cost registers, which it has none to spare
         shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
     elif problem.target.sm >= 90:
         shapes = [(128, 256, bk, 8, 3), (128, 128, bk, 8, 4), (64, 128, bk, 4, 4)]
@@ -169,13 +189,18 @@ def configs(problem) -> list[dict[str, int]]:
         shapes = []  # single elements: nothing to pipeline
     if problem.dtype == "float32" or item == 1:
         shapes = [s for s in shapes if s[0] * s[1] <= 128 * 128]
+    tf32 = problem.dtype == "float32" and not problem.ieee
+    if tf32 and problem.target.sm < 90:
+        shapes = [s for s in shapes if s[:2] != (128, 64)]  # spills
+    wide = 8 if tf32 and problem.target.sm >= 100 else 4  # so do four warps there
+    shapes = [(bm, bn, k, max(warps, wide), stages) for bm, bn, k, warps, stages in shapes]
     found = [
         config_of(bm, bn, k, warps, stages, split=split_of(problem, bm, bn, k)) for bm, bn, k, warps, stages in shapes
     ]
     found += [{**found[0], "SPLIT": 1}] if found and found[0]["SPLIT"] > 1 else []
     bm, bn = (min(64, max(16, triton.next_power_of_2(x))) for x in (m, n))
     last = 64 // max(item, 2) if _narrow(problem) < 4 else 2 * bk if bm < 64 else bk
-    found.append(config_of(bm, bn, last, 4, 1, split=split_of(problem, bm, bn, last)))
+    found.append(config_of(bm, bn, last, wide, 1, split=split_of(problem, bm, bn, last)))
     return found
 
 
@@ -217,8 +242,8 @@ def builds(problem, config) -> list[Any]:
     alignment = {p: 16 for p, base in zip(pointers, bases, strict=True) if base >= 16}
     alignment |= dict.fromkeys(("bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
     constants = host.constants_of(
-        facts, config, problem.dtype, problem.k, bool(problem.bias), bool(problem.scaling), problem.activation,
-        problem.target.sm >= 90, "ieee" if problem.ieee else "tf32",
+        facts, config, problem.dtype, (problem.m, problem.n, problem.k), bool(problem.bias), bool(problem.scaling),
+        problem.activation, problem.target.sm >= 90, "ieee" if problem.ieee else "tf32",
     )  # fmt: skip
     return [Build(matmul_tiles, signature, constants, alignment, host.options_of(config, problem.target.sm >= 90))]
 

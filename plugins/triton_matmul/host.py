@@ -66,11 +66,12 @@ def _at_once(config) -> int:
     return max(d for d in range(1, max(64 // max(each, 1), 1) + 1) if config["SPLIT"] % d == 0)
 
 
-def constants_of(memory, config, dtype, k, bias, scaled, activation, pdl, precision) -> dict[str, Any]:
-    bk = config["BLOCK_K"]
+def constants_of(memory, config, dtype, dims, bias, scaled, activation, pdl, precision) -> dict[str, Any]:
+    (m, n, k), bk = dims, config["BLOCK_K"]
     return {
         **memory, "BM": config["BLOCK_M"], "BN": config["BLOCK_N"], "BK": bk, "GROUP": config["GROUP"],
-        "SPLIT": config["SPLIT"], "K_TAIL": k % bk != 0, "PRECISION": precision,
+        "SPLIT": config["SPLIT"], "K_TAIL": k % bk != 0, "FEW_M": m < config["BLOCK_M"],
+        "FEW_N": n < config["BLOCK_N"], "PRECISION": precision,
         "IMPRECISE": min(bk, 128) if dtype.startswith("float8") else 0,
         "ACC": tl.int32 if dtype == "int8" else tl.float32, "BIAS": bias, "SCALED": scaled, "ACT": activation or "",
         "PDL": pdl, "AT_ONCE": _at_once(config),
@@ -140,7 +141,7 @@ def _arguments(
         m, n, k, *_zmn(a), *_zmn(b), *_zmn(out), 0 if bias is None else bias.stride(-1), *sa, sb,
     )  # fmt: skip
     constants = constants_of(
-        memory, config, str(a.dtype)[6:], k, bias is not None, scaled, activation, _has_pdl(a.device),
+        memory, config, str(a.dtype)[6:], (m, n, k), bias is not None, scaled, activation, _has_pdl(a.device),
         precision or (_fp32_precision() if a.dtype == torch.float32 else "tf32"),
     )  # fmt: skip
     tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * z

@@ -5,8 +5,9 @@ ordered in groups of GROUP row tiles so that the programs of one wave share rows
 Each operand is read along its own unit-stride dimension, so nn, nt, tn and tt run without copies.
 
 Schedule.  Whole BK blocks run unmasked along K (a mask whose edge is not a multiple of 16 bytes would cost the wide
-asynchronous copies); one masked block finishes a ragged K.  Rows that stick out are clamped where the operand is
-contiguous along K, masked where it is contiguous along M or N.
+asynchronous copies); one masked block finishes a ragged K.  Rows that stick out are masked where the operand is
+contiguous along M or N.  Where it is contiguous along K they are clamped, which costs nothing in the loop, but masked
+where a tile is mostly padding: all SMs would read the same row many times.
 
 Split-K is deterministic: every program of a tile writes an fp32 (int32) partial, the last one to arrive adds them up
 in the order of their index, applies the epilogue and resets the tile's counter.  No atomics touch the output.
@@ -30,20 +31,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from registry.kernel_math import activate, to_tf32
+
 INT_ARGS = [
     "M", "N", "K", "saz", "sam", "sak", "sbz", "sbk", "sbn", "scz", "scm", "scn", "sbias", "s_az", "s_am", "s_bn",
 ]  # fmt: skip
-
-
-@triton.jit
-def _activate(x, ACT: tl.constexpr):
-    if ACT == "relu":
-        x = tl.maximum(x, 0, propagate_nan=tl.PropagateNan.ALL)  # as torch.relu
-    elif ACT == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACT == "silu":
-        x = x / (1.0 + tl.exp(-x))
-    return x
 
 
 @triton.jit
@@ -59,7 +51,7 @@ def _epilogue(
         acc = acc * sa[:, None] * sb[None, :]
     if BIAS:
         acc += tl.load(bias_ptr + rn * sbias, mask=rn < N, other=0.0).to(acc.dtype)[None, :]
-    return _activate(acc, ACT).to(kind)
+    return activate(acc, ACT).to(kind)
 
 
 @triton.jit(do_not_specialize=INT_ARGS)
@@ -70,6 +62,7 @@ def matmul_tiles(
     A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, C_UNIT: tl.constexpr,  # which dimension has stride 1
     A_RUN: tl.constexpr, B_RUN: tl.constexpr, C_RUN: tl.constexpr,  # elements known to be aligned together
     M_RUN: tl.constexpr, N_RUN: tl.constexpr, K_TAIL: tl.constexpr, WIDE: tl.constexpr,
+    FEW_M: tl.constexpr, FEW_N: tl.constexpr,  # whether one tile has room for more rows or columns than there are
     PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ACC: tl.constexpr,
     BIAS: tl.constexpr, SCALED: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -140,12 +133,18 @@ def matmul_tiles(
     for _ in range(lo, whole):
         if A_UNIT == "m":
             a = tl.load(a_ptrs, mask=(m0 + rm < edge_m)[:, None], other=0.0)
+        elif FEW_M:
+            a = tl.load(a_ptrs, mask=(m0 + rm < M)[:, None], other=0.0)
         else:
             a = tl.load(a_ptrs)
         if B_UNIT == "n":
             b = tl.load(b_ptrs, mask=(n0 + rn < edge_n)[None, :], other=0.0)
+        elif FEW_N:
+            b = tl.load(b_ptrs, mask=(n0 + rn < N)[None, :], other=0.0)
         else:
             b = tl.load(b_ptrs)
+        if PRECISION == "tf32":
+            a, b = to_tf32(a), to_tf32(b)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
         if WIDE:
             a_ptrs += sak.to(tl.int64) * BK if A_UNIT != "k" else BK
@@ -158,6 +157,8 @@ def matmul_tiles(
             left = K - whole * BK
             a = tl.load(a_ptrs, mask=(m0 + rm < M)[:, None] & (rk < left)[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=(rk < left)[:, None] & (n0 + rn < N)[None, :], other=0.0)
+            if PRECISION == "tf32":
+                a, b = to_tf32(a), to_tf32(b)
             acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
 
     # --- epilogue

@@ -18,8 +18,15 @@ def as_multiplied(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(torch.float64)
     if dtype is torch.float32:
         x = x.to(torch.float32)
-        return x if ieee_float32() else (x.contiguous().view(torch.int32) & ~_TF32_DROPPED).view(torch.float32)
+        return x if ieee_float32() else _as_tf32(x)
     return x.to(dtype).to(torch.float32)
+
+
+def _as_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to the nearest, as cuBLAS does it, which is half the error of cutting off."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + (_TF32_DROPPED + 1) // 2) & ~_TF32_DROPPED
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
 def rounded_to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

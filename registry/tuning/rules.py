@@ -107,7 +107,8 @@ def _when(path: Sequence[tuple[str, Any, bool]], kinds: Mapping[str, str], point
             found[fact] = test if passed else not test
         else:
             known = found.get(fact, sorted({point.facts[fact] for point in points}))
-            found[fact] = [name for name in ([known] if isinstance(known, str) else known) if (name == test) is passed]
+            names = [name for name in ([known] if isinstance(known, str) else known) if (name == test) is passed]
+            found[fact] = _with_its_half(names, points) if fact == "dtype" else names
     return {fact: value[0] if isinstance(value, list) and len(value) == 1 else value for fact, value in found.items()}
 
 
@@ -146,11 +147,17 @@ def rule_use(choice: Choice, points: Sequence[Point], settings: Settings) -> lis
 
 
 def _base(found: Fit) -> dict[str, Any]:
-    """Conditions of every rule: the dtypes measured. The two half precisions run the same instructions."""
-    dtypes = sorted({point.facts["dtype"] for point in found.points})
-    if set(dtypes) <= set(HALVES):
-        dtypes = HALVES
+    """Conditions of every rule: the dtypes measured."""
+    dtypes = _with_its_half(sorted({point.facts["dtype"] for point in found.points}), found.points)
     return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0]}
+
+
+def _with_its_half(dtypes: list[str], points: Sequence[Point]) -> list[str]:
+    """Where one half precision was measured alone, what holds for it holds for the other: the same instructions."""
+    measured = {point.facts["dtype"] for point in points} & set(HALVES)
+    if len(measured) != 1 or not measured & set(dtypes):
+        return dtypes
+    return [*HALVES, *(d for d in dtypes if d not in HALVES)]
 
 
 def _floors(found: Fit) -> dict[str, int]:

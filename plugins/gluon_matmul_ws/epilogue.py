@@ -1,0 +1,71 @@
+"""What happens to a finished tile: scales, bias and activation in registers, then 64 columns at a time to memory."""
+
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from registry.kernel_math import activate
+from registry.plugins.gluon_matmul_ws.compat import matrix, store_tile, store_wait
+
+
+@gluon.jit
+def _chunks(x, parts: gl.constexpr):
+    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
+    if parts == 1:
+        return (x,)
+    else:
+        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+        return _chunks(lo, parts // 2) + _chunks(hi, parts // 2)
+
+
+@gluon.jit
+def _finish(x, z, row, col, M, N, epi, dtype: gl.constexpr, cfg: gl.constexpr):
+    """Scales, bias and activation of one chunk whose corner is (row, col): in fp32, rounded once, or all in int32."""
+    bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn = epi
+    rm = row + gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, x.type.layout))
+    rn = col + gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, x.type.layout))
+    if dtype != gl.int32:
+        x = x.to(gl.float32)
+    if cfg.SCALED:
+        sa = gl.load(sa_ptr + z * s_az + rm * s_am, mask=rm < M, other=0.0)
+        sb = gl.load(sb_ptr + rn * s_bn, mask=rn < N, other=0.0)
+        x = x * sa[:, None] * sb[None, :]
+    if cfg.BIAS:
+        x += gl.load(bias_ptr + rn, mask=rn < N, other=0.0).to(x.dtype)[None, :]
+    name: gl.constexpr = cfg.ACT
+    return activate(x, name).to(dtype)
+
+
+@gluon.jit
+def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+    """One accumulator, 64 columns at a time; returns the number of buffers used so far."""
+    c_desc, c_ptr, scz, scm, scn = c
+    dtype: gl.constexpr = c_ptr.dtype.element_ty
+    parts: gl.constexpr = width // cfg.EN
+    pieces = _chunks(acc, parts)
+    rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    for i in gl.static_range(parts):
+        x = _finish(pieces[i], z, row, col + i * cfg.EN, M, N, epi, dtype, cfg)
+        slot = matrix(c_s.index(G * cfg.STORES + buffer % cfg.STORES), cfg.GM, cfg.EN)
+        if cfg.TMA_STORE:
+            store_wait(cfg.STORES - 1)
+            slot.store(x)
+            fence_async_shared()
+            store_tile(c_desc, [z, row, col + i * cfg.EN], c_s.index(G * cfg.STORES + buffer % cfg.STORES))
+        else:  # through shared memory all the same, for rows of consecutive columns
+            slot.store(x)
+            y = slot.load(rows)
+            rm = row + gl.arange(0, cfg.GM, layout=gl.SliceLayout(1, rows))
+            rn = col + i * cfg.EN + gl.arange(0, cfg.EN, layout=gl.SliceLayout(0, rows))
+            at = c_ptr + z.to(gl.int64) * scz + rm.to(gl.int64)[:, None] * scm + rn.to(gl.int64)[None, :] * scn
+            gl.store(at, y, mask=(rm < M)[:, None] & (rn < N)[None, :])
+        buffer += 1
+    return buffer
+
+
+@gluon.jit
+def store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+    buffer = store(acc0, cfg.N0, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
+    if cfg.N1:
+        buffer = store(acc1, cfg.N1, z, row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
+    return buffer
