@@ -8,10 +8,12 @@ so that a plain `tl.dot` of float32 has 2.7 times the error of torch's product, 
     acc = tl.dot(a, b, acc, input_precision=PRECISION)
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 import triton
 import triton.language as tl
 
-__all__ = ["activate", "to_tf32"]
+__all__ = ["activate", "gelu", "to_tf32"]
 
 
 @triton.jit

@@ -252,3 +252,25 @@ def test_a_source_hash_follows_the_source(tmp_path, monkeypatch):
     before = source_hash(variant)
     (folder / "inner.py").write_text("def run(**_):\n    return 2\n")
     assert len(before) == 12 and source_hash(variant) != before
+
+
+def test_a_source_hash_ignores_what_does_not_run(tmp_path, monkeypatch):
+    """Comments, docstrings, notes after a constant and blank lines: a better explanation costs no measurement."""
+    folder = tmp_path / "acme_notes"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    plain = 'LIMIT = "#1"\n\n\ndef run(**_):\n    text = """a\n    # b\n    """\n    return LIMIT + text\n'
+    noted = (
+        '"""What this is."""\n\nLIMIT = "#1"  # a limit\n"""Of what."""\n\n\n# -- the kernel\ndef run(**_):\n'
+        '    """Runs\n    it."""\n\n    text = """a\n    # b\n    """\n    return LIMIT + text\n'
+    )
+    hashes = set()
+    for source in (plain, noted, plain.replace("# b", "# c"), plain.replace("#1", "#2")):
+        (folder / "kernel.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        import acme_notes.kernel
+
+        variant = replace(catalog.get().variants["torch_cpu"], run=acme_notes.kernel.run, origin="acme (acme_notes)")
+        hashes.add(source_hash(variant))
+        assert len(hashes) == (1 if source in (plain, noted) else len(hashes))
+    assert len(hashes) == 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from registry.errors import InvalidArgument
 from registry.tuning.cases import Case, from_file, spread, unique
@@ -104,7 +105,8 @@ def tiny(op: str) -> list[Case]:
 def llm(op: str) -> list[Case]:
     """The linear layers of decoder models: fused QKV, output, gate and up, down; few, some and many tokens."""
     layers = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (8192, 10240), (8192, 57344), (28672, 8192))
-    return [Case.of(op, m=m, n=n, k=k, layout="nt") for k, n in layers for m in (1, 16, 32, 64, 128, 1024, 4096, 16384)]
+    tokens = (1, 16, 32, 64, 128, 256, 1024, 4096, 16384)
+    return [Case.of(op, m=m, n=n, k=k, layout="nt") for k, n in layers for m in tokens]
 
 
 _LAYERS = ((4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192))
@@ -112,7 +114,7 @@ _LAYERS = ((4096, 6144), (4096, 28672), (14336, 4096), (8192, 8192))
 
 def fp8(op: str) -> list[Case]:
     """Linear layers quantised to fp8, as servers run them: a scale for each token and output channel, or for all."""
-    kind = {"dtype": "float8_e4m3fn", "layout": "nt"}
+    kind: dict[str, Any] = {"dtype": "float8_e4m3fn", "layout": "nt"}
     tokens = (1, 16, 64, 128, 512, 2048, 8192)
     scalings = ("rowwise", "scalar")
     return [Case.of(op, m=m, n=n, k=k, scaling=s, **kind) for k, n in _LAYERS for m in tokens for s in scalings]
@@ -121,7 +123,7 @@ def fp8(op: str) -> list[Case]:
 def fused(op: str) -> list[Case]:
     """The first layers of MLPs, with the bias and the activation that follow them."""
     tokens = (16, 128, 512, 2048, 8192)
-    first = {"layout": "nt", "bias": True}
+    first: dict[str, Any] = {"layout": "nt", "bias": True}
     found = [Case.of(op, m=m, n=4 * k, k=k, activation="gelu", **first) for k in (1024, 4096) for m in tokens]
     found += [Case.of(op, m=m, n=14336, k=4096, layout="nt", activation="silu") for m in tokens]
     return found + [Case.of(op, m=m, n=4096, k=4096, activation="relu", **first) for m in tokens]
