@@ -3,7 +3,8 @@
     python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs/results.md
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul or call_overhead;
+`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios or
+call_overhead;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -118,6 +119,46 @@ def fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
 
 
+def matmul_ratios(folder: Path) -> str:
+    """Per set of benchmarks/matmul.py: the best of our variants over cuBLAS, and what registry.matmul picks over it."""
+    sets: dict[tuple[str, str, str], dict[str, list[tuple[float, bool]]]] = {}
+    line = ""
+    for name in ("matmul_cells.json", "matmul_dispatched.json"):
+        for path in sorted(folder.rglob(name)):
+            found = json.loads(path.read_text())
+            line = f"{found['device']}, torch {found['torch']}, triton {found['triton']}, {found['date']}."
+            for row in found["rows"]:
+                times = {label: statistics.median(values) for label, values in row["us"].items()}
+                base = times.pop("torch_matmul")
+                best = min(times, key=lambda label: times[label])
+                key = (row["set"], row["dtype"], "at least 512" if row["m"] >= 512 else "fewer than 512")
+                ratio = base / times[best], not best.startswith("torch")
+                sets.setdefault(key, {}).setdefault(name, []).append(ratio)
+    lines = [
+        line,
+        "",
+        "| set | dtype | rows | best of ours | dispatched | where ours is picked |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    every: dict[str, list[tuple[float, bool]]] = {}
+    for key, files in sets.items():
+        for name, values in files.items():
+            every.setdefault(name, []).extend(values)
+        lines.append(f"| {' | '.join(key)} | {_ratio_cells(files)} |")
+    return "\n".join([*lines, f"| all | | | {_ratio_cells(every)} |"])
+
+
+def _ratio_cells(files: Mapping[str, list[tuple[float, bool]]]) -> str:
+    """ "mean / least (cells)" of what the best of ours does, of the picks, and of those picks that are ours."""
+    picks = files.get("matmul_dispatched.json", [])
+    cells = []
+    for values in (files.get("matmul_cells.json", []), picks, [pick for pick in picks if pick[1]]):
+        ratios = [ratio for ratio, _ in values]
+        shown = f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
+        cells.append(shown)
+    return " | ".join(cells)
+
+
 def call_overhead(folder: Path) -> str:
     """Markdown: microseconds of CPU time per call, the medians of call_overhead.json."""
     lines = []
@@ -207,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    tables = {"call_overhead": call_overhead(options.results)}
+    tables = {"call_overhead": call_overhead(options.results), "matmul_ratios": matmul_ratios(options.results)}
     for op in dict.fromkeys(op for results in all_results for op in results.ops):
         found = gathered(all_results, op)
         if not found:

@@ -16,13 +16,19 @@ Ampere's rule (`cp_async_rule`).  cp.async copies 4, 8 or 16 bytes per thread.  
 shorter than 4 bytes, because of its strides, base or ragged edge, can not go through it, so there only configs with
 num_stages=1 are legal.
 
-Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, in graphs).  Llama projections,
-first config: M = 16 0.95..1.11 (geometric mean 1.01), M = 1 0.94..1.01 (0.98); fp8 at M = 16 1.5..1.9 of
-torch._scaled_mm.  1 x 28672 x 4096: 16x256 tiles, one round over the chip, 0.96..0.98, 16x128 tiles 0.90.  Counters
-that a captured graph need not zero: 1 x 4096 x 4096 0.92 -> 1.00.  2048^3 .. 16384^3: nn and tn 0.96..1.03 with
-128x256x64 tiles, nt 0.73..0.80 only (with b contiguous along K the 128x256 tile's wgmma is serialised, ptxas C7515, and
-128x128 is no better; not understood).  Split-K, nt: 64 x 64 x 65536 0.91..1.10, 128 x 128 x 32768 0.75 (0.67 with one
-partial in flight at a time), 256 x 256 x 16384 0.84 (64x64 tiles; 64x128 0.42), 512 x 512 x 16384 0.69.
+Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, in graphs).
+- Llama projections, best config: M = 1 1.06 by geometric mean, least 1.00; M = 16 1.04, least 0.99; cuBLAS itself reads
+  2.6 (4096 x 4096) to 4.4 TB/s (57344 x 8192) of 4.8.  fp8, row-wise scales, at M = 16 1.5..2.0 of torch._scaled_mm.
+- M = 1: rows that are not there, masked instead of clamped: 6144 x 4096 0.90 -> 1.05, 4096 x 4096 1.02 -> 1.12, 57344 x
+  8192 1.01 -> 1.10.  Clamped, all SMs read one row of `a` sixteen times.
+- Few rows: a round over the chip without split-K beats narrower or wider tiles with it (16 x 6144 x 4096: 64 columns, 6
+  stages 1.02; 128 columns, split in two 0.95); at 4096 columns 64 wide tiles split in two do.
+- Counters that a captured graph need not zero: 1 x 4096 x 4096 0.92 -> 1.00.
+- 2048^3 .. 16384^3: nn and tn 0.96..1.03 with 128x256x64 tiles, nt 0.73..0.80 only (with b contiguous along K the
+  128x256 tile's wgmma is serialised, ptxas C7515, and 128x128 is no better; not understood).
+- Split-K, nt: 64 x 64 x 65536 0.91..1.10, 128 x 128 x 32768 0.67..0.75, 256 x 256 x 16384 0.77..0.84 (64x64 tiles;
+  64x128 0.42), 512 x 512 x 16384 0.69.
+- float32 rounded to tf32: nt 0.40, nn 0.17 (wgmma wants it turned), relative error 2.9e-4 as cuBLAS.
 """
 
 from __future__ import annotations
