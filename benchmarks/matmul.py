@@ -270,7 +270,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "driver": pynvml.nvmlSystemGetDriverVersion(), "date": time.strftime("%Y-%m-%d"),
         "sm_count": target.sm_count, "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-        "options": vars(options), "rows": [],
+        "options": {name: value for name, value in vars(options).items() if name != "out"}, "rows": [],
     }  # fmt: skip
     for row in rows:
         if time.time() - started > options.limit:

@@ -7,7 +7,6 @@ descriptors; a broadcast one has a single entry.
 
 Schedule.  One loop over tiles with a pipelined loop over K inside; the compiler keeps a wgmma in flight and issues the
 next TMA loads.  C leaves by TMA where its rows are 16-byte multiples, else by masked stores.
-
 TMA's rules.  Base and every stride but the unit one must be multiples of 16 bytes (`tma_reasons`).
 
 Measured facts (H200, ratios to cuBLAS of the same run).  bf16, M >= 512: 0.96 by geometric mean, least 0.77 (1.2 rounds

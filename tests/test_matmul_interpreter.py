@@ -1,19 +1,14 @@
 """The two Triton matmuls under Triton's interpreter, against a float64 product: no GPU needed.
 
-Interpreting and compiling cannot share a process (a kernel is bound to one of them on import), so this file runs itself
-once more, with TRITON_INTERPRET=1, in a process of its own.
+This file runs itself once more, with TRITON_INTERPRET=1, in a process of its own.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from interpreted import INTERPRETED, run_interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
 
@@ -56,10 +51,7 @@ if not INTERPRETED:
 
     @pytest.mark.timeout(170)
     def test_interpreted():
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        run_interpreted(__file__)
 
 else:
     import numpy as np

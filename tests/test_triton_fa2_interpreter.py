@@ -7,15 +7,12 @@ bits as integers.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreted import INTERPRETED, run_interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
 BASE = dict(
     b=1, h=2, hk=2, sq=37, sk=37, d=16, dv=16, causal=False, window=None, softcap=0.0, scale=0.25, dtype=torch.float32,
@@ -81,11 +78,8 @@ if not INTERPRETED:
     @pytest.mark.timeout(400)
     def test_interpreted():
         pytest.importorskip("triton")
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
-        assert "passed" in ran.stdout and "skipped" not in ran.stdout, ran.stdout[-400:]
+        ran = run_interpreted(__file__)
+        assert "passed" in ran and "skipped" not in ran, ran[-400:]
 
 else:
 
