@@ -234,6 +234,19 @@ def test_small_problems_that_nobody_measured_are_not_spoken_about():
     assert "seqlen_q" not in made.rules[0]["when"]
 
 
+def test_a_batch_or_a_dtype_that_nobody_measured_is_not_spoken_about():
+    def conditions(*shapes):
+        cases = [Case.of("matmul", n=4096, k=4096, **shape) for shape in shapes]
+        results = results_of(cases, lambda f: {one("a"): 1.0 + f["m"] / 1e6})
+        return make_table(results, fit(results.of("matmul"), ALL), "h200/0001", ALL).rules[0]["when"]
+
+    alone = conditions({"m": 64}, {"m": 128})
+    assert alone["batch"] == 1 and alone["dtype"] == ["bfloat16", "float16"]  # the same instructions
+    both = conditions({"m": 64, "b": 8}, {"m": 64}, {"m": 64, "dtype": "float8_e4m3fn", "layout": "nt"})
+    assert "batch" not in both and both["dtype"] == ["bfloat16", "float16", "float8_e4m3fn"]
+    assert conditions({"m": 64, "dtype": "float16"}, {"m": 64})["dtype"] == ["bfloat16", "float16"]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "at"), [(1024, 4096, 2048), (132, 192, 160), (1, 2, 2), (96, 128, 128), (3, 4, 4)]
 )

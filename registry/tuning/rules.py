@@ -23,6 +23,8 @@ HALVES = ["bfloat16", "float16"]
 LEADING = {"attention": ("seqlen_q",), "attention_backward": ("seqlen_q",), "matmul": ("m", "n", "k")}
 """Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
 SMALL = 64
+VARIED = {"matmul": ("batch",)}
+"""Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
 HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
 
 
@@ -147,9 +149,11 @@ def rule_use(choice: Choice, points: Sequence[Point], settings: Settings) -> lis
 
 
 def _base(found: Fit) -> dict[str, Any]:
-    """Conditions of every rule: the dtypes measured."""
+    """Conditions of every rule: the dtypes measured, and what was the same in all measurements."""
     dtypes = _with_its_half(sorted({point.facts["dtype"] for point in found.points}), found.points)
-    return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0]}
+    same = {name: {point.facts[name] for point in found.points} for name in VARIED.get(found.op, ())}
+    always = {name: values.pop() for name, values in same.items() if len(values) == 1}
+    return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0], **always}
 
 
 def _with_its_half(dtypes: list[str], points: Sequence[Point]) -> list[str]:
