@@ -59,6 +59,9 @@ def test_pointers_everywhere(arch):
 
 @pytest.mark.parametrize("arch, more", [
     ("sm90", {"m": 16, "layout": "nt"}), ("sm80", {"m": 16, "layout": "nt"}), ("sm86", {"m": 64, "dtype": "float16"}),
+    ("sm90", {"m": 1, "layout": "nt"}), ("sm80", {"m": 1, "layout": "nt"}), ("sm90", {"m": 32, "layout": "nt"}),
+    ("sm90", {"n": 16, "layout": "nt"}), ("sm80", {"dtype": "float32", "layout": "nt"}),
+    ("sm100", {"dtype": "float32"}),
     ("sm90", {"layout": "nt"}), ("sm89", {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
     ("sm80", {"dtype": "float32", "ieee": True}), ("sm90", {"dtype": "float32", "layout": "nt"}),
     ("sm80", {"dtype": "int8", "layout": "nt"}), ("sm90", {"bias": True, "activation": "gelu", "layout": "tn"}),
@@ -206,6 +209,14 @@ def test_tma_rules(variant):
     assert reason.operand == "a" and reason.field == "stride_alignment" and "126 bytes" in str(reason)
     assert not variant.reasons(problem(m=63, n=64, k=64, dtype="float16"))
     assert {r.field for r in variant.reasons(strided((8192, 1), 2, "sm90"))} == {"base_alignment"}
+
+
+def test_descriptors_in_full_precision_take_rows_only():
+    """FMA products of a turned operand spill thousands of bytes."""
+    p = problem(dtype="float32", ieee=True)
+    compiled(DESCRIPTORS, p, DESCRIPTORS.legal_configs(p)[0], slack=1 << 16)
+    (reason,) = {str(r): r for r in DESCRIPTORS.reasons(problem(dtype="float32", ieee=True, layout="nt"))}.values()
+    assert reason.field == "layout" and "contiguous" in reason.fix and '"high"' in reason.fix
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
