@@ -20,7 +20,7 @@ Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the sa
 - Llama projections, best config: M = 1 1.06 by geometric mean, least 1.00; M = 16 1.04, least 0.99; cuBLAS itself reads
   2.6 (4096 x 4096) to 4.4 TB/s (57344 x 8192) of 4.8.  fp8, row-wise scales, at M = 16 1.5..2.0 of torch._scaled_mm.
 - M = 1: rows that are not there, masked instead of clamped: 6144 x 4096 0.90 -> 1.05, 4096 x 4096 1.02 -> 1.12, 57344 x
-  8192 1.01 -> 1.10.  Clamped, all SMs read one row of `a` sixteen times.
+  8192 1.01 -> 1.10.  Clamped, all SMs read one row of `a` sixteen times over.
 - Few rows: a round over the chip without split-K beats narrower or wider tiles with it (16 x 6144 x 4096: 64 columns, 6
   stages 1.02; 128 columns, split in two 0.95); at 4096 columns 64 wide tiles split in two do.
 - Counters that a captured graph need not zero: 1 x 4096 x 4096 0.92 -> 1.00.
