@@ -34,7 +34,7 @@ noise is about 3%).
 - 128x320 loses 4%, but one round of it beats two of others: 512 x 10240 x 8192 0.948, else 0.943.  256x192 (3 stages)
   0.86..1.00; ping-pong 128x128 0.94..1.02, 64x256 0.87..1.04; 128x160 costs 10% in its narrow wgmma.
 - gelu: instructions of an unrolled epilogue cost more than their count (presumably two consumers' code falls out of the
-  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instead of 32 instructions)
+  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32)
   435, in ping-pong 499 and 410 (torch, unfused: 412).  silu, fused: 1.18..1.23 of torch.
 - SPLIT_K: 512 x 512 x 16384 0.45 -> 0.73, 128 x 4096 x 14336 0.87 -> 0.94.  M = 128 otherwise 0.78 (10240 x 8192) ..
   1.02 (57344 x 8192), 0.91 by geometric mean.  Stream-K (equal ranges of K for all CTAs, sums meeting in pairs) was
