@@ -1,9 +1,11 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs schema plots bench bench-compare sanitize clean
+.PHONY: help demo test lint format docs schema plots bench bench-compare sanitize replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
+BASE ?= HEAD
+QUICK ?=
 OLDEST_TRITON := 3.6.0
 NEWEST_TRITON := 3.9.0
 export KREG_NEWEST_TRITON ?= $(abspath $(VENV))/triton-newest
@@ -22,7 +24,7 @@ test: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## lint, type chec
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist worksteal
 	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
@@ -31,14 +33,14 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
 	$(PY) -m mypy
 	$(PY) -m registry.cli tables lint
 	$(PY) -m registry.cli schema --check dispatch_tables
-	$(PY) -m registry.docs --check
+	$(PY) tools/docs.py --check
 
 format: $(VENV)/.installed-dev ## let ruff lay out the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
 docs: $(VENV)/.installed ## write docs/variants.md and the outputs shown in README.md anew
-	$(PY) -m registry.docs
+	$(PY) tools/docs.py
 
 schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew
 	$(PY) -m registry.cli schema --write dispatch_tables
@@ -54,6 +56,9 @@ bench-compare: $(VENV)/.installed-dev ## time again, and fail where a variant go
 
 sanitize: $(VENV)/.installed-dev ## our kernels under compute-sanitizer: memcheck and racecheck, on this machine's GPU
 	$(PY) tests/gpu/sanitize.py
+
+replay: $(VENV)/.installed ## does the working tree decide, compile and call as commit BASE does (QUICK=--quick: a sample)
+	$(PY) tools/replay.py $(BASE) $(QUICK)
 
 clean: ## remove what was installed and built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

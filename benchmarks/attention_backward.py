@@ -23,7 +23,7 @@ import torch
 from attention_forward import Cell, Clocks, Graphed, grid, versions
 
 import registry
-from registry.ops.attention_problem import AttentionBackwardProblem
+from registry.ops.attention.problem import AttentionBackwardProblem
 
 PEERS = ("torch_flash_backward", "torch_cudnn_backward")
 

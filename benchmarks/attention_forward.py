@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import registry
-from registry.ops.attention_problem import AttentionProblem
+from registry.ops.attention.problem import AttentionProblem
 
 PEERS = ("torch_cudnn", "torch_flash", "fa3")
 WARM_MS, MEASURE_MS = 15, 15
@@ -99,8 +99,9 @@ def contenders(
 ) -> dict[str, Callable[[], Any]]:
     """Name to call: each declared variant that is legal, by its first legal config or by all of them, and FA3."""
     target = registry.Target.of(tensors[0].device)
-    problem = AttentionProblem.of_shape(target, b=cell.batch, hq=cell.heads, hkv=cell.heads_kv, s=cell.seqlen,
-                                        d=cell.head_dim, causal=cell.causal)  # fmt: skip
+    problem = AttentionProblem.of_shape(
+        target, b=cell.batch, hq=cell.heads, hkv=cell.heads_kv, s=cell.seqlen, d=cell.head_dim, causal=cell.causal
+    )
     found: dict[str, Callable[[], Any]] = {}
     for name, variant in registry.attention.variants.items():
         if name not in options.variants or variant.reasons(problem):
@@ -116,8 +117,9 @@ def contenders(
     return found
 
 
-def _bound(variant: registry.Variant, problem: Any, config: Any, tensors: tuple[torch.Tensor, ...],
-           causal: bool) -> Callable[[], Any]:  # fmt: skip
+def _bound(
+    variant: registry.Variant, problem: Any, config: Any, tensors: tuple[torch.Tensor, ...], causal: bool
+) -> Callable[[], Any]:
     scale = problem.head_dim**-0.5
     if variant.prepare is not None:
         launch = variant.prepare(problem, config)
@@ -186,8 +188,10 @@ class Clocks:
 
 
 def measure(cell: Cell, options: argparse.Namespace, clocks: Clocks) -> dict[str, Any]:
-    q, k, v = (torch.randn(cell.batch, n, cell.seqlen, cell.head_dim, device="cuda", dtype=torch.bfloat16)
-               for n in (cell.heads, cell.heads_kv, cell.heads_kv))  # fmt: skip
+    q, k, v = (
+        torch.randn(cell.batch, n, cell.seqlen, cell.head_dim, device="cuda", dtype=torch.bfloat16)
+        for n in (cell.heads, cell.heads_kv, cell.heads_kv)
+    )
     calls = contenders(cell, (q, k, v), options)
     reference = next((calls[n]().float() for n in PEERS if n in calls), None)
     record: dict[str, Any] = {"cell": asdict(cell), "contenders": {}}
@@ -218,11 +222,16 @@ def versions() -> dict[str, Any]:
     import triton
 
     return {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version(), "cuda": torch.version.cuda, "driver": registry.Target.of(
-            torch.device("cuda", torch.cuda.current_device())).driver, "python": platform.python_version(),
-        "nvidia-ml-py": _installed(metadata, "nvidia-ml-py"), "registry": registry.__version__,
-    }  # fmt: skip
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "cuda": torch.version.cuda,
+        "driver": registry.Target.of(torch.device("cuda", torch.cuda.current_device())).driver,
+        "python": platform.python_version(),
+        "nvidia-ml-py": _installed(metadata, "nvidia-ml-py"),
+        "registry": registry.__version__,
+    }
 
 
 def _installed(metadata: Any, name: str) -> str:

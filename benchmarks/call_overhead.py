@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import registry
-from registry.scope import EMPTY
-from registry.target import Target
+from registry.contract.target import Target
+from registry.dispatch.scope import EMPTY
 from registry.tuning import machine
 
 CALLS = 100

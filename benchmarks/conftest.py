@@ -89,8 +89,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def contestants(config: pytest.Config) -> list[Contestant]:
     """Every legal variant on every shape, from the declarations alone."""
-    from registry.dispatch import decide
-    from registry.scope import Forced, Scope
+    from registry.dispatch.scope import Forced, Scope
+    from registry.dispatch.select import decide
     from registry.tuning.extra import load_plugins
     from registry.tuning.grids import grid, names
     from registry.tuning.plan import Selection, plan
@@ -139,10 +139,10 @@ def made_up(together: list[Contestant], turns: int, fake: str) -> dict[Contestan
 
 def measure(together: list[Contestant], turns: int, config: pytest.Config) -> dict[Contestant, Measured]:
     """All contestants of one shape in shuffled rounds."""
-    from registry.discovery import catalog
+    from registry.dispatch.catalog import catalog
+    from registry.ops.parts.workload import workload
     from registry.tuning.machine import Monitor
     from registry.tuning.timing import timer_for
-    from registry.tuning.workload import workload
 
     device = "cpu" if target().arch == "cpu" else "cuda"
     load = workload(together[0].case, device)
@@ -150,9 +150,7 @@ def measure(together: list[Contestant], turns: int, config: pytest.Config) -> di
     sets = load.copies(timer.MEMORY_BYTES) if hasattr(timer, "MEMORY_BYTES") else [load.tensors]
     problem = load.problem()
     variants = catalog.get().variants
-    launches = {
-        c: load.launches(load.op.bind(variants[c.variant], problem, dict(c.config)), sets) for c in together
-    }  # fmt: skip
+    launches = {c: load.launches(load.op.bind(variants[c.variant], problem, dict(c.config)), sets) for c in together}
     found = {contestant: Measured() for contestant in together}
     with load.settings():
         for turn in range(turns):

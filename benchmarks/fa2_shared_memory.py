@@ -2,7 +2,7 @@
 
     python benchmarks/fa2_shared_memory.py [--jobs 2] [--family wgmma mma tcgen05 ieee] [--check]
 
-No GPU is needed. Run it after a change of configs or kernels (tests/test_triton_fa2_compile.py says when).
+No GPU is needed. Run it after a change of configs or kernels (tests/plugins/test_triton_fa2_compile.py says when).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import registry
 from registry import Target
-from registry.compiling import compile_build, inspect
-from registry.ops.attention_problem import AttentionBackwardProblem, AttentionProblem
+from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
+from registry.toolbox.builds import compile_build, inspect
 
 ARCHES = {"wgmma": "sm90", "mma": "sm80", "tcgen05": "sm100"}
 TABLE = Path(__file__).parent.parent / "plugins" / "triton_fa2" / "shared_memory.py"

@@ -23,7 +23,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.launch import Launcher
+from registry.toolbox.launch import Launcher
 
 
 @triton.jit
@@ -50,9 +50,18 @@ def contenders(device: str = "cuda") -> dict[str, Callable[[], object]]:
         {"x": q, "y": k, "z": v, "m": 1024, "n": 64, "scale": 1.0}, (132,), vary=("scale",)
     )
     maps = Launcher(nothing_described).bind(
-        {"q": described(q), "k": described(k), "v": described(v), "o": described(o), "lse": lse, "n": 1024,
-         "scale": 1.0}, (132,), vary=("scale",),
-    )  # fmt: skip
+        {
+            "q": described(q),
+            "k": described(k),
+            "v": described(v),
+            "o": described(o),
+            "lse": lse,
+            "n": 1024,
+            "scale": 1.0,
+        },
+        (132,),
+        vary=("scale",),
+    )
     addresses = [t.data_ptr() for t in (q, k, v, o, lse)]
     fresh = iter(range(10**9))
     base = q.data_ptr()
@@ -97,9 +106,12 @@ def main() -> None:
         print(f"{name:40} {statistics.median(values):7.2f} us   (fastest {min(values):.2f}, slowest {max(values):.2f})")
     if options.output:
         machine = {
-            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-            "date": time.strftime("%Y-%m-%d"), "unit": "microseconds of CPU time per call, one figure per round",
-        }  # fmt: skip
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "date": time.strftime("%Y-%m-%d"),
+            "unit": "microseconds of CPU time per call, one figure per round",
+        }
         options.output.mkdir(parents=True, exist_ok=True)
         rounded = {name: [round(value, 3) for value in values] for name, values in figures.items()}
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in rounded.items())

@@ -25,9 +25,9 @@ import torch
 import triton
 
 import registry
-from registry.ops.matmul_problem import MatmulProblem
+from registry.contract.target import Target
+from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins import gluon_matmul_ws, torch_matmul, triton_matmul, triton_matmul_tma
-from registry.target import Target
 
 L2_BYTES = 200e6
 VARIANTS = {
@@ -36,9 +36,15 @@ VARIANTS = {
     for v in module.registry_variants()
 }
 LLAMA = {
-    "8b qkv": (6144, 4096), "8b o": (4096, 4096), "8b gate-up": (28672, 4096), "8b down": (4096, 14336),
-    "70b qkv": (10240, 8192), "70b o": (8192, 8192), "70b gate-up": (57344, 8192), "70b down": (8192, 28672),
-}  # fmt: skip
+    "8b qkv": (6144, 4096),
+    "8b o": (4096, 4096),
+    "8b gate-up": (28672, 4096),
+    "8b down": (4096, 14336),
+    "70b qkv": (10240, 8192),
+    "70b o": (8192, 8192),
+    "70b gate-up": (57344, 8192),
+    "70b down": (8192, 28672),
+}
 Row = tuple[str, int, int, int, str, str]
 
 
@@ -55,9 +61,14 @@ def rows_of(name: str) -> Iterator[Row]:
         yield from ((name, 2048, n, k, "nt", "float16") for n, k in LLAMA.values())
     elif name == "skinny":
         for m, n, k in (
-            (64, 64, 65536), (128, 128, 32768), (256, 256, 16384), (512, 512, 16384), (8192, 64, 8192),
-            (64, 8192, 8192), (4096, 256, 4096),
-        ):  # fmt: skip
+            (64, 64, 65536),
+            (128, 128, 32768),
+            (256, 256, 16384),
+            (512, 512, 16384),
+            (8192, 64, 8192),
+            (64, 8192, 8192),
+            (4096, 256, 4096),
+        ):
             yield from ((name, m, n, k, layout, "bfloat16") for layout in ("nn", "nt", "tn"))
     elif name == "fp8":
         for size in (1024, 2048, 4096, 8192):
@@ -81,10 +92,18 @@ def wider(variant: str, problem: MatmulProblem) -> list[dict[str, Any]]:
     if variant == "triton_matmul" and problem.m <= 128:
         found = []
         for bm, bn, bk, warps, stages in (
-            (16, 64, 128, 4, 4), (16, 32, 256, 4, 4), (16, 128, 64, 4, 4), (16, 64, 256, 4, 3), (16, 128, 128, 4, 4),
-            (16, 256, 64, 8, 4), (32, 64, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+            (16, 64, 128, 4, 4),
+            (16, 32, 256, 4, 4),
+            (16, 128, 64, 4, 4),
+            (16, 64, 256, 4, 3),
+            (16, 128, 128, 4, 4),
+            (16, 256, 64, 8, 4),
+            (32, 64, 128, 4, 4),
+            (64, 64, 128, 4, 4),
+            (64, 128, 64, 4, 4),
+            (128, 64, 64, 4, 4),
             (128, 128, 64, 8, 4),
-        ):  # fmt: skip
+        ):
             if bm // 2 < problem.m <= 4 * bm or bm == 16 >= problem.m:
                 split = triton_matmul.split_of(problem, bm, bn, bk * 2 // item)
                 for s in sorted({1, split, 2 * split}):
@@ -199,9 +218,16 @@ def measure(
             times[label].append(round(ms * 1e3, 3))
             clocks[label].append(mhz)
     return {
-        "set": row[0], "m": m, "n": n, "k": k, "layout": row[4], "dtype": dtype, "us": times, "mhz": clocks,
+        "set": row[0],
+        "m": m,
+        "n": n,
+        "k": k,
+        "layout": row[4],
+        "dtype": dtype,
+        "us": times,
+        "mhz": clocks,
         "failed": failed,
-    }  # fmt: skip
+    }
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -267,19 +293,27 @@ def main() -> None:
     print(f"compiled after {time.time() - started:.0f} s", flush=True)
     target = Target.of(torch.device("cuda"))
     report = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "driver": pynvml.nvmlSystemGetDriverVersion(), "date": time.strftime("%Y-%m-%d"),
-        "sm_count": target.sm_count, "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-        "options": {name: value for name, value in vars(options).items() if name != "out"}, "rows": [],
-    }  # fmt: skip
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+        "date": time.strftime("%Y-%m-%d"),
+        "sm_count": target.sm_count,
+        "power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+        "options": {name: value for name, value in vars(options).items() if name != "out"},
+        "rows": [],
+    }
     for row in rows:
         if time.time() - started > options.limit:
             print("time is up before", row)
             break
         result = measure(
-            row, contenders(row, options.most, options.wide), options.rounds, options.ms,
+            row,
+            contenders(row, options.most, options.wide),
+            options.rounds,
+            options.ms,
             lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-        )  # fmt: skip
+        )
         report["rows"].append(result)
         print(summary(result), flush=True)
         if options.out:

@@ -66,10 +66,42 @@ def fa3_prepare(problem, config):
     def call(packed, scale):
         (batch, rows, heads, _), keys = packed.q.shape, packed.k.shape[1]
         out, lse = torch.ops._vllm_fa3_C.fwd(
-            *packed.flat, None, None, None, None, packed.starts[0], packed.starts[1], None, None, None, rows, keys,
-            None, None, None, None, None, None, None, None, None, scale, causal, UNLIMITED, UNLIMITED, 0.0, True, None,
-            1, None, 0, None, 1, 0, None,
-        )[:2]  # fmt: skip
+            *packed.flat,
+            None,
+            None,
+            None,
+            None,
+            packed.starts[0],
+            packed.starts[1],
+            None,
+            None,
+            None,
+            rows,
+            keys,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            scale,
+            causal,
+            UNLIMITED,
+            UNLIMITED,
+            0.0,
+            True,
+            None,
+            1,
+            None,
+            0,
+            None,
+            1,
+            0,
+            None,
+        )[:2]
         return out, lse.view(heads, batch, rows).transpose(0, 1) if return_lse else None
 
     return on_packed(call)
@@ -167,22 +199,56 @@ def registry_variants():
     if library := os.environ.get("FA3_LIBRARY"):
         torch.ops.load_library(library)
         found.append(
-            _peer("fa3", fa3_prepare, "cuda", "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)",
-                  arch=("sm90",), head_dim=(64, 256), head_dim_multiple=64, lse=True, **aligned)
-        )  # fmt: skip
+            _peer(
+                "fa3",
+                fa3_prepare,
+                "cuda",
+                "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)",
+                arch=("sm90",),
+                head_dim=(64, 256),
+                head_dim_multiple=64,
+                lse=True,
+                **aligned,
+            )
+        )
     if os.environ.get("PEER_FLEX") != "0":
         found.append(
-            _peer("flex", flex_prepare, "triton", "torch.compile(flex_attention)",
-                  arch=("sm80+",), head_dim=(64, 256), head_dim_multiple=64, rule=flex_rule)
-        )  # fmt: skip
+            _peer(
+                "flex",
+                flex_prepare,
+                "triton",
+                "torch.compile(flex_attention)",
+                arch=("sm80+",),
+                head_dim=(64, 256),
+                head_dim_multiple=64,
+                rule=flex_rule,
+            )
+        )
     if _importable("flash_attn.cute"):
         found.append(
-            _peer("fa4", fa4_prepare, "cutedsl", "FlashAttention-4 (packed beforehand)",
-                  arch=("sm90", "sm100"), head_dim=(64, 128), head_dim_multiple=64, **aligned)
-        )  # fmt: skip
+            _peer(
+                "fa4",
+                fa4_prepare,
+                "cutedsl",
+                "FlashAttention-4 (packed beforehand)",
+                arch=("sm90", "sm100"),
+                head_dim=(64, 128),
+                head_dim_multiple=64,
+                **aligned,
+            )
+        )
     if _importable("flashinfer"):
         found.append(
-            _peer("flashinfer", flashinfer_prepare, "cuda", "FlashInfer's single prefill (packed beforehand)",
-                  arch=("sm80+",), head_dim=(64, 256), head_dim_multiple=64, rule=flashinfer_rule, **aligned)
-        )  # fmt: skip
+            _peer(
+                "flashinfer",
+                flashinfer_prepare,
+                "cuda",
+                "FlashInfer's single prefill (packed beforehand)",
+                arch=("sm80+",),
+                head_dim=(64, 256),
+                head_dim_multiple=64,
+                rule=flashinfer_rule,
+                **aligned,
+            )
+        )
     return found

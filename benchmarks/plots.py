@@ -24,10 +24,15 @@ from registry.tuning.grids import grid
 from registry.tuning.journal import CaseResults, Results
 
 COLOURS = {
-    "gluon": ("#d1495b", "#8f2d3b", "#e8a0a9"), "triton": ("#edae49", "#b97f1f", "#f6d7a4"),
-    "torch_cudnn": ("#30638e",), "torch_flash": ("#8fb8de",), "torch_efficient": ("#c6d8e8",),
-    "torch_matmul": ("#30638e",), "peer.fa3": ("#3d3d3d",), "peer.flex": ("#9a9a9a",),
-}  # fmt: skip
+    "gluon": ("#d1495b", "#8f2d3b", "#e8a0a9"),
+    "triton": ("#edae49", "#b97f1f", "#f6d7a4"),
+    "torch_cudnn": ("#30638e",),
+    "torch_flash": ("#8fb8de",),
+    "torch_efficient": ("#c6d8e8",),
+    "torch_matmul": ("#30638e",),
+    "peer.fa3": ("#3d3d3d",),
+    "peer.flex": ("#9a9a9a",),
+}
 OTHERS = ("#66a182", "#8d6a9f", "#5fa8a3")
 HIDDEN = ("torch_math", "torch_math_backward")
 MATMUL_SHOWN = 24

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import registry
-from registry.ops.attention import attention
-from registry.ops.matmul import matmul
-from registry.scope import EMPTY
+from registry.dispatch.scope import EMPTY
+from registry.ops.attention.op import attention
+from registry.ops.matmul.op import matmul
 
 DECISION_US = 2.5
 """The budget of one warm decision, in microseconds, on a quiet machine of the class that CI has."""
@@ -70,9 +70,11 @@ def test_a_warm_decision_is_within_its_budget(tensors):
 def test_whole_call_of_a_kernel_that_does_nothing(benchmark, tensors):
     q, k, v = tensors
     variant = registry.Variant(
-        "bench.nothing", op="attention", run=lambda q, k, v, *, scale, config: (q, None),
+        "bench.nothing",
+        op="attention",
+        run=lambda q, k, v, *, scale, config: (q, None),
         requires=registry.Requires(arch=("any",), dtypes=("float32",), head_dim=(1, 512), layouts=("bhsd",), ieee=True),
-    )  # fmt: skip
+    )
     registry.register(variant)
     try:
         with registry.use("bench.nothing"):

@@ -38,7 +38,7 @@ def measure(out: Path, rounds: int) -> None:
     from attention_forward import Cell, Clocks, Graphed, versions
 
     import registry
-    from registry.ops.attention_problem import AttentionProblem
+    from registry.ops.attention.problem import AttentionProblem
 
     variant, target = registry.attention.variants["gluon_fa3"], registry.Target.of(torch.device("cuda", 0))
     clocks, records = Clocks(), []
@@ -62,8 +62,17 @@ def measure(out: Path, rounds: int) -> None:
                 *(f"{n} groups: {statistics.median(t):.0f}" for n, t in record["groups"].items()),
                 flush=True,
             )
-    out.write_text(json.dumps({"benchmark": "warp_groups", "versions": versions(), "configs": {
-        str(causal): configs(causal) for causal in (False, True)}, "cells": records}, indent=1))  # fmt: skip
+    out.write_text(
+        json.dumps(
+            {
+                "benchmark": "warp_groups",
+                "versions": versions(),
+                "configs": {str(causal): configs(causal) for causal in (False, True)},
+                "cells": records,
+            },
+            indent=1,
+        )
+    )
 
 
 def table(results: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 import registry
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.attention import new_out
-from registry.ops.attention_math import visible
+from registry.ops.attention.oracle import visible
+from registry.ops.attention.outputs import new_out
 
 aten = torch.ops.aten
 HALVES = ("float16", "bfloat16")
@@ -43,9 +43,19 @@ def flash(q, k, v, *, causal, window, return_lse, scale, config):
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
     out, lse, *_ = aten._flash_attention_forward(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, q.shape[2], k.shape[2], 0.0,
-        causal and window is None, False, scale=scale, **sides,
-    )  # fmt: skip
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal and window is None,
+        False,
+        scale=scale,
+        **sides,
+    )
     if q.shape[2] > k.shape[2]:
         lse = lse.masked_fill(lse == math.inf, -math.inf)
     return out.transpose(1, 2), lse if return_lse else None
@@ -58,10 +68,23 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic
         lse = lse.masked_fill(lse == -math.inf, math.inf)
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
     grads = aten._flash_attention_backward(
-        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out.transpose(1, 2), lse,
-        None, None, q.shape[2], k.shape[2], 0.0, causal and window is None, seed, seed.new_empty(()), scale=scale,
+        grad_out.transpose(1, 2),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        out.transpose(1, 2),
+        lse,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal and window is None,
+        seed,
+        seed.new_empty(()),
+        scale=scale,
         **sides,
-    )  # fmt: skip
+    )
     return tuple(grad.transpose(1, 2) for grad in grads)
 
 
@@ -93,9 +116,23 @@ def cudnn(q, k, v, *, causal, return_lse, scale, config):
 def cudnn_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
     seed = torch.zeros((), dtype=torch.int64, device=q.device)
     return aten._scaled_dot_product_cudnn_attention_backward(
-        grad_out, q, k, v, out, lse.unsqueeze(-1), seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
+        grad_out,
+        q,
+        k,
+        v,
+        out,
+        lse.unsqueeze(-1),
+        seed,
+        seed,
+        None,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal,
         scale=scale,
-    )  # fmt: skip
+    )
 
 
 def _cudnn_rule(problem: Any, config: Any) -> Iterator[Reason]:
@@ -118,9 +155,19 @@ NO_MASK, BOTTOM_RIGHT, LSE_ROWS = 0, 2, 32
 
 def efficient(q, k, v, *, causal, return_lse, scale, config):
     out, lse, *_ = aten._efficient_attention_forward(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, None, None, None, None, 0.0,
-        BOTTOM_RIGHT if causal else NO_MASK, return_lse, scale=scale,
-    )  # fmt: skip
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        None,
+        None,
+        None,
+        None,
+        None,
+        0.0,
+        BOTTOM_RIGHT if causal else NO_MASK,
+        return_lse,
+        scale=scale,
+    )
     return out.transpose(1, 2), lse[:, :, : q.shape[2]].contiguous() if return_lse else None
 
 
@@ -129,10 +176,24 @@ def efficient_backward(grad_out, q, k, v, out, lse, *, causal, scale, config):
     rows = -q.shape[2] % LSE_ROWS
     out = out.transpose(1, 2).contiguous()  # it reads `out` as dense [B, S, H, D], whatever the strides say
     grads = aten._efficient_attention_backward(
-        grad_out.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, out,
-        None, None, q.shape[2], k.shape[2], pad(lse, (0, rows), value=math.inf), 0.0, seed, seed,
-        BOTTOM_RIGHT if causal else NO_MASK, False, scale=scale,
-    )  # fmt: skip
+        grad_out.transpose(1, 2),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        None,
+        out,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        pad(lse, (0, rows), value=math.inf),
+        0.0,
+        seed,
+        seed,
+        BOTTOM_RIGHT if causal else NO_MASK,
+        False,
+        scale=scale,
+    )
     return tuple(grad.transpose(1, 2) for grad in grads[:3])
 
 
@@ -223,44 +284,102 @@ def math_backward(grad_out, q, k, v, out, lse, *, causal, window, softcap, deter
 def registry_variants():
     design = Design(dsl="cuda")
     flash_requires = dict(
-        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, layouts=ANY_ORDER, causal=True,
-        window=True, gqa=True, cross_length=True, deterministic=True, base_alignment=16, stride_alignment=16,
+        arch=("sm80+",),
+        dtypes=HALVES,
+        head_dim=(8, 256),
+        head_dim_multiple=8,
+        layouts=ANY_ORDER,
+        causal=True,
+        window=True,
+        gqa=True,
+        cross_length=True,
+        deterministic=True,
+        base_alignment=16,
+        stride_alignment=16,
         rule=_flash_rule,
-    )  # fmt: skip
+    )
     cudnn_requires = dict(
-        arch=("sm80+",), dtypes=HALVES, head_dim=(8, 256), head_dim_multiple=8, head_dim_v=(8, 256),
-        head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, gqa=True, cross_length=True, rule=_cudnn_rule,
-        base_alignment=16, stride_alignment=16, deterministic=True,
-    )  # fmt: skip
+        arch=("sm80+",),
+        dtypes=HALVES,
+        head_dim=(8, 256),
+        head_dim_multiple=8,
+        head_dim_v=(8, 256),
+        head_dim_v_multiple=8,
+        layouts=ANY_ORDER,
+        causal=True,
+        gqa=True,
+        cross_length=True,
+        rule=_cudnn_rule,
+        base_alignment=16,
+        stride_alignment=16,
+        deterministic=True,
+    )
     efficient_requires = dict(
-        arch=("sm70+",), dtypes=(*HALVES, "float32"), head_dim=(8, 512), head_dim_multiple=8, head_dim_v=(8, 512),
-        head_dim_v_multiple=8, layouts=ANY_ORDER, causal=True, cross_length=True, ieee=True, rule=_no_blind_rows,
-        base_alignment=16, stride_alignment=16, deterministic=True,
-    )  # fmt: skip
+        arch=("sm70+",),
+        dtypes=(*HALVES, "float32"),
+        head_dim=(8, 512),
+        head_dim_multiple=8,
+        head_dim_v=(8, 512),
+        head_dim_v_multiple=8,
+        layouts=ANY_ORDER,
+        causal=True,
+        cross_length=True,
+        ieee=True,
+        rule=_no_blind_rows,
+        base_alignment=16,
+        stride_alignment=16,
+        deterministic=True,
+    )
     cpu_requires = dict(
-        arch=("cpu",), dtypes=(*HALVES, "float32", "float64"), head_dim=(1, 2**16), layouts=ANY_ORDER, causal=True,
-        window=True, cross_length=True, deterministic=True, ieee=True, rule=_no_blind_rows,
-    )  # fmt: skip
+        arch=("cpu",),
+        dtypes=(*HALVES, "float32", "float64"),
+        head_dim=(1, 2**16),
+        layouts=ANY_ORDER,
+        causal=True,
+        window=True,
+        cross_length=True,
+        deterministic=True,
+        ieee=True,
+        rule=_no_blind_rows,
+    )
     math_requires = dict(
-        arch=("any",), dtypes=(*HALVES, "float32", "float64"), head_dim=(1, 2**16), head_dim_v=(1, 2**16),
-        layouts=ANY_ORDER, unit_inner_stride=False, causal=True, window=True, softcap=True, gqa=True, cross_length=True,
-        deterministic=True, ieee=True,
-    )  # fmt: skip
+        arch=("any",),
+        dtypes=(*HALVES, "float32", "float64"),
+        head_dim=(1, 2**16),
+        head_dim_v=(1, 2**16),
+        layouts=ANY_ORDER,
+        unit_inner_stride=False,
+        causal=True,
+        window=True,
+        softcap=True,
+        gqa=True,
+        cross_length=True,
+        deterministic=True,
+        ieee=True,
+    )
     flash_only = {"rule": _flash_backward_rule}
     cudnn_only = {"rule": _cudnn_backward_rule, "deterministic": False}
     kernels = (
         ("torch_flash", flash, flash_backward, flash_requires, flash_only, "FlashAttention-2 as built into torch"),
         ("torch_cudnn", cudnn, cudnn_backward, cudnn_requires, cudnn_only, "cuDNN's fused attention"),
         (
-            "torch_efficient", efficient, efficient_backward, efficient_requires, {"deterministic": False},
+            "torch_efficient",
+            efficient,
+            efficient_backward,
+            efficient_requires,
+            {"deterministic": False},
             "xFormers' memory-efficient attention as built into torch",
         ),
         ("torch_cpu", cpu, cpu_backward, cpu_requires, {}, "torch's blocked CPU kernel"),
         (
-            "torch_math", math_attention, math_backward, math_requires, {"grad_lse": True},
+            "torch_math",
+            math_attention,
+            math_backward,
+            math_requires,
+            {"grad_lse": True},
             "plain torch operations: does everything, stores all scores",
         ),
-    )  # fmt: skip
+    )
     found = []
     for name, forward, backward, requires, backward_only, summary in kernels:
         made = Design(dsl="aten") if name in ("torch_cpu", "torch_math") else design
@@ -277,6 +396,6 @@ def registry_variants():
                 design=made,
                 summary=f"{summary}: gradients",
                 requires=Requires(**{**requires, **backward_only}, lse=True),
-            )  # fmt: skip
+            )
         )
     return found

@@ -111,5 +111,5 @@ def registry_variants():
             requires=requires,
             design=Design(dsl="cublas"),
             summary="torch.matmul: cuBLAS, or the CPU's BLAS",
-        )  # fmt: skip
+        )
     ]

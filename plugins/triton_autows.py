@@ -12,9 +12,9 @@ the same work. docs/autows.md lists each case with its proof. This body stays in
                                    it every vector made from that value: row numbers would be moved twice
 
 The last one was found on an H200: the log-sum-exp of rows 64 to 127 of each tile was never written. What a problem may
-ask for and the compiler cannot do is an erratum, by Triton's version. tests/test_triton_autows_compile.py proves from
-the machine code that what is legal is specialised, and that what is an erratum is not. The benchmarks place it beside
-triton_fa2 (the same body without) and gluon_fa3 (a pipeline written out).
+ask for and the compiler cannot do is an erratum, by Triton's version. tests/plugins/test_triton_autows_compile.py
+proves from the machine code that what is legal is specialised, and that what is an erratum is not. The benchmarks
+place it beside triton_fa2 (the same body without) and gluon_fa3 (a pipeline written out).
 
 Shape suffixes: M query rows, N keys of a tile, D head dim, V head dim of v.
 """
@@ -29,9 +29,9 @@ import triton
 import triton.language as tl
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.compiling import Build
-from registry.launch import StandIn
-from registry.ops.attention import new_lse, new_out
+from registry.ops.attention.outputs import new_lse, new_out
+from registry.toolbox.builds import Build
+from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
 UNIT_BYTES = 16  # what descriptors ask of strides
@@ -44,15 +44,45 @@ def tanh(x):
 
 @triton.jit(do_not_specialize=["heads_q", "group", "seqlen_q", "seqlen_k", "window_left", "window_right"])
 def attention_autows(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
     # Strides of rows, heads and batches, in units of UNIT elements: that is how the compiler knows them for aligned.
-    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
-    v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
-    heads_q, group, seqlen_q, seqlen_k, scale_log2, softcap_log2, window_left, window_right,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, PADDED_D: tl.constexpr, PADDED_V: tl.constexpr,
-    UNIT: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, RAGGED: tl.constexpr, SOFTCAP: tl.constexpr,
-    LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q_batch: tl.int64,
+    q_head: tl.int64,
+    q_row: tl.int64,
+    k_batch: tl.int64,
+    k_head: tl.int64,
+    k_row: tl.int64,
+    v_batch: tl.int64,
+    v_head: tl.int64,
+    v_row: tl.int64,
+    out_batch: tl.int64,
+    out_head: tl.int64,
+    out_row: tl.int64,
+    heads_q,
+    group,
+    seqlen_q,
+    seqlen_k,
+    scale_log2,
+    softcap_log2,
+    window_left,
+    window_right,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    PADDED_D: tl.constexpr,
+    PADDED_V: tl.constexpr,
+    UNIT: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    RAGGED: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     batch = tl.program_id(1) // heads_q
     head = tl.program_id(1) % heads_q
     head_kv = head // group
@@ -62,17 +92,23 @@ def attention_autows(
         q_ptr + (batch * q_batch + head * q_head) * UNIT, [seqlen_q, HEAD_DIM], [q_row * UNIT, 1], [BLOCK_M, PADDED_D]
     )
     k = tl.make_tensor_descriptor(
-        k_ptr + (batch * k_batch + head_kv * k_head) * UNIT, [seqlen_k, HEAD_DIM], [k_row * UNIT, 1],
+        k_ptr + (batch * k_batch + head_kv * k_head) * UNIT,
+        [seqlen_k, HEAD_DIM],
+        [k_row * UNIT, 1],
         [BLOCK_N, PADDED_D],
-    )  # fmt: skip
+    )
     v = tl.make_tensor_descriptor(
-        v_ptr + (batch * v_batch + head_kv * v_head) * UNIT, [seqlen_k, HEAD_DIM_V], [v_row * UNIT, 1],
+        v_ptr + (batch * v_batch + head_kv * v_head) * UNIT,
+        [seqlen_k, HEAD_DIM_V],
+        [v_row * UNIT, 1],
         [BLOCK_N, PADDED_V],
-    )  # fmt: skip
+    )
     out = tl.make_tensor_descriptor(
-        out_ptr + (batch * out_batch + head * out_head) * UNIT, [seqlen_q, HEAD_DIM_V], [out_row * UNIT, 1],
+        out_ptr + (batch * out_batch + head * out_head) * UNIT,
+        [seqlen_q, HEAD_DIM_V],
+        [out_row * UNIT, 1],
         [BLOCK_M, PADDED_V],
-    )  # fmt: skip
+    )
     # Vectors count from the tile; what they are compared with is moved instead, as a scalar.
     rows_M, keys_N = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     diagonal = first_row + seqlen_k - seqlen_q  # the last key that a causal mask shows to the tile's first row
@@ -135,9 +171,18 @@ def _bounds(causal: bool, window: tuple[int, int] | None, seqlen_q: int, seqlen_
 
 
 def _call(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, config: Mapping[str, Any], *, scale: float, causal: bool = False,
-    window: tuple[int, int] | None = None, softcap: float = 0.0,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    config: Mapping[str, Any],
+    *,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+) -> tuple[Any, ...]:
     """(grid, arguments, constants) of a launch."""
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k, head_dim_v = k.shape[2], v.shape[3]
@@ -151,16 +196,35 @@ def _call(
     left, right = _bounds(causal, window, seqlen_q, seqlen_k)
     scale = max(scale, 1e-30)  # -inf * 0 would be NaN
     arguments = dict(
-        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, lse_ptr=lse, **strides, heads_q=heads, group=heads // k.shape[1],
-        seqlen_q=seqlen_q, seqlen_k=seqlen_k, scale_log2=scale / softcap if softcap else scale * LOG2_E,
-        softcap_log2=softcap * LOG2_E, window_left=left, window_right=right,
-    )  # fmt: skip
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        out_ptr=out,
+        lse_ptr=lse,
+        **strides,
+        heads_q=heads,
+        group=heads // k.shape[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        scale_log2=scale / softcap if softcap else scale * LOG2_E,
+        softcap_log2=softcap * LOG2_E,
+        window_left=left,
+        window_right=right,
+    )
     constants = dict(
-        HEAD_DIM=head_dim, HEAD_DIM_V=head_dim_v, PADDED_D=triton.next_power_of_2(head_dim),
-        PADDED_V=triton.next_power_of_2(head_dim_v), UNIT=unit, HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0,
-        RAGGED=seqlen_k % config["BLOCK_N"] != 0, SOFTCAP=softcap != 0.0, LSE=lse is not None,
-        BLOCK_M=config["BLOCK_M"], BLOCK_N=config["BLOCK_N"],
-    )  # fmt: skip
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        PADDED_D=triton.next_power_of_2(head_dim),
+        PADDED_V=triton.next_power_of_2(head_dim_v),
+        UNIT=unit,
+        HAS_LEFT=left >= 0,
+        HAS_RIGHT=right >= 0,
+        RAGGED=seqlen_k % config["BLOCK_N"] != 0,
+        SOFTCAP=softcap != 0.0,
+        LSE=lse is not None,
+        BLOCK_M=config["BLOCK_M"],
+        BLOCK_N=config["BLOCK_N"],
+    )
     return (triton.cdiv(seqlen_q, config["BLOCK_M"]), batch * heads), arguments, constants
 
 
@@ -170,9 +234,17 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, config: Mapping[str, Any],
-    causal: bool = False, window: tuple[int, int] | None = None, softcap: float = 0.0, return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    config: Mapping[str, Any],
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     if scale < 0:  # the kernel takes maxima before it scales
         q, scale = -q, -scale
     out, lse = new_out(q, v), new_lse(q) if return_lse else None
@@ -212,23 +284,43 @@ def design(config: Mapping[str, Any]) -> Design:
 
 
 CONFIGS = [  # at least two stages: of a loop with one, Triton 3.9 makes no producer
-    {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2}, {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2},
+    {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 2},
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2},
     {"BLOCK_M": 128, "BLOCK_N": 32, "num_stages": 2},  # fits a head dim of 256
-]  # fmt: skip
+]
 
 
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
         Variant(
-            "triton_autows", op="attention", run=attention, builds=builds,
+            "triton_autows",
+            op="attention",
+            run=attention,
+            builds=builds,
             requires=Requires(
-                arch=("sm90",), dtypes=("float16", "bfloat16", "float32"), head_dim=(64, 256), head_dim_multiple=8,
-                head_dim_v=(64, 256), head_dim_v_multiple=8, layouts=("bhsd", "bshd", "strided"),
-                base_alignment=16, stride_alignment=16, causal=True, window=True, softcap=True, gqa=True, lse=True,
-                cross_length=True, deterministic=True, toolchain={"triton": ">=3.6,<4"}, shared_memory=shared_memory,
+                arch=("sm90",),
+                dtypes=("float16", "bfloat16", "float32"),
+                head_dim=(64, 256),
+                head_dim_multiple=8,
+                head_dim_v=(64, 256),
+                head_dim_v_multiple=8,
+                layouts=("bhsd", "bshd", "strided"),
+                base_alignment=16,
+                stride_alignment=16,
+                causal=True,
+                window=True,
+                softcap=True,
+                gqa=True,
+                lse=True,
+                cross_length=True,
+                deterministic=True,
+                toolchain={"triton": ">=3.6,<4"},
+                shared_memory=shared_memory,
             ),
-            design=design(CONFIGS[0]), design_of=design, configs=CONFIGS,
+            design=design(CONFIGS[0]),
+            design_of=design,
+            configs=CONFIGS,
             summary="FlashAttention-2 as Triton specialises it by itself on Hopper",
-        ),
-    ]  # fmt: skip
+        )
+    ]

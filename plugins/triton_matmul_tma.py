@@ -26,18 +26,30 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.allocating import allocator
-from registry.kernel_math import activate, to_tf32
-from registry.launch import Launcher
+from registry.toolbox.arithmetic import activate, to_tf32
+from registry.toolbox.launch import Launcher
+from registry.toolbox.outputs import allocator
 
 _INT_ARGS = ["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"]
 
 
 @triton.jit
 def _epilogue(
-    acc, bias_ptr, sa_ptr, sb_ptr, rm, rn, M, N, s_am, s_bn, kind: tl.constexpr, BIAS: tl.constexpr,
-    SCALED: tl.constexpr, ACT: tl.constexpr,
-):  # fmt: skip
+    acc,
+    bias_ptr,
+    sa_ptr,
+    sb_ptr,
+    rm,
+    rn,
+    M,
+    N,
+    s_am,
+    s_bn,
+    kind: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ACT: tl.constexpr,
+):
     if kind != tl.int32:  # all in fp32, rounded once; integers stay integers
         acc = acc.to(tl.float32)
     if SCALED:
@@ -51,12 +63,41 @@ def _epilogue(
 
 @triton.jit(do_not_specialize=_INT_ARGS)
 def _matmul_tma(
-    a_desc, b_desc, c_desc, c_ptr, bias_ptr, sa_ptr, sb_ptr, M, N, K, tiles, scz, scm, scn, s_am, s_bn,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, A_T: tl.constexpr, B_T: tl.constexpr,
-    A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, C_BATCHED: tl.constexpr, TMA_STORE: tl.constexpr,
-    PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ACC: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr,
-    ACT: tl.constexpr, FLATTEN: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+    a_desc,
+    b_desc,
+    c_desc,
+    c_ptr,
+    bias_ptr,
+    sa_ptr,
+    sb_ptr,
+    M,
+    N,
+    K,
+    tiles,
+    scz,
+    scm,
+    scn,
+    s_am,
+    s_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    A_T: tl.constexpr,
+    B_T: tl.constexpr,
+    A_BATCHED: tl.constexpr,
+    B_BATCHED: tl.constexpr,
+    C_BATCHED: tl.constexpr,
+    TMA_STORE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ACT: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    PDL: tl.constexpr,
+):
     tiles_m = tl.cdiv(M, BM)
     tiles_n = tl.cdiv(N, BN)
     blocks = tl.cdiv(K, BK)
@@ -116,9 +157,14 @@ def _matmul_tma(
 # ---------------------------------------------------------------- host side
 _ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
 _SHORT = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
-    "int8": "i8", "int32": "i32",
-}  # fmt: skip
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "int8": "i8",
+    "int32": "i32",
+}
 
 
 def _turned(shape, strides) -> bool:
@@ -159,13 +205,25 @@ def _fp32_precision() -> str:
 def _constants(config, dtype, *, a, b, c, bias, scaled, activation, precision, pdl) -> dict[str, Any]:
     """a, b: (turned, batched); c: (TMA can store, batched)."""
     return {
-        "BM": config["BLOCK_M"], "BN": config["BLOCK_N"], "BK": config["BLOCK_K"], "GROUP": config["GROUP"],
-        "FLATTEN": config["FLATTEN"], "A_T": a[0], "A_BATCHED": a[1], "B_T": b[0], "B_BATCHED": b[1],
-        "TMA_STORE": c[0], "C_BATCHED": c[1], "PRECISION": precision,
+        "BM": config["BLOCK_M"],
+        "BN": config["BLOCK_N"],
+        "BK": config["BLOCK_K"],
+        "GROUP": config["GROUP"],
+        "FLATTEN": config["FLATTEN"],
+        "A_T": a[0],
+        "A_BATCHED": a[1],
+        "B_T": b[0],
+        "B_BATCHED": b[1],
+        "TMA_STORE": c[0],
+        "C_BATCHED": c[1],
+        "PRECISION": precision,
         "IMPRECISE": min(config["BLOCK_K"], 128) if dtype.startswith("float8") else 0,
-        "ACC": tl.int32 if dtype == "int8" else tl.float32, "BIAS": bias, "SCALED": scaled, "ACT": activation or "",
+        "ACC": tl.int32 if dtype == "int8" else tl.float32,
+        "BIAS": bias,
+        "SCALED": scaled,
+        "ACT": activation or "",
         "PDL": pdl,
-    }  # fmt: skip
+    }
 
 
 def _options(config, pdl: bool) -> dict[str, Any]:
@@ -203,23 +261,49 @@ def _arguments(
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn) * z
     scz, scm, scn = (0, *out.stride())[-3:]
     constants = _constants(
-        config, str(a.dtype)[6:], a=(turned[0], batched[0]), b=(turned[1], batched[1]), c=(store, batched[2]),
-        bias=bias is not None, scaled=scaled, activation=activation,
-        precision=precision or (_fp32_precision() if a.dtype == torch.float32 else "tf32"), pdl=a.is_cuda,
-    )  # fmt: skip
+        config,
+        str(a.dtype)[6:],
+        a=(turned[0], batched[0]),
+        b=(turned[1], batched[1]),
+        c=(store, batched[2]),
+        bias=bias is not None,
+        scaled=scaled,
+        activation=activation,
+        precision=precision or (_fp32_precision() if a.dtype == torch.float32 else "tf32"),
+        pdl=a.is_cuda,
+    )
     values = (
-        a_desc, _descriptor(b, (bn, bk) if turned[1] else (bk, bn)), _descriptor(out, (bm, bn)) if store else a_desc,
-        out, bias if bias is not None else out, scale_a if scaled else out, scale_b if scaled else out, m, n, k,
-        tiles, scz, scm, scn, *steps,
-    )  # fmt: skip
+        a_desc,
+        _descriptor(b, (bn, bk) if turned[1] else (bk, bn)),
+        _descriptor(out, (bm, bn)) if store else a_desc,
+        out,
+        bias if bias is not None else out,
+        scale_a if scaled else out,
+        scale_b if scaled else out,
+        m,
+        n,
+        k,
+        tiles,
+        scz,
+        scm,
+        scn,
+        *steps,
+    )
     return dict(zip(_matmul_tma.arg_names, values, strict=False)), constants, (min(tiles, _sm_count(a.device)),)
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, config: Mapping[str, Any], bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """act((a @ b) * scale_a * scale_b + bias) for 2-D or 3-D operands."""
     out = _new_out(a, b, out_dtype) if out is None else out
     bias = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
@@ -247,9 +331,14 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
             launcher = Launcher(_matmul_tma, constants=constants, options=_options(config, a.is_cuda))
             bound = launcher.bind(values, grid, device=a.device)
         bound(
-            a, b, out if stores else a, out, out if bias is None else bias, out if scale_a is None else scale_a,
+            a,
+            b,
+            out if stores else a,
+            out,
+            out if bias is None else bias,
+            out if scale_a is None else scale_a,
             out if scale_b is None else scale_b,
-        )  # fmt: skip
+        )
         return out
 
     return launch
@@ -261,16 +350,24 @@ def tma_reasons(problem) -> Iterable[Reason]:
     for fact in problem.operands:
         if fact.base_alignment % 16:
             yield Reason(
-                "alignment", "base_alignment", f"{fact.base_alignment} bytes", "multiples of 16 bytes",
-                f"call .clone() on {fact.name}: its storage offset breaks the alignment", fact.name,
-            )  # fmt: skip
+                "alignment",
+                "base_alignment",
+                f"{fact.base_alignment} bytes",
+                "multiples of 16 bytes",
+                f"call .clone() on {fact.name}: its storage offset breaks the alignment",
+                fact.name,
+            )
         turned = _turned(fact.shape, fact.strides)
         inner = len(fact.shape) - (2 if turned else 1)
         if turned and fact.strides[-2] != 1 and fact.shape[-2] != 1:
             yield Reason(
-                "stride", "unit_inner_stride", fact.strides[-2:], "stride 1 in one matrix dimension",
-                f"call .contiguous() on {fact.name}", fact.name,
-            )  # fmt: skip
+                "stride",
+                "unit_inner_stride",
+                fact.strides[-2:],
+                "stride 1 in one matrix dimension",
+                f"call .contiguous() on {fact.name}",
+                fact.name,
+            )
         for dim, (extent, stride) in enumerate(zip(fact.shape, fact.strides, strict=True)):
             if dim != inner and extent > 1 and stride * fact.itemsize % 16:
                 yield Reason(
@@ -316,9 +413,14 @@ def _registers(problem, config) -> int:
 
 def _config(m, n, k, warps, stages, group=8, flatten=True) -> dict[str, Any]:
     return {
-        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": group, "FLATTEN": flatten, "num_warps": warps,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "GROUP": group,
+        "FLATTEN": flatten,
+        "num_warps": warps,
         "num_stages": stages,
-    }  # fmt: skip
+    }
 
 
 def configs(problem) -> list[dict[str, Any]]:
@@ -337,14 +439,16 @@ def configs(problem) -> list[dict[str, Any]]:
 
 def design_of(config) -> Design:
     return Design(
-        warp_groups=max(config["num_warps"] // 4, 1), pipeline_stages=config["num_stages"], persistent=True,
+        warp_groups=max(config["num_warps"] // 4, 1),
+        pipeline_stages=config["num_stages"],
+        persistent=True,
         tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )  # fmt: skip
+    )
 
 
 def builds(problem, config) -> list[Any]:
     """The one kernel that this config launches, for a fresh dense output."""
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
     facts = {f.name: f for f in problem.operands}
     bm, bn, bk = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -358,15 +462,27 @@ def builds(problem, config) -> list[Any]:
     a_type = described((bk, bm) if a[0] else (bm, bk), problem.dtype, a[1])
     scale = f"*{'fp32' if problem.scaling else out_kind}"
     signature = {
-        "a_desc": a_type, "b_desc": described((bn, bk) if b[0] else (bk, bn), problem.dtype, b[1]),
-        "c_desc": described((bm, bn), problem.out_dtype, c[1]) if c[0] else a_type, "c_ptr": f"*{out_kind}",
-        "bias_ptr": f"*{out_kind}", "sa_ptr": scale, "sb_ptr": scale,
-    }  # fmt: skip
+        "a_desc": a_type,
+        "b_desc": described((bn, bk) if b[0] else (bk, bn), problem.dtype, b[1]),
+        "c_desc": described((bm, bn), problem.out_dtype, c[1]) if c[0] else a_type,
+        "c_ptr": f"*{out_kind}",
+        "bias_ptr": f"*{out_kind}",
+        "sa_ptr": scale,
+        "sb_ptr": scale,
+    }
     signature |= dict.fromkeys(_INT_ARGS, "i32")
     constants = _constants(
-        config, problem.dtype, a=a, b=b, c=c, bias=problem.bias, scaled=bool(problem.scaling),
-        activation=problem.activation, precision="ieee" if problem.ieee else "tf32", pdl=True,
-    )  # fmt: skip
+        config,
+        problem.dtype,
+        a=a,
+        b=b,
+        c=c,
+        bias=problem.bias,
+        scaled=bool(problem.scaling),
+        activation=problem.activation,
+        precision="ieee" if problem.ieee else "tf32",
+        pdl=True,
+    )
     aligned = dict.fromkeys(("c_ptr", "bias_ptr", "sa_ptr", "sb_ptr"), 16)
     return [Build(_matmul_tma, signature, constants, aligned, _options(config, True))]
 
@@ -374,12 +490,22 @@ def builds(problem, config) -> list[Any]:
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
-        arch=("sm90+",), dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"), unit_inner_stride=False, batched=True, bias=True, out=True,
-        deterministic=True, out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"), scaling=("scalar", "rowwise"), toolchain={"triton": ">=3.6,<4"},
-        shared_memory=_shared_memory, registers=_registers, rule=_rule,
-    )  # fmt: skip
+        arch=("sm90+",),
+        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        batched=True,
+        bias=True,
+        out=True,
+        deterministic=True,
+        out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"),
+        scaling=("scalar", "rowwise"),
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
     return [
         Variant(
             "triton_matmul_tma",
@@ -392,5 +518,5 @@ def registry_variants() -> list[Variant]:
             design_of=design_of,
             summary="tensor descriptors, persistent, pipelined TMA loads",
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
-        )  # fmt: skip
+        )
     ]

@@ -8,9 +8,15 @@ print(registry.attention.explain(q, k, v, causal=True))   # which one, and why n
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from registry.capability import Design, Reason, Requires
-from registry.discovery import catalog as _catalog
-from registry.dispatch import Candidate, Decision
+from registry.contract.capability import Design, Reason, Requires
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog as _catalog
+from registry.dispatch.decision import Candidate, Decision
+from registry.dispatch.plan import Plan
+from registry.dispatch.plan_cache import forget_plans
+from registry.dispatch.scope import prefer, record, use
 from registry.errors import (
     CaptureError,
     DeclarationError,
@@ -23,14 +29,10 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
-from registry.op import Op, register, reload_tables, unregister
-from registry.ops.attention import attention
-from registry.ops.matmul import matmul
-from registry.plans import Plan, forget_plans
-from registry.problem import Problem
-from registry.scope import prefer, record, use
-from registry.target import Target
-from registry.variant import Variant
+from registry.ops.attention.op import attention
+from registry.ops.known import register, reload_tables, unregister
+from registry.ops.matmul.op import matmul
+from registry.ops.op import Op
 from registry.version import __version__
 
 if TYPE_CHECKING:
@@ -53,8 +55,37 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Candidate", "CaptureError", "Decision", "DeclarationError", "Design", "DuplicateVariant", "IllegalVariant",
-    "InvalidArgument", "KernelDoesNotFit", "NoLegalVariant", "Op", "Plan", "Problem", "Reason", "RegistryError",
-    "Requires", "Target", "UnknownOp", "UnknownVariant", "Variant", "__version__", "attention", "forget_plans",
-    "hookimpl", "matmul", "prefer", "record", "register", "reload_tables", "unregister", "use", "variants", "warm",
-]  # fmt: skip
+    "Candidate",
+    "CaptureError",
+    "Decision",
+    "DeclarationError",
+    "Design",
+    "DuplicateVariant",
+    "IllegalVariant",
+    "InvalidArgument",
+    "KernelDoesNotFit",
+    "NoLegalVariant",
+    "Op",
+    "Plan",
+    "Problem",
+    "Reason",
+    "RegistryError",
+    "Requires",
+    "Target",
+    "UnknownOp",
+    "UnknownVariant",
+    "Variant",
+    "__version__",
+    "attention",
+    "forget_plans",
+    "hookimpl",
+    "matmul",
+    "prefer",
+    "record",
+    "register",
+    "reload_tables",
+    "unregister",
+    "use",
+    "variants",
+    "warm",
+]

@@ -12,14 +12,15 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from registry import notices, ranking
-from registry.discovery import catalog
-from registry.dispatch import quarantine
+from registry import notices
+from registry.contract.describe import plain_data
+from registry.contract.target import Target
+from registry.dispatch import in_force
+from registry.dispatch.catalog import catalog
+from registry.dispatch.quarantine import quarantine
 from registry.errors import TableError
-from registry.linting import lint_tables
-from registry.report import plain_data
 from registry.tables import TableSet
-from registry.target import Target
+from registry.tuning.lint import lint_tables
 from registry.version import __version__
 
 ENVIRONMENT_PREFIX = "REGISTRY_"
@@ -68,7 +69,7 @@ def examine() -> dict[str, Any]:
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT_PREFIX)
         },
-        "folders": {"cache": str(ranking.cache_folder()), "tuned tables": str(ranking.tuned_folder())},
+        "folders": {"cache": str(in_force.cache_folder()), "tuned tables": str(in_force.tuned_folder())},
     }
 
 
@@ -127,7 +128,7 @@ def _distribution(name: str) -> str:
 
 def _tables() -> tuple[TableSet | None, TableError | None]:
     try:
-        return ranking.tables(), None
+        return in_force.tables(), None
     except TableError as error:
         return None, error
 
@@ -137,8 +138,12 @@ def _tables_in_force(tables: TableSet) -> list[dict[str, Any]]:
     ordered = sorted(tables.tables, key=lambda table: (table.op, -table.layer, -table.specificity))
     return [
         {
-            "file": table.file, "layer": table.layer.name.lower(), "op": table.op, "arch": table.arch,
-            "device": table.device, "rules": len(table.rules),
+            "file": table.file,
+            "layer": table.layer.name.lower(),
+            "op": table.op,
+            "arch": table.arch,
+            "device": table.device,
+            "rules": len(table.rules),
         }
         for table in ordered
-    ]  # fmt: skip
+    ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from registry.capability import Reason
-    from registry.problem import Problem
+
+class Summarised(Protocol):
+    """What an error asks of a Problem: errors lie below all that raise them."""
+
+    def summary(self) -> str: ...
 
 
 class RegistryError(Exception):
@@ -40,8 +42,9 @@ class UnknownOp(RegistryError, LookupError):
 class IllegalVariant(RegistryError, ValueError):
     """A variant was asked for by name but may not run this problem. Never answered by a fallback."""
 
-    def __init__(self, variant: str, problem: Problem, reasons: Sequence[Reason]) -> None:
-        self.variant, self.problem, self.reasons = variant, problem, tuple(reasons)
+    def __init__(self, variant: str, problem: Summarised, reasons: Sequence[Any]) -> None:
+        self.variant, self.reasons = variant, tuple(reasons)
+        self.problem: Any = problem
         lines = "".join(f"\n  - {reason}" for reason in self.reasons)
         super().__init__(f"variant {variant!r} cannot run {problem.summary()}:{lines}")
 
@@ -49,8 +52,8 @@ class IllegalVariant(RegistryError, ValueError):
 class NoLegalVariant(RegistryError, RuntimeError):
     """No variant may run the problem. Lists every variant with all of its reasons."""
 
-    def __init__(self, problem: Problem, reasons: Mapping[str, Sequence[Reason]]) -> None:
-        self.problem = problem
+    def __init__(self, problem: Summarised, reasons: Mapping[str, Sequence[Any]]) -> None:
+        self.problem: Any = problem
         self.reasons = {name: tuple(found) for name, found in reasons.items()}
         lines = []
         for name, found in sorted(self.reasons.items()):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from registry.variant import Variant
+    from registry.contract.variant import Variant
 
 PROJECT = "kernel_registry"
 

@@ -22,16 +22,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from registry.capturing import capturing
-from registry.dispatch import Decision, compile_failures, decide
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.dispatch.decision import Decision
+from registry.dispatch.quarantine import compile_failures
+from registry.dispatch.scope import Recorder, current
+from registry.dispatch.select import decide
 from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant
-from registry.op import op_named
-from registry.problem import Problem
-from registry.scope import Recorder, current
-from registry.target import Target
+from registry.ops.known import op_named
+from registry.toolbox.capturing import capturing
 
 if TYPE_CHECKING:
-    from registry.tuning.cases import Case
+    from registry.ops.parts.cases import Case
 
 __all__ = ["Warmed", "warm"]
 
@@ -61,16 +63,21 @@ class _Task:
     index: int
 
     def compile(self) -> None:
-        from registry.compiling import compile_build
+        from registry.toolbox.builds import compile_build
 
         build = op_named(self.op).variants[self.variant].builds(self.problem, self.config)[self.index]  # type: ignore[misc]
         compile_build(build, self.problem.target.arch)
 
 
 def warm(
-    what: Recorder | Iterable[Case | Problem | str], *, target: Target | None = None, jobs: int | None = None,
-    launch: bool | None = None, timeout: float = 900.0, progress: Callable[[int, int], None] | None = None,
-) -> list[Warmed]:  # fmt: skip
+    what: Recorder | Iterable[Case | Problem | str],
+    *,
+    target: Target | None = None,
+    jobs: int | None = None,
+    launch: bool | None = None,
+    timeout: float = 900.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Warmed]:
     """Compile what these problems need, and launch each once where its GPU is in this machine.
 
     what      a `registry.record()` block, Cases, Problems, or text such as "matmul m=4096,n=4096,k=4096"
@@ -115,7 +122,7 @@ def warm(
 
 
 def _cases(what: Any) -> Iterable[tuple[Case, Target | None]]:
-    from registry.tuning.cases import Case, of_problem
+    from registry.ops.parts.cases import Case, of_problem
 
     for one in what.problems if isinstance(what, Recorder) else what:
         if isinstance(one, Problem):
@@ -148,16 +155,18 @@ def _tasks(decision: Decision) -> list[tuple[Any, _Task]]:
         return []
     config, arch = dict(decision.config), problem.target.arch
     return [
-        ((arch, build.source(arch).hash(), str(sorted(build.options.items()))),
-         _Task(problem.op, decision.variant, problem, config, index))
+        (
+            (arch, build.source(arch).hash(), str(sorted(build.options.items()))),
+            _Task(problem.op, decision.variant, problem, config, index),
+        )
         for index, build in enumerate(builds(problem, config))
-    ]  # fmt: skip
+    ]
 
 
 def _launch(case: Case, warmed: Warmed) -> Warmed:
     import torch
 
-    from registry.tuning.workload import workload
+    from registry.ops.parts.workload import workload
 
     try:
         inputs = workload(case, "cuda")

@@ -11,6 +11,7 @@ import torch
 
 import registry
 from registry import Target, warming
+from registry.dispatch.scope import Recorder
 from registry.errors import CaptureError, InvalidArgument
 from registry.warming import warm
 
@@ -33,7 +34,7 @@ def _broken(out, BLOCK: tl.constexpr):
 
 
 def _build(kernel, problem):
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
     signature = {"out": "*fp32", "value": "fp32"} if kernel is _fill else {"out": "*fp32"}
     return Build(kernel, signature, {"BLOCK": problem.head_dim})
@@ -51,9 +52,12 @@ def variant(declare):
         found = declare(name, arch=("sm90",), dtypes=("float16",), causal=True)
         registry.unregister(name)
         made = registry.Variant(
-            name, op="attention", run=found.run, requires=found.requires,
+            name,
+            op="attention",
+            run=found.run,
+            requires=found.requires,
             builds=lambda problem, config: [_build(kernel, problem) for kernel in kernels],
-        )  # fmt: skip
+        )
         return registry.register(made)
 
     return make
@@ -120,7 +124,7 @@ def test_problems_and_recorded_problems(variant):
     variant(_fill)
     q = torch.empty(1, 2, 128, 64, dtype=torch.float16, device="meta")
     problem, _ = registry.attention.problem_of(q, q, q, target=H100)
-    recorder = registry.scope.Recorder()
+    recorder = Recorder()
     with registry.use("test.warm"):
         recorder.add(registry.attention.explain(problem))
         for what in ([problem], recorder):
@@ -152,7 +156,7 @@ PLUGIN = """
     import os, time
     import triton, triton.language as tl
     from registry import Requires, Variant, hookimpl
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
     @triton.jit
     def kernel(out, value, BLOCK: tl.constexpr):
@@ -185,7 +189,7 @@ def plugin(tmp_path, monkeypatch):
     (about / "entry_points.txt").write_text("[kernel_registry]\nwarm = warm_test_plugin\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("WARM_TEST_PARENT", str(os.getpid()))
-    from registry.discovery import catalog
+    from registry.dispatch.catalog import catalog
 
     monkeypatch.setattr(catalog, "_catalog", None)
     yield
@@ -193,8 +197,12 @@ def plugin(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_compilers_that_die_or_hang_cost_their_own_kernel_alone(plugin, cache):
-    shapes = ["s=128,d=64,dtype=float16,causal", "s=256,d=64,dtype=float16", "s=512,d=64,dtype=float16",
-              "s=64,d=64,dtype=float16"]  # fmt: skip
+    shapes = [
+        "s=128,d=64,dtype=float16,causal",
+        "s=256,d=64,dtype=float16",
+        "s=512,d=64,dtype=float16",
+        "s=64,d=64,dtype=float16",
+    ]
     with registry.use("test.elsewhere"):
         died, hung, *fine = warm([f"attention {shape}" for shape in shapes], target=H100, jobs=2, timeout=20)
     assert "died" in died.error

@@ -40,10 +40,17 @@ def tiles(axes: plt.Axes) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(
-        handles=[Patch(color=WHOLE, label="loop without a mask"), Patch(color=EDGE, label="loop with a mask"),
-                 Patch(color=HIDDEN, label="never visited")],
-        loc="upper center", bbox_to_anchor=(0.42, -0.07), ncol=3, frameon=False, fontsize=9,
-    )  # fmt: skip
+        handles=[
+            Patch(color=WHOLE, label="loop without a mask"),
+            Patch(color=EDGE, label="loop with a mask"),
+            Patch(color=HIDDEN, label="never visited"),
+        ],
+        loc="upper center",
+        bbox_to_anchor=(0.42, -0.07),
+        ncol=3,
+        frameon=False,
+        fontsize=9,
+    )
     for side in axes.spines.values():
         side.set_visible(False)
 

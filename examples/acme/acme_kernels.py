@@ -7,7 +7,7 @@ differs: it would allocate with `new_out` and `new_lse`, and launch a @triton.ji
 import torch
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.ops.attention import new_lse, new_out
+from registry.ops.attention.outputs import new_lse, new_out
 
 
 def attention(q, k, v, *, causal, return_lse, scale, config):

@@ -17,7 +17,7 @@ from registry.plugins.gluon_fa3.traits import ROWS, registers, rule, shared_memo
 if TYPE_CHECKING:
     import torch
 
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,38 @@ class _Call:
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, config: Mapping[str, Any], causal: bool = False,
-    window: tuple[int, int] | None = None, softcap: float = 0.0, return_lse: bool = False,
-) -> tuple:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    config: Mapping[str, Any],
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> tuple:
     """(out, lse or None), launched through Triton's JIT."""
-    from registry.ops.attention import new_lse, new_out
+    from registry.ops.attention.outputs import new_lse, new_out
     from registry.plugins.gluon_fa3 import host
 
     out = new_out(q, v)
     lse = new_lse(q) if return_lse else None
     (batch, heads, seqlen_q, head_dim), (_, heads_kv, seqlen_k, head_dim_v) = q.shape, v.shape
-    call = _Call(str(q.dtype).removeprefix("torch."), batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v,
-                 causal, window, softcap, return_lse)  # fmt: skip
+    call = _Call(
+        str(q.dtype).removeprefix("torch."),
+        batch,
+        heads,
+        heads_kv,
+        seqlen_q,
+        seqlen_k,
+        head_dim,
+        head_dim_v,
+        causal,
+        window,
+        softcap,
+        return_lse,
+    )
     operands = {name: (x.shape, x.stride()) for name, x in (("q", q), ("k", k), ("v", v), ("o", out))}
     p = host.plan(call, config, _sm_count(q.device), operands, score=host.score_kind(scale, softcap))
     host.launch(p, q, k, v, out, lse, *host.score_scalars(scale, softcap))
@@ -59,9 +79,9 @@ def run(
 
 def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
     """The one kernel that `run` would launch with a positive scale."""
-    from registry.compiling import Build
     from registry.plugins.gluon_fa3 import host
     from registry.plugins.gluon_fa3.kernel import attention_forward
+    from registry.toolbox.builds import Build
 
     p = host.plan(problem, config, problem.target.sm_count, _operands(problem))
     described = dict(constants={"T": p.traits}, options=host.options(p.traits), arch=problem.target.arch)
@@ -70,10 +90,10 @@ def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
 
 def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
     """`run` with all host work but the addresses done once."""
-    from registry.launch import Launcher
-    from registry.ops.attention import lse_allocator, out_allocator
+    from registry.ops.attention.outputs import lse_allocator, out_allocator
     from registry.plugins.gluon_fa3 import host
     from registry.plugins.gluon_fa3.kernel import attention_forward
+    from registry.toolbox.launch import Launcher
 
     def planned(score: str) -> host.Plan:
         return host.plan(problem, config, problem.target.sm_count, _operands(problem), score=score)
@@ -103,7 +123,7 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., tuple]:
 
 def _operands(problem: Any) -> dict[str, tuple]:
     """(shape, strides) of q, k, v and of the output that `new_out` would allocate."""
-    from registry.ops.attention import out_geometry
+    from registry.ops.attention.outputs import out_geometry
 
     found = {fact.name: (fact.shape, fact.strides) for fact in problem.operands}
     return {**found, "o": out_geometry(*found["q"], problem.head_dim_v)}
@@ -111,10 +131,14 @@ def _operands(problem: Any) -> dict[str, tuple]:
 
 def design_of(config: Mapping[str, Any]) -> Design:
     return Design(
-        warp_groups=config["consumers"], pipeline_stages=config["stages"], warp_specialized=True,
-        pipeline_tasks=config["consumers"] + 1, tile=(ROWS * config["consumers"], config["BLOCK_N"]), persistent=True,
+        warp_groups=config["consumers"],
+        pipeline_stages=config["stages"],
+        warp_specialized=True,
+        pipeline_tasks=config["consumers"] + 1,
+        tile=(ROWS * config["consumers"], config["BLOCK_N"]),
+        persistent=True,
         dsl="gluon",
-    )  # fmt: skip
+    )
 
 
 def _sm_count(device: torch.device) -> int:
@@ -159,7 +183,7 @@ VARIANT = Variant(
         tile=(128, 128),
         persistent=True,
         dsl="gluon",
-    ),  # fmt: skip
+    ),
     configs=configs,
     design_of=design_of,
     summary="FlashAttention-3 for Hopper in Gluon: TMA producer, 1 to 3 wgmma consumer warp groups, persistent",

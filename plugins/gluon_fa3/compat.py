@@ -15,12 +15,14 @@ if hasattr(gl.shared_memory_descriptor, "reinterpret"):
     @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
         """A box of a rank-4 tensor map as the matrix that it holds."""
-        return tile.reinterpret(tile.dtype, [ROWS, COLUMNS],
-                                gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype))  # fmt: skip
+        return tile.reinterpret(
+            tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype)
+        )
 else:
 
     @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
         """A box of a rank-4 tensor map as the matrix that it holds."""
-        return tile._reinterpret(tile.dtype, [ROWS, COLUMNS],
-                                 gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype))  # fmt: skip
+        return tile._reinterpret(
+            tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype)
+        )

@@ -11,10 +11,27 @@ THREE_GROUPS_FROM = 1536  # causal rows at head dim 64: below, the last of the t
 TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
 
 
-def _config(block_n: int, consumers: int, pingpong: str, q_columns: int, schedule: str, *, stages: int = 2,
-            rescale: str = "before_pv", overlap: bool = False) -> dict[str, Any]:  # fmt: skip
-    return {"BLOCK_N": block_n, "consumers": consumers, "stages": stages, "pingpong": pingpong, "q_columns": q_columns,
-            "schedule": schedule, "rescale": rescale, "overlap": overlap}  # fmt: skip
+def _config(
+    block_n: int,
+    consumers: int,
+    pingpong: str,
+    q_columns: int,
+    schedule: str,
+    *,
+    stages: int = 2,
+    rescale: str = "before_pv",
+    overlap: bool = False,
+) -> dict[str, Any]:
+    return {
+        "BLOCK_N": block_n,
+        "consumers": consumers,
+        "stages": stages,
+        "pingpong": pingpong,
+        "q_columns": q_columns,
+        "schedule": schedule,
+        "rescale": rescale,
+        "overlap": overlap,
+    }
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:

@@ -34,8 +34,9 @@ def issue_qk(q_registers, q, k, zero, C: gl.constexpr, T: gl.constexpr):
         if C > 0:
             s = warpgroup_mma(q_registers, k.slice(0, C, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True)
         else:
-            s = warpgroup_mma(q.slice(0, 64, dim=1), k.slice(0, 64, dim=1).permute((1, 0)), zero, use_acc=False,
-                              is_async=True)  # fmt: skip
+            s = warpgroup_mma(
+                q.slice(0, 64, dim=1), k.slice(0, 64, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True
+            )
         if D == 256:
             s = warpgroup_mma(q.slice(64, 64, dim=1), k.slice(64, 64, dim=1).permute((1, 0)), s, is_async=True)
         REST: gl.constexpr = T.head_columns - D // 2
@@ -83,8 +84,21 @@ def store_output(o_map, o_tile, acc, b, h, row, DTYPE: gl.constexpr, T: gl.const
 
 
 @gluon.jit
-def consumer(GROUP: gl.constexpr, o_map, o_tiles, q_ring, k_ring, v_ring, messages, lse, extent, heads_q, scale, cap,
-             T: gl.constexpr):  # fmt: skip
+def consumer(
+    GROUP: gl.constexpr,
+    o_map,
+    o_tiles,
+    q_ring,
+    k_ring,
+    v_ring,
+    messages,
+    lse,
+    extent,
+    heads_q,
+    scale,
+    cap,
+    T: gl.constexpr,
+):
     N: gl.constexpr = T.block_n
     DTYPE: gl.constexpr = o_map.dtype
     NEXT: gl.constexpr = (GROUP + 1) % T.groups

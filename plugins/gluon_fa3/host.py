@@ -15,7 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.plugins.gluon_fa3.kernel import attention_forward
 from registry.plugins.gluon_fa3.traits import ROWS, Traits, traits_of, window_bounds
-from registry.zeroes import zeroes
+from registry.toolbox.counters import zeroes
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
@@ -82,10 +82,18 @@ def plan(
         grid=grid,
         maps={name: TensorMap.of(*operands[name], *box) for name, box in boxes.items()},
         scalars=dict(
-            seqlen_q=problem.seqlen_q, seqlen_k=problem.seqlen_k, left=left, right=right, heads_q=problem.heads_q,
-            group=group, tiles=row_blocks * heads, row_blocks=row_blocks, heads=heads, section_heads=section,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            left=left,
+            right=right,
+            heads_q=problem.heads_q,
+            group=group,
+            tiles=row_blocks * heads,
+            row_blocks=row_blocks,
+            heads=heads,
+            section_heads=section,
         ),
-    )  # fmt: skip
+    )
 
 
 def options(t: Traits) -> dict[str, int]:
@@ -123,8 +131,16 @@ def descriptors(p: Plan, bases: Mapping[str, Any]) -> list[TensorDescriptor]:
     return made
 
 
-def launch(p: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None,
-           scale: float, cap: float) -> None:  # fmt: skip
+def launch(
+    p: Plan,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scale: float,
+    cap: float,
+) -> None:
     """The plain launch through Triton's JIT."""
     maps = descriptors(p, {"q": q, "k": k, "v": v, "o": out})
     counter = tile_counter(q) if p.traits.dynamic else unused(q.device.index)
@@ -146,5 +162,10 @@ def example_arguments(p: Plan) -> dict[str, Any]:
     base = torch.empty(1, device="meta", dtype=dtype)
     maps = descriptors(p, dict.fromkeys(p.maps, base))
     buffers = {"lse": torch.empty(1, device="meta"), "counter": torch.empty(1, device="meta", dtype=torch.int32)}
-    return {**dict(zip(("q_map", "k_map", "v_map", "o_map"), maps, strict=True)), **buffers, **p.scalars, "scale": 1.0,
-            "cap": 1.0}  # fmt: skip
+    return {
+        **dict(zip(("q_map", "k_map", "v_map", "o_map"), maps, strict=True)),
+        **buffers,
+        **p.scalars,
+        "scale": 1.0,
+        "cap": 1.0,
+    }

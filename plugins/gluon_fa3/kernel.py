@@ -65,8 +65,27 @@ SIZES = "seqlen_q seqlen_k left right heads_q group tiles row_blocks heads secti
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
-def attention_forward(q_map, k_map, v_map, o_map, lse, counter, seqlen_q, seqlen_k, left, right, heads_q, group, tiles,
-                      row_blocks, heads, section_heads, scale, cap, T: gl.constexpr):  # fmt: skip
+def attention_forward(
+    q_map,
+    k_map,
+    v_map,
+    o_map,
+    lse,
+    counter,
+    seqlen_q,
+    seqlen_k,
+    left,
+    right,
+    heads_q,
+    group,
+    tiles,
+    row_blocks,
+    heads,
+    section_heads,
+    scale,
+    cap,
+    T: gl.constexpr,
+):
     DTYPE: gl.constexpr = q_map.dtype
     G: gl.constexpr = T.groups
     STAGES: gl.constexpr = T.stages
@@ -84,20 +103,32 @@ def attention_forward(q_map, k_map, v_map, o_map, lse, counter, seqlen_q, seqlen
     place = counter.to(gl.int64)
     # Written out: a constexpr inside a tuple variable would lose its value.
     if G == 1:
-        gl.warp_specialize([
-            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-        ], [1], [T.producer_registers])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+            ],
+            [1],
+            [T.producer_registers],
+        )
     elif G == 2:
-        gl.warp_specialize([
-            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-        ], [4, 1], [T.consumer_registers, T.producer_registers])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+            ],
+            [4, 1],
+            [T.consumer_registers, T.producer_registers],
+        )
     else:
-        gl.warp_specialize([
-            (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-            (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-        ], [4, 4, 1], [T.consumer_registers, T.consumer_registers, T.producer_registers])  # fmt: skip
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, heads_q, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
+            ],
+            [4, 4, 1],
+            [T.consumer_registers, T.consumer_registers, T.producer_registers],
+        )

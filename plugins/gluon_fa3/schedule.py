@@ -12,7 +12,7 @@ Causal tiles are ordered by sections of heads whose K and V fit the L2 cache, lo
 
 Why the counter needs no reset: `atom.inc` with bound tiles - 1 wraps to zero after exactly `tiles` draws, and a launch
 draws exactly that often (each block's first tile is its own number; tiles - P draws find work, and P draws end one
-block each). Launches that could overlap never share a counter: see registry.zeroes.
+block each). Launches that could overlap never share a counter: see registry.toolbox.counters.
 """
 
 from triton.experimental import gluon

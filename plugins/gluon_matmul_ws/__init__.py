@@ -11,27 +11,49 @@ from registry.plugins.gluon_matmul_ws.kernel import INTS, matmul_ws
 
 # Measured facts: see the end of kernel.py. Speed of one tile shape against the fastest, where the chip is full.
 _TILES = (
-    ("coop", 128, 128, 6, 1.00), ("coop", 128, 256, 4, 0.99), ("coop", 128, 192, 4, 0.97), ("coop", 128, 320, 3, 0.95),
-    ("pingpong", 128, 128, 4, 0.965), ("coop", 256, 128, 3, 0.95), ("pingpong", 64, 256, 4, 0.92),
-    ("pingpong", 64, 128, 8, 0.82), ("coop", 128, 64, 6, 0.80),
-)  # fmt: skip
+    ("coop", 128, 128, 6, 1.00),
+    ("coop", 128, 256, 4, 0.99),
+    ("coop", 128, 192, 4, 0.97),
+    ("coop", 128, 320, 3, 0.95),
+    ("pingpong", 128, 128, 4, 0.965),
+    ("coop", 256, 128, 3, 0.95),
+    ("pingpong", 64, 256, 4, 0.92),
+    ("pingpong", 64, 128, 8, 0.82),
+    ("coop", 128, 64, 6, 0.80),
+)
 _TILES_8BIT = (
-    ("coop", 128, 192, 4, 1.00), ("coop", 128, 128, 4, 0.975), ("coop", 128, 64, 6, 0.79),
+    ("coop", 128, 192, 4, 1.00),
+    ("coop", 128, 128, 4, 0.975),
+    ("coop", 128, 64, 6, 0.79),
     ("pingpong", 64, 128, 6, 0.65),
-)  # fmt: skip
+)
 
 _EPILOGUE = {"gelu": 1.5e-4, "silu": 0.3e-4}
 """Microseconds for an element of a tile."""
 
 
 def config(
-    mode: str, m: int, n: int, stages: int, k: int = 64, group: int = 8, split: int = 1, split_k: int = 1,
+    mode: str,
+    m: int,
+    n: int,
+    stages: int,
+    k: int = 64,
+    group: int = 8,
+    split: int = 1,
+    split_k: int = 1,
     stores: int = 2,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
-        "MODE": mode, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "STAGES": stages, "STORES": stores, "GROUP": group,
-        "SPLIT": split, "SPLIT_K": split_k,
-    }  # fmt: skip
+        "MODE": mode,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "STAGES": stages,
+        "STORES": stores,
+        "GROUP": group,
+        "SPLIT": split,
+        "SPLIT_K": split_k,
+    }
 
 
 def candidates(problem, most: int = 8) -> list[dict[str, Any]]:
@@ -84,9 +106,14 @@ def configs(problem) -> list[dict[str, Any]]:
 
 def design_of(config) -> Design:
     return Design(
-        warp_groups=2, pipeline_stages=config["STAGES"], warp_specialized=True, pipeline_tasks=2, persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]), dsl="gluon",
-    )  # fmt: skip
+        warp_groups=2,
+        pipeline_stages=config["STAGES"],
+        warp_specialized=True,
+        pipeline_tasks=2,
+        persistent=True,
+        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
+        dsl="gluon",
+    )
 
 
 def _rule(problem, config) -> Iterable[Reason]:
@@ -95,14 +122,22 @@ def _rule(problem, config) -> Iterable[Reason]:
         inner = len(fact.shape) - (2 if turned else 1)
         if fact.base_alignment % 16:
             yield Reason(
-                "alignment", "base_alignment", f"{fact.base_alignment} bytes", "multiples of 16 bytes",
-                f"call .clone() on {fact.name}: its storage offset breaks the alignment", fact.name,
-            )  # fmt: skip
+                "alignment",
+                "base_alignment",
+                f"{fact.base_alignment} bytes",
+                "multiples of 16 bytes",
+                f"call .clone() on {fact.name}: its storage offset breaks the alignment",
+                fact.name,
+            )
         if fact.shape[inner] > 1 and fact.strides[inner] != 1:
             yield Reason(
-                "stride", "unit_inner_stride", fact.strides[-2:], "stride 1 in one matrix dimension",
-                f"call .contiguous() on {fact.name}", fact.name,
-            )  # fmt: skip
+                "stride",
+                "unit_inner_stride",
+                fact.strides[-2:],
+                "stride 1 in one matrix dimension",
+                f"call .contiguous() on {fact.name}",
+                fact.name,
+            )
         for dim, (extent, stride) in enumerate(zip(fact.shape, fact.strides, strict=True)):
             if dim != inner and extent > 1 and stride * fact.itemsize % 16:
                 yield Reason(
@@ -117,9 +152,13 @@ def _rule(problem, config) -> Iterable[Reason]:
         wanted = fact.name == "b"
         if fact.itemsize != 2 and turned != wanted:
             yield Reason(
-                "layout", "layout", problem.layout, "nt: wgmma reads 8-bit and 32-bit operands along K only",
-                "store b as [N, K] and pass b.mT" if wanted else "call .contiguous() on a", fact.name,
-            )  # fmt: skip
+                "layout",
+                "layout",
+                problem.layout,
+                "nt: wgmma reads 8-bit and 32-bit operands along K only",
+                "store b as [N, K] and pass b.mT" if wanted else "call .contiguous() on a",
+                fact.name,
+            )
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
     if host.split_k(config) > 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
@@ -143,9 +182,16 @@ def _switches(problem, config) -> host.Switches:
     dense = (problem.batch * problem.m, problem.n)
     store = host.tma_can_store(dense, (problem.n, 1), 16, host.item(problem.out_dtype))
     return host.switches(
-        problem.dtype, problem.out_dtype, config, a_t=turned["a"], b_t=turned["b"], tma_store=store,
-        bias=problem.bias, scaled=bool(problem.scaling), activation=problem.activation or "",
-    )  # fmt: skip
+        problem.dtype,
+        problem.out_dtype,
+        config,
+        a_t=turned["a"],
+        b_t=turned["b"],
+        tma_store=store,
+        bias=problem.bias,
+        scaled=bool(problem.scaling),
+        activation=problem.activation or "",
+    )
 
 
 def _shared_memory(problem, config) -> int:
@@ -166,7 +212,7 @@ def _registers(problem, config) -> int:
 
 def builds(problem, config) -> list[Any]:
     """The one kernel that this config launches, for a fresh dense output."""
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
     cfg = _switches(problem, config)
     block = host.blocks_of(cfg)
@@ -178,13 +224,18 @@ def builds(problem, config) -> list[Any]:
     out = f"*{host.SHORT[problem.out_dtype]}"
     scale = "*fp32" if problem.scaling else out
     signature = {
-        "a_desc": described("a", problem.dtype), "b0_desc": described("b0", problem.dtype),
+        "a_desc": described("a", problem.dtype),
+        "b0_desc": described("b0", problem.dtype),
         "b1_desc": described("b1", problem.dtype),
         "c_desc": described("c", problem.out_dtype) if cfg.TMA_STORE else described("a", problem.dtype),
-        "c_ptr": out, "bias_ptr": out, "sa_ptr": scale, "sb_ptr": scale,
+        "c_ptr": out,
+        "bias_ptr": out,
+        "sa_ptr": scale,
+        "sb_ptr": scale,
         "part_ptr": ("*i32" if problem.dtype == "int8" else "*fp32") if cfg.SPLIT_K > 1 else out,
-        "count_ptr": "*i32" if cfg.SPLIT_K > 1 else out, **dict.fromkeys(INTS, "i32"),
-    }  # fmt: skip
+        "count_ptr": "*i32" if cfg.SPLIT_K > 1 else out,
+        **dict.fromkeys(INTS, "i32"),
+    }
     aligned = dict.fromkeys(("c_ptr", "bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
     return [Build(matmul_ws, signature, {"cfg": cfg}, aligned, {"num_warps": 4, "launch_pdl": cfg.PDL})]
 
@@ -192,12 +243,22 @@ def builds(problem, config) -> list[Any]:
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
-        arch=("sm90",), dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"), unit_inner_stride=False, batched=True, bias=True, out=True,
-        deterministic=True, out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"), scaling=("scalar", "rowwise"), toolchain={"triton": ">=3.6,<4"},
-        shared_memory=_shared_memory, registers=_registers, rule=_rule,
-    )  # fmt: skip
+        arch=("sm90",),
+        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        batched=True,
+        bias=True,
+        out=True,
+        deterministic=True,
+        out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"),
+        scaling=("scalar", "rowwise"),
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
     return [
         Variant(
             "gluon_matmul_ws",

@@ -4,8 +4,8 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from registry.kernel_math import activate
 from registry.plugins.gluon_matmul_ws.compat import matrix, store_tile, store_wait
+from registry.toolbox.arithmetic import activate
 
 
 @gluon.jit

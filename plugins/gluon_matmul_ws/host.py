@@ -10,19 +10,29 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.allocating import allocator
-from registry.launch import Launcher
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
-from registry.zeroes import zeroes
+from registry.toolbox.counters import zeroes
+from registry.toolbox.launch import Launcher
+from registry.toolbox.outputs import allocator
 
 GL = {
-    "float16": gl.float16, "bfloat16": gl.bfloat16, "float32": gl.float32, "float8_e4m3fn": gl.float8e4nv,
-    "float8_e5m2": gl.float8e5, "int8": gl.int8, "int32": gl.int32,
-}  # fmt: skip
+    "float16": gl.float16,
+    "bfloat16": gl.bfloat16,
+    "float32": gl.float32,
+    "float8_e4m3fn": gl.float8e4nv,
+    "float8_e5m2": gl.float8e5,
+    "int8": gl.int8,
+    "int32": gl.int32,
+}
 SHORT = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
-    "int8": "i8", "int32": "i32",
-}  # fmt: skip
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "int8": "i8",
+    "int32": "i32",
+}
 
 
 FLAGS = 256  # counters that a launch may have without making its own
@@ -67,27 +77,57 @@ def _at_once(config: Mapping[str, Any]) -> int:
 
 
 def switches(
-    dtype: str, out_dtype: str, config: Mapping[str, Any], *, a_t: bool, b_t: bool, tma_store: bool, bias: bool,
-    scaled: bool, activation: str,
-) -> Switches:  # fmt: skip
+    dtype: str,
+    out_dtype: str,
+    config: Mapping[str, Any],
+    *,
+    a_t: bool,
+    b_t: bool,
+    tma_store: bool,
+    bias: bool,
+    scaled: bool,
+    activation: str,
+) -> Switches:
     parts = 2 if config["MODE"] == "coop" else 1
     n0, n1 = split_n(config["BLOCK_N"])
     split, fp8 = config["SPLIT"], dtype.startswith("float8")
     return Switches(
-        PARTS=parts, GM=config["BLOCK_M"] // parts, N0=n0, N1=n1, BK=config["BLOCK_K"], STAGES=config["STAGES"],
-        STORES=config["STORES"], EN=min(128 // item(out_dtype), n1 or n0 // split), GROUP=config["GROUP"], SPLIT=split,
-        SPLIT_K=split_k(config), AT_ONCE=_at_once(config), REGS=240, ITEM=item(dtype), PDL=config.get("PDL", True),
-        A_T=a_t, B_T=b_t, TMA_STORE=tma_store, EXACT=fp8 * (1 if n1 else 2), ROUND=dtype == "float32", BIAS=bias,
-        SCALED=scaled, ACT=activation, ACC=gl.int32 if dtype == "int8" else gl.float32)  # fmt: skip
+        PARTS=parts,
+        GM=config["BLOCK_M"] // parts,
+        N0=n0,
+        N1=n1,
+        BK=config["BLOCK_K"],
+        STAGES=config["STAGES"],
+        STORES=config["STORES"],
+        EN=min(128 // item(out_dtype), n1 or n0 // split),
+        GROUP=config["GROUP"],
+        SPLIT=split,
+        SPLIT_K=split_k(config),
+        AT_ONCE=_at_once(config),
+        REGS=240,
+        ITEM=item(dtype),
+        PDL=config.get("PDL", True),
+        A_T=a_t,
+        B_T=b_t,
+        TMA_STORE=tma_store,
+        EXACT=fp8 * (1 if n1 else 2),
+        ROUND=dtype == "float32",
+        BIAS=bias,
+        SCALED=scaled,
+        ACT=activation,
+        ACC=gl.int32 if dtype == "int8" else gl.float32,
+    )
 
 
 def blocks_of(cfg: Switches) -> dict[str, tuple[int, int]]:
     """The (rows, columns) of each descriptor's block."""
     b = (lambda n: (n, cfg.BK)) if cfg.B_T else (lambda n: (cfg.BK, n))
     return {
-        "a": (cfg.BK, cfg.GM) if cfg.A_T else (cfg.GM, cfg.BK), "b0": b(cfg.N0),
-        "b1": b(cfg.N1 or cfg.N0 // cfg.SPLIT), "c": (cfg.GM, cfg.EN),
-    }  # fmt: skip
+        "a": (cfg.BK, cfg.GM) if cfg.A_T else (cfg.GM, cfg.BK),
+        "b0": b(cfg.N0),
+        "b1": b(cfg.N1 or cfg.N0 // cfg.SPLIT),
+        "c": (cfg.GM, cfg.EN),
+    }
 
 
 def layout(block: tuple[int, int], dtype: str) -> gl.NVMMASharedLayout:
@@ -154,9 +194,16 @@ def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tu
         scale_a, scale_b = (one if s is None else s for s in (scale_a, scale_b))
     store = tma_can_store(out.shape, out.stride(), out.data_ptr(), out.element_size())
     cfg = switches(
-        kind, out_kind, config, a_t=a_t, b_t=b_t, tma_store=store, bias=bias is not None, scaled=scaled,
+        kind,
+        out_kind,
+        config,
+        a_t=a_t,
+        b_t=b_t,
+        tma_store=store,
+        bias=bias is not None,
+        scaled=scaled,
         activation=activation or "",
-    )  # fmt: skip
+    )
     block = blocks_of(cfg)
     a_desc = _descriptor(a, a_t, block["a"], kind)
     b0, b1 = (_descriptor(b, b_t, block[x], kind) for x in ("b0", "b1"))
@@ -176,10 +223,27 @@ def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tu
         else (bias if bias is not None else out, *free[1:])
     )
     args = (
-        a_desc, b0, b1, c_desc, out, *pointers, *(workspace(cfg, tiles)(a) if cfg.SPLIT_K > 1 else free[:2]),
-        m, n, triton.cdiv(k, cfg.BK), tiles, whole, tiles_m, tiles_n,
-        int(a_desc.shape[0] > 1), int(b0.shape[0] > 1), *_strides(out), *sa, sb, cfg,
-    )  # fmt: skip
+        a_desc,
+        b0,
+        b1,
+        c_desc,
+        out,
+        *pointers,
+        *(workspace(cfg, tiles)(a) if cfg.SPLIT_K > 1 else free[:2]),
+        m,
+        n,
+        triton.cdiv(k, cfg.BK),
+        tiles,
+        whole,
+        tiles_m,
+        tiles_n,
+        int(a_desc.shape[0] > 1),
+        int(b0.shape[0] > 1),
+        *_strides(out),
+        *sa,
+        sb,
+        cfg,
+    )
     return args, (grid,), tiles
 
 
@@ -198,10 +262,17 @@ def _new_out(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) ->
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, config: Mapping[str, Any], bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """act((a @ b) * scale_a * scale_b + bias) for 2-D or 3-D operands."""
     out = _new_out(a, b, out_dtype) if out is None else out
     args, grid, _ = arguments(a, b, out, config, bias, activation, scale_a, scale_b)
@@ -227,9 +298,16 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
             launcher = Launcher(matmul_ws, constants={"cfg": cfg}, options={"num_warps": 4, "launch_pdl": cfg.PDL})
             bound = launcher.bind(dict(zip(matmul_ws.arg_names, args, strict=False)), grid, device=a.device)
         bound(
-            a, b, b, out if stores else a, out, out if bias is None else bias, out if scale_a is None else scale_a,
-            out if scale_b is None else scale_b, *((out, out) if buffers is None else buffers(a)),
-        )  # fmt: skip
+            a,
+            b,
+            b,
+            out if stores else a,
+            out,
+            out if bias is None else bias,
+            out if scale_a is None else scale_a,
+            out if scale_b is None else scale_b,
+            *((out, out) if buffers is None else buffers(a)),
+        )
         return out
 
     return launch

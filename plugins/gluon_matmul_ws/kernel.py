@@ -55,12 +55,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
-)  # fmt: skip
+)
 
-from registry.kernel_math import to_tf32
 from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_wait, thread_barrier
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
+from registry.toolbox.arithmetic import to_tf32
 
 
 @gluon.jit
@@ -159,8 +159,18 @@ def _fresh(acc, smem, bars, it, part: gl.constexpr, N: gl.constexpr, which: gl.c
 
 
 @gluon.jit
-def _exact(acc0, acc1, smem, bars, it, part: gl.constexpr, BLOCKS: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
-           cfg: gl.constexpr):  # fmt: skip
+def _exact(
+    acc0,
+    acc1,
+    smem,
+    bars,
+    it,
+    part: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    N0: gl.constexpr,
+    N1: gl.constexpr,
+    cfg: gl.constexpr,
+):
     """One block of fp8 summed by itself and added in fp32, or two: one is added while the other is multiplied."""
     empty = bars[1]
     one = _fresh(acc0, smem, bars, it, part, N0, 0, cfg)
@@ -193,8 +203,9 @@ def _round(tile):
 
 
 @gluon.jit
-def _arrived(G: gl.constexpr, smem, bars, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
-             cfg: gl.constexpr):  # fmt: skip
+def _arrived(
+    G: gl.constexpr, smem, bars, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr
+):
     """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
     a_s, b0_s, b1_s, _ = smem
     full, _, _, rounded = bars
@@ -311,22 +322,63 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
 def _after_previous_kernel():
     """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
     gl.inline_asm_elementwise(
-        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 INTS = [
-    "M", "N", "blocks", "tiles", "whole", "tiles_m", "tiles_n", "z_a", "z_b", "scz", "scm", "scn", "s_az", "s_am",
+    "M",
+    "N",
+    "blocks",
+    "tiles",
+    "whole",
+    "tiles_m",
+    "tiles_n",
+    "z_a",
+    "z_b",
+    "scz",
+    "scm",
+    "scn",
+    "s_az",
+    "s_am",
     "s_bn",
-]  # fmt: skip
+]
 
 
 @gluon.jit(do_not_specialize=INTS)
 def matmul_ws(
-    a_desc, b0_desc, b1_desc, c_desc, c_ptr, bias_ptr, sa_ptr, sb_ptr, part_ptr, count_ptr, M, N, blocks, tiles, whole,
-    tiles_m, tiles_n, z_a, z_b, scz, scm, scn, s_az, s_am, s_bn, cfg: gl.constexpr,
-):  # fmt: skip
+    a_desc,
+    b0_desc,
+    b1_desc,
+    c_desc,
+    c_ptr,
+    bias_ptr,
+    sa_ptr,
+    sb_ptr,
+    part_ptr,
+    count_ptr,
+    M,
+    N,
+    blocks,
+    tiles,
+    whole,
+    tiles_m,
+    tiles_n,
+    z_a,
+    z_b,
+    scz,
+    scm,
+    scn,
+    s_az,
+    s_am,
+    s_bn,
+    cfg: gl.constexpr,
+):
     ring: gl.constexpr = cfg.STAGES
     a_s = gl.allocate_shared_memory(a_desc.dtype, [ring * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
     b0_s = gl.allocate_shared_memory(b0_desc.dtype, [ring] + b0_desc.block_type.shape, b0_desc.layout)

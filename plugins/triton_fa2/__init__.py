@@ -14,19 +14,27 @@ from typing import Any
 import torch
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.allocating import allocator
-from registry.compiling import Build
-from registry.launch import Launcher, StandIn
-from registry.ops.attention import grad_allocators, lse_allocator, new_lse, new_out, out_allocator
+from registry.ops.attention.outputs import grad_allocators, lse_allocator, new_lse, new_out, out_allocator
 from registry.plugins.triton_fa2 import configs, host
+from registry.toolbox.builds import Build
+from registry.toolbox.launch import Launcher, StandIn
+from registry.toolbox.outputs import allocator
 
 Config = Mapping[str, Any]
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, config: Config, causal: bool = False,
-    window: tuple[int, int] | None = None, softcap: float = 0.0, return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    config: Config,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax(scale q k^T) v, with its LSE where asked for."""
     out, lse = new_out(q, v), new_lse(q) if return_lse else None
     kernel, grid, arguments, constants = host.forward_call(
@@ -37,16 +45,41 @@ def attention(
 
 
 def attention_backward(
-    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, *,
-    scale: float, config: Config, causal: bool = False, window: tuple[int, int] | None = None, softcap: float = 0.0,
-    deterministic: bool = False, grad_lse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    scale: float,
+    config: Config,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    grad_lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv). Always deterministic."""
     dq, dk, dv, delta = new_out(q, q), new_out(k, k), new_out(v, v), new_lse(q)
     calls = host.backward_calls(
-        grad_out, q, k, v, out, lse.contiguous(), dq, dk, dv, delta, scale=scale, config=config, causal=causal,
-        window=window, softcap=softcap, grad_lse=None if grad_lse is None else grad_lse.contiguous(),
-    )  # fmt: skip
+        grad_out,
+        q,
+        k,
+        v,
+        out,
+        lse.contiguous(),
+        dq,
+        dk,
+        dv,
+        delta,
+        scale=scale,
+        config=config,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        grad_lse=None if grad_lse is None else grad_lse.contiguous(),
+    )
     for number, (kernel, grid, arguments, constants) in enumerate(calls):
         options = configs.options(config, configs.KEY if number else configs.QUERY)
         kernel[grid](**arguments, **constants, **options)
@@ -72,9 +105,10 @@ def _aligned(problem: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     alignment = {fact.name: fact.base_alignment for fact in problem.operands}
     return {
         name: StandIn(value.shape, value.dtype, value.stride(), alignment.get(names.get(name, ""), 16))
-        if isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor)
+        else value
         for name, value in arguments.items()
-    }  # fmt: skip
+    }
 
 
 def _features(problem: Any) -> dict[str, Any]:
@@ -93,9 +127,21 @@ def _backward_example(problem: Any, config: Config) -> list[host.Call]:
     out = t.get("out", new_out(q, v))
     lse, grad_lse = new_lse(q), new_lse(q) if problem.grad_lse else None
     return host.backward_calls(
-        t.get("grad_out", out), q, k, v, out, lse, new_out(q, q), new_out(k, k), new_out(v, v), new_lse(q), scale=1.0,
-        config=config, grad_lse=grad_lse, **_features(problem),
-    )  # fmt: skip
+        t.get("grad_out", out),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        new_out(q, q),
+        new_out(k, k),
+        new_out(v, v),
+        new_lse(q),
+        scale=1.0,
+        config=config,
+        grad_lse=grad_lse,
+        **_features(problem),
+    )
 
 
 def forward_builds(problem: Any, config: Config) -> list[Build]:
@@ -107,11 +153,14 @@ def forward_builds(problem: Any, config: Config) -> list[Build]:
 def backward_builds(problem: Any, config: Config) -> list[Build]:
     return [
         Build.of(
-            kernel, _aligned(problem, arguments), constants=constants, arch=problem.target,
+            kernel,
+            _aligned(problem, arguments),
+            constants=constants,
+            arch=problem.target,
             options=configs.options(config, configs.KEY if number else configs.QUERY),
         )
         for number, (kernel, _, arguments, constants) in enumerate(_backward_example(problem, config))
-    ]  # fmt: skip
+    ]
 
 
 def prepare_forward(problem: Any, config: Config) -> Callable[..., Any]:
@@ -164,30 +213,53 @@ def prepare_backward(problem: Any, config: Config) -> Callable[..., Any]:
 # --- the declaration ------------------------------------------------------------------------------------------------
 
 _CLAIMS: dict[str, Any] = dict(
-    arch=("sm80+",), dtypes=("float16", "bfloat16", "float32"), ieee=True, deterministic=True,
-    head_dim=(16, 256), head_dim_multiple=8, head_dim_v=(16, 256), head_dim_v_multiple=8,
-    layouts=("bhsd", "bshd", "strided"), unit_inner_stride=False,
-    causal=True, window=True, softcap=True, gqa=True, lse=True, cross_length=True,
+    arch=("sm80+",),
+    dtypes=("float16", "bfloat16", "float32"),
+    ieee=True,
+    deterministic=True,
+    head_dim=(16, 256),
+    head_dim_multiple=8,
+    head_dim_v=(16, 256),
+    head_dim_v_multiple=8,
+    layouts=("bhsd", "bshd", "strided"),
+    unit_inner_stride=False,
+    causal=True,
+    window=True,
+    softcap=True,
+    gqa=True,
+    lse=True,
+    cross_length=True,
     toolchain={"triton": ">=3.6,<4"},
-)  # fmt: skip
+)
 
 
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
         Variant(
-            "triton_fa2", op="attention", run=attention, prepare=prepare_forward, builds=forward_builds,
+            "triton_fa2",
+            op="attention",
+            run=attention,
+            prepare=prepare_forward,
+            builds=forward_builds,
             requires=Requires(**_CLAIMS, rule=configs.copy_reasons, shared_memory=configs.forward_shared_memory),
-            design=Design(pipeline_stages=3), design_of=configs.forward_design, configs=configs.forward_configs,
+            design=Design(pipeline_stages=3),
+            design_of=configs.forward_design,
+            configs=configs.forward_configs,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
         Variant(
-            "triton_fa2_backward", op="attention_backward", run=attention_backward, prepare=prepare_backward,
+            "triton_fa2_backward",
+            op="attention_backward",
+            run=attention_backward,
+            prepare=prepare_backward,
             builds=backward_builds,
             requires=Requires(
                 **_CLAIMS, grad_lse=True, rule=configs.backward_reasons, shared_memory=configs.backward_shared_memory
             ),
-            design=Design(pipeline_stages=2), design_of=configs.backward_design, configs=configs.backward_configs,
+            design=Design(pipeline_stages=2),
+            design_of=configs.backward_design,
+            configs=configs.backward_configs,
             summary="Its gradients in two passes without atomics: the same bits on every run",
         ),
-    ]  # fmt: skip
+    ]

@@ -40,8 +40,11 @@ FORWARD_TILES = {
 # (query pass, key pass, dK and dV apart)
 BACKWARD_TILES = {
     "wgmma": {
-        64: [((64, 64, 4, 3), (64, 64, 4, 3), False), ((64, 64, 4, 3), (32, 64, 4, 3), False),
-             ((64, 64, 4, 1), (32, 64, 4, 1), False)],
+        64: [
+            ((64, 64, 4, 3), (64, 64, 4, 3), False),
+            ((64, 64, 4, 3), (32, 64, 4, 3), False),
+            ((64, 64, 4, 1), (32, 64, 4, 1), False),
+        ],
         128: [((128, 64, 8, 3), (32, 128, 8, 3), False), ((64, 64, 8, 1), (32, 64, 8, 1), False)],
         256: [((128, 32, 8, 2), (32, 128, 8, 2), True), ((32, 32, 8, 1), (32, 32, 4, 1), True)],
     },
@@ -50,14 +53,14 @@ BACKWARD_TILES = {
         128: [((64, 64, 8, 2), (32, 64, 8, 2), False), ((64, 32, 8, 1), (32, 64, 8, 1), False)],
         256: [((32, 32, 4, 2), (32, 64, 8, 1), True), ((32, 32, 8, 1), (32, 64, 8, 1), True)],
     },
-}  # fmt: skip
+}
 BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
 # With a cap's tanh, or a window that is bounded to the left, more has to be held at once, and some of these tiles would
 # spill. Those problems take the ones here instead; what is not here does not spill anyway.
 CROWDED_FORWARD = {
     "wgmma": {128: [(128, 64, 8, 3), (64, 64, 4, 1)], 256: [(128, 32, 8, 2), (64, 32, 8, 1)]},
     "mma": {64: [(64, 32, 4, 3), (64, 64, 8, 2), (64, 64, 4, 1)]},
-}  # fmt: skip
+}
 CROWDED_BACKWARD = {
     "wgmma": {
         64: [((64, 64, 4, 3), (32, 64, 8, 3), False), ((64, 64, 4, 1), (32, 64, 4, 1), False)],
@@ -124,17 +127,19 @@ def options(config: Config, which: tuple[str, ...]) -> dict[str, int]:
 
 def forward_design(config: Config) -> Design:
     return Design(
-        warp_groups=max(1, config["num_warps"] // 4), pipeline_stages=config["num_stages"],
+        warp_groups=max(1, config["num_warps"] // 4),
+        pipeline_stages=config["num_stages"],
         tile=(config["BLOCK_M"], config["BLOCK_N"]),
-    )  # fmt: skip
+    )
 
 
 def backward_design(config: Config) -> Design:
     """The key pass is the longer one: its traits stand for both."""
     return Design(
-        warp_groups=max(1, config["key_warps"] // 4), pipeline_stages=config["key_stages"],
+        warp_groups=max(1, config["key_warps"] // 4),
+        pipeline_stages=config["key_stages"],
         tile=(config["KEY_M"], config["KEY_N"]),
-    )  # fmt: skip
+    )
 
 
 # --- asynchronous copies ------------------------------------------------------------------------------------------

@@ -79,24 +79,40 @@ def _strides(names: str, tensors: list[torch.Tensor], outputs: int) -> tuple[dic
 
 def _common(q: torch.Tensor, v: torch.Tensor, left: int, right: int, softcap: float) -> dict[str, Any]:
     return dict(
-        HEAD_DIM=q.shape[3], HEAD_DIM_V=v.shape[3], PADDED_D=padded(q.shape[3]), PADDED_V=padded(v.shape[3]),
+        HEAD_DIM=q.shape[3],
+        HEAD_DIM_V=v.shape[3],
+        PADDED_D=padded(q.shape[3]),
+        PADDED_V=padded(v.shape[3]),
         PRECISION=float32_precision() if q.dtype == torch.float32 else "tf32",
-        HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0, SOFTCAP=softcap != 0.0,
-    )  # fmt: skip
+        HAS_LEFT=left >= 0,
+        HAS_RIGHT=right >= 0,
+        SOFTCAP=softcap != 0.0,
+    )
 
 
 def _scales(scale: float, softcap: float, left: int, right: int) -> dict[str, Any]:
     """With a cap, scores * scale_log2 is the argument of tanh and softcap_log2 what it is multiplied by."""
     return dict(
-        scale_log2=scale / softcap if softcap else scale * LOG2_E, softcap_log2=softcap * LOG2_E,
-        window_left=left, window_right=right,
-    )  # fmt: skip
+        scale_log2=scale / softcap if softcap else scale * LOG2_E,
+        softcap_log2=softcap * LOG2_E,
+        window_left=left,
+        window_right=right,
+    )
 
 
 def forward_call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, *, scale: float,
-    config: dict[str, Any], causal: bool = False, window: tuple[int, int] | None = None, softcap: float = 0.0,
-) -> Call:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    *,
+    scale: float,
+    config: dict[str, Any],
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+) -> Call:
     batch, heads_q, seqlen_q, _ = q.shape
     heads_kv, seqlen_k = k.shape[1], k.shape[2]
     left, right = bounds(causal, window, seqlen_q, seqlen_k)
@@ -106,14 +122,29 @@ def forward_call(
     # The kernel takes maxima before it scales, so it wants a positive scale: a sign moves into q.
     scales = _scales(max(abs(scale), 1e-30), softcap, left, right)
     arguments = dict(
-        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, lse_ptr=lse, **strides, heads_q=heads_q, group=group, heads=heads,
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        out_ptr=out,
+        lse_ptr=lse,
+        **strides,
+        heads_q=heads_q,
+        group=group,
+        heads=heads,
         heads_per_section=heads_per_section(right >= 0 > left, row_bytes, seqlen_k, group, heads),
-        seqlen_q=seqlen_q, seqlen_k=seqlen_k, **scales,
-    )  # fmt: skip
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        **scales,
+    )
     constants = dict(
-        **_common(q, v, left, right, softcap), **layout, RAGGED=seqlen_k % config["BLOCK_N"] != 0,
-        NEGATE=scale < 0, LSE=lse is not None, BLOCK_M=config["BLOCK_M"], BLOCK_N=config["BLOCK_N"],
-    )  # fmt: skip
+        **_common(q, v, left, right, softcap),
+        **layout,
+        RAGGED=seqlen_k % config["BLOCK_N"] != 0,
+        NEGATE=scale < 0,
+        LSE=lse is not None,
+        BLOCK_M=config["BLOCK_M"],
+        BLOCK_N=config["BLOCK_N"],
+    )
     if config["num_stages"] == 1 and q.element_size() == 2:
         # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
@@ -122,11 +153,24 @@ def forward_call(
 
 
 def backward_calls(
-    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, delta: torch.Tensor, *, scale: float, config: dict[str, Any],
-    causal: bool = False, window: tuple[int, int] | None = None, softcap: float = 0.0,
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    delta: torch.Tensor,
+    *,
+    scale: float,
+    config: dict[str, Any],
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
     grad_lse: torch.Tensor | None = None,
-) -> list[Call]:  # fmt: skip
+) -> list[Call]:
     """The query pass, then the key pass (or one for dK and one for dV): they read the delta that the first leaves."""
     batch, heads_q, seqlen_q, _ = q.shape
     heads_kv, seqlen_k = k.shape[1], k.shape[2]
@@ -138,27 +182,57 @@ def backward_calls(
 
     strides, layout = _strides("q k v out do dq", [q, k, v, out, grad_out, dq], outputs=1)
     arguments = dict(
-        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, do_ptr=grad_out, lse_ptr=lse, dlse_ptr=grad_lse, delta_ptr=delta,
-        dq_ptr=dq, **strides, heads_q=heads_q, group=group, heads=heads, **sizes,
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        out_ptr=out,
+        do_ptr=grad_out,
+        lse_ptr=lse,
+        dlse_ptr=grad_lse,
+        delta_ptr=delta,
+        dq_ptr=dq,
+        **strides,
+        heads_q=heads_q,
+        group=group,
+        heads=heads,
+        **sizes,
         heads_per_section=heads_per_section(right >= 0 > left, row_bytes, seqlen_k, group, heads),
-    )  # fmt: skip
+    )
     constants = dict(
-        **common, **layout, RAGGED=seqlen_k % config["QUERY_N"] != 0, GRAD_LSE=grad_lse is not None,
-        BLOCK_M=config["QUERY_M"], BLOCK_N=config["QUERY_N"],
-    )  # fmt: skip
+        **common,
+        **layout,
+        RAGGED=seqlen_k % config["QUERY_N"] != 0,
+        GRAD_LSE=grad_lse is not None,
+        BLOCK_M=config["QUERY_M"],
+        BLOCK_N=config["QUERY_N"],
+    )
     query_pass = query_gradients, (triton.cdiv(seqlen_q, config["QUERY_M"]) * heads,), arguments, constants
 
     strides, layout = _strides("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
     heads = batch * heads_kv
     arguments = dict(
-        q_ptr=q, k_ptr=k, v_ptr=v, do_ptr=grad_out, lse_ptr=lse, delta_ptr=delta, dk_ptr=dk, dv_ptr=dv, **strides,
-        heads_kv=heads_kv, heads=heads, **sizes,
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        do_ptr=grad_out,
+        lse_ptr=lse,
+        delta_ptr=delta,
+        dk_ptr=dk,
+        dv_ptr=dv,
+        **strides,
+        heads_kv=heads_kv,
+        heads=heads,
+        **sizes,
         heads_per_section=heads_per_section((left >= 0) != (right >= 0), row_bytes, seqlen_q * group, 1, heads),
-    )  # fmt: skip
+    )
     constants = dict(
-        **common, **layout, RAGGED=seqlen_q % config["KEY_M"] != 0, GROUP=group, BLOCK_M=config["KEY_M"],
+        **common,
+        **layout,
+        RAGGED=seqlen_q % config["KEY_M"] != 0,
+        GROUP=group,
+        BLOCK_M=config["KEY_M"],
         BLOCK_N=config["KEY_N"],
-    )  # fmt: skip
+    )
     grid = (triton.cdiv(seqlen_k, config["KEY_N"]) * heads,)
     wanted = [(True, False), (False, True)] if config["KEY_SPLIT"] else [(True, True)]
     key_passes = [(key_gradients, grid, arguments, dict(constants, WANT_DK=dk, WANT_DV=dv)) for dk, dv in wanted]

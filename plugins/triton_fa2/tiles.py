@@ -9,14 +9,25 @@ first(i) = i + seqlen_k - seqlen_q - window_left  and  last(i) = i + seqlen_k - 
 import triton
 import triton.language as tl
 
-from registry.kernel_math import to_tf32
+from registry.toolbox.arithmetic import to_tf32
 
 # Integer arguments that the compiler must not learn anything about: a kernel per stride or length would be too many.
 INTEGERS = [
-    *(f"{tensor}_{dim}" for tensor in ("q", "k", "v", "out", "do", "dq", "dk", "dv")
-      for dim in ("batch", "head", "row", "col")),
-    "heads_q", "heads_kv", "group", "heads", "heads_per_section", "seqlen_q", "seqlen_k", "window_left", "window_right",
-]  # fmt: skip
+    *(
+        f"{tensor}_{dim}"
+        for tensor in ("q", "k", "v", "out", "do", "dq", "dk", "dv")
+        for dim in ("batch", "head", "row", "col")
+    ),
+    "heads_q",
+    "heads_kv",
+    "group",
+    "heads",
+    "heads_per_section",
+    "seqlen_q",
+    "seqlen_k",
+    "window_left",
+    "window_right",
+]
 
 
 @triton.jit
@@ -87,9 +98,16 @@ def store_tile(pointers, tile, rows, row_limit, columns, COLUMNS: tl.constexpr, 
 
 @triton.jit
 def key_ranges(
-    first_row, last_row, seqlen_q, seqlen_k, window_left, window_right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    first_row,
+    last_row,
+    seqlen_q,
+    seqlen_k,
+    window_left,
+    window_right,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """(start, inner_start, inner_end, end): keys outside start..end are hidden from all of these rows, never visited;
     blocks inside inner_start..inner_end are seen whole by each of them, and need no mask."""
     shift = seqlen_k - seqlen_q
@@ -111,9 +129,16 @@ def key_ranges(
 
 @triton.jit
 def query_ranges(
-    first_key, last_key, seqlen_q, seqlen_k, window_left, window_right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    first_key,
+    last_key,
+    seqlen_q,
+    seqlen_k,
+    window_left,
+    window_right,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """The same for a block of keys: which queries see any of them, and which blocks of queries see them all."""
     shift = seqlen_k - seqlen_q
     start = 0

@@ -63,9 +63,13 @@ def cp_async_rule(problem, config) -> Iterable[Reason]:
             edge = problem.m if name == "a" else problem.n
             field, got, fix = along, edge, f"pad {along} to a multiple of {4 // item}, or {turn}"
         yield Reason(
-            code="cp_async", field=field, got=got, allowed="a contiguous run of at least 4 bytes",
-            fix=f"{fix}, or a config with num_stages=1", operand=name,
-        )  # fmt: skip
+            code="cp_async",
+            field=field,
+            got=got,
+            allowed="a contiguous run of at least 4 bytes",
+            fix=f"{fix}, or a config with num_stages=1",
+            operand=name,
+        )
 
 
 def _narrow(problem) -> int:
@@ -117,9 +121,14 @@ def _shared_memory(problem, config) -> int:
 
 def config_of(m, n, k, warps, stages, group=8, split=1) -> dict[str, int]:
     return {
-        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": group, "SPLIT": split, "num_warps": warps,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "GROUP": group,
+        "SPLIT": split,
+        "num_warps": warps,
         "num_stages": stages,
-    }  # fmt: skip
+    }
 
 
 def split_of(problem, bm: int, bn: int, bk: int) -> int:
@@ -132,13 +141,22 @@ def split_of(problem, bm: int, bn: int, bk: int) -> int:
 # Few rows (or columns): memory decides. For at most so many rows and at most so many columns an SM, the shape measured
 # best (see kernel.py): columns of a tile, blocks of K, warps, stages. Then what comes next for that number of rows.
 _THIN = (
-    (16, {32: (64, 4, 4, 4), 64: (64, 2, 4, 6), 128: (128, 2, 4, 4), 256: (128, 1, 4, 4), 512: (64, 4, 4, 4)},
-     ((128, 2, 4, 4), (64, 4, 4, 4), (64, 4, 4, 3), (128, 1, 4, 4))),
-    (32, {32: (32, 4, 4, 4), 64: (64, 4, 4, 4), 128: (128, 1, 4, 6), 256: (64, 4, 4, 3), 512: (64, 4, 4, 3)},
-     ((64, 4, 4, 3), (64, 2, 4, 4), (128, 1, 4, 4))),
-    (64, {32: (32, 4, 4, 4), 64: (64, 2, 4, 4), 128: (64, 2, 4, 3), 256: (64, 2, 4, 3), 512: (128, 1, 4, 4)},
-     ((64, 2, 4, 3), (128, 1, 4, 4), (64, 1, 4, 4))),
-)  # fmt: skip
+    (
+        16,
+        {32: (64, 4, 4, 4), 64: (64, 2, 4, 6), 128: (128, 2, 4, 4), 256: (128, 1, 4, 4), 512: (64, 4, 4, 4)},
+        ((128, 2, 4, 4), (64, 4, 4, 4), (64, 4, 4, 3), (128, 1, 4, 4)),
+    ),
+    (
+        32,
+        {32: (32, 4, 4, 4), 64: (64, 4, 4, 4), 128: (128, 1, 4, 6), 256: (64, 4, 4, 3), 512: (64, 4, 4, 3)},
+        ((64, 4, 4, 3), (64, 2, 4, 4), (128, 1, 4, 4)),
+    ),
+    (
+        64,
+        {32: (32, 4, 4, 4), 64: (64, 2, 4, 4), 128: (64, 2, 4, 3), 256: (64, 2, 4, 3), 512: (128, 1, 4, 4)},
+        ((64, 2, 4, 3), (128, 1, 4, 4), (64, 1, 4, 4)),
+    ),
+)
 
 
 def _thin(rows: int, columns: int, bk: int, sms: int) -> list[tuple[int, int, int, int, int]]:
@@ -214,7 +232,7 @@ def design_of(config) -> Design:
 
 def builds(problem, config) -> list[Any]:
     """The one kernel that this config launches."""
-    from registry.compiling import Build
+    from registry.toolbox.builds import Build
 
     facts = _facts(problem)
     operands = facts.pop("operands")
@@ -242,21 +260,39 @@ def builds(problem, config) -> list[Any]:
     alignment = {p: 16 for p, base in zip(pointers, bases, strict=True) if base >= 16}
     alignment |= dict.fromkeys(("bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
     constants = host.constants_of(
-        facts, config, problem.dtype, (problem.m, problem.n, problem.k), bool(problem.bias), bool(problem.scaling),
-        problem.activation, problem.target.sm >= 90, "ieee" if problem.ieee else "tf32",
-    )  # fmt: skip
+        facts,
+        config,
+        problem.dtype,
+        (problem.m, problem.n, problem.k),
+        bool(problem.bias),
+        bool(problem.scaling),
+        problem.activation,
+        problem.target.sm >= 90,
+        "ieee" if problem.ieee else "tf32",
+    )
     return [Build(matmul_tiles, signature, constants, alignment, host.options_of(config, problem.target.sm >= 90))]
 
 
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
-        arch=("sm80+",), dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"), unit_inner_stride=False, batched=True, bias=True, out=True,
-        deterministic=True, ieee=True, out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"), scaling=("scalar", "rowwise"), toolchain={"triton": ">=3.6,<4"},
-        shared_memory=_shared_memory, registers=_registers, rule=_rule,
-    )  # fmt: skip
+        arch=("sm80+",),
+        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        batched=True,
+        bias=True,
+        out=True,
+        deterministic=True,
+        ieee=True,
+        out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"),
+        scaling=("scalar", "rowwise"),
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
     return [
         Variant(
             "triton_matmul",
@@ -269,5 +305,5 @@ def registry_variants() -> list[Variant]:
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
             design_of=design_of,
             summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",
-        )  # fmt: skip
+        )
     ]

@@ -10,16 +10,21 @@ import torch
 import triton
 import triton.language as tl
 
-from registry.allocating import allocator
-from registry.launch import Launcher
 from registry.plugins.triton_matmul.kernel import matmul_tiles
-from registry.zeroes import zeroes
+from registry.toolbox.counters import zeroes
+from registry.toolbox.launch import Launcher
+from registry.toolbox.outputs import allocator
 
 ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "int32": 4}
 SHORT = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
-    "int8": "i8", "int32": "i32",
-}  # fmt: skip
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "int8": "i8",
+    "int32": "i32",
+}
 
 
 def _pow2(value: int, limit: int = 16) -> int:
@@ -50,9 +55,16 @@ def memory_facts(dims, a, b, c) -> dict[str, Any]:
     c_run = _run((z, m, 1), (czs[0], czs[1], 1), c_unit, c_base, c_item) if c_unit else 1
     longest = max(abs(s) for t in (azs, bzs, czs) for s in t[1:])
     return {
-        "A_UNIT": a_unit, "B_UNIT": b_unit, "C_UNIT": c_unit, "A_RUN": a_run, "B_RUN": b_run, "C_RUN": c_run,
-        "M_RUN": _pow2(m), "N_RUN": _pow2(n), "WIDE": longest >= 1 << 22,
-    }  # fmt: skip
+        "A_UNIT": a_unit,
+        "B_UNIT": b_unit,
+        "C_UNIT": c_unit,
+        "A_RUN": a_run,
+        "B_RUN": b_run,
+        "C_RUN": c_run,
+        "M_RUN": _pow2(m),
+        "N_RUN": _pow2(n),
+        "WIDE": longest >= 1 << 22,
+    }
 
 
 def _fp32_precision() -> str:
@@ -69,13 +81,24 @@ def _at_once(config) -> int:
 def constants_of(memory, config, dtype, dims, bias, scaled, activation, pdl, precision) -> dict[str, Any]:
     (m, n, k), bk = dims, config["BLOCK_K"]
     return {
-        **memory, "BM": config["BLOCK_M"], "BN": config["BLOCK_N"], "BK": bk, "GROUP": config["GROUP"],
-        "SPLIT": config["SPLIT"], "K_TAIL": k % bk != 0, "FEW_M": m < config["BLOCK_M"],
-        "FEW_N": n < config["BLOCK_N"], "PRECISION": precision,
+        **memory,
+        "BM": config["BLOCK_M"],
+        "BN": config["BLOCK_N"],
+        "BK": bk,
+        "GROUP": config["GROUP"],
+        "SPLIT": config["SPLIT"],
+        "K_TAIL": k % bk != 0,
+        "FEW_M": m < config["BLOCK_M"],
+        "FEW_N": n < config["BLOCK_N"],
+        "PRECISION": precision,
         "IMPRECISE": min(bk, 128) if dtype.startswith("float8") else 0,
-        "ACC": tl.int32 if dtype == "int8" else tl.float32, "BIAS": bias, "SCALED": scaled, "ACT": activation or "",
-        "PDL": pdl, "AT_ONCE": _at_once(config),
-    }  # fmt: skip
+        "ACC": tl.int32 if dtype == "int8" else tl.float32,
+        "BIAS": bias,
+        "SCALED": scaled,
+        "ACT": activation or "",
+        "PDL": pdl,
+        "AT_ONCE": _at_once(config),
+    }
 
 
 def options_of(config, pdl: bool) -> dict[str, Any]:
@@ -137,22 +160,51 @@ def _arguments(
     sa = (0, *scale_a.stride())[-2:] if scaled and scale_a.dim() else (0, 0)
     sb = scale_b.stride(-1) if scaled and scale_b.dim() else 0
     values = (
-        a, b, out, out if bias is None else bias, scale_a if scaled else out, scale_b if scaled else out, out, out,
-        m, n, k, *_zmn(a), *_zmn(b), *_zmn(out), 0 if bias is None else bias.stride(-1), *sa, sb,
-    )  # fmt: skip
+        a,
+        b,
+        out,
+        out if bias is None else bias,
+        scale_a if scaled else out,
+        scale_b if scaled else out,
+        out,
+        out,
+        m,
+        n,
+        k,
+        *_zmn(a),
+        *_zmn(b),
+        *_zmn(out),
+        0 if bias is None else bias.stride(-1),
+        *sa,
+        sb,
+    )
     constants = constants_of(
-        memory, config, str(a.dtype)[6:], (m, n, k), bias is not None, scaled, activation, _has_pdl(a.device),
+        memory,
+        config,
+        str(a.dtype)[6:],
+        (m, n, k),
+        bias is not None,
+        scaled,
+        activation,
+        _has_pdl(a.device),
         precision or (_fp32_precision() if a.dtype == torch.float32 else "tf32"),
-    )  # fmt: skip
+    )
     tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * z
     return dict(zip(matmul_tiles.arg_names, values, strict=False)), constants, tiles
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, config: Mapping[str, Any], bias: torch.Tensor | None = None,
-    activation: str | None = None, out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None, out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    config: Mapping[str, Any],
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """act((a @ b) * scale_a * scale_b + bias) for 2-D or 3-D operands of any strides."""
     out = _new_out(a, b, out_dtype) if out is None else out
     values, constants, tiles = _arguments(a, b, out, config, bias, activation, scale_a, scale_b)
@@ -182,9 +234,14 @@ def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
             launcher = Launcher(matmul_tiles, constants=constants, options=options_of(config, constants["PDL"]))
             bound = launcher.bind(values, (tiles * config["SPLIT"],), device=a.device)
         bound(
-            a, b, out, out if bias is None else bias, out if scale_a is None else scale_a,
-            out if scale_b is None else scale_b, *((out, out) if buffers is None else buffers(a)),
-        )  # fmt: skip
+            a,
+            b,
+            out,
+            out if bias is None else bias,
+            out if scale_a is None else scale_a,
+            out if scale_b is None else scale_b,
+            *((out, out) if buffers is None else buffers(a)),
+        )
         return out
 
     return launch

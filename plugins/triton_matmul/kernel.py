@@ -37,18 +37,48 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.kernel_math import activate, to_tf32
+from registry.toolbox.arithmetic import activate, to_tf32
 
 INT_ARGS = [
-    "M", "N", "K", "saz", "sam", "sak", "sbz", "sbk", "sbn", "scz", "scm", "scn", "sbias", "s_az", "s_am", "s_bn",
-]  # fmt: skip
+    "M",
+    "N",
+    "K",
+    "saz",
+    "sam",
+    "sak",
+    "sbz",
+    "sbk",
+    "sbn",
+    "scz",
+    "scm",
+    "scn",
+    "sbias",
+    "s_az",
+    "s_am",
+    "s_bn",
+]
 
 
 @triton.jit
 def _epilogue(
-    acc, bias_ptr, sa_ptr, sb_ptr, z, rm, rn, M, N, sbias, s_az, s_am, s_bn, kind: tl.constexpr, BIAS: tl.constexpr,
-    SCALED: tl.constexpr, ACT: tl.constexpr,
-):  # fmt: skip
+    acc,
+    bias_ptr,
+    sa_ptr,
+    sb_ptr,
+    z,
+    rm,
+    rn,
+    M,
+    N,
+    sbias,
+    s_az,
+    s_am,
+    s_bn,
+    kind: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ACT: tl.constexpr,
+):
     if kind != tl.int32:  # all in fp32, rounded once; integers stay integers
         acc = acc.to(tl.float32)
     if SCALED:
@@ -62,16 +92,56 @@ def _epilogue(
 
 @triton.jit(do_not_specialize=INT_ARGS)
 def matmul_tiles(
-    a_ptr, b_ptr, c_ptr, bias_ptr, sa_ptr, sb_ptr, part_ptr, count_ptr,
-    M, N, K, saz, sam, sak, sbz, sbk, sbn, scz, scm, scn, sbias, s_az, s_am, s_bn,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
-    A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, C_UNIT: tl.constexpr,  # which dimension has stride 1
-    A_RUN: tl.constexpr, B_RUN: tl.constexpr, C_RUN: tl.constexpr,  # elements known to be aligned together
-    M_RUN: tl.constexpr, N_RUN: tl.constexpr, K_TAIL: tl.constexpr, WIDE: tl.constexpr,
-    FEW_M: tl.constexpr, FEW_N: tl.constexpr,  # whether one tile has room for more rows or columns than there are
-    PRECISION: tl.constexpr, IMPRECISE: tl.constexpr, ACC: tl.constexpr,
-    BIAS: tl.constexpr, SCALED: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    bias_ptr,
+    sa_ptr,
+    sb_ptr,
+    part_ptr,
+    count_ptr,
+    M,
+    N,
+    K,
+    saz,
+    sam,
+    sak,
+    sbz,
+    sbk,
+    sbn,
+    scz,
+    scm,
+    scn,
+    sbias,
+    s_az,
+    s_am,
+    s_bn,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    A_UNIT: tl.constexpr,
+    B_UNIT: tl.constexpr,
+    C_UNIT: tl.constexpr,  # which dimension has stride 1
+    A_RUN: tl.constexpr,
+    B_RUN: tl.constexpr,
+    C_RUN: tl.constexpr,  # elements known to be aligned together
+    M_RUN: tl.constexpr,
+    N_RUN: tl.constexpr,
+    K_TAIL: tl.constexpr,
+    WIDE: tl.constexpr,
+    FEW_M: tl.constexpr,
+    FEW_N: tl.constexpr,  # whether one tile has room for more rows or columns than there are
+    PRECISION: tl.constexpr,
+    IMPRECISE: tl.constexpr,
+    ACC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALED: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     # --- which tile: (batch, split, grouped row tiles, column tiles)
     tiles_m = tl.cdiv(M, BM)
     tiles_n = tl.cdiv(N, BN)

@@ -44,7 +44,7 @@ class Commands(click.Group):
 
     def _load_plugin_commands(self) -> None:
         if not self._plugins_loaded:
-            from registry.discovery import load_commands
+            from registry.dispatch.catalog import load_commands
 
             self._plugins_loaded = True
             for failure in load_commands(self):

@@ -34,9 +34,16 @@ class Page:
         self.line(text, style="bold")
 
     def row(
-        self, label: str, text: str, *, indent: int = 2, label_width: int = 0, style: str = "",
-        label_style: str = "cyan", hanging: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        label: str,
+        text: str,
+        *,
+        indent: int = 2,
+        label_width: int = 0,
+        style: str = "",
+        label_style: str = "cyan",
+        hanging: int = 0,
+    ) -> None:
         """A label and a text beside it, wrapped within its own column."""
         first = " " * indent + (f"{label.ljust(label_width)}  " if label or label_width else "")
         further = " " * (len(first) + hanging)

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from registry.describe import SHORT_DTYPES
+from registry.contract.describe import SHORT_DTYPES
+from registry.contract.problem import Problem
+from registry.contract.target import Target
 from registry.errors import InvalidArgument, UnknownOp
-from registry.op import Op
-from registry.problem import Problem
-from registry.target import Target
+from registry.ops.op import Op
 
 DTYPE_ALIASES: Mapping[str, str] = {short: dtype for dtype, short in SHORT_DTYPES.items()} | {
     "half": "float16",

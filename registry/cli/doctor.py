@@ -25,8 +25,8 @@ def command(as_json: bool) -> int:
 
 
 def _print(report: dict[str, Any], wrong: list[str]) -> None:
-    from registry.linting import together
     from registry.tables.lint import Finding
+    from registry.tuning.lint import together
 
     page = Page()
     page.title("versions")

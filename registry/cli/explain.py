@@ -9,10 +9,11 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import problem_from, problem_options
-from registry.dispatch import Decision
+from registry.contract.describe import config_text, problem_data, reason_data
+from registry.dispatch.decision import Decision, evidence_text
 from registry.errors import IllegalVariant, NoLegalVariant
-from registry.op import Op, all_ops
-from registry.report import config_text, evidence_text, problem_data, reason_data
+from registry.ops.known import all_ops
+from registry.ops.op import Op
 
 
 class _Ops(click.Group):
@@ -34,17 +35,12 @@ class _Ops(click.Group):
 
 
 command = _Ops(
-    name="explain",
-    help="What a call would run on any device, why, and why not the others.",
-    no_args_is_help=True,
+    name="explain", help="What a call would run on any device, why, and why not the others.", no_args_is_help=True
 )
 
 
 def _command(op: Op) -> click.Command:
-    options = [
-        *problem_options(op),
-        click.Option(["--variant"], metavar="NAME", help="Ask for exactly this variant."),
-    ]
+    options = [*problem_options(op), click.Option(["--variant"], metavar="NAME", help="Ask for exactly this variant.")]
     made = click.Command(
         op.name, params=options, callback=lambda **values: explain(op, **values), help=op.summary or None
     )
@@ -127,7 +123,7 @@ def _refusal_data(refusal: IllegalVariant | NoLegalVariant) -> dict[str, Any]:
 def _notes() -> list[str]:
     """What must not pass in silence: failed plugins, tables and rows left out."""
     from registry import notices
-    from registry.discovery import catalog
+    from registry.dispatch.catalog import catalog
 
     failed = [f"plugin {failure.plugin} failed: {failure.error}" for failure in catalog.get().failures]
     return [*failed, *notices.counts()]

@@ -41,26 +41,35 @@ command = _Variants(
 
 
 def _variants() -> dict[str, Any]:
-    from registry.discovery import catalog
+    from registry.dispatch.catalog import catalog
 
     return catalog.get().variants
 
 
 def _command(variant: Any) -> click.Command:
-    from registry.op import op_named
+    from registry.ops.known import op_named
 
     op = op_named(variant.op)
     options = [option for option in problem_options(op) if option.name != "device"]
     options += [
-        click.Option(["--arch", "--device", "device"], metavar="NAME", default="sm90", show_default=True,
-                     help='A target: "sm90", "H100", "RTX 3090".'),
+        click.Option(
+            ["--arch", "--device", "device"],
+            metavar="NAME",
+            default="sm90",
+            show_default=True,
+            help='A target: "sm90", "H100", "RTX 3090".',
+        ),
         click.Option(["--config"], metavar="K=V,..", help="One config, by the values that single it out."),
         click.Option(["--all-configs"], is_flag=True, help="Every declared config, those that do not fit included."),
         click.Option(["--sass"], is_flag=True, help="Print the machine code."),
         click.Option(["--ptx"], is_flag=True, help="Print the PTX."),
-        click.Option(["--save"], metavar="FOLDER", type=click.Path(path_type=Path, file_okay=False),
-                     help="Write SASS and PTX to files."),
-    ]  # fmt: skip
+        click.Option(
+            ["--save"],
+            metavar="FOLDER",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Write SASS and PTX to files.",
+        ),
+    ]
     made = click.Command(
         variant.name, params=options, callback=lambda **values: inspect(variant, **values), help=variant.summary or None
     )
@@ -80,7 +89,7 @@ def inspect(
     **values: Any,
 ) -> int:
     """Compile and describe; 1 where something spills, does not fit, or does not compile."""
-    from registry.op import op_named
+    from registry.ops.known import op_named
 
     if variant.builds is None:
         raise click.UsageError(f"{variant.name} declares no builds, so there is nothing to compile without a GPU")
@@ -93,8 +102,12 @@ def inspect(
         _kernel(variant, problem, chosen, build) for chosen in configs for build in _builds(variant, problem, chosen)
     ]
     if as_json:
-        data = {"variant": variant.name, "problem": problem.summary(), "reasons": list(map(str, reasons)),
-                "kernels": [_data(kernel, sass, ptx) for kernel in found]}  # fmt: skip
+        data = {
+            "variant": variant.name,
+            "problem": problem.summary(),
+            "reasons": list(map(str, reasons)),
+            "kernels": [_data(kernel, sass, ptx) for kernel in found],
+        }
         print_json(data)
     else:
         _print(variant, problem, reasons, found, sass, ptx)
@@ -105,8 +118,8 @@ def inspect(
 
 def _configs(variant: Any, problem: Any, wanted: str | None, everything: bool) -> list[dict[str, Any]]:
     """The configs to compile: those that match, all, or the variant's own first legal one."""
-    from registry.capability import config_reasons
-    from registry.tuning.cases import parse_words
+    from registry.contract.capability import config_reasons
+    from registry.ops.parts.cases import parse_words
 
     declared = [dict(config) for config in variant.configs_for(problem)]
     if wanted:
@@ -132,8 +145,8 @@ def _builds(variant: Any, problem: Any, config: Mapping[str, Any]) -> list[Any]:
 
 def _kernel(variant: Any, problem: Any, config: dict[str, Any], build: Any) -> dict[str, Any]:
     """One kernel's resources, or what went wrong, and whatever about it is a finding."""
-    from registry.compiling import compile_build
-    from registry.compiling import inspect as resources_of
+    from registry.toolbox.builds import compile_build
+    from registry.toolbox.builds import inspect as resources_of
 
     declared = _declared(variant, problem, config)
     found: dict[str, Any] = {
@@ -167,7 +180,7 @@ def _declared(variant: Any, problem: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def _print(variant: Any, problem: Any, reasons: Any, found: list[dict[str, Any]], sass: bool, ptx: bool) -> None:
-    from registry.report import config_text
+    from registry.contract.describe import config_text
 
     page = Page()
     page.title(f"{variant.name} for {problem.summary()}")

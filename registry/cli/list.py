@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from registry import describe
-from registry.capability import arch_matches
 from registry.cli import OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import target_named
-from registry.discovery import catalog
+from registry.contract import describe
+from registry.contract.capability import arch_matches
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument
-from registry.op import all_ops
-from registry.variant import Variant
+from registry.ops.known import all_ops
 
 
 @click.command("list", help="Every variant: what it claims and how it is built.")

@@ -21,13 +21,13 @@ def command() -> None: ...
 @click.option("--strict", is_flag=True, help="Exit 1 on a warning, too.")
 @json_option
 def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
-    from registry import ranking
-    from registry.linting import lint_files, lint_tables, results_folder, together, unproven
+    from registry.dispatch import in_force
+    from registry.tuning.lint import lint_files, lint_tables, results_folder, together, unproven
 
-    findings = lint_files([Path(file) for file in files]) if files else lint_tables(ranking.tables())
+    findings = lint_files([Path(file) for file in files]) if files else lint_tables(in_force.tables())
     folder = results_folder()
     if not files and folder is not None:
-        findings += unproven(ranking.tables(), folder)
+        findings += unproven(in_force.tables(), folder)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         names = ("severity", "file", "line", "path", "code", "message")

@@ -13,8 +13,8 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
+from registry.ops.known import all_ops
 
-OPS = ("attention", "attention_backward", "matmul")
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -25,7 +25,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     "Without --out, the raw results and the table go to your cache and are in force from the next process on. "
     "Stopped at any time, the same command goes on where it was.",
 )
-@click.argument("op", type=click.Choice(OPS))
+@click.argument("op", type=click.Choice(sorted(all_ops())))
 @click.option("--grid", metavar="NAME", help="A named grid, several joined by +, or all. [default: quick]")
 @click.option("--shapes", type=EXISTING, help="A file of shapes: one a line, such as b=4,hq=16,s=4096,d=128,causal.")
 @click.option("--recorded", type=EXISTING, help="Problems that registry.record() met, written by save_recorded.")
@@ -83,8 +83,8 @@ def _best_device() -> str:
 
 def _journal_path(op: str, machine: dict[str, Any], graph: bool) -> Path:
     """One file for each op, device and set of versions, so that nothing is mixed and a sweep can go on."""
-    from registry.ranking import cache_folder
-    from registry.tuning.cases import digest
+    from registry.dispatch.in_force import cache_folder
+    from registry.ops.parts.cases import digest
     from registry.tuning.machine import slug
     from registry.tuning.store import KEYED
 
@@ -124,15 +124,25 @@ def _measure(cases: list[Any], path: Path, child: Any, options: dict[str, Any]) 
     from registry.tuning.measure import Effort, Sweep
 
     effort = Effort(
-        rounds=options["rounds"], measure_ms=options["turn"], budget_s=options["budget"],
-        turn_timeout=options["timeout"], check_timeout=4 * options["timeout"],
-    )  # fmt: skip
+        rounds=options["rounds"],
+        measure_ms=options["turn"],
+        budget_s=options["budget"],
+        turn_timeout=options["timeout"],
+        check_timeout=4 * options["timeout"],
+    )
     with SweepView() as view:
         sweep = Sweep(
-            cases, path, child=child, mode="graph" if options["graph"] else "events", effort=effort, watcher=view,
-            selection=_selection(options), plugins=options["plugins"], compile_processes=options["processes"],
+            cases,
+            path,
+            child=child,
+            mode="graph" if options["graph"] else "events",
+            effort=effort,
+            watcher=view,
+            selection=_selection(options),
+            plugins=options["plugins"],
+            compile_processes=options["processes"],
             retry_failed=options["retry_failed"],
-        )  # fmt: skip
+        )
         with _stoppable():
             try:
                 sweep.run()

@@ -31,10 +31,10 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 def command(op: str, texts: tuple[str, ...], variant: str | None, as_json: bool, **options: Any) -> int:
     from contextlib import nullcontext
 
-    from registry.op import op_named
-    from registry.scope import use
-    from registry.target import Target
-    from registry.tuning.cases import Case
+    from registry.contract.target import Target
+    from registry.dispatch.scope import use
+    from registry.ops.known import op_named
+    from registry.ops.parts.cases import Case
     from registry.tuning.grids import select
     from registry.warming import warm
 

@@ -5,7 +5,7 @@
         match.use               # the candidates, best first; the dispatcher takes the first legal one
     tables.errata_for("attention", "torch_cudnn", problem_facts, target)
 
-What is in force in a process, and for which ops, is the caller's business (registry.ranking).
+What is in force in a process, and for which ops, is the caller's business (registry.dispatch.in_force).
 Importing this module loads neither msgspec nor yaml; the first load does.
 """
 
@@ -24,9 +24,22 @@ from registry.tables.match import Field, Kind, kind_of
 from registry.tables.model import Erratum, Layer, Match, Rule, Table, TableSet, Use
 
 __all__ = [
-    "Erratum", "Field", "Layer", "Match", "Rule", "Source", "Table", "TableSet", "TableStore", "Use",
-    "environment_sources", "file_sources", "kind_of", "load_tables", "shipped_sources",
-]  # fmt: skip
+    "Erratum",
+    "Field",
+    "Layer",
+    "Match",
+    "Rule",
+    "Source",
+    "Table",
+    "TableSet",
+    "TableStore",
+    "Use",
+    "environment_sources",
+    "file_sources",
+    "kind_of",
+    "load_tables",
+    "shipped_sources",
+]
 
 SHIPPED_PACKAGE = "registry.dispatch_tables"
 ENVIRONMENT_VARIABLE = "REGISTRY_TABLES"

@@ -193,8 +193,12 @@ def _parse_range(name: str, declared: Field, value: str) -> Condition:
 
 
 _PARSERS: Mapping[str, Callable[[str, Field, Any], Condition]] = {
-    "bool": _parse_bool, "str": _parse_name, "arch": _parse_arch, "int": _parse_number, "float": _parse_number,
-}  # fmt: skip
+    "bool": _parse_bool,
+    "str": _parse_name,
+    "arch": _parse_arch,
+    "int": _parse_number,
+    "float": _parse_number,
+}
 
 
 def _predicate(condition: Condition) -> Callable[[Any], bool]:

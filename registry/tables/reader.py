@@ -36,8 +36,13 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\xef\xbb\xbf": "UTF-8 with a byte order mark"}
 _TYPE_NAMES = {
-    dict: "a mapping", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number",
-}  # fmt: skip
+    dict: "a mapping",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
 
 
 def show_path(path: Path) -> str:

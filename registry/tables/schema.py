@@ -72,10 +72,7 @@ class Evidence(_Strict, frozen=True):
 
     device: Annotated[str, Meta(min_length=1, description='The device as the driver names it, such as "NVIDIA H200".')]
     tflops: Annotated[float, Meta(gt=0, description="Speed of the rule's first pick.")]
-    run: Annotated[
-        str,
-        Meta(pattern=rf"^{_STEM}(/{_STEM})*$", description="The run's raw results."),
-    ]
+    run: Annotated[str, Meta(pattern=rf"^{_STEM}(/{_STEM})*$", description="The run's raw results.")]
     date: datetime.date
     torch: str
     triton: str | None = None
@@ -139,14 +136,23 @@ class ErrataFile(_Strict, frozen=True):
 
 
 _STRUCT_OF_KEY: dict[str, type[Struct]] = {
-    "rules": RuleEntry, "use": UseEntry, "evidence": Evidence, "runner_up": RunnerUp, "errata": ErratumEntry,
-}  # fmt: skip
+    "rules": RuleEntry,
+    "use": UseEntry,
+    "evidence": Evidence,
+    "runner_up": RunnerUp,
+    "errata": ErratumEntry,
+}
 _LOCATED = re.compile(r"(?P<problem>.*) - at (`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _TYPES = re.compile(r"`(\w+(?: \| \w+)*)`")
 _WORDS = {
-    "object": "a mapping", "array": "a list", "str": "text", "int": "an integer", "float": "a number",
-    "bool": "true or false", "null": "nothing",
-}  # fmt: skip
+    "object": "a mapping",
+    "array": "a list",
+    "str": "text",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _File = TypeVar("_File", TableFile, ErrataFile)
 

@@ -22,13 +22,17 @@ from typing import Any
 
 import torch
 
-from registry.capability import arch_matches
-from registry.discovery import catalog
+from registry.contract.capability import arch_matches
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
-from registry.op import op_named
-from registry.target import Target
-from registry.testing import attention, backward, matmul
-from registry.testing.cases import KITS, Drawn, Kit, Trial, draw, register_kit
+from registry.ops.attention import conformance as _attention
+from registry.ops.attention import conformance_backward as _backward
+from registry.ops.known import op_named
+from registry.ops.matmul import conformance as _matmul
+from registry.ops.parts.kit import KITS, Drawn, Kit, Trial, draw, register_kit
+from registry.ops.parts.sizes import size_for
 from registry.testing.checks import (
     Finding,
     Subject,
@@ -41,15 +45,21 @@ from registry.testing.checks import (
     runs,
     threads,
 )
-from registry.testing.size import size_for
-from registry.variant import Variant
 
 __all__ = [
-    "Case", "Check", "Kit", "Report", "check_op", "check_variant", "checks_for", "checks_of_op", "places",
+    "Case",
+    "Check",
+    "Kit",
+    "Report",
+    "check_op",
+    "check_variant",
+    "checks_for",
+    "checks_of_op",
+    "places",
     "register_kit",
-]  # fmt: skip
+]
 
-_BUILT_IN_KITS = (attention, backward, matmul)
+_BUILT_IN_KITS = (_attention, _backward, _matmul)
 DETERMINISTIC_SETTING = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS refuses to be deterministic without it, and reads it once."""
 
@@ -168,9 +178,13 @@ def checks_for(
 
 
 def check_variant(
-    variant: Variant | str, target: Target | None = None, level: str = "quick", *, repeat: int | None = None,
+    variant: Variant | str,
+    target: Target | None = None,
+    level: str = "quick",
+    *,
+    repeat: int | None = None,
     only: Callable[[str], bool] = lambda name: True,
-) -> Report:  # fmt: skip
+) -> Report:
     """Run every check of a variant whose name `only` lets through."""
     variant = _resolved(variant)
     target = target or _default_target(variant)

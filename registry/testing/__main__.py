@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from registry import testing
-from registry.discovery import catalog
-from registry.op import all_ops
-from registry.target import Target
+from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
+from registry.ops.known import all_ops
 
 
 def main(argv: Sequence[str] | None = None) -> int:

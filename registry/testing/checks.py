@@ -13,27 +13,18 @@ from typing import Any
 
 import torch
 
-from registry.capability import Config, arch_matches
-from registry.discovery import catalog
-from registry.dispatch import all_reasons
+from registry.contract.capability import Config, arch_matches
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
+from registry.dispatch.select import all_reasons
 from registry.errors import IllegalVariant, InvalidArgument
-from registry.op import Op, register, unregister
-from registry.problem import Problem
-from registry.target import Target
-from registry.testing.cases import (
-    Kit,
-    Results,
-    Sample,
-    Spec,
-    Trial,
-    Verdict,
-    judge,
-    problem_of,
-    spec_conditions,
-)
-from registry.testing.memory import WatchedAllocations, conditions, stir
-from registry.testing.size import Size
-from registry.variant import Variant
+from registry.ops.known import register, unregister
+from registry.ops.op import Op
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, Trial, Verdict, judge, problem_of, spec_conditions
+from registry.ops.parts.memory import WatchedAllocations, conditions, stir
+from registry.ops.parts.sizes import Size
 
 ROUNDS_PER_THREAD = 6
 

@@ -8,11 +8,8 @@ from typing import Any
 
 import torch
 
-from registry.ops import attention_torch, matmul_torch
-from registry.ops.attention import attention
-from registry.ops.matmul import matmul
-
-_TORCH_OPS_DEFINED_BY = (attention_torch, matmul_torch)
+from registry.ops.attention.op import attention
+from registry.ops.matmul.op import matmul
 
 Check = Callable[[torch.device], list[str]]
 

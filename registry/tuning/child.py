@@ -31,9 +31,13 @@ class Child:
     """One worker process. Usable again after it died: the next `ask` starts another."""
 
     def __init__(
-        self, device: str, mode: str = "events", plugins: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None, start_timeout: float = 120.0,
-    ) -> None:  # fmt: skip
+        self,
+        device: str,
+        mode: str = "events",
+        plugins: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
         self._hello = {"do": "hello", "device": device, "mode": mode, "plugins": list(plugins)}
         self._environment = dict(environment or {})
         self._start_timeout = start_timeout
@@ -62,9 +66,13 @@ class Child:
         self._buffer = b""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "registry.tuning.worker", str(command_in), str(answer_out)],
-            pass_fds=(command_in, answer_out), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            env={**os.environ, **self._environment}, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=(command_in, answer_out),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **self._environment},
+            start_new_session=True,
+        )
         os.close(command_in)
         os.close(answer_out)
         self.starts += 1

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.discovery import catalog
-from registry.target import Target
+from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
 from registry.tuning.child import Child, WorkerDied, WorkerFailed
 from registry.tuning.machine import target_data
 from registry.tuning.plan import Contestant, Planned
@@ -92,6 +92,9 @@ class CompilePool:
 
     def _command(self, job: _Job) -> dict[str, Any]:
         return {
-            "do": "compile", "case": job.planned.case.data(), "variant": job.contestant.variant,
-            "config": job.contestant.config, "target": target_data(self._target),
-        }  # fmt: skip
+            "do": "compile",
+            "case": job.planned.case.data(),
+            "variant": job.contestant.variant,
+            "config": job.contestant.config,
+            "target": target_data(self._target),
+        }

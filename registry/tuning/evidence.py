@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.problem import PROBLEM_TYPES
+from registry.contract.problem import PROBLEM_TYPES
 from registry.tables import Layer, Source, TableSet, kind_of, load_tables
 from registry.tables.model import Rule, Table, Use
 from registry.tuning import journal
@@ -126,8 +126,11 @@ def evidence(
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}
     rivals = {}
     for name in sorted({e.variant for case, _ in entries for e in case.timed.values()} - {first.variant}):
-        best = [(case, min(es, key=lambda e: e.ms)) for case, _ in entries
-                if (es := [e for e in case.timed.values() if e.variant == name])]  # fmt: skip
+        best = [
+            (case, min(es, key=lambda e: e.ms))
+            for case, _ in entries
+            if (es := [e for e in case.timed.values() if e.variant == name])
+        ]
         if len(best) == len(entries) and not excluded(name, settings):
             rivals[name] = speed_of(best)
     if rivals:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from registry.discovery import catalog
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument
-from registry.variant import Variant
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:

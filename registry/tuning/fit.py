@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.problem import PROBLEM_TYPES
+from registry.contract.problem import PROBLEM_TYPES
+from registry.ops.parts.cases import fold_of, held_out
 from registry.tables.match import kind_of
-from registry.tuning.cases import fold_of, held_out
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.timing import quantile
 from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, plainness, prune
@@ -23,9 +23,24 @@ WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
 # Facts in the order in which a reader would ask them; others follow. Left out: what another fact says too.
 ORDER = (
-    "head_dim", "causal", "seqlen_q", "rows", "batch_heads", "seqlen_k", "group", "gqa", "layout", "dtype", "lse",
-    "window", "m", "n", "k", "batch", "elements",
-)  # fmt: skip
+    "head_dim",
+    "causal",
+    "seqlen_q",
+    "rows",
+    "batch_heads",
+    "seqlen_k",
+    "group",
+    "gqa",
+    "layout",
+    "dtype",
+    "lse",
+    "window",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "elements",
+)
 REDUNDANT = {
     "attention": ("batch", "heads_q", "heads_kv", "tokens", "ieee"),
     "attention_backward": ("batch", "heads_q", "heads_kv", "tokens", "ieee", "lse"),

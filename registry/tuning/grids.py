@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidArgument
-from registry.tuning.cases import Case, from_file, spread, unique
+from registry.ops.parts.cases import Case, from_file, spread, unique
 
 _ATTENTION = ("attention", "attention_backward")
 TOKENS = 16384

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import RegistryError
-from registry.tuning.cases import digest
+from registry.ops.parts.cases import digest
 from registry.tuning.timing import quantile
 
 FORMAT = 1

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from registry.target import Target
+from registry.contract.target import Target
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than it could be".
 _THROTTLE = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from registry.target import Target
+from registry.contract.target import Target
+from registry.ops.parts.cases import Case
 from registry.tuning import journal as journals
-from registry.tuning.cases import Case
 from registry.tuning.child import Child, WorkerDied
 from registry.tuning.compile_pool import CompilePool
 from registry.tuning.extra import load_plugins
@@ -81,11 +81,21 @@ class Sweep:
     """One run over some cases on one device."""
 
     def __init__(
-        self, cases: Sequence[Case], path: Path, *, device: str = "cuda", mode: str = "events",
-        effort: Effort | None = None, selection: Selection | None = None, plugins: Sequence[str] = (),
-        watcher: Watcher | None = None, child: Child | None = None,
-        compile_processes: int | None = None, retry_failed: bool = False, now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        cases: Sequence[Case],
+        path: Path,
+        *,
+        device: str = "cuda",
+        mode: str = "events",
+        effort: Effort | None = None,
+        selection: Selection | None = None,
+        plugins: Sequence[str] = (),
+        watcher: Watcher | None = None,
+        child: Child | None = None,
+        compile_processes: int | None = None,
+        retry_failed: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.cases = list(cases)
         self.effort = effort or Effort()
         self.selection = selection
@@ -161,10 +171,17 @@ class Sweep:
         """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
         begun, self.loaded, self.refused = self.now(), None, None
         self._record(
-            held, "case", case=planned.key, op=planned.case.op, text=planned.case.text, shape=planned.case.data(),
-            facts=_plain(planned.problem.facts()), flops=planned.flops, illegal=planned.illegal,
+            held,
+            "case",
+            case=planned.key,
+            op=planned.case.op,
+            text=planned.case.text,
+            shape=planned.case.data(),
+            facts=_plain(planned.problem.facts()),
+            flops=planned.flops,
+            illegal=planned.illegal,
             contestants={c.key: [c.variant, c.config, c.first, c.source] for c in planned.contestants},
-        )  # fmt: skip
+        )
         known = held.cases[planned.key]
         alive = [c for c in planned.contestants if self._admit(planned, c, known, held, pool)]
         rounds, number = self.effort.rounds, 0

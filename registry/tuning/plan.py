@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.capability import reasons_against
-from registry.discovery import catalog
-from registry.op import op_named
-from registry.ranking import errata_reasons
-from registry.target import Target
-from registry.tuning.cases import Case, digest
+from registry.contract.capability import reasons_against
+from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import source_hash
+from registry.dispatch.in_force import errata_reasons
+from registry.ops.known import op_named
+from registry.ops.parts.cases import Case, digest
 from registry.tuning.journal import contestant_key
-from registry.tuning.source import source_hash
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Selection:
 
 def plan(case: Case, target: Target, selection: Selection | None = None) -> Planned:
     """The contestants of a case on a target; compiles and launches nothing."""
-    from registry.capability import config_reasons
+    from registry.contract.capability import config_reasons
 
     selection = selection or Selection()
     problem = case.problem(target)

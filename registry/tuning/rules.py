@@ -71,9 +71,15 @@ def make_table(
     parts = {held: [p.case for p in found.points if p.held is held] for held in (False, True)}
     whole = loaded({**head, "rules": [{"use": rule_use(found.tree.choice, found.tree.points, settings)}]}, found.op)
     fitted = Fitted(
-        found.op, text, rules, regret(table, parts[False], settings), regret(table, parts[True], settings),
-        regret(whole, parts[False] + parts[True], settings), found.rule_cost, found.skipped,
-    )  # fmt: skip
+        found.op,
+        text,
+        rules,
+        regret(table, parts[False], settings),
+        regret(table, parts[True], settings),
+        regret(whole, parts[False] + parts[True], settings),
+        found.rule_cost,
+        found.skipped,
+    )
     load_text(text, found.op)  # what is written must load
     fitted.warnings = [w for point in found.points for w in _failures(point.case, settings)]
     return fitted

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry import ranking
-from registry.discovery import catalog
+from registry.dispatch import in_force
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import source_hash
 from registry.errors import RegistryError
 from registry.tuning.journal import CaseResults, Entry, Results, lock
 from registry.tuning.machine import slug
-from registry.tuning.source import source_hash
 
 KEYED = ("device", "driver", "torch", "triton")
 
@@ -77,7 +77,7 @@ class Loaded:
 
 
 def folder() -> Path:
-    return ranking.cache_folder() / "measurements"
+    return in_force.cache_folder() / "measurements"
 
 
 def rows_of(results: Results) -> list[Row]:
@@ -92,11 +92,21 @@ def rows_of(results: Results) -> list[Row]:
 
 def _row(results: Results, case: CaseResults, entry: Entry) -> Row:
     return Row(
-        case.op, case.text, case.shape, case.facts, case.flops, entry.variant, entry.config, entry.first, entry.source,
-        results.machine, results.mode, entry.ms if entry.timed else None,
+        case.op,
+        case.text,
+        case.shape,
+        case.facts,
+        case.flops,
+        entry.variant,
+        entry.config,
+        entry.first,
+        entry.source,
+        results.machine,
+        results.mode,
+        entry.ms if entry.timed else None,
         round(entry.spread, 4) if entry.timed else 0.0,
         entry.failure["why"] if entry.failure else "",
-    )  # fmt: skip
+    )
 
 
 def path_for(op: str, device: str) -> Path:
@@ -201,7 +211,7 @@ def as_results(rows: Iterable[Row], machine: dict[str, Any], path: str = "the ca
 
 def write_table(op: str, device: str, text: str) -> Path:
     """Put a table in force for this user, from the next process on. Replaces the last one whole."""
-    path = ranking.tuned_folder() / f"{op}.{slug(device)}.yaml"
+    path = in_force.tuned_folder() / f"{op}.{slug(device)}.yaml"
     try:
         with locked(path):
             write_atomic(path, text)
@@ -236,19 +246,3 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def stale_table_row(table: Any, rule: Any) -> str | None:
-    """Why a row of the user's own table does not hold here: the `skip` of registry.tables.load_tables.
-
-    Goes further than the versions: the driver, and the source of the variant that the row picks.
-    """
-    evidence = rule.evidence
-    if evidence is None or evidence.source is None:
-        return None
-    variant = catalog.get().variants.get(rule.use[0].variant)
-    if variant is None:
-        return f"{rule.use[0].variant} is not installed"
-    if source_hash(variant) != evidence.source:
-        return f"the source of {variant.name} has changed since it was measured; tune again"
-    return None

@@ -45,8 +45,8 @@ class Worker:
         """Load everything; answer with the target and the machine."""
         import torch
 
-        from registry.discovery import catalog
-        from registry.target import Target
+        from registry.contract.target import Target
+        from registry.dispatch.catalog import catalog
         from registry.tuning.extra import load_plugins
         from registry.tuning.machine import Monitor, describe, target_data
         from registry.tuning.timing import timer_for
@@ -64,9 +64,9 @@ class Worker:
 
     def do_case(self, case: Mapping[str, Any], reference: bool = True) -> dict[str, Any]:
         """Make the inputs and, where a gate is ahead, the oracle's answer."""
-        from registry.tuning.accuracy import expected
-        from registry.tuning.cases import Case
-        from registry.tuning.workload import workload
+        from registry.ops.parts.accuracy import expected
+        from registry.ops.parts.cases import Case
+        from registry.ops.parts.workload import workload
 
         self.forget()
         self.load = workload(Case.from_data(case), self.device)
@@ -80,7 +80,7 @@ class Worker:
 
     def do_check(self, variant: str, config: Mapping[str, Any], key: str) -> dict[str, Any]:
         """First launch and the accuracy gate."""
-        from registry.tuning.accuracy import judge
+        from registry.ops.parts.accuracy import judge
 
         begun = time.perf_counter()
         before = {name: _bits(tensor) for name, tensor in self.load.tensors.items()}
@@ -114,11 +114,11 @@ class Worker:
         self, case: Mapping[str, Any], variant: str, config: Mapping[str, Any], target: dict[str, Any]
     ) -> dict[str, Any]:
         """Compile a contestant's kernels into Triton's cache; touches no GPU."""
-        from registry.compiling import compile_build
-        from registry.discovery import catalog
-        from registry.tuning.cases import Case
+        from registry.dispatch.catalog import catalog
+        from registry.ops.parts.cases import Case
+        from registry.ops.parts.workload import workload
+        from registry.toolbox.builds import compile_build
         from registry.tuning.machine import target_from
-        from registry.tuning.workload import workload
 
         goal = target_from(target)
         load = workload(Case.from_data(case), "meta")
@@ -135,7 +135,7 @@ class Worker:
 
     def bind(self, variant: str, config: Mapping[str, Any], key: str) -> list[Callable[[], Any]]:
         """The launches of a contestant, over every set of inputs."""
-        from registry.discovery import catalog
+        from registry.dispatch.catalog import catalog
 
         problem = self.load.problem()
         launch = self.load.op.bind(catalog.get().variants[variant], problem, dict(config))
@@ -147,8 +147,11 @@ class Worker:
         import torch
 
         if self.device == "cuda":
-            held = [torch.full_like(part.value, float("nan"), dtype=torch.float32) for part in self.wanted
-                    if part.value.is_floating_point()]  # fmt: skip
+            held = [
+                torch.full_like(part.value, float("nan"), dtype=torch.float32)
+                for part in self.wanted
+                if part.value.is_floating_point()
+            ]
             like = [t for t in self.load.tensors.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
             held += [torch.full(t.shape, float("nan"), device=t.device).to(t.dtype) for t in like]
             del held
@@ -188,7 +191,7 @@ def _same(before: Any, now: Any) -> bool:
 
 def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
     """What an exception means for the sweep: a config that does not fit, memory, a plain error, or a broken device."""
-    from registry.dispatch import compile_failures
+    from registry.dispatch.quarantine import compile_failures
 
     text = f"{type(error).__name__}: {error}".strip()
     detail = text if len(text) > 40 else "".join(traceback.format_exception(error)[-4:])

@@ -34,16 +34,23 @@ from typing import Any
 import torch
 
 from registry import Target, Variant, variants
-from registry.op import op_named
-from registry.testing import KITS, memory
-from registry.testing.cases import Sample, Trial, draw, spec_conditions
-from registry.testing.size import Size
+from registry.ops.known import op_named
+from registry.ops.parts import memory
+from registry.ops.parts.kit import Sample, Trial, draw, spec_conditions
+from registry.ops.parts.sizes import Size
+from registry.testing import KITS
 
 OURS = ("triton", "gluon")
 SMALL = Size(
-    lengths=(1, 77, 129, 190), largest_head_dim=256, many_heads=False, samples=6, values=6, full_config_problems=1,
-    configs=6, repeats=1,
-)  # fmt: skip
+    lengths=(1, 77, 129, 190),
+    largest_head_dim=256,
+    many_heads=False,
+    samples=6,
+    values=6,
+    full_config_problems=1,
+    configs=6,
+    repeats=1,
+)
 TOOLS = {
     "memcheck": ["--padding 64", "--report-api-errors no", "--destroy-on-device-error kernel"],
     "racecheck": ["--racecheck-report analysis"],
@@ -177,9 +184,12 @@ def run(name: str, names: Sequence[str], prefix: Sequence[str], log: Path, given
     found = Outcome(name)
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, *own], stdout=stream, stderr=subprocess.STDOUT, env=environment,
+            [*prefix, sys.executable, __file__, *own],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             code = process.wait(given.timeout)
         except subprocess.TimeoutExpired:
@@ -242,9 +252,7 @@ def summary(tool: str, found: Sequence[Outcome], hints: Container[str], logs: Pa
     return "\n".join(lines)
 
 
-def sanitize(
-    tool: str, given: argparse.Namespace, asked: Mapping[str, Sequence[str]], hints: Container[str]
-) -> bool:  # fmt: skip
+def sanitize(tool: str, given: argparse.Namespace, asked: Mapping[str, Sequence[str]], hints: Container[str]) -> bool:
     """One tool over all variants, given with their kernels; whether nothing was found. Hints are no findings."""
     program = find_tool()
     prefix = [program, "--tool", tool, *known_options(program, [*TOOLS[tool], *COMMON])] if tool and program else []

@@ -17,7 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from registry.errors import CaptureError, InvalidArgument  # noqa: E402
-from registry.launch import Launcher, StandIn  # noqa: E402
+from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 hopper = pytest.mark.skipif(

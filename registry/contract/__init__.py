@@ -1,0 +1,1 @@
+"""What is asked and what is claimed: targets, problems, claims, variants."""

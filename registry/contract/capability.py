@@ -1,0 +1,286 @@
+"""What a variant may run (`Requires`), how it is built (`Design`), and why it refuses (`Reason`).
+
+Legality is closed-world: `Requires()` claims nothing, and every field of a Problem must be answered by a claim. All
+reasons are collected, never just the first, and each carries the value it met, the values allowed and, where one
+exists, a fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from registry.contract.problem import Problem, Query
+from registry.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+Config = Mapping[str, Any]
+Budget = Callable[[Any, Config], int]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason why a variant may not run a problem."""
+
+    code: str
+    field: str
+    got: Any
+    allowed: Any
+    fix: str | None = None
+    operand: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.operand}.{self.field}" if self.operand else self.field
+        fix = f"; fix: {self.fix}" if self.fix else ""
+        return f"{where}: got {self.got}, allowed {self.allowed}{fix}"
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a kernel is built. Never changes results: for tables, filters, plots and search."""
+
+    warp_groups: int = 1
+    """Consumer warp groups: those that issue matrix instructions."""
+    pipeline_stages: int = 1
+    """Buffers between memory and the matrix units."""
+    warp_specialized: bool = False
+    """Different warps run different code (producer and consumers)."""
+    pipeline_tasks: int = 1
+    """Concurrent roles inside one block, e.g. 2 for producer + consumers."""
+    tile: tuple[int, ...] = ()
+    persistent: bool = False
+    dsl: str = "triton"
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a variant claims to run. An absent claim is a refusal.
+
+    `arch` entries are "sm90" (exactly), "sm80+" (that or any newer NVIDIA GPU), "cpu" or "any".
+    `shared_memory` (bytes) and `registers` (32-bit, per block) are functions of (problem, config), held against the
+    target; `rule(problem, config)` yields further Reasons. All three may rule out single configs.
+    """
+
+    arch: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    deterministic: bool = False
+    ieee: bool = False
+    """float32 in full precision; without it float32 is legal only where torch's setting permits tf32."""
+    # memory
+    layouts: tuple[str, ...] = ()
+    base_alignment: int = 1
+    stride_alignment: int = 1
+    unit_inner_stride: bool = True
+    # attention
+    head_dim: tuple[int, int] | None = None
+    head_dim_multiple: int = 1
+    head_dim_v: tuple[int, int] | None = None
+    head_dim_v_multiple: int = 1
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    gqa: bool = False
+    lse: bool = False
+    grad_lse: bool = False
+    cross_length: bool = False
+    varlen: bool = False
+    seqlen_q_multiple: int = 1
+    seqlen_k_multiple: int = 1
+    # matmul
+    dtypes_b: tuple[str, ...] = ()
+    """Dtypes of the second operand where it may differ from the first; empty: it must be the same."""
+    out_dtypes: tuple[str, ...] = ()
+    """Output dtypes that may differ from the operands'; empty: it must be the same."""
+    batched: bool = False
+    bias: bool = False
+    activations: tuple[str, ...] = ()
+    scaling: tuple[str, ...] = ()
+    out: bool = False
+    # environment and resources
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+    shared_memory: Budget | None = None
+    registers: Budget | None = None
+    rule: Callable[[Any, Config], Iterable[Reason]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Claims for fields that ops outside this package add."""
+
+    def __post_init__(self) -> None:
+        for name in ("arch", "dtypes", "layouts", "dtypes_b", "out_dtypes", "activations", "scaling"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")
+            object.__setattr__(self, name, tuple(value))
+        for entry in self.arch:
+            if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
+                raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
+        for name, spec in self.toolchain.items():
+            try:
+                _specifiers(spec)
+            except ValueError as error:
+                raise DeclarationError(
+                    f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'"
+                ) from error
+
+    def claim(self, name: str) -> Any:
+        """The claim of that name, from the fields or from `extra`; None where nothing is claimed."""
+        return getattr(self, name) if name in _CLAIMS else self.extra.get(name)
+
+
+_CLAIMS = frozenset(f.name for f in dataclasses.fields(Requires)) - {"extra"}
+
+
+def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
+    """Every reason, whatever the config, why a variant with these claims may not run the problem."""
+    found = list(_target_reasons(requires, problem))
+    for name, how in problem.queries().items():
+        rule = RULES[how.rule] if isinstance(how.rule, str) else how.rule
+        found.extend(rule(requires, problem, name, how))
+    return found
+
+
+def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
+    """Every reason why this config may not run a problem that `reasons_against` lets through."""
+    found: list[Reason] = []
+    target = problem.target
+    for name, allowed in (("shared_memory", target.shared_memory), ("registers", target.registers)):
+        budget: Budget | None = getattr(requires, name)
+        if budget is not None and (need := budget(problem, config)) > allowed:
+            fix = "use a smaller tile or fewer stages"
+            found.append(Reason("resources", name, need, f"<= {allowed} on {target.name}", fix))
+    if requires.rule is not None:
+        found.extend(requires.rule(problem, config))
+    return found
+
+
+@functools.cache
+def _specifiers(spec: str) -> SpecifierSet:
+    """A version range, parsed once. packaging is imported here, for it would be a third of the cost of our import."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(spec)
+
+
+def arch_matches(claims: Iterable[str], arch: str) -> bool:
+    """Whether an architecture is among claims such as "sm90", "sm80+", "cpu", "any"."""
+    for entry in claims:
+        if entry in ("any", arch):
+            return True
+        if entry.endswith("+") and arch.startswith("sm") and int(arch[2:]) >= int(entry[2:-1]):
+            return True
+    return False
+
+
+def _target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
+    target = problem.target
+    if not arch_matches(requires.arch, target.arch):
+        yield Reason("arch", "arch", target.arch, ", ".join(requires.arch) or "none declared")
+    for name, spec in requires.toolchain.items():
+        version = getattr(target, name, "")
+        if not version and target.arch == "cpu" and name == "driver":
+            continue
+        if not version or not _specifiers(spec).contains(version, prereleases=True):
+            yield Reason("toolchain", name, version or "not installed", spec, f'pip install "{name}{spec}"')
+
+
+# --- rules: one function per way in which a field is judged -------------------------------------------------------
+
+
+def _fact(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    return iter(())
+
+
+def _flag(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    got, claim = getattr(problem, name), requires.claim(how.claim)
+    if got and not claim:
+        yield Reason("unclaimed", name, got, "off", how.fix(got, claim) if how.fix else None)
+
+
+def _member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    got, claim = getattr(problem, name), requires.claim(how.claim) or ()
+    if got not in claim:
+        yield Reason(
+            "unclaimed", name, got, ", ".join(claim) or "none declared", how.fix(got, claim) if how.fix else None
+        )
+
+
+def _optional_member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    """As `member`, but the empty value asks for nothing."""
+    return _member(requires, problem, name, how) if getattr(problem, name) else iter(())
+
+
+def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    got, claim = getattr(problem, name), requires.claim(how.claim)
+    multiple = requires.claim(f"{how.claim}_multiple") or 1
+    low, high = claim if claim is not None else (0, 0)
+    if claim is not None and low <= got <= high and got % multiple == 0:
+        return
+    allowed = (
+        "none declared" if claim is None else f"{low}..{high}" + (f" in steps of {multiple}" if multiple > 1 else "")
+    )
+    padded = -(-max(got, low) // multiple) * multiple
+    yield Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if got < padded <= high else None)
+
+
+def _multiple(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    got, claim = getattr(problem, name), requires.claim(how.claim)
+    if got % claim:
+        yield Reason("multiple", name, got, f"multiples of {claim}", f"pad {name} {got} to {-(-got // claim) * claim}")
+
+
+def _closed(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    """A field without a rule of its own: its default asks for nothing, all else must be claimed by name."""
+    got, claim = getattr(problem, name), requires.claim(name)
+    default = next(f.default for f in dataclasses.fields(problem) if f.name == name)
+    if got == default or claim is True or (isinstance(claim, (tuple, list, set, frozenset)) and got in claim):
+        return
+    yield Reason("unclaimed", name, got, default if claim in (None, False, ()) else claim)
+
+
+def _operands(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    """Memory facts of each operand: base alignment, inner contiguity, stride alignment."""
+    for fact in problem.operands:
+        if requires.unit_inner_stride and not fact.unit_inner_stride:
+            fix = f"call .contiguous() on {fact.name}: its inner stride is {fact.strides[-1]}"
+            yield Reason("stride", "unit_inner_stride", fact.strides[-1], 1, fix, fact.name)
+    yield from _alignment(requires, problem)
+
+
+def _matrix_operands(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+    """As `operands`, where which dimension is contiguous is the business of the layout claim."""
+    return _alignment(requires, problem)
+
+
+def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
+    for fact in problem.operands:
+        if fact.base_alignment < requires.base_alignment:
+            allowed = f"multiples of {requires.base_alignment} bytes"
+            fix = f"call .clone() on {fact.name}: its storage offset breaks the alignment"
+            yield Reason("alignment", "base_alignment", f"{fact.base_alignment} bytes", allowed, fix, fact.name)
+        strides = [(dim, s) for dim, s in fact.outer_strides() if s % requires.stride_alignment]
+        if strides and not (requires.unit_inner_stride and not fact.unit_inner_stride):
+            dim, stride = strides[0]
+            allowed = f"multiples of {requires.stride_alignment} bytes"
+            fix = (
+                f"make {fact.name} contiguous or pad its rows: its stride of {stride} bytes in dimension {dim} is no "
+                f"multiple of {requires.stride_alignment}"
+            )
+            yield Reason("alignment", "stride_alignment", f"{stride} bytes", allowed, fix, fact.name)
+
+
+RULES: dict[str, Callable[[Requires, Any, str, Query], Iterator[Reason]]] = {
+    "fact": _fact,
+    "flag": _flag,
+    "member": _member,
+    "optional_member": _optional_member,
+    "range": _range,
+    "multiple": _multiple,
+    "closed": _closed,
+    "operands": _operands,
+    "matrix_operands": _matrix_operands,
+}

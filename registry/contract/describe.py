@@ -1,0 +1,156 @@
+"""Declarations as words and as plain data: what `kreg list` and docs/variants.md say about each variant.
+
+Everything is derived from the fields of Requires and Design, so a new claim or trait shows up without a change here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from registry.contract.capability import Design, Reason, Requires
+from registry.contract.problem import Problem
+from registry.contract.variant import Variant
+
+SHORT_DTYPES: Mapping[str, str] = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "e5m2",
+}
+_SHOWN_APART = ("arch", "dtypes", "dtypes_b", "out_dtypes", "layouts", "toolchain")
+
+
+def short_dtype(dtype: str) -> str:
+    """ "bf16" for "bfloat16": the name that the command line takes, too."""
+    return SHORT_DTYPES.get(dtype, dtype)
+
+
+def dtypes_text(dtypes: tuple[str, ...]) -> str:
+    return " ".join(map(short_dtype, dtypes))
+
+
+def features(requires: Requires) -> list[str]:
+    """What is claimed beyond the plain case: "causal", "gqa", "activations: relu gelu"."""
+    found = []
+    for field in dataclasses.fields(requires):
+        value = getattr(requires, field.name)
+        if field.default is False and value:
+            found.append(field.name)
+        elif isinstance(value, tuple) and value and field.default == () and field.name not in _SHOWN_APART:
+            found.append(f"{field.name}: {' '.join(value)}")
+    found.extend(f"{name}: {plain_data(value)}" for name, value in requires.extra.items())
+    return found
+
+
+def sizes(requires: Requires) -> list[str]:
+    """Which sizes are claimed: "head_dim 64..256 in steps of 8", "seqlen_k in steps of 128"."""
+    found = []
+    for field in dataclasses.fields(requires):
+        name, value = field.name, getattr(requires, field.name)
+        if name.endswith("_multiple"):
+            base = name.removesuffix("_multiple")
+            if value > 1 and not hasattr(requires, base):
+                found.append(f"{base} in steps of {value}")
+        elif hasattr(requires, f"{name}_multiple") and value is not None:
+            low, high = value
+            step = getattr(requires, f"{name}_multiple")
+            span = str(low) if low == high else f"{low}..{high}"
+            found.append(f"{name} {span}" + (f" in steps of {step}" if step > 1 else ""))
+    return found
+
+
+def memory(requires: Requires) -> list[str]:
+    """How operands may lie in memory: their orders, alignments, inner strides."""
+    found = [" ".join(requires.layouts)] if requires.layouts else []
+    if requires.base_alignment > 1:
+        found.append(f"bases aligned to {requires.base_alignment} bytes")
+    if requires.stride_alignment > 1:
+        found.append(f"strides aligned to {requires.stride_alignment} bytes")
+    if not requires.unit_inner_stride and "strided" in requires.layouts:
+        found.append("any inner stride")
+    return found
+
+
+def limits(requires: Requires) -> list[str]:
+    """What is held against the toolchain and against the target, config by config."""
+    found = [f"{name} {spec}" for name, spec in requires.toolchain.items()]
+    checked = [name for name in ("shared_memory", "registers", "rule") if getattr(requires, name) is not None]
+    return found + ([f"{' and '.join(checked).replace('_', ' ')} checked per config"] if checked else [])
+
+
+def design_traits(design: Design) -> list[str]:
+    """How a kernel is built, dsl first, the plain case left out: "gluon", "2 warp groups", "warp-specialized"."""
+    found = [design.dsl]
+    if design.warp_groups > 1:
+        found.append(f"{design.warp_groups} warp groups")
+    if design.pipeline_stages > 1:
+        found.append(f"{design.pipeline_stages} stages")
+    if design.warp_specialized:
+        found.append("warp-specialized")
+    if design.pipeline_tasks > 1:
+        found.append(f"{design.pipeline_tasks} tasks")
+    if design.persistent:
+        found.append("persistent")
+    if design.tile:
+        found.append(f"tile {'x'.join(map(str, design.tile))}")
+    return found
+
+
+def variant_data(variant: Variant) -> dict[str, Any]:
+    """The whole declaration as plain data. Functions (rules, budgets) are shown as true."""
+    return {
+        "name": variant.name,
+        "op": variant.op,
+        "summary": variant.summary,
+        "origin": variant.origin,
+        "requires": {f.name: _plain(getattr(variant.requires, f.name)) for f in dataclasses.fields(variant.requires)},
+        "design": {f.name: _plain(getattr(variant.design, f.name)) for f in dataclasses.fields(variant.design)},
+        "configs": None if callable(variant.configs) else [dict(config) for config in variant.configs],
+        "prepares": variant.prepare is not None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return True
+    if isinstance(value, Mapping):
+        return {name: plain_data(item) for name, item in value.items()}
+    return plain_data(value)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """A config in one line; empty for the empty one."""
+    return ", ".join(f"{name}={value}" for name, value in config.items())
+
+
+def reason_data(reason: Reason) -> dict[str, Any]:
+    return {
+        "code": reason.code,
+        "field": reason.field,
+        "operand": reason.operand,
+        "got": plain_data(reason.got),
+        "allowed": plain_data(reason.allowed),
+        "fix": reason.fix,
+    }
+
+
+def problem_data(problem: Problem) -> dict[str, Any]:
+    target = problem.target
+    return {
+        "op": problem.op,
+        **{name: plain_data(value) for name, value in problem.facts().items()},
+        "target": {"arch": target.arch, "name": target.name, "sm_count": target.sm_count},
+    }
+
+
+def plain_data(value: Any) -> Any:
+    """Anything as JSON can hold it."""
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item) for item in value]
+    return str(value)

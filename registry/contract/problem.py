@@ -1,0 +1,152 @@
+"""A Problem is one call, frozen: what is asked, of which shapes, with which memory facts, on which target.
+
+Each field says how it is judged. `query(...)` names a rule and the claim in `Requires` that the rule reads; `fact(...)`
+marks a size that every kernel must take. A field with neither is judged closed-world: at any value but its default a
+variant is illegal until it claims the field. So adding a field can make a variant refuse, never misread, a problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from registry.contract.target import Target
+
+
+@dataclass(frozen=True)
+class Query:
+    """How one field of a Problem is held against a variant's claims."""
+
+    rule: str | Callable[..., Any]
+    """A name in registry.contract.capability.RULES, or such a function for a field that needs one of its own."""
+    claim: str
+    fix: Callable[[Any, Any], str] | None = None
+
+
+_SIZES = ("fact", "multiple", "operands", "matrix_operands")
+_NOT_FACTS = ("target", "operands")
+_KEY = "registry.query"
+FACT = Query("fact", "")
+
+
+def query(
+    rule: str | Callable[..., Any],
+    *,
+    claim: str,
+    default: Any = dataclasses.MISSING,
+    fix: Callable[[Any, Any], str] | None = None,
+) -> Any:
+    """Declare a Problem field that `rule` (see registry.contract.capability.RULES) holds against `Requires.<claim>`."""
+    return dataclasses.field(default=default, metadata={_KEY: Query(rule, claim, fix)})
+
+
+def fact(default: Any = dataclasses.MISSING) -> Any:
+    """Declare a Problem field that restricts nobody: sizes and facts that tables may match on."""
+    return dataclasses.field(default=default, metadata={_KEY: FACT})
+
+
+PROBLEM_TYPES: dict[str, type[Problem]] = {}
+"""The type of each op's problems."""
+
+
+@dataclass(frozen=True)
+class OperandFact:
+    """What matters of one tensor besides its values. Strides count elements, the alignment counts bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    base_alignment: int = 16
+
+    @property
+    def unit_inner_stride(self) -> bool:
+        """True where the last dimension is contiguous (or has one element, where no stride matters)."""
+        return self.strides[-1] == 1 or self.shape[-1] == 1
+
+    def outer_strides(self) -> Iterator[tuple[int, int]]:
+        """(dimension, stride in bytes) of each dimension, but the unit one, that has more than one element."""
+        for dim, (size, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            if size > 1 and stride != 1:
+                yield dim, stride * self.itemsize
+
+    @property
+    def stride_alignment(self) -> int:
+        """The largest power of two up to 16 that divides every outer stride, in bytes."""
+        combined = 16
+        for _, stride in self.outer_strides():
+            combined |= stride
+        return combined & -combined
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Base of each op's problem. Subclasses add fields; nothing here knows an op."""
+
+    target: Target = fact()
+    dtype: str = query("member", claim="dtypes")
+    deterministic: bool = query(
+        "flag", claim="deterministic", default=False, fix=lambda got, claim: "torch.use_deterministic_algorithms(False)"
+    )
+    operands: tuple[OperandFact, ...] = query("operands", claim="base_alignment", default=())
+
+    op: ClassVar[str] = ""
+    derived_kinds: ClassVar[Mapping[str, str]] = {}
+    """Kinds ("int", "str", "bool") of what `derived_facts` adds."""
+
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """All values of facts that have few, so that a table which names another is refused."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        PROBLEM_TYPES[cls.op] = cls
+
+    @classmethod
+    def fact_kinds(cls) -> dict[str, str]:
+        """What a table may match on, with the annotation that says of which kind it is."""
+        fields = {f.name: f.type for f in dataclasses.fields(cls) if f.name not in _NOT_FACTS}
+        return {**fields, **cls.derived_kinds}  # type: ignore[dict-item]
+
+    @classmethod
+    def queries(cls) -> dict[str, Query]:
+        """Each field's query, in declaration order."""
+        return _queries(cls)
+
+    def facts(self) -> dict[str, Any]:
+        """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_FACTS}
+        return found | self.derived_facts()
+
+    def derived_facts(self) -> dict[str, Any]:
+        """Facts that tables may match on besides the fields."""
+        return {}
+
+    def kind(self) -> tuple[Any, ...]:
+        """The problem class that a quarantine covers: everything but sizes."""
+        values = tuple(getattr(self, name) for name, how in self.queries().items() if how.rule not in _SIZES)
+        return (self.op, self.target.arch, *values)
+
+    def on(self, target: Target) -> Problem:
+        """The same question on another target."""
+        return dataclasses.replace(self, target=target)
+
+    def summary(self) -> str:
+        """One line for errors and logs."""
+        shown = ", ".join(
+            f"{name}={value}" for name, value in self.facts().items() if value not in (False, None, 0.0, "")
+        )
+        return f"{self.op} on {self.target.name} ({self.target.arch}): {shown}"
+
+
+_QUERIES: dict[type, dict[str, Query]] = {}
+
+
+def _queries(cls: type[Problem]) -> dict[str, Query]:
+    found = _QUERIES.get(cls)
+    if found is None:
+        found = {f.name: f.metadata.get(_KEY) or Query("closed", f.name) for f in dataclasses.fields(cls)}
+        _QUERIES[cls] = found
+    return found

@@ -1,0 +1,104 @@
+"""A Variant: one named implementation of an op, with all that the registry, the tests and the tuner derive from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, reasons_against
+from registry.contract.problem import Problem
+from registry.errors import DeclarationError
+from registry.notices import notice
+
+_NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
+_PLAIN = (int, float, str, bool)
+
+Configs = Sequence[Config] | Callable[[Any], Sequence[Config]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One implementation of an op, as a plugin declares it.
+
+    name      `<dsl>_<algorithm>[_<trait>]`, third parties `vendor.name`: a stable id in tables, benchmarks and caches.
+    run       called with the op's tensors, `config`, and exactly those keyword arguments whose features are claimed.
+    configs   flat dicts, best first; or a function of the problem that gives them.
+    prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
+              the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
+    builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as toolbox.builds.Build.
+    design_of optional: the traits of one config, where they differ from `design`.
+    """
+
+    name: str
+    op: str
+    run: Callable[..., Any]
+    requires: Requires
+    design: Design = field(default_factory=Design)
+    configs: Configs = ({},)
+    prepare: Callable[[Any, Config], Callable[..., Any]] | None = None
+    builds: Callable[[Any, Config], Sequence[Any]] | None = None
+    design_of: Callable[[Config], Design] | None = None
+    summary: str = ""
+    origin: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise DeclarationError(
+                f"Variant.name: got {self.name!r}; allowed: lower-case words, optionally 'vendor.name'"
+            )
+        if not callable(self.run):
+            raise DeclarationError(f"Variant {self.name}: run: got {self.run!r}; allowed: a callable")
+        if not isinstance(self.requires, Requires) or not isinstance(self.design, Design):
+            raise DeclarationError(f"Variant {self.name}: requires and design must be Requires and Design records")
+        if not callable(self.configs):
+            if not self.configs:
+                raise DeclarationError(
+                    f"Variant {self.name}: configs: got none; allowed: at least one (an empty dict will do)"
+                )
+            for config in self.configs:
+                self._check_config(config)
+
+    def configs_for(self, problem: Problem) -> list[Config]:
+        """The declared configs for a problem, best first, legal or not."""
+        return list(self.configs(problem)) if callable(self.configs) else list(self.configs)
+
+    def reasons(self, problem: Problem) -> list[Reason]:
+        """Every reason why this variant may not run the problem with any config.
+
+        A declaration that fails while it is asked makes its own variant illegal, and no other.
+        """
+        try:
+            found = reasons_against(self.requires, problem)
+            if found:
+                return found
+            if self.legal_configs(problem):
+                return []
+            nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
+            return self.config_refusals(problem) or [nothing]
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
+            return [Reason("declaration", "requires", text, "a declaration that answers")]
+
+    def legal_configs(self, problem: Problem) -> list[Config]:
+        """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""
+        return [config for config in self.configs_for(problem) if not config_reasons(self.requires, problem, config)]
+
+    def config_refusals(self, problem: Problem) -> list[Reason]:
+        """Why declared configs are illegal: each distinct reason once."""
+        found: dict[Reason, None] = {}
+        for config in self.configs_for(problem):
+            found.update(dict.fromkeys(config_reasons(self.requires, problem, config)))
+        return list(found)
+
+    def design_for(self, config: Config) -> Design:
+        """The traits of one config."""
+        return self.design_of(config) if self.design_of else self.design
+
+    def _check_config(self, config: Any) -> None:
+        if not isinstance(config, Mapping) or not all(isinstance(v, _PLAIN) for v in config.values()):
+            raise DeclarationError(
+                f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools"
+            )

@@ -1,0 +1,1 @@
+"""Who runs: finding variants, ranking them, deciding, and keeping bound plans."""

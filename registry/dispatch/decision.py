@@ -1,0 +1,107 @@
+"""A Decision: what was picked for a problem, and how every other variant stands; as words and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from registry.contract.capability import Config, Reason
+from registry.contract.describe import config_text, problem_data, reason_data
+from registry.contract.problem import Problem
+
+
+def decision_text(decision: Decision) -> str:
+    """What was picked, why, and how every other variant stands."""
+    config = config_text(decision.config)
+    lines = [
+        decision.problem.summary(),
+        f"picked {decision.variant}" + (f" ({config})" if config else ""),
+        f"  because: {decision.source}",
+    ]
+    if decision.evidence:
+        lines.append(f"  measured: {evidence_text(decision.evidence)}")
+    if decision.fallback_from:
+        lines.append(f"  fallback: {', '.join(decision.fallback_from)} would have been preferred")
+    for candidate in decision.candidates:
+        if candidate.variant == decision.variant:
+            lines.extend(f"  configs ruled out: {reason}" for reason in candidate.refused_configs)
+            continue
+        if candidate.legal:
+            lines.append(
+                f"  legal   {candidate.variant}" + (f" (rank {candidate.rank})" if candidate.rank is not None else "")
+            )
+        else:
+            lines.append(f"  illegal {candidate.variant}")
+            lines.extend(f"            - {reason}" for reason in candidate.reasons)
+    return "\n".join(lines)
+
+
+def evidence_text(evidence: Mapping[str, Any]) -> str:
+    """The measurement behind a table row in one line."""
+    text = ", ".join(f"{name} {value}" for name, value in evidence.items() if not isinstance(value, Mapping))
+    runner_up = evidence.get("runner_up")
+    if runner_up:
+        text += f"; runner-up {runner_up.get('variant')} {runner_up.get('tflops', '')}".rstrip()
+    return text
+
+
+def candidate_data(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "variant": candidate.variant,
+        "legal": candidate.legal,
+        "rank": candidate.rank,
+        "source": candidate.source or None,
+        "reasons": [reason_data(reason) for reason in candidate.reasons],
+        "refused_configs": [reason_data(reason) for reason in candidate.refused_configs],
+    }
+
+
+def decision_data(decision: Decision) -> dict[str, Any]:
+    """The whole decision as plain data."""
+    return {
+        "problem": problem_data(decision.problem),
+        "picked": decision.variant,
+        "config": dict(decision.config),
+        "source": decision.source,
+        "evidence": dict(decision.evidence) if decision.evidence else None,
+        "fallback_from": list(decision.fallback_from),
+        "candidates": [candidate_data(candidate) for candidate in decision.candidates],
+    }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One variant's standing in a decision: its reasons if it is illegal, else its rank and where that came from."""
+
+    variant: str
+    reasons: tuple[Reason, ...] = ()
+    rank: int | None = None
+    source: str = ""
+    refused_configs: tuple[Reason, ...] = ()
+    """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
+
+    @property
+    def legal(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was picked for a problem, with which config, from which table row, and how every other variant stands."""
+
+    problem: Problem
+    variant: str
+    config: Config
+    source: str
+    candidates: tuple[Candidate, ...]
+    evidence: Mapping[str, Any] | None = field(default=None, compare=False)
+    fallback_from: tuple[str, ...] = ()
+    """Preferred names that were passed over because they are illegal here."""
+
+    def __str__(self) -> str:
+        return decision_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The decision as plain data, for JSON."""
+        return decision_data(self)

@@ -1,0 +1,102 @@
+"""A hash of the code behind a variant, so that a measurement is not taken for one of a kernel changed since."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import io
+import sys
+import tokenize
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import BUILTIN_PACKAGE
+
+MOST_FILES = 200
+
+
+def source_hash(variant: Variant) -> str:
+    """12 hex digits over the variant's files: its module, or its whole package; "" where nothing is known."""
+    run: Any = variant.run
+    while isinstance(run, functools.partial):
+        run = run.func
+    run = inspect.unwrap(run) if callable(run) else run
+    paths = _files(variant.origin, getattr(run, "__module__", "") or "")
+    return _hash_files(tuple(paths)) if paths else _hash_code(run)
+
+
+def _files(origin: str, module: str) -> list[Path]:
+    """The plugin's own files: those of its package, or the one file of a plugin module."""
+    plugin = (
+        origin.rpartition("(")[2].rstrip(")").partition(":")[0]
+    )  # "acme (acme_kernels:plugin)" or the module itself
+    names = [name for name in (plugin, module) if name in sys.modules]
+    found: set[Path] = set()
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if not file or not Path(file).is_file():
+            continue
+        path = Path(file)
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        if path.name == "__init__.py" or package.startswith(BUILTIN_PACKAGE + "."):
+            found.update(sorted(path.parent.rglob("*.py"))[:MOST_FILES])
+        else:
+            found.add(path)
+    return sorted(found)
+
+
+def _hash_files(paths: tuple[Path, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + _code_of(path.read_bytes()) + b"\0")
+    return digest.hexdigest()[:12]
+
+
+_LAYOUT = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER))
+
+
+def _code_of(source: bytes) -> bytes:
+    """The tokens of a source without what cannot change a kernel: comments, docstrings, imports (whatever a kernel
+    imports has a home of its own, and may move), line breaks inside of brackets and commas before a closing one.
+
+    Not the syntax tree, which every Python spells in its own way: the hash is the same on all of them.
+    """
+    try:
+        tree = ast.parse(source)
+        tokens = [t for t in tokenize.tokenize(io.BytesIO(source).readline) if t.type not in _LAYOUT]
+    except (SyntaxError, tokenize.TokenError):
+        return source
+    lines = source.splitlines()
+    dropped = [node for node in ast.walk(tree) if _changes_nothing(node) and _alone(node, lines)]
+    rows = {row for node in dropped for row in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    kept = [token for token in tokens if token.start[0] not in rows or token.type in (tokenize.INDENT, tokenize.DEDENT)]
+    words: list[str] = []
+    for token in kept:
+        if token.string in (")", "]", "}") and words and words[-1] == ",":
+            words.pop()
+        marks = {tokenize.NEWLINE: "\n", tokenize.INDENT: "\t", tokenize.DEDENT: "\b"}
+        words.append(marks.get(token.type, token.string))
+    return "\0".join(words).encode()
+
+
+def _changes_nothing(node: ast.AST) -> TypeGuard[ast.stmt]:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return True
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _alone(node: ast.stmt, lines: list[bytes]) -> bool:
+    """Whether nothing else stands on the statement's lines."""
+    first, last = lines[node.lineno - 1], lines[(node.end_lineno or node.lineno) - 1]
+    after = last[node.end_col_offset :].strip()
+    return not first[: node.col_offset].strip() and (not after or after.startswith(b"#"))
+
+
+def _hash_code(run: Any) -> str:
+    code = getattr(run, "__code__", None) or getattr(getattr(type(run), "__call__", None), "__code__", None)  # noqa: B004
+    if code is None:
+        return ""
+    return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:12]

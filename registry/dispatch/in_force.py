@@ -1,0 +1,104 @@
+"""The tables in force: gathers every layer for this process, and asks them about problems."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from registry import notices
+from registry.contract.capability import Reason
+from registry.contract.problem import PROBLEM_TYPES, Problem
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
+from registry.dispatch.staleness import stale_rule
+from registry.tables import (
+    Field,
+    Layer,
+    Match,
+    Source,
+    TableSet,
+    TableStore,
+    environment_sources,
+    file_sources,
+    kind_of,
+    shipped_sources,
+)
+
+CACHE_VARIABLE = "REGISTRY_CACHE"
+
+_store = TableStore()
+_lock = threading.Lock()
+_loaded = False
+
+
+def tables() -> TableSet:
+    """The tables in force, read at first use."""
+    if not _loaded:
+        reload()
+    return _store.current
+
+
+def reload() -> TableSet:
+    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised."""
+    global _loaded
+    with _lock:
+        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=stale_rule)
+        _loaded = True
+    for error in found.problems:
+        notices.notice(f"dispatch table left out: {error}")
+    for table, rule, why in found.skipped:
+        notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
+    known = catalog.get().variants
+    for table in found.tables:
+        for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
+            notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
+    return found
+
+
+def sources() -> list[Source]:
+    """Every file of every layer."""
+    found = shipped_sources()
+    for _, path in catalog.get().tables:
+        found.extend(file_sources([path], Layer.PLUGIN))
+    if any(tuned_folder().glob("*.yaml")):
+        found.extend(file_sources([tuned_folder()], Layer.TUNED))
+    found.extend(environment_sources())
+    return found
+
+
+def op_fields() -> dict[str, dict[str, Field]]:
+    """Per op, the facts that a table may match on, and their kinds."""
+    return {
+        op: {name: Field(kind_of(how), cls.known_values.get(name, ())) for name, how in cls.fact_kinds().items()}
+        for op, cls in PROBLEM_TYPES.items()
+        if op
+    }
+
+
+def cache_folder() -> Path:
+    """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("kernel-registry")
+
+
+def tuned_folder() -> Path:
+    """The user's own tables, written by tuning."""
+    return cache_folder() / "tables"
+
+
+def matches(problem: Problem) -> Iterator[Match]:
+    """The rule that counts in each table that applies, highest layer first."""
+    target = problem.target
+    return tables().match(problem.op, problem.facts(), target.arch, target.name)
+
+
+def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
+    """Known-bad combinations as reasons."""
+    found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
+    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in found]

@@ -1,0 +1,137 @@
+"""Plans: a decision bound to a launch, kept under a key for the calls that follow."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from registry import notices
+from registry.dispatch.decision import Decision
+from registry.dispatch.quarantine import did_not_compile, quarantine
+from registry.dispatch.scope import Scope
+from registry.errors import CaptureError, IllegalVariant, NoLegalVariant
+from registry.toolbox.capturing import capturing
+
+
+def _device_of(tensor: Any) -> AbstractContextManager[Any]:
+    """Kernels are compiled and loaded for the current device, which need not be that of the tensors."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    import torch
+
+    device: AbstractContextManager[Any] = torch.cuda.device(tensor.device)
+    with device:
+        torch.cuda.current_stream().query()  # gives a new thread the context that driver calls take for granted
+    return device
+
+
+def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch that may be called while another GPU is current: kernels go to the device of the first tensor."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        return launch
+    current_device: Callable[[], int] = torch._C._cuda_getDevice
+
+    def launch_there(*args: Any, **kwargs: Any) -> Any:
+        index = args[0].get_device()
+        if index < 0 or index == current_device():
+            return launch(*args, **kwargs)
+        with torch.cuda.device(index):
+            return launch(*args, **kwargs)
+
+    return launch_there
+
+
+class LateLaunch:
+    """Calls a variant's `prepare` at the first launch, so that making a plan, or explaining one, never compiles."""
+
+    def __init__(self, prepare: Callable[[], Callable[..., Any]], unclaimed: list[str]) -> None:
+        self._prepare, self._unclaimed = prepare, unclaimed
+        self.prepared: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.prepared is None:
+            with _device_of(args[0]):
+                launch = self._prepare()
+            self.prepared = on_its_device(Dropping(launch, self._unclaimed) if self._unclaimed else launch)
+        return self.prepared(*args, **kwargs)
+
+
+class Dropping:
+    """Leaves out call arguments that a variant does not claim; legality has made sure that they ask for nothing."""
+
+    def __init__(self, launch: Callable[..., Any], unclaimed: list[str]) -> None:
+        self._launch, self._unclaimed = launch, unclaimed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for keyword in self._unclaimed:
+            kwargs.pop(keyword, None)
+        return self._launch(*args, **kwargs)
+
+
+class Plan:
+    """One decision bound to a launch.
+
+    The first launch is watched: a kernel that fails to compile is quarantined and the next legal variant takes its
+    place, before anything was written. Any later failure is raised, never retried.
+    """
+
+    __slots__ = ("_lock", "_replan", "decision", "launch", "out_dtype", "proven", "scale")
+
+    def __init__(self, decision: Decision, launch: Callable[..., Any], replan: Callable[[], Plan]) -> None:
+        self.decision = decision
+        self.launch = launch
+        self.proven = False
+        # What an op derives once per plan rather than per call.
+        self.scale: float | None = None
+        self.out_dtype: Any = None
+        self._replan = replan
+        self._lock = threading.Lock()
+
+    def first_launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch, replacing this plan's choice while kernels fail to compile."""
+        with self._lock:
+            while not self.proven:
+                refuse_if_capturing(self.decision)
+                try:
+                    result = self.launch(*args, **kwargs)
+                except Exception as error:
+                    if not did_not_compile(error):
+                        raise
+                    self._give_way(error)
+                    continue
+                if isinstance(self.launch, LateLaunch) and self.launch.prepared is not None:
+                    self.launch = self.launch.prepared
+                self.proven = True
+                return result
+        return self.launch(*args, **kwargs)
+
+    def _give_way(self, error: BaseException) -> None:
+        quarantine.add(self.decision.variant, self.decision.problem, error)
+        try:
+            successor = self._replan()
+        except (IllegalVariant, NoLegalVariant) as refusal:
+            raise refusal from error
+        self.decision, self.launch = successor.decision, successor.launch
+
+
+def observe(scope: Scope, decision: Decision) -> None:
+    """Tell the recorders of a scope what ran, and count a preference that could not be met."""
+    if decision.fallback_from:
+        wanted = ", ".join(decision.fallback_from)
+        notices.notice(f"preferred {wanted} is illegal for {decision.problem.kind()}: {decision.variant} ran instead")
+    for recorder in scope.recorders:
+        recorder.add(decision)
+
+
+def refuse_if_capturing(decision: Decision) -> None:
+    """Raise CaptureError where a first launch, which may compile, would happen inside a capture."""
+    if capturing() and decision.problem.target.arch != "cpu":
+        raise CaptureError(
+            f"{decision.variant} was never launched for {decision.problem.summary()}; a CUDA graph cannot capture a "
+            f"first launch, which compiles. Call it once before the capture, or use registry.warm(...)"
+        )

@@ -1,0 +1,58 @@
+"""Variants whose kernels failed to compile or to fit, and how such a failure is told from others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+
+from registry import notices
+from registry.contract.capability import Reason
+from registry.contract.problem import Problem
+from registry.errors import KernelDoesNotFit
+
+
+class Quarantine:
+    """Variants whose kernel failed to compile or to fit, by problem class. Kept for the life of the process."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, Hashable], str] = {}
+
+    def add(self, variant: str, problem: Problem, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+        self._held[variant, problem.kind()] = text
+        notices.notice(f"{variant} is quarantined for {problem.summary()}: {text}")
+
+    def reason(self, variant: str, problem: Problem) -> Reason | None:
+        text = self._held.get((variant, problem.kind())) if self._held else None
+        return Reason("quarantine", "compiles", text, "a kernel that compiles and fits") if text else None
+
+    def items(self) -> list[tuple[str, Hashable, str]]:
+        return [(variant, kind, text) for (variant, kind), text in self._held.items()]
+
+    def clear(self) -> None:
+        self._held.clear()
+
+
+quarantine = Quarantine()
+
+
+@functools.cache
+def compile_failures() -> tuple[type[BaseException], ...]:
+    """The errors that mean 'did not compile or fit, nothing was launched'. Triton is only asked if it is loaded."""
+    found: list[type[BaseException]] = [KernelDoesNotFit]
+    try:
+        from triton.compiler.errors import CompilationError
+        from triton.runtime.errors import OutOfResources, PTXASError
+    except ImportError:
+        return tuple(found)
+    return (*found, CompilationError, OutOfResources, PTXASError)
+
+
+def did_not_compile(error: BaseException) -> bool:
+    """Whether an error means that a kernel did not compile or fit, so that nothing was launched.
+
+    A pass of Triton's compiler that fails raises a plain RuntimeError, which only its text tells from others.
+    """
+    return isinstance(error, compile_failures()) or (
+        isinstance(error, RuntimeError) and str(error).startswith("PassManager::run failed")
+    )

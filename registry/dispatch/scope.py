@@ -1,0 +1,160 @@
+"""`use`, `prefer` and `record`: choices and observers that hold inside a `with` block.
+
+They live in one ContextVar, so threads and asyncio tasks never see each other's. Autograd may run a backward on a
+thread of its own, so the op saves the scope of the forward and enters it again around the backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from registry.dispatch.catalog import catalog
+from registry.errors import InvalidArgument, UnknownVariant
+
+if TYPE_CHECKING:
+    from registry.contract.problem import Problem
+    from registry.dispatch.decision import Decision
+
+
+def freeze_config(config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A config as a hashable, order-free key."""
+    return tuple(sorted(config.items()))
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A variant that must run, and its config where one was named too."""
+
+    variant: str
+    config: tuple[tuple[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What `use`, `prefer` and `record` blocks around the caller ask for."""
+
+    forced: tuple[tuple[str, Forced], ...] = ()
+    """(op, what must run), one entry an op."""
+    preferred: tuple[str, ...] = ()
+    recorders: tuple[Recorder, ...] = ()
+    key: Any = field(default=None, compare=False)
+    """The part that belongs in a memo key; None where nothing is forced or preferred."""
+
+    def __post_init__(self) -> None:
+        chosen = self.forced or self.preferred
+        object.__setattr__(self, "key", (self.forced, self.preferred) if chosen else None)
+
+    def forced_for(self, op: str) -> Forced | None:
+        """What must run for an op, if anything."""
+        return dict(self.forced).get(op)
+
+
+EMPTY = Scope()
+current: contextvars.ContextVar[Scope] = contextvars.ContextVar("registry.scope", default=EMPTY)
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[None]:
+    """Make `scope` the current one inside the block."""
+    token = current.set(scope)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+@contextlib.contextmanager
+def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Run exactly these variants (one an op) inside the block, or raise IllegalVariant with the reasons.
+
+    With `config`, the one variant named runs with that config.
+    """
+    if config is not None and len(names) != 1:
+        raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
+    forced = dict(current.get().forced)
+    for name in names:
+        forced[_op_of(name)] = Forced(name, freeze_config(config) if config is not None else None)
+    with entered(replace(current.get(), forced=tuple(sorted(forced.items())))):
+        yield
+
+
+@contextlib.contextmanager
+def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
+    """Try these variants first, in this order, inside the block. A fallback is logged once and counted."""
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+    for name in wanted:
+        _op_of(name)
+    with entered(replace(current.get(), preferred=wanted)):
+        yield
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recorder]:
+    """Record what really runs inside the block, forward and backward, with counts."""
+    recorder = Recorder()
+    scope = current.get()
+    with entered(replace(scope, recorders=(*scope.recorders, recorder))):
+        yield recorder
+
+
+def _op_of(name: str) -> str:
+    variants = catalog.get().variants
+    if name not in variants:
+        raise UnknownVariant(name, "any", sorted(variants))
+    return variants[name].op
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One kind of launch: which variant ran which problem with which config."""
+
+    op: str
+    variant: str
+    config: tuple[tuple[str, Any], ...]
+    problem: Problem
+    source: str
+
+
+class Recorder:
+    """What ran inside a `record()` block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Ran] = Counter()
+
+    def add(self, decision: Decision) -> None:
+        """Count one launch of a decision."""
+        ran = Ran(
+            decision.problem.op, decision.variant, freeze_config(decision.config), decision.problem, decision.source
+        )
+        with self._lock:
+            self._counts[ran] += 1
+
+    @property
+    def launches(self) -> dict[Ran, int]:
+        """Every distinct launch with its count."""
+        with self._lock:
+            return dict(self._counts)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """op -> variant -> number of launches."""
+        found: dict[str, dict[str, int]] = {}
+        for ran, count in self.launches.items():
+            per_op = found.setdefault(ran.op, {})
+            per_op[ran.variant] = per_op.get(ran.variant, 0) + count
+        return found
+
+    @property
+    def problems(self) -> dict[Problem, int]:
+        """Every distinct problem with its count: what to tune or to warm."""
+        found: Counter[Problem] = Counter()
+        for ran, count in self.launches.items():
+            found[ran.problem] += count
+        return dict(found)

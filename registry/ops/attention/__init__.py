@@ -1,0 +1,5 @@
+"""Attention and its gradients: two ops, one contract. See op.py for what is promised."""
+
+from registry.ops.attention.op import Attention, AttentionBackward, attention, attention_backward
+
+__all__ = ["Attention", "AttentionBackward", "attention", "attention_backward"]

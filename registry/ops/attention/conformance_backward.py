@@ -1,0 +1,137 @@
+"""The conformance kit's knowledge of attention's gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.dispatch.scope import use
+from registry.ops.attention.conformance import (
+    AttentionKit,
+    _fill,
+    _repeat,
+    model_scores,
+    model_weights,
+    noise_of,
+    strides_in,
+)
+from registry.ops.attention.op import attention, attention_backward
+from registry.ops.attention.outputs import new_out
+from registry.ops.parts.kit import Expected, Results, Sample, Spec, dense_complaints, register_kit
+from registry.ops.parts.memory import Arena, Slot, dense_strides
+from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
+from registry.ops.parts.sizes import Size
+
+TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
+
+
+class BackwardKit(AttentionKit):
+    op = "attention_backward"
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        found = super().axes(requires, size) | {"lse": [True]}
+        found["grad_lse"] = [False, True] if requires.grad_lse else [False]
+        found["grad_memory"] = ["", "bhsd", "bshd"] if "strided" in requires.layouts else [""]
+        return found
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        found = super().outside(requires)
+        return found if requires.grad_lse else found | {"grad_lse": {"grad_lse": True}}
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        forward = super().make(spec | {"lse": True}, device, seed)
+        q, k, v = forward.tensors
+        dense = new_out(q.to("meta"), v.to("meta"))
+        shape, dtype = tuple(dense.shape), q.dtype
+        plain = spec["memory"] in ("fused", "offset", "mixed", "expanded")
+        style = spec["grad_memory"] or ("bhsd" if plain else spec["memory"])
+        arenas = {
+            "grad_out": Arena({"grad_out": Slot(shape, strides_in(style, shape, dtype))}, dtype, device),
+            "out": Arena({"out": Slot(shape, dense.stride())}, dtype, device),
+            "lse": Arena({"lse": Slot(shape[:3], dense_strides(shape[:3]))}, torch.float32, device),
+        }
+        if spec["grad_lse"]:
+            arenas["grad_lse"] = Arena({"grad_lse": Slot(shape[:3], dense_strides(shape[:3]))}, torch.float32, device)
+        grad_out, out, lse = (arenas[name].views[name] for name in ("grad_out", "out", "lse"))
+        grad_lse = arenas["grad_lse"].views["grad_lse"] if spec["grad_lse"] else None
+        scale = forward.launch_arguments["scale"]
+        arguments = {key: forward.arguments[key] for key in ("causal", "window", "softcap")}
+        arguments |= {"scale": scale, "grad_lse": grad_lse}
+        if device.type != "meta":
+            generator = torch.Generator(device).manual_seed(seed + 1)
+            for tensor in (grad_out,) if grad_lse is None else (grad_out, grad_lse):
+                _fill(tensor, 1.0, generator)
+            exact, exact_lse = attention.reference(q, k, v, **forward.arguments | {"return_lse": True})
+            out.copy_(exact)
+            lse.copy_(exact_lse)
+        tensors = (grad_out, q, k, v, out, lse)
+        launch = {"scale": scale, "grad_lse": grad_lse}
+        return Sample(tensors, arguments, launch, forward.arenas | arenas)
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        return dict(zip(("dq", "dk", "dv"), launch(*sample.tensors, **sample.launch_arguments), strict=True))
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        """Gradients as autograd finds them, behind whichever forward is fastest."""
+        grad_out, *operands = sample.tensors[:4]
+        arguments = dict(sample.arguments)
+        grad_lse = arguments.pop("grad_lse")
+        with torch.enable_grad(), use(variant):
+            leaves = [t.detach().requires_grad_() for t in operands]
+            out, lse = attention(*leaves, **arguments, return_lse=True)
+            results, grads = ([out], [grad_out]) if grad_lse is None else ([out, lse], [grad_out, grad_lse])
+            return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(results, leaves, grads), strict=True))
+
+    def expected(self, sample: Sample) -> dict[str, Expected]:
+        grad_out, q, k, v, *_ = sample.tensors
+        arguments = sample.arguments
+        wanted = attention_backward.reference(grad_out, q, k, v, **arguments)
+        models, naturals, noise = _model(sample)
+        return {
+            name: Expected(want, model, 8 * noise * natural, floor_of(q.dtype))
+            for name, want, model, natural in zip(("dq", "dk", "dv"), wanted, models, naturals, strict=True)
+        }
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        found = dense_complaints(results, sample)
+        dtype = sample.tensors[1].dtype
+        return found + [f"{name} is {r.dtype}, not {dtype}" for name, r in results.items() if r.dtype != dtype]
+
+
+def _model(sample: Sample) -> tuple[list[torch.Tensor], list[float], float]:
+    """Gradients rounded as a kernel rounds them; typical magnitudes of their terms; the noise of the arithmetic."""
+    grad_out, q, k, v, out, lse = sample.tensors
+    dtype, arguments, scale = q.dtype, sample.arguments, sample.arguments["scale"]
+    scores, seen, capped = model_scores(q, k, arguments)
+    weights = model_weights(scores, seen, torch.where(torch.isfinite(lse), lse, 0.0))
+    g, wide_q = as_multiplied(grad_out, dtype), as_multiplied(q, dtype)
+    wide_k, wide_v = (as_multiplied(_repeat(t, q), dtype) for t in (k, v))
+    product = g @ wide_v.mT
+    delta = (grad_out.to(g.dtype) * out.to(g.dtype)).sum(-1, keepdim=True)
+    if arguments["grad_lse"] is not None:
+        delta = delta - arguments["grad_lse"][..., None]
+    slope = 1.0 if capped is None else 1.0 - capped.square()
+    scores_grad = as_multiplied(weights * (product - delta) * slope, dtype)
+    sizes = weights * (product.abs() + delta.abs())
+    weights_in = as_multiplied(weights, dtype)
+    exact = (scores_grad @ wide_k * scale, scores_grad.mT @ wide_q * scale, weights_in.mT @ g)
+    terms = (sizes @ wide_k.abs() * scale, sizes.mT @ wide_q.abs() * scale, weights.mT @ g.abs())
+    group = q.shape[1] // k.shape[1]
+    models = [rounded_to(t if i == 0 else _summed(t, group), dtype) for i, t in enumerate(exact)]
+    naturals = [_typical(t if i == 0 else _summed(t, group)) for i, t in enumerate(terms)]
+    return models, naturals, noise_of(scores, arguments, dtype)
+
+
+def _summed(x: torch.Tensor, group: int) -> torch.Tensor:
+    return x.unflatten(1, (-1, group)).sum(2) if group > 1 else x
+
+
+def _typical(x: torch.Tensor) -> float:
+    return math.sqrt(float(x.double().square().mean()))
+
+
+register_kit(BackwardKit())

@@ -1,0 +1,173 @@
+"""The attention question: its fields, how each is judged, and how a call becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from registry.contract.capability import RULES, Reason, Requires
+from registry.contract.problem import OperandFact, Problem, Query, fact, query
+from registry.contract.target import Target
+from registry.errors import InvalidArgument
+from registry.ops.attention.arguments import (
+    FLOATS,
+    LAYOUTS,
+    Window,
+    canonical_window,
+    check_layout,
+    check_softcap,
+    check_window,
+)
+from registry.ops.tensors import dtype_name
+
+
+def _expand_heads(got: Any, claim: Any) -> str:
+    return "repeat k and v for each query head (repeat_interleave over dim 1)"
+
+
+def _copy_layout(got: Any, claim: Any) -> str:
+    return "call .contiguous() on q, k and v"
+
+
+def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """The head dim of v must be q's unless a range for it is claimed."""
+    if requires.head_dim_v is not None:
+        yield from RULES["range"](requires, problem, name, how)
+    elif problem.head_dim_v != problem.head_dim:
+        yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProblem(Problem):
+    """softmax(scale * q k^T) v, with its masks, for one call."""
+
+    op: ClassVar[str] = "attention"
+    derived_kinds: ClassVar[Mapping[str, str]] = {"batch_heads": "int", "group": "int", "tokens": "int", "rows": "int"}
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "dtype": tuple(sorted(map(dtype_name, FLOATS))),
+        "layout": (*LAYOUTS, "strided"),
+    }
+
+    batch: int = fact()
+    heads_q: int = fact()
+    heads_kv: int = fact()
+    seqlen_q: int = query("multiple", claim="seqlen_q_multiple")
+    seqlen_k: int = query("multiple", claim="seqlen_k_multiple")
+    head_dim: int = query("range", claim="head_dim")
+    head_dim_v: int = query(_head_dim_v, claim="head_dim_v")
+    layout: str = query("member", claim="layouts", default="bhsd", fix=_copy_layout)
+    causal: bool = query("flag", claim="causal", default=False)
+    window: Window | None = query("flag", claim="window", default=None)
+    softcap: float = query("flag", claim="softcap", default=0.0)
+    lse: bool = query("flag", claim="lse", default=False)
+    ieee: bool = query(
+        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+    )
+    gqa: bool = field(init=False, metadata=query("flag", claim="gqa", default=False, fix=_expand_heads).metadata)
+    cross_length: bool = field(init=False, metadata=query("flag", claim="cross_length", default=False).metadata)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gqa", self.heads_q != self.heads_kv)
+        object.__setattr__(self, "cross_length", self.seqlen_q != self.seqlen_k)
+
+    def derived_facts(self) -> dict[str, Any]:
+        return {
+            "batch_heads": self.batch * self.heads_q,
+            "group": self.heads_q // max(self.heads_kv, 1),
+            "tokens": self.batch * self.seqlen_q,
+            "rows": self.batch * self.heads_q * self.seqlen_q,
+        }
+
+    @classmethod
+    def of_shape(
+        cls,
+        target: Target,
+        *,
+        dtype: str = "bfloat16",
+        b: int = 1,
+        hq: int = 1,
+        hkv: int | None = None,
+        s: int = 1024,
+        sk: int | None = None,
+        d: int = 128,
+        dv: int | None = None,
+        layout: str = "bhsd",
+        causal: bool = False,
+        window: Any = None,
+        softcap: float = 0.0,
+        lse: bool = False,
+        ieee: bool = False,
+        deterministic: bool = False,
+    ) -> AttentionProblem:
+        """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about."""
+        hkv, sk, dv = hq if hkv is None else hkv, s if sk is None else sk, d if dv is None else dv
+        torch_dtype = getattr(torch, dtype, None)
+        if torch_dtype not in FLOATS:
+            raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, FLOATS))))
+        for name, value in (("b", b), ("hq", hq), ("hkv", hkv), ("s", s), ("sk", sk), ("d", d), ("dv", dv)):
+            if value < 1:
+                raise InvalidArgument(name, value, "a positive integer")
+        if hq % hkv:
+            raise InvalidArgument("hkv", f"{hkv} for {hq} query heads", "a divisor of the number of query heads")
+        check_layout(layout)
+        causal, window = canonical_window(check_window(window), causal)
+        shapes = {"q": (b, hq, s, d), "k": (b, hkv, sk, d), "v": (b, hkv, sk, dv)}
+        operands = tuple(
+            _made_up_operand(name, shape, dtype, torch_dtype.itemsize, layout) for name, shape in shapes.items()
+        )
+        return cls(
+            target=target,
+            dtype=dtype,
+            batch=b,
+            heads_q=hq,
+            heads_kv=hkv,
+            seqlen_q=s,
+            seqlen_k=sk,
+            head_dim=d,
+            head_dim_v=dv,
+            layout=layout,
+            causal=causal,
+            window=window,
+            softcap=check_softcap(softcap),
+            lse=lse,
+            ieee=ieee and dtype == "float32",
+            deterministic=deterministic,
+            operands=operands,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackwardProblem(AttentionProblem):
+    """The gradients of attention. Its operands include the incoming gradient."""
+
+    op: ClassVar[str] = "attention_backward"
+
+    grad_lse: bool = query("flag", claim="grad_lse", default=False)
+
+
+def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str, itemsize: int, layout: str) -> OperandFact:
+    b, h, s, d = shape
+    strides = (h * s * d, s * d, d, 1) if layout == "bhsd" else (s * h * d, d, h * d, 1)
+    return OperandFact(name, dtype, shape, strides, itemsize)
+
+
+def memory_order(operands: tuple[OperandFact, ...]) -> str:
+    """ "bhsd" or "bshd" where every operand is dense in that order, else "strided"."""
+    for layout in LAYOUTS:
+        if all(_dense_in(operand, layout) for operand in operands):
+            return layout
+    return "strided"
+
+
+def _dense_in(operand: OperandFact, layout: str) -> bool:
+    """Whether a [B, H, S, D] operand is dense in memory in that order, strides of single elements aside."""
+    expected = 1
+    order = (3, 2, 1, 0) if layout == "bhsd" else (3, 1, 2, 0)
+    for dim in order:
+        if operand.shape[dim] > 1 and operand.strides[dim] != expected:
+            return False
+        expected *= operand.shape[dim]
+    return True

@@ -1,0 +1,204 @@
+"""Attention at the torch boundary, once for all variants: the torch ops, their fakes, autograd and vmap.
+
+Eager calls on plain tensors do not come here without need. torch.compile, fake tensors, subclasses, functorch and
+autocast take `torch.ops.registry.attention`, whose kernel makes the same dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from registry.ops.attention import arguments
+from registry.ops.attention.arguments import UNLIMITED, Window
+from registry.ops.attention.outputs import new_lse, new_out, out_geometry
+from registry.ops.tensors import autocast
+
+_library = torch.library.Library("registry", "DEF")
+_MASKS = "bool causal, float scale, int window_left, int window_right, float softcap"
+_library.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_MASKS}, bool with_lse, str? variant) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse, "
+    f"{_MASKS}) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def through_torch(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    scale: float | None,
+    window: Any,
+    softcap: float,
+    return_lse: bool,
+    variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Call the torch op, which compilers, modes and subclasses can see."""
+    q, k, v = autocast(*arguments.check_qkv(q, k, v))
+    arguments.check_flag("causal", causal)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[3])
+    else:
+        arguments.check_scale(scale)
+    softcap = arguments.check_softcap(softcap)
+    causal, window = arguments.canonical_window(arguments.check_window(window), causal)
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
+    call = _TransformedAttention.apply if torch._C._are_functorch_transforms_active() else torch.ops.registry.attention
+    out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
+    return out, lse if return_lse else None
+
+
+def _window(left: int, right: int) -> Window | None:
+    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
+
+
+def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The result with the strides that the fake promised; compilers rely on them. Copies only where they differ."""
+    shape, strides = out_geometry(like.shape, like.stride(), result.shape[3])
+    if result.stride() == strides or result.numel() == 0:
+        return result
+    return like.new_empty_strided(shape, strides).copy_(result)
+
+
+def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    """Give the torch ops their kernels: the two ops' own ways to find and launch a plan."""
+
+    def _attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        scale: float,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        with_lse: bool,
+        variant: str | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        window = _window(window_left, window_right)
+        out, lse = forward(q, k, v, causal, scale, window, softcap, with_lse, variant)
+        return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
+
+    def _backward(
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        grad_lse: torch.Tensor | None,
+        causal: bool,
+        scale: float,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        masks = {"causal": causal, "window": _window(window_left, window_right), "softcap": softcap}
+        grads = backward(grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse, **masks)
+        dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
+        return dq, dk, dv
+
+    _library.impl("attention", _attention, "CompositeExplicitAutograd")
+    _library.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+
+
+def _attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    with_lse: bool,
+    variant: str | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return new_out(q, v), new_lse(q) if with_lse else q.new_empty(0, dtype=torch.float32)
+
+
+def _backward_fake(
+    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return new_out(q, q), new_out(k, k), new_out(v, v)
+
+
+torch.library.register_fake("registry::attention", _attention_fake, lib=_library)
+torch.library.register_fake("registry::attention_backward", _backward_fake, lib=_library)
+
+
+# --- autograd of the torch op -------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *ctx.masks, with_lse, _ = inputs
+    if not with_lse:
+        raise RuntimeError("registry::attention needs with_lse=True to be differentiated")
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    grads = torch.ops.registry.attention_backward(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
+    return (*grads, *([None] * (len(ctx.masks) + 2)))
+
+
+torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
+
+
+def _fold(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tensor | None, ...]) -> list[Any]:
+    """A mapped dimension is more batch: move it to the front and fold it in."""
+    folded = []
+    for tensor, dim in zip(tensors, in_dims, strict=True):
+        if tensor is not None:
+            tensor = tensor.movedim(dim, 0) if dim is not None else tensor.expand(size, *tensor.shape)
+            tensor = tensor.flatten(0, 1)
+        folded.append(tensor)
+    return folded
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    out, lse = torch.ops.registry.attention(*_fold(info.batch_size, in_dims[:3], args[:3]), *args[3:])
+    unfold = (info.batch_size, -1)
+    return (out.unflatten(0, unfold), lse.unflatten(0, unfold) if lse.numel() else lse), (0, 0 if lse.numel() else None)
+
+
+def _backward_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    grads = torch.ops.registry.attention_backward(*_fold(info.batch_size, in_dims[:7], args[:7]), *args[7:])
+    return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0, 0)
+
+
+torch.library.register_vmap("registry::attention", _vmap, lib=_library)
+torch.library.register_vmap("registry::attention_backward", _backward_vmap, lib=_library)
+
+
+class _TransformedAttention(torch.autograd.Function):
+    """The torch op under functorch's transforms: torch.func.grad, vmap, and their compositions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> Any:  # type: ignore[override]
+        *inputs, _, variant = args
+        return torch.ops.registry.attention(*inputs, True, variant)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        return _op_backward(ctx, grad_out, grad_lse)

@@ -1,0 +1,64 @@
+"""The ops there are: each package in this folder that brings some, found by its folder and imported when asked for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+from registry import ops
+from registry.contract.variant import Variant
+from registry.dispatch import in_force
+from registry.dispatch.catalog import catalog
+from registry.dispatch.plan_cache import forget_plans
+from registry.errors import UnknownOp
+from registry.ops.op import OPS, Op
+
+_REGISTERED = "registry.register"
+
+
+@functools.cache
+def _import_folders() -> None:
+    for module in pkgutil.iter_modules(ops.__path__):
+        if module.ispkg:
+            importlib.import_module(f"registry.ops.{module.name}")
+
+
+def op_named(name: str) -> Op:
+    """The op of that name, such as "attention" or "attention_backward"."""
+    _import_folders()
+    if name not in OPS:
+        raise UnknownOp(name, list(OPS))
+    return OPS[name]
+
+
+def all_ops() -> dict[str, Op]:
+    """Every op by name."""
+    _import_folders()
+    return dict(OPS)
+
+
+def register(variant: Variant, *, replace: bool = False) -> Variant:
+    """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
+    op_named(variant.op)
+    if (
+        replace
+        and variant.name in catalog.get().variants
+        and catalog.get().variants[variant.name].origin == _REGISTERED
+    ):
+        catalog.unregister(variant.name)
+    catalog.register(variant, _REGISTERED)
+    forget_plans()
+    return variant
+
+
+def unregister(name: str) -> None:
+    """Take back a variant that `register` added."""
+    catalog.unregister(name)
+    forget_plans()
+
+
+def reload_tables() -> None:
+    """Read all dispatch tables again; on an error the tables in force stay as they are."""
+    in_force.reload()
+    forget_plans()

@@ -1,0 +1,141 @@
+"""Checks of a product's arguments, and how torch.matmul's shapes become two or three dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.errors import InvalidArgument
+from registry.ops.tensors import check_tensor, dtype_name
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+
+
+DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)) | FP8
+
+
+OUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32))
+
+
+def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """a and b if torch.matmul would multiply them, else InvalidArgument."""
+    a, b = check_tensor("a", a), check_tensor("b", b)
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.dim() == 0:
+            raise InvalidArgument(name, "0 dimensions", "1 or more dimensions")
+        if tensor.dtype not in DTYPES:
+            raise InvalidArgument(name, dtype_name(tensor.dtype), ", ".join(sorted(map(dtype_name, DTYPES))))
+    if a.device != b.device:
+        raise InvalidArgument("b", f"device {b.device}", f"a's device {a.device}")
+    if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
+        raise InvalidArgument("b", f"dtype {dtype_name(b.dtype)}", f"a's dtype {dtype_name(a.dtype)}")
+    inner = b.shape[-2] if b.dim() > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise InvalidArgument(
+            "b", f"shape {tuple(b.shape)} for a of shape {tuple(a.shape)}", f"an inner size of {a.shape[-1]}"
+        )
+    try:
+        torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        allowed = f"batch dimensions that broadcast with a's {tuple(a.shape[:-2])}"
+        raise InvalidArgument("b", f"batch dimensions {tuple(b.shape[:-2])}", allowed) from None
+    return a, b
+
+
+def default_out_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The operands' dtype, but int32 for int8 and bfloat16 for fp8, whose results would not fit."""
+    return torch.int32 if dtype is torch.int8 else torch.bfloat16 if dtype in FP8 else dtype
+
+
+def check_activation(activation: object) -> str:
+    if activation in (None, ""):
+        return ""
+    if activation not in ACTIVATIONS:
+        raise InvalidArgument("activation", repr(activation), "None, " + ", ".join(ACTIVATIONS))
+    return str(activation)
+
+
+def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
+    if out_dtype is None:
+        return default_out_dtype(dtype)
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in OUT_DTYPES:
+        raise InvalidArgument("out_dtype", repr(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, OUT_DTYPES))))
+    return out_dtype
+
+
+def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -> str:
+    """ "", "scalar" or "rowwise": how the product is scaled."""
+    if scale_a is None and scale_b is None:
+        return ""
+    kinds = set()
+    for name, scale, size in (("scale_a", scale_a, a.shape[-2]), ("scale_b", scale_b, b.shape[-1])):
+        if not isinstance(scale, torch.Tensor) or scale.dtype is not torch.float32 or scale.device != a.device:
+            raise InvalidArgument(
+                name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand"
+            )
+        if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
+            kinds.add("scalar" if scale.dim() == 0 else "rowwise")
+        elif scale.dim() == 1 and scale.shape[0] == size:
+            kinds.add("rowwise")
+        else:
+            raise InvalidArgument(name, f"shape {tuple(scale.shape)}", f"() or ({size},)")
+    if len(kinds) > 1:
+        raise InvalidArgument(
+            "scale_b", "one scale a scalar and the other a vector", "both () or both one value a row or column"
+        )
+    return kinds.pop()
+
+
+def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    if not isinstance(bias, torch.Tensor) or bias.shape != (columns,) or bias.device != a.device:
+        got = f"{tuple(bias.shape)} on {bias.device}" if isinstance(bias, torch.Tensor) else repr(bias)
+        raise InvalidArgument("bias", got, f"None or a tensor of shape ({columns},) on {a.device}")
+
+
+def check_out(
+    out: Any, matrices: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """`out` must be a tensor of the result's shape (as asked, or as the kernels see it), dtype and device."""
+    if not isinstance(out, torch.Tensor):
+        raise InvalidArgument("out", type(out).__name__, "None or a torch.Tensor")
+    if tuple(out.shape) not in (matrices, shape):
+        raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
+    if out.dtype != dtype or out.device != device:
+        raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
+
+
+def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """Views of two or three dimensions that multiply to the same numbers, and the shape of the result.
+
+    No copy is made, except to broadcast over several batch dimensions that no single stride can walk.
+    """
+    shape = (
+        *torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]),
+        *a.shape[-2:-1],
+        *(b.shape[-1:] if b.dim() > 1 else ()),
+    )
+    a2 = a if a.dim() > 1 else a[None, :]
+    b2 = b if b.dim() > 1 else b[:, None]
+    if a2.dim() == 2 and b2.dim() == 2:
+        return a2, b2, shape
+    if b2.dim() == 2 and (folded := _fold_rows(a2)) is not None:
+        return folded, b2, shape
+    batch = torch.broadcast_shapes(a2.shape[:-2], b2.shape[:-2])
+    a3 = a2.expand(*batch, *a2.shape[-2:]).reshape(-1, *a2.shape[-2:]) if len(batch) != 1 else a2.expand(*batch, -1, -1)
+    b3 = b2.expand(*batch, *b2.shape[-2:]).reshape(-1, *b2.shape[-2:]) if len(batch) != 1 else b2.expand(*batch, -1, -1)
+    if a3.shape[0] == 1:
+        return a3[0], b3[0], shape
+    return a3, b3, shape
+
+
+def _fold_rows(a: torch.Tensor) -> torch.Tensor | None:
+    """[..., M, K] as one tall matrix, if its strides allow that without a copy."""
+    try:
+        return a.view(-1, a.shape[-1]) if a.shape[-1] else None
+    except RuntimeError:
+        return None

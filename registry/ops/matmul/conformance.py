@@ -1,0 +1,239 @@
+"""The conformance kit's knowledge of matmul: axes, memory orders, and what a product is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.ops.matmul.arguments import FP8, default_out_dtype
+from registry.ops.matmul.op import matmul
+from registry.ops.matmul.oracle import activate
+from registry.ops.parts.kit import Expected, Kit, Results, Sample, Spec, register_kit
+from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.sizes import Size
+
+UNIT_BYTES = 16
+INTEGERS = ("int8", "int32")
+SMALL = [
+    (128, 128, 128),
+    (77, 129, 100),
+    (1, 1, 1),
+    (1, 256, 300),
+    (300, 1, 77),
+    (129, 64, 1),
+    (16, 24, 500),
+    (256, 192, 64),
+]
+LARGE = [(1000, 1001, 999), (2048, 1024, 1536), (8, 4096, 2048), (2049, 128, 4096)]
+LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
+
+
+class MatmulKit(Kit):
+    op = "matmul"
+    claims = (
+        "dtype",
+        "dtype_b",
+        "out_dtype",
+        "batch",
+        "layout",
+        "bias",
+        "activation",
+        "scaling",
+        "out",
+        "ieee",
+        "deterministic",
+    )
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        memory = ["dense", "rows"]
+        memory += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
+        memory += ["offset"] if requires.base_alignment < UNIT_BYTES else []
+        return {
+            "dtype": list(requires.dtypes),
+            "dtype_b": ["", *requires.dtypes_b],
+            "out_dtype": ["", *(name for name in requires.out_dtypes if name != "int8")],
+            "sizes": [*SMALL, *(LARGE if size.many_heads else [])],
+            "batch": [0, 3, 2] if requires.batched else [0],
+            "shared": ["", "a", "b"] if requires.batched else [""],
+            "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
+            "memory": memory,
+            "base_alignment": [requires.base_alignment],
+            "bias": ["", "plain", "float32", "strided"] if requires.bias else [""],
+            "activation": ["", *requires.activations],
+            "scaling": ["", *requires.scaling],
+            "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
+            "ieee": [True, False] if requires.ieee else [False],
+            "deterministic": [False, True] if requires.deterministic else [False],
+        }
+
+    def pinned(self) -> Sequence[Spec]:
+        return (
+            {"sizes": (77, 129, 100), "bias": "plain", "activation": "gelu"},
+            {"sizes": (77, 129, 100), "batch": 3, "shared": "b", "bias": "plain"},
+            {"sizes": (256, 192, 64), "bias": "plain", "activation": "silu", "scaling": "rowwise"},
+            {"sizes": (1, 256, 300), "layout": "nt"},
+            {"layout": "tt", "batch": 3},
+        )
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        found: dict[str, Spec] = {}
+        for name, claimed, spec in (
+            ("batch", requires.batched, {"batch": 3}),
+            ("bias", requires.bias, {"bias": "plain"}),
+            ("out", requires.out, {"out": "dense"}),
+            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
+            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
+            ("deterministic", requires.deterministic, {"deterministic": True}),
+            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
+        ):
+            if not claimed:
+                found[name] = spec
+        unfused = [a for a in ("relu", "gelu", "silu") if a not in requires.activations]
+        found |= {f"{a} after the product": {"activation": a} for a in unfused}
+        found |= {f"{s} scales": {"scaling": s} for s in ("scalar", "rowwise") if s not in requires.scaling}
+        found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
+        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
+        floats = [dtype for dtype in requires.dtypes if dtype.startswith(("float", "bfloat"))]
+        if floats and not requires.out_dtypes:
+            found["out_dtype"] = {"dtype": floats[0], "out_dtype": "float64" if floats[0] != "float64" else "float32"}
+        return found
+
+    def sensible(self, spec: Spec) -> bool:
+        """Leaves out what the op refuses to anyone, or leaves open: integers out of floats, gelu of integers."""
+        dtype, dtype_b = spec["dtype"], spec["dtype_b"] or spec["dtype"]
+        fp8 = {str(t).removeprefix("torch.") for t in FP8}
+        if dtype_b != dtype and not {dtype, dtype_b} <= fp8:
+            return False
+        if spec["shared"] and not spec["batch"]:
+            return False
+        out = _out_dtype(spec)
+        if out in (torch.int8, torch.int32):
+            plain = spec["activation"] in ("", "relu") and spec["bias"] != "float32"
+            return dtype == "int8" and plain and not spec["scaling"]
+        return True
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        m, n, k = spec["sizes"]
+        dtype, out_dtype = getattr(torch, spec["dtype"]), _out_dtype(spec)
+        dtype_b = getattr(torch, spec["dtype_b"] or spec["dtype"])
+        layout, batch = spec["layout"], spec["batch"]
+        arenas: dict[str, Arena] = {}
+
+        def place(name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
+            arenas[name] = Arena({name: Slot(shape, strides)}, kind, device, shift)
+            return arenas[name].views[name]
+
+        shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
+        letters = "ss" if layout == "strided" else layout
+        a = place("a", *_matrix(m, k, batch, letters[0], spec, spec["shared"] == "a", dtype), dtype, shift)
+        b = place("b", *_matrix(k, n, batch, letters[1], spec, spec["shared"] == "b", dtype_b), dtype_b, shift)
+        arguments: dict[str, Any] = {"activation": spec["activation"] or None, "out_dtype": out_dtype}
+        if spec["bias"]:
+            kind = torch.float32 if spec["bias"] == "float32" else out_dtype
+            arguments["bias"] = place("bias", (n,), (3,) if spec["bias"] == "strided" else (1,), kind)
+        if spec["scaling"]:
+            for name, length in (("scale_a", m), ("scale_b", n)):
+                shape: Strides = (length,) if spec["scaling"] == "rowwise" else ()
+                arguments[name] = place(name, shape, dense_strides(shape), torch.float32)
+        written = {}
+        if spec["out"]:
+            shape = (batch, m, n) if batch else (m, n)
+            letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
+            arguments["out"] = place("out", *_matrix(m, n, batch, letter, {"memory": pad}, False, out_dtype), out_dtype)
+            assert arguments["out"].shape == shape
+            written["out"] = arguments["out"]
+        if device.type != "meta":
+            _fill(a, b, arguments, torch.Generator(device).manual_seed(seed))
+        launch = {name: arguments.get(name) for name in ("bias", "scale_a", "scale_b", "out")} | {
+            "out_dtype": out_dtype
+        }
+        return Sample((a, b), arguments, launch, arenas, written)
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        return {"out": matmul(*sample.tensors, **sample.arguments, variant=variant)}
+
+    def expected(self, sample: Sample) -> dict[str, Expected]:
+        a, b = sample.tensors
+        arguments, out_dtype = sample.arguments, sample.launch_arguments["out_dtype"]
+        given: dict[str, Any] = {n: arguments.get(n) for n in ("bias", "activation", "scale_a", "scale_b")}
+        want = matmul.reference(a, b, **given)
+        wide = [as_multiplied(t, t.dtype) for t in (a, b)]
+        model, natural = wide[0] @ wide[1], wide[0].abs() @ wide[1].abs()
+        if given["scale_a"] is not None:
+            factors = given["scale_a"].reshape(-1, 1) * given["scale_b"]
+            model, natural = model * factors, natural * factors.abs()
+        model = rounded_to(model, out_dtype)
+        if given["bias"] is not None:
+            model = rounded_to(model.to(natural.dtype) + given["bias"], out_dtype)
+        if given["activation"]:
+            model = rounded_to(activate(model.to(natural.dtype), given["activation"]), out_dtype)
+        exact = out_dtype in (torch.int8, torch.int32)
+        slack = 0.0 if exact else 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
+        return {"out": Expected(want, model, slack, floor_of(out_dtype))}
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        result, wanted = results["out"], sample.launch_arguments["out_dtype"]
+        if not isinstance(result, torch.Tensor):
+            return [f"out is {type(result).__name__}, not a tensor"]
+        given = sample.written.get("out")
+        if given is not None:
+            same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
+            return [] if same else ["out= was given, but another tensor was returned"]
+        found = [] if result.dtype == wanted else [f"out is {result.dtype}, not {wanted}"]
+        if not result.is_contiguous():
+            found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
+        if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in sample.tensors}:
+            found.append("out shares memory with an input")
+        return found
+
+
+def _out_dtype(spec: Spec) -> torch.dtype:
+    dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _matrix(
+    rows: int, columns: int, batch: int, letter: str, spec: Spec, shared: bool, dtype: torch.dtype
+) -> tuple[tuple[int, ...], Strides]:
+    """Shape and strides of [rows, columns], or a batch of them, in a layout and a memory style."""
+    unit = UNIT_BYTES // dtype.itemsize
+    inner = rows if letter == "t" else columns
+    outer_size = columns if letter == "t" else rows
+    gap = {"rows": -inner % unit + unit, "odd": 1}.get(spec["memory"], 0)
+    step = 2 if letter == "s" else 1
+    outer = (inner + gap) * step
+    strides: Strides = (1, outer) if letter == "t" else (outer, step)
+    if not batch:
+        return (rows, columns), strides
+    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(spec["memory"], 0)
+    return (batch, rows, columns), (0 if shared else per_batch, *strides)
+
+
+def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator) -> None:
+    def random(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, device=a.device, generator=generator)
+
+    for tensor in (a, b, arguments.get("bias")):
+        if tensor is not None:
+            shape = tuple(
+                1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+            values = random(shape)
+            values = (values * 4).round() if str(tensor.dtype).removeprefix("torch.") in INTEGERS else values
+            tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
+    for name in ("scale_a", "scale_b"):
+        if name in arguments:
+            arguments[name].copy_(random(tuple(arguments[name].shape)).abs() + 0.1)
+
+
+register_kit(MatmulKit())

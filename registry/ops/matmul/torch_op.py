@@ -1,0 +1,154 @@
+"""Matmul at the torch boundary, once for all variants: the torch op, its fake and its autograd.
+
+Eager calls on plain tensors that need no gradient do not come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from registry.dispatch.scope import Scope, current, entered
+from registry.errors import InvalidArgument
+from registry.ops.matmul import arguments
+from registry.ops.matmul.oracle import activate
+from registry.ops.tensors import autocast, plain
+
+_library = torch.library.Library("registry", "FRAGMENT")
+_library.define(
+    "matmul(Tensor a, Tensor b, Tensor? bias, str activation, ScalarType out_dtype, Tensor? scale_a, Tensor? scale_b, "
+    "str? variant) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def through_torch(
+    a: Any,
+    b: Any,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    out: torch.Tensor | None,
+    variant: str | None,
+) -> torch.Tensor:
+    """The product through what autograd, compilers, modes and subclasses can see."""
+    a, b = arguments.check_operands(a, b)
+    if bias is not None:
+        arguments.check_bias(bias, a, b)
+    a, b = autocast(a, b)
+    bias = autocast(bias)[0] if bias is not None else None
+    result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    activation = arguments.check_activation(activation)
+    a2, b2, shape = arguments.as_matrices(a, b)
+    arguments.check_scales(scale_a, scale_b, a2, b2)
+    inputs = [t for t in (a, b, bias) if t is not None]
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if needs_grad and (scale_a is not None or out is not None):
+        what = "scale_a" if scale_a is not None else "out"
+        raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
+    fused = "" if needs_grad else activation
+    if needs_grad and all(plain(t) for t in inputs):
+        result = _EagerMatmul.apply(a2, b2, bias, result_dtype, variant, current.get())
+    else:
+        result = torch.ops.registry.matmul(a2, b2, bias, fused, result_dtype, scale_a, scale_b, variant)
+    result = result.reshape(shape)
+    result = activate(result, activation) if needs_grad else result
+    if out is None:
+        return result
+    arguments.check_out(out, shape, shape, result_dtype, a.device)
+    return out.copy_(result)
+
+
+def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Tensor]) -> None:
+    """Give the torch op its kernel: the op's own way to find and launch a plan, and the op for its gradients."""
+
+    def _matmul(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str,
+        out_dtype: torch.dtype,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+        variant: str | None,
+    ) -> torch.Tensor:
+        return launch(a, b, bias, activation, out_dtype, scale_a, scale_b, None, variant).contiguous()
+
+    _library.impl("matmul", _matmul, "CompositeExplicitAutograd")
+    _EagerMatmul.launch, _EagerMatmul.product = staticmethod(launch), staticmethod(product)
+
+
+def _matmul_fake(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str, out_dtype: torch.dtype, *rest: Any
+) -> torch.Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=out_dtype)
+
+
+torch.library.register_fake("registry::matmul", _matmul_fake, lib=_library)
+
+
+# --- gradients: matmuls that dispatch too -------------------------------------------------------------------------
+
+
+def _gradients(
+    ctx: Any, grad: torch.Tensor, product: Any
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    a, b = ctx.saved_tensors
+    need_a, need_b, need_bias = ctx.needs_input_grad[:3]
+    grad_in = grad.to(a.dtype)
+    grad_a = product(grad_in, b.mT) if need_a else None
+    grad_b = product(a.mT, grad_in) if need_b else None
+    grad_bias = grad.flatten(0, -2).sum(0).to(ctx.bias_dtype) if need_bias else None
+    return grad_a, grad_b, grad_bias
+
+
+def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
+    ctx.save_for_backward(a, b)
+    ctx.bias_dtype = bias.dtype if bias is not None else None
+
+
+def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, activation, _, scale_a, _, _ = inputs
+    if activation or scale_a is not None:
+        raise RuntimeError("registry::matmul cannot be differentiated through a fused activation or scales")
+    _save(ctx, a, b, bias)
+
+
+def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, None)
+        return result
+
+    return (*_gradients(ctx, grad, product), None, None, None, None, None)
+
+
+torch.library.register_autograd("registry::matmul", _op_backward, setup_context=_op_save, lib=_library)
+
+
+class _EagerMatmul(torch.autograd.Function):
+    launch: ClassVar[Callable[..., torch.Tensor]]
+    product: ClassVar[Callable[..., torch.Tensor]]
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+        variant: str | None,
+        scope: Scope,
+    ) -> torch.Tensor:
+        _save(ctx, a, b, bias)
+        ctx.scope = scope
+        return _EagerMatmul.launch(a, b, bias, "", out_dtype, None, None, None, variant)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        with entered(ctx.scope):
+            return (*_gradients(ctx, grad, _EagerMatmul.product), None, None, None)

@@ -1,0 +1,116 @@
+"""The base of every op: a callable front door with `.explain`, `.variants`, `.reference`, and a memo of plans.
+
+What differs between ops (contract, problem, oracle, torch boundary) lives in registry/ops/, one file an op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
+
+from registry.contract.capability import Config
+from registry.contract.problem import Problem
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import catalog
+from registry.dispatch.decision import Decision
+from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
+from registry.dispatch.plan_cache import watch_memo
+from registry.dispatch.scope import Forced, Scope, current
+from registry.dispatch.select import decide
+
+
+class Op:
+    """What is computed. Subclasses give `name`, `problem_type`, the two argument maps, and `__call__`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    problem_type: ClassVar[type[Problem]]
+
+    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Keyword of `run` -> (claim that earns it, Problem field that holds its value): constant within a plan."""
+    call_arguments: ClassVar[Mapping[str, str]] = {}
+    """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
+
+    def __init__(self) -> None:
+        self.memo = watch_memo()
+        self.lookup = self.memo.get
+        OPS[self.name] = self
+
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """Every variant of this op, by name."""
+        return catalog.get().of(self.name)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """What the same call would run, and why; launches nothing.
+
+        Takes what the call takes (real, fake or meta tensors) or a Problem; `target=Target.named("RTX 3090")` asks for
+        a GPU that is not there.
+        """
+        if args and isinstance(args[0], Problem):
+            problem, target = args[0], kwargs.pop("target", None)
+            scope = with_variant(self.name, current.get(), kwargs.pop("variant", None))
+            if kwargs or len(args) > 1:
+                raise TypeError("explain(problem) takes only target= and variant= besides the Problem")
+            problem = problem if target is None else problem.on(target)
+        else:
+            problem, scope = self.problem_of(*args, **kwargs)
+        return self.trivial(problem) or decide(problem, scope)
+
+    def problem_of(self, *args: Any, **kwargs: Any) -> tuple[Problem, Scope]:
+        """The Problem and the scope of a call, after all checks of its arguments."""
+        raise NotImplementedError
+
+    def trivial(self, problem: Problem) -> Decision | None:
+        """A decision to run nothing, for problems whose answer needs no kernel (empty tensors)."""
+        return None
+
+    def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
+        """What answers a trivial problem."""
+        raise NotImplementedError
+
+    def make_plan(self, key: Hashable, problem: Problem, scope: Scope) -> Plan:
+        """Decide, bind and memoise."""
+        plan: Plan = self.memo.add(key, functools.partial(self._plan, problem, scope))
+        return plan
+
+    def _plan(self, problem: Problem, scope: Scope) -> Plan:
+        decision = self.trivial(problem)
+        if decision is not None:
+            launch = self.trivial_launch(problem)
+        else:
+            decision = decide(problem, scope)
+            launch = self.bind(self.variants[decision.variant], problem, decision.config)
+        plan = Plan(decision, launch, functools.partial(self._plan, problem, scope))
+        self.derive(plan, problem)
+        return plan
+
+    def derive(self, plan: Plan, problem: Problem) -> None:
+        """Fill in what a call would otherwise derive each time; done before any thread can see the plan."""
+
+    def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
+        """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
+        claims = variant.requires
+        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if claim and not claims.claim(claim)]
+        if variant.prepare is not None:
+            return LateLaunch(functools.partial(variant.prepare, problem, config), unclaimed)
+        fixed = {
+            keyword: getattr(problem, field)
+            for keyword, (claim, field) in self.fixed_arguments.items()
+            if claims.claim(claim)
+        }
+        launch = functools.partial(variant.run, config=config, **fixed)
+        return on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)
+
+
+def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
+    """The scope with `variant=` of the call on top of the enclosing `use` blocks."""
+    if variant is None:
+        return scope
+    forced = dict(scope.forced) | {op: Forced(variant)}
+    return Scope(tuple(sorted(forced.items())), scope.preferred, scope.recorders)
+
+
+OPS: dict[str, Op] = {}
+"""Those imported so far; registry.ops.known finds the others."""

@@ -1,0 +1,235 @@
+"""What is measured: one Case is an op and a shape, spelled so that it fits on a command line and in a results file.
+
+    Case.parse("attention", "b=4,hq=16,hkv=4,s=4096,d=128,causal")
+
+A recorded case also carries the strides and alignment of each operand, so that what is measured is what was called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from registry.contract.problem import Problem
+
+Scalar = bool | int | float | str
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides (both in elements) and base alignment (in bytes) of one recorded operand."""
+
+_ATTENTION = {
+    "b": "batch",
+    "hq": "heads_q",
+    "hkv": "heads_kv",
+    "s": "seqlen_q",
+    "sk": "seqlen_k",
+    "d": "head_dim",
+    "dv": "head_dim_v",
+    "dtype": "dtype",
+    "layout": "layout",
+    "causal": "causal",
+    "window": "window",
+    "softcap": "softcap",
+    "lse": "lse",
+    "ieee": "ieee",
+    "deterministic": "deterministic",
+}
+FIELDS: dict[str, dict[str, str]] = {
+    "attention": _ATTENTION,
+    "attention_backward": {**_ATTENTION, "grad_lse": "grad_lse"},
+    "matmul": {
+        "m": "m",
+        "n": "n",
+        "k": "k",
+        "b": "batch",
+        "layout": "layout",
+        "dtype": "dtype",
+        "dtype_b": "dtype_b",
+        "out_dtype": "out_dtype",
+        "bias": "bias",
+        "activation": "activation",
+        "scaling": "scaling",
+        "ieee": "ieee",
+        "deterministic": "deterministic",
+    },
+}
+"""Per op: each word of a shape, and the Problem field that it sets."""
+_DEFAULTS: dict[str, Scalar] = {
+    "b": 1,
+    "dtype": "bfloat16",
+    "softcap": 0.0,
+    "causal": False,
+    "lse": False,
+    "ieee": False,
+    "deterministic": False,
+    "grad_lse": False,
+    "bias": False,
+    "activation": "",
+    "scaling": "",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one shape. Two cases of equal `text` are the same measurement."""
+
+    op: str
+    shape: tuple[tuple[str, Any], ...]
+    operands: tuple[tuple[str, Layout], ...] = ()
+
+    @classmethod
+    def of(cls, op: str, operands: Mapping[str, Layout] | None = None, **shape: Any) -> Case:
+        """The case of these sizes, in one spelling: known order, defaults left out."""
+        fields = FIELDS.get(op)
+        if fields is None:
+            raise InvalidArgument("op", repr(op), ", ".join(sorted(FIELDS)))
+        unknown = [name for name in shape if name not in fields]
+        if unknown:
+            raise InvalidArgument("shape", repr(unknown[0]), ", ".join(fields))
+        same = {"hkv": shape.get("hq"), "sk": shape.get("s"), "dv": shape.get("d"), "dtype_b": shape.get("dtype")}
+        dtype = shape.get("dtype", _DEFAULTS["dtype"])
+        same["out_dtype"] = "int32" if dtype == "int8" else "bfloat16" if str(dtype).startswith("float8") else dtype
+        default = {**_DEFAULTS, **same, "layout": "nn" if op == "matmul" else "bhsd", "window": None}
+        kept = [(n, shape[n]) for n in fields if n in shape and not (n in default and shape[n] == default[n])]
+        return cls(
+            op, tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in kept), tuple((operands or {}).items())
+        )
+
+    @classmethod
+    def parse(cls, op: str, text: str) -> Case:
+        """From "b=4,hq=16,s=4096,d=128,causal" (commas or blanks; a bare word is true; window=255:0)."""
+        return cls.of(op, **parse_words(text))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return dict(self.shape)
+
+    @property
+    def text(self) -> str:
+        """The shape as `parse` takes it; recorded strides appear as a short hash."""
+        words = [name if value is True else f"{name}={_word(value)}" for name, value in self.shape]
+        if self.operands:
+            words.append(f"strides#{digest(self.operands)[:6]}")
+        return ",".join(words)
+
+    def problem(self, target: Any) -> Problem:
+        """The problem that a call of this case would be, on a real or made-up target; allocates nothing."""
+        from registry.ops.parts.workload import workload
+
+        return workload(self, "meta").problem(target)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON holds it; `from_data` reads it back."""
+        found: dict[str, Any] = {"op": self.op, "shape": dict(self.shape)}
+        return {**found, "operands": {n: list(o) for n, o in self.operands}} if self.operands else found
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Case:
+        operands = {n: (tuple(o[0]), tuple(o[1]), int(o[2])) for n, o in data.get("operands", {}).items()}
+        return cls.of(data["op"], operands, **data["shape"])
+
+
+def parse_words(text: str) -> dict[str, Any]:
+    """ "b=4,causal,window=255:0" as a dict."""
+    found: dict[str, Any] = {}
+    for word in text.replace(",", " ").split():
+        name, given, value = word.partition("=")
+        found[name] = _scalar(value) if given else True
+    return found
+
+
+def _scalar(text: str) -> Any:
+    if ":" in text:
+        return tuple(int(part) for part in text.split(":"))
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _word(value: Any) -> str:
+    return ":".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def digest(value: Any) -> str:
+    """A short stable hash of plain data, the same in every process and version."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def from_file(op: str, path: Path) -> list[Case]:
+    """Shapes from a file: one shape a line in the `parse` spelling (# comments), or what `save_recorded` wrote."""
+    cases = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        line = line.split("#", 1)[0].strip()
+        if not line:
+            continue
+        try:
+            if line.startswith("{"):
+                data = json.loads(line)
+                cases += [Case.from_data(data)] if data.get("op") == op else []
+            else:
+                cases.append(Case.parse(op, line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidArgument(f"{path}:{number}", repr(line), f"a shape of {op} ({error})") from error
+    return unique(cases)
+
+
+def of_problem(problem: Problem) -> Case:
+    """The case that asks what a recorded problem asked, memory facts included where they are not the plain ones."""
+    fields = FIELDS[problem.op]
+    case = Case.of(problem.op, **_sizes_of(problem, fields))
+    plain = case.problem(problem.target)
+    if plain.operands == problem.operands:
+        return case
+    operands = {fact.name: (fact.shape, fact.strides, fact.base_alignment) for fact in problem.operands}
+    return Case(case.op, case.shape, tuple(operands.items()))
+
+
+def _sizes_of(problem: Problem, fields: Mapping[str, str]) -> dict[str, Any]:
+    found = {word: getattr(problem, field) for word, field in fields.items()}
+    if problem.op == "attention_backward":
+        found["lse"] = False
+    if found.get("layout") == "strided":
+        del found["layout"]
+    return found
+
+
+def save_recorded(problems: Iterable[Problem], path: Path) -> int:
+    """Write the problems of a `registry.record()` block for `kreg tune --recorded`. Returns how many."""
+    known = [problem for problem in problems if problem.op in FIELDS]
+    lines = [json.dumps(case.data()) for case in unique(of_problem(problem) for problem in known)]
+    Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+def unique(cases: Iterable[Case]) -> list[Case]:
+    """Each case once, in the order given."""
+    return list(dict.fromkeys(cases))
+
+
+def spread(cases: Sequence[Case]) -> list[Case]:
+    """The cases in an order of which every beginning is a fair sample, so that a budget may cut anywhere."""
+    return sorted(cases, key=lambda case: digest([case.op, case.text]))
+
+
+def held_out(case_text: str, share: float) -> bool:
+    """Whether a shape belongs to the held-out set: by a hash of its text, so that no one chooses."""
+    return int(digest(case_text), 16) % 1000 < share * 1000
+
+
+def fold_of(case_text: str, folds: int) -> int:
+    """The fold of a shape in cross-validation; its own hash, so that it says nothing about `held_out`."""
+    return int(digest(["fold", case_text]), 16) % folds

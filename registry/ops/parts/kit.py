@@ -1,0 +1,384 @@
+"""What the conformance kit needs to know of an op (`Kit`), how it samples problems, and how it judges results.
+
+A problem is described by a flat spec, `{axis: value}`. The axes and their values come from a variant's `Requires`; each
+value of each axis is tried with the other axes drawn at random from a seed that is the variant's name, so the same
+declarations always give the same problems.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from registry.contract.capability import Config, Reason, Requires, config_reasons
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch import in_force
+from registry.dispatch.select import all_reasons
+from registry.ops.op import Op
+from registry.ops.parts.memory import Arena, conditions
+from registry.ops.parts.sizes import Size
+
+Spec = dict[str, Any]
+Results = dict[str, torch.Tensor]
+
+TIMES_YARDSTICK = 1.5
+"""A result may be this much further from the float64 oracle than torch's computation in the same dtype."""
+MAX_TIMES_YARDSTICK = 4.0
+"""The same for the worst single element, of which there is more chance."""
+
+
+# --- one made-up call ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sample:
+    """One call of an op with its memory: what the op and a launch are given, and what may be written."""
+
+    tensors: tuple[torch.Tensor, ...]
+    arguments: dict[str, Any]
+    """Keyword arguments of the op, less `variant`."""
+    launch_arguments: dict[str, Any]
+    """Keyword arguments of a launch bound by the op."""
+    arenas: dict[str, Arena]
+    written: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By arena: the view that the call may write (`out=`)."""
+
+    def freeze(self) -> None:
+        for arena in self.arenas.values():
+            arena.freeze()
+
+    def changed(self) -> list[str]:
+        """Complaints about inputs, or bytes around them, that the call changed."""
+        return [
+            f"{name} was modified, or memory around it"
+            for name, arena in self.arenas.items()
+            if arena.changed(self.written.get(name))
+        ]
+
+
+class Expected(NamedTuple):
+    """What a result is held against."""
+
+    want: torch.Tensor
+    """By the oracle, in float64."""
+    model: torch.Tensor
+    """By torch, rounding as its own kernels of that dtype do: the yardstick."""
+    slack: float = 0.0
+    """Absolute error, per element, that the arithmetic (not the dtype) makes unavoidable."""
+    floor: float = 0.0
+    """Relative error that nobody is blamed for."""
+    absolute: bool = False
+    """Judge elements by absolute error alone (an LSE)."""
+
+
+class Kit:
+    """What differs between ops. Third parties with an op of their own subclass this and call `register_kit`."""
+
+    op: str = ""
+    claims: Sequence[str] = ()
+    """Axes of which every value must have a legal problem: a claim that nothing can use is no claim."""
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        """Values of each axis that the claims allow, the plainest first."""
+        raise NotImplementedError
+
+    def pinned(self) -> Sequence[Spec]:
+        """Combinations that are always tried where they are legal."""
+        return ()
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        """By description: axis values just outside of the claims, which must be refused."""
+        return {}
+
+    def sensible(self, spec: Spec) -> bool:
+        """Whether the axis values make a call at all; where not, another one is drawn."""
+        return True
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        """The call with its tensors; on the meta device without values."""
+        raise NotImplementedError
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        """Call a bound launch and name its results."""
+        raise NotImplementedError
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        """The same through the op as a user calls it, with the variant asked for by name."""
+        raise NotImplementedError
+
+    def expected(self, sample: Sample) -> dict[str, Expected]:
+        """By name of result: what it is held against."""
+        raise NotImplementedError
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        """Complaints about shapes, dtypes and strides of results."""
+        return []
+
+
+KITS: dict[str, Kit] = {}
+
+
+def register_kit(kit: Kit) -> Kit:
+    """Make the conformance kit know an op."""
+    KITS[kit.op] = kit
+    return kit
+
+
+# --- sampling -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One problem to run with one config."""
+
+    name: str
+    spec: Spec = field(compare=False)
+    config: Config = field(compare=False)
+    problem: Problem = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What sampling found: problems to run, and axis values that no legal problem has."""
+
+    trials: tuple[Trial, ...]
+    uncovered: tuple[str, ...]
+
+
+TRIES = 60
+DRAWS = 3000
+
+
+def problem_of(op: Op, kit: Kit, spec: Spec, target: Target) -> Problem:
+    """The problem of a spec, without memory behind it."""
+    sample = kit.make(spec, torch.device("meta"), 0)
+    with spec_conditions(spec):
+        return op.problem_of(*sample.tensors, target=target, **sample.arguments)[0]
+
+
+def spec_conditions(spec: Spec) -> Any:
+    """torch's global switches as the spec asks for them."""
+    ieee = spec["ieee"] if spec.get("dtype") == "float32" else None
+    return conditions(deterministic=bool(spec.get("deterministic")), ieee=ieee)
+
+
+def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Drawn:
+    """Problems that the variant's claims make legal: every axis value, the pinned combinations, and random ones."""
+    axes = kit.axes(variant.requires, size)
+    rng = random.Random(zlib.crc32(f"{variant.name}/{variant.op}".encode()))
+    if empty := [axis for axis, values in axes.items() if not values]:
+        return Drawn((), tuple(f"{axis}: nothing is claimed" for axis in empty))
+    wanted: list[tuple[str, Spec]] = [("", dict(spec)) for spec in kit.pinned()]
+    wanted += [
+        (f"{axis}={value}", {axis: value}) for axis, values in axes.items() for value in _some(values, size.values)
+    ]
+    wanted += [("", {}) for _ in range(size.samples)]
+    found: dict[str, tuple[Spec, Problem]] = {}
+    uncovered = []
+    for label, fixed in wanted:
+        if any(axis not in axes or value not in axes[axis] for axis, value in fixed.items()):
+            continue
+        legal = _first_legal(variant, op, kit, target, axes, fixed, rng)
+        if legal is None:
+            # A claim that errata alone refuse is no idle claim: it is waited for.
+            awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons)
+            uncovered += [label] if label and awaited is None else []
+            continue
+        found.setdefault(spec_name(legal[0], axes), legal)
+    trials: list[Trial] = []
+    for name, (spec, problem) in found.items():
+        trials += _with_configs(variant, name, spec, problem, len(trials) == 0 or _spread(name, size, len(found)), size)
+    return Drawn(tuple(trials), tuple(uncovered))
+
+
+def _first_legal(
+    variant: Variant,
+    op: Op,
+    kit: Kit,
+    target: Target,
+    axes: Mapping[str, list[Any]],
+    fixed: Spec,
+    rng: random.Random,
+    reasons: Callable[[Variant, Problem], Sequence[Reason]] = all_reasons,
+) -> tuple[Spec, Problem] | None:
+    tried = 0
+    for _ in range(DRAWS):
+        # The first tries mix everything; later ones stay near the plainest problem, which is likelier to be legal.
+        plain = tried / TRIES
+        spec = {
+            axis: values[0] if rng.random() < plain else rng.choice(values) for axis, values in axes.items()
+        } | fixed
+        if not kit.sensible(spec):
+            continue
+        problem = problem_of(op, kit, spec, target)
+        if not reasons(variant, problem) and op.trivial(problem) is None:
+            return spec, problem
+        tried += 1
+        if tried == TRIES:
+            break
+    return None
+
+
+def _some(values: list[Any], count: int) -> list[Any]:
+    """At most `count` of the values: the ends, and an even spread between them."""
+    if len(values) <= count:
+        return values
+    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+
+
+def _spread(name: str, size: Size, count: int) -> bool:
+    """Whether a problem (besides the first) is among those that are run with every config."""
+    return zlib.crc32(name.encode()) % count < size.full_config_problems - 1
+
+
+def _with_configs(
+    variant: Variant, name: str, spec: Spec, problem: Problem, every: bool, size: Size
+) -> Iterator[Trial]:
+    configs = variant.legal_configs(problem)
+    if every:
+        configs = [configs[0], *_some(_distinct([*configs, *_shipped(variant, problem)])[1:], size.configs - 1)]
+    for config in configs if every else configs[:1]:
+        label = "" if config == configs[0] else " @" + ",".join(f"{k}={v}" for k, v in sorted(config.items()))
+        yield Trial(name + label, spec, config, problem)
+
+
+def _distinct(configs: Sequence[Config]) -> list[Config]:
+    return [config for i, config in enumerate(configs) if config not in configs[:i]]
+
+
+def _shipped(variant: Variant, problem: Problem) -> list[Config]:
+    """Configs that the tables in force name for this variant, as far as they are legal here."""
+    target = problem.target
+    rules = itertools.chain.from_iterable(
+        table.rules for table in in_force.tables().applying(problem.op, target.arch, target.name)
+    )
+    named = [use.config for rule in rules for use in rule.use if use.variant == variant.name and use.config is not None]
+    return [config for config in named if not config_reasons(variant.requires, problem, config)]
+
+
+def spec_name(spec: Spec, axes: Mapping[str, list[Any]]) -> str:
+    """A short name that tells the spec: values alone where they speak for themselves, flags by their name."""
+    words = []
+    for axis, value in spec.items():
+        if value in (False, None, "", 0.0) or (len(axes[axis]) == 1 and axis != "dtype"):
+            continue
+        if value is True:
+            words += [axis] if axis != "ieee" or spec.get("dtype") == "float32" else []
+        elif isinstance(value, str):
+            words.append(value if axis in ("dtype", "memory", "layout", "activation") else f"{axis}:{value}")
+        elif axis == "mask":
+            causal, window = value
+            words += ["causal"] if causal else []
+            words += [f"window:{window[0]},{window[1]}"] if window else []
+        else:
+            words.append(f"{axis}:" + ("x".join(map(str, value)) if isinstance(value, tuple) else str(value)))
+    return " ".join(words)
+
+
+# --- judging ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one set of results compares; the numbers are those of the result that came nearest to failing."""
+
+    error: float
+    yardstick: float
+    limit: float
+    complaints: tuple[str, ...]
+
+
+def judge(results: Results, expected: Mapping[str, Expected]) -> Verdict:
+    """Hold results against the oracle, with torch's own error as the yardstick."""
+    worst = (-1.0, 0.0, 0.0, 0.0)
+    complaints: list[str] = []
+    for name, held in expected.items():
+        got = results.get(name)
+        if got is None:
+            complaints.append(f"{name} was not returned")
+            continue
+        if got.shape != held.want.shape:
+            complaints.append(f"{name} has shape {tuple(got.shape)}, not {tuple(held.want.shape)}")
+            continue
+        error, yardstick, limit, found = _judge_one(name, got, held)
+        complaints += found
+        ratio = error / limit if limit > 0 else math.inf if error > 0 else 0.0
+        if ratio > worst[0] or math.isnan(ratio):
+            worst = (ratio, error, yardstick, limit)
+    return Verdict(*worst[1:], tuple(complaints))
+
+
+def _judge_one(name: str, got: torch.Tensor, held: Expected) -> tuple[float, float, float, list[str]]:
+    """(error, yardstick, limit, complaints) of one result."""
+    want, got64, model = held.want, got.to(torch.float64), held.model.to(torch.float64)
+    finite = torch.isfinite(want)
+    if bad := _disagreeing(got64, want):
+        return math.nan, math.nan, 0.0, [f"{name}: {bad}"]
+    zero = torch.zeros((), dtype=torch.float64, device=want.device)
+    want, got64, model = (torch.where(finite, t, zero) for t in (want, got64, model))
+    off, model_off = (got64 - want).abs(), (model - want).abs()
+    complaints = []
+    largest = float(want.abs().max())
+    worst_limit = MAX_TIMES_YARDSTICK * float(model_off.max()) + 4 * held.floor * largest + 4 * held.slack
+    if float(off.max()) > worst_limit:
+        at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+        complaints.append(
+            f"{name}{list(at)} is {float(got64[at]):.6g}, not {float(want[at]):.6g}: off by {float(off[at]):.3g}, "
+            f"allowed {worst_limit:.3g}"
+        )
+    if held.absolute:
+        return float(off.max()), float(model_off.max()), worst_limit, complaints
+    length = max(float(want.norm()), torch.finfo(torch.float64).tiny)
+    error, yardstick = float(off.norm()) / length, float(model_off.norm()) / length
+    limit = TIMES_YARDSTICK * max(yardstick, held.floor) + held.slack * math.sqrt(want.numel()) / length
+    if error > limit:
+        complaints.append(f"{name}: relative error {error:.3g}, allowed {limit:.3g} (torch: {yardstick:.3g})")
+    return error, yardstick, limit, complaints
+
+
+def _disagreeing(got: torch.Tensor, want: torch.Tensor) -> str:
+    """Where a result is not finite although it should be, or the reverse; "" if nowhere."""
+    for what, wrong in (
+        ("NaN", torch.isnan(got)),
+        ("not finite", torch.isfinite(want) & ~torch.isfinite(got)),
+        ("not infinite", torch.isinf(want) & (got != want)),
+    ):
+        count = int(wrong.sum())
+        if count:
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            values = f"got {float(got[at])}, expected {float(want[at]):.6g}"
+            return f"{count} of {got.numel()} elements are {what}, the first at {list(at)} ({values})"
+    return ""
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def dense_complaints(results: Results, sample: Sample) -> list[str]:
+    """Results must be dense tensors of their own, with a unit inner stride."""
+    found = []
+    inputs = {t.untyped_storage().data_ptr() for t in sample.tensors}
+    for name, result in results.items():
+        if not isinstance(result, torch.Tensor):
+            found.append(f"{name} is {type(result).__name__}, not a tensor")
+        elif not is_dense(result) or (result.stride(-1) != 1 and result.shape[-1] > 1):
+            found.append(f"{name} has strides {result.stride()} for shape {tuple(result.shape)}: not dense")
+        elif result.untyped_storage().data_ptr() in inputs:
+            found.append(f"{name} shares memory with an input")
+    return found

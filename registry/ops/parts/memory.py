@@ -1,0 +1,142 @@
+"""Memory that tells on a kernel: operands between guard bands, outputs that start as NaN, allocations that are watched.
+
+All of it is filled with bytes of 0xff, which is NaN in every floating dtype. A kernel that reads beyond an operand or
+leaves an output unwritten computes NaN; one that writes where it should not changes bytes that are compared afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GUARD_BYTES = 32 * 1024
+POISON = 0xFF
+
+Strides = tuple[int, ...]
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> Strides:
+    """Strides without gaps; `order` lists the dimensions from the innermost out (default: the last is innermost)."""
+    strides, step = [0] * len(shape), 1
+    for dim in order if order is not None else range(len(shape) - 1, -1, -1):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements of storage a view spans."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies inside an arena, in elements."""
+
+    shape: tuple[int, ...]
+    strides: Strides
+    offset: int = 0
+
+
+class Arena:
+    """One storage that holds one or more views between two guard bands, all of it poisoned until a view is filled."""
+
+    def __init__(
+        self, slots: Mapping[str, Slot], dtype: torch.dtype, device: torch.device, shift_bytes: int = 0
+    ) -> None:
+        lead = (GUARD_BYTES + shift_bytes) // dtype.itemsize
+        need = max(slot.offset + extent(slot.shape, slot.strides) for slot in slots.values())
+        self.raw = poisoned(lead + need + GUARD_BYTES // dtype.itemsize, dtype, device)
+        self.views = {
+            name: self.raw.as_strided(slot.shape, slot.strides, lead + slot.offset) for name, slot in slots.items()
+        }
+        self._before: torch.Tensor | None = None
+
+    def freeze(self) -> None:
+        """Remember every byte, as it has to be after the call."""
+        self._before = self.raw.clone()
+
+    def changed(self, written: torch.Tensor | None = None) -> bool:
+        """Whether any byte differs from when it was frozen; those of the view `written` may."""
+        assert self._before is not None
+        if written is not None:
+            self._before.as_strided(written.shape, written.stride(), written.storage_offset()).copy_(written)
+        return not torch.equal(self.raw.view(torch.uint8), self._before.view(torch.uint8))
+
+
+def poisoned(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A flat tensor of NaN (of -1 for integers)."""
+    raw = torch.empty(max(count, 1), dtype=dtype, device=device)
+    if raw.device.type != "meta":
+        raw.view(torch.uint8).fill_(POISON)
+    return raw
+
+
+_aten = torch.ops.aten
+_ALLOCATORS = frozenset(
+    (
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.empty_permuted.default,
+        _aten.empty_like.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    )
+)
+
+
+class WatchedAllocations(TorchDispatchMode):
+    """Inside the block, what torch.empty and its kin return is poisoned and lies between guard bands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[torch.Tensor, int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATORS and type(result) is torch.Tensor and result.device.type != "meta" and result.numel():
+            return self._guarded(result)
+        return result
+
+    def _guarded(self, plain: torch.Tensor) -> torch.Tensor:
+        lead = GUARD_BYTES // plain.element_size()
+        need = extent(plain.shape, plain.stride())
+        raw = poisoned(lead + need + lead, plain.dtype, plain.device)
+        self._made.append((raw, lead, lead + need))
+        return raw.as_strided(plain.shape, plain.stride(), lead)
+
+    def overruns(self) -> int:
+        """How many of the watched allocations were written outside of their bounds."""
+        count = 0
+        for raw, first, last in self._made:
+            bands = (raw[:first].view(torch.uint8), raw[last:].view(torch.uint8))
+            count += any(bool((band != POISON).any()) for band in bands)
+        return count
+
+
+def stir(tensors: Sequence[torch.Tensor]) -> None:
+    """Leave NaN in freed blocks of these sizes, which allocators below Python hand out next."""
+    blocks = [poisoned(t.numel(), t.dtype, t.device) for t in tensors for _ in range(2)]
+    del blocks
+
+
+@contextlib.contextmanager
+def conditions(*, deterministic: bool = False, ieee: bool | None = None) -> Iterator[None]:
+    """torch's global switches as one problem asks for them. `ieee=None` leaves the float32 precision alone."""
+    before, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        torch.use_deterministic_algorithms(deterministic)
+        if ieee is not None:
+            torch.set_float32_matmul_precision("highest" if ieee else "high")
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,1 @@
+"""What a kernel author imports: launches, tensor maps, outputs, counters, arithmetic, builds."""

@@ -1,0 +1,65 @@
+"""Memory that is zero before a launch and that the launch leaves at zero: counters and flags between thread blocks.
+
+A kernel whose blocks draw from a counter, or tell each other that they are done, needs zeroes to start from. Zeroing
+them before each launch would cost a launch of its own; a kernel that ends by putting them back needs that only once, if
+no two launches that could overlap ever share them. That is what this file sees to::
+
+    from registry.toolbox.counters import zeroes
+
+    row = zeroes(q.get_device(), WIDTH).take()  # per launch: int32, WIDTH of them
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["Zeroes", "zeroes"]
+
+
+class Zeroes:
+    """Rows of int32 zeroes on one device; each launch takes one that no launch which could overlap with it has.
+
+    Launches on one stream never overlap: a stream has rows of its own and takes them in turn, which also covers a
+    driver that gives the handle of a destroyed stream to a new one. A launch captured into a CUDA graph may be replayed
+    on any stream, beside anything but itself: it takes a row that nobody else is ever given, or, when those are used up
+    (or none was made before the capture), one in the graph's own memory that the graph zeroes at each replay.
+    """
+
+    PER_STREAM = 64
+    FOR_CAPTURES = 1 << 12
+
+    def __init__(self, device: int, width: int) -> None:
+        self._device, self._width = device, width
+        self._streams: dict[int, tuple[list[torch.Tensor], Iterator[int]]] = {}
+        self._reserve: torch.Tensor | None = None
+        self._captured = itertools.count()
+
+    def take(self) -> torch.Tensor:
+        """The row of the next launch on the current stream."""
+        if torch.cuda.is_current_stream_capturing():
+            if self._reserve is not None and (i := next(self._captured)) < self.FOR_CAPTURES:
+                return self._reserve[i]
+            return self._zeros(1)[0]
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        mine = self._streams.get(stream)
+        if mine is None:
+            if self._reserve is None:
+                self._reserve = self._zeros(self.FOR_CAPTURES)
+                torch.cuda.synchronize(self._device)  # once per process: zero before any graph can run
+            # Zeroed in stream order; counting with next() is safe between threads.
+            mine = self._streams[stream] = list(self._zeros(self.PER_STREAM).unbind()), itertools.count()
+        rows, turn = mine
+        return rows[next(turn) % self.PER_STREAM]
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, self._width, device=self._device, dtype=torch.int32)
+
+
+@functools.cache
+def zeroes(device: int, width: int) -> Zeroes:
+    """The rows of `width` of one device."""
+    return Zeroes(device, width)

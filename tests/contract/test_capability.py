@@ -1,0 +1,201 @@
+"""Legality: closed-world, all reasons at once, each with got, allowed and a fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from registry import DeclarationError, Reason, Requires, Target, Variant
+from registry.contract.capability import arch_matches, config_reasons, reasons_against
+from registry.ops.attention.problem import AttentionProblem
+
+H100 = Target.named("H100")
+EVERYTHING = Requires(
+    arch=("any",),
+    dtypes=("bfloat16",),
+    head_dim=(1, 512),
+    head_dim_v=(1, 512),
+    layouts=("bhsd", "bshd", "strided"),
+    unit_inner_stride=False,
+    causal=True,
+    window=True,
+    softcap=True,
+    gqa=True,
+    lse=True,
+    cross_length=True,
+    deterministic=True,
+)
+
+
+def problem(**shape):
+    return AttentionProblem.of_shape(shape.pop("target", H100), **shape)
+
+
+def fields_of(reasons):
+    return {reason.field for reason in reasons}
+
+
+def test_an_empty_declaration_claims_nothing():
+    reasons = reasons_against(Requires(), problem())
+    assert {"arch", "dtype", "head_dim", "layout"} <= fields_of(reasons)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape"),
+    [
+        ("causal", {"causal": True}),
+        ("window", {"window": (8, 8)}),
+        ("softcap", {"softcap": 30.0}),
+        ("gqa", {"hq": 8, "hkv": 2}),
+        ("lse", {"lse": True}),
+        ("cross_length", {"s": 16, "sk": 32}),
+        ("deterministic", {"deterministic": True}),
+        ("head_dim_v", {"d": 64, "dv": 32}),
+    ],
+)
+def test_each_feature_must_be_claimed(field, shape):
+    import dataclasses
+
+    asked = problem(**shape)
+    assert field in {f.name for f in dataclasses.fields(asked)}
+    assert reasons_against(EVERYTHING, asked) == []
+    without = dataclasses.replace(EVERYTHING, **{field: None if field == "head_dim_v" else False})
+    assert fields_of(reasons_against(without, asked)) == {field}
+
+
+def test_a_new_field_makes_old_variants_illegal_until_they_claim_it():
+    @dataclass(frozen=True, kw_only=True)
+    class WithSinks(AttentionProblem):
+        sinks: bool = False
+        paging: str = ""
+
+    def asked(**new):
+        base = problem()
+        values = {name: getattr(base, name) for name in base.queries() if name not in ("gqa", "cross_length")}
+        return WithSinks(**values, **new)
+
+    import dataclasses
+
+    assert reasons_against(EVERYTHING, asked()) == []
+    assert fields_of(reasons_against(EVERYTHING, asked(sinks=True, paging="16"))) == {"sinks", "paging"}
+    claiming = dataclasses.replace(EVERYTHING, extra={"sinks": True, "paging": ("16", "64")})
+    assert reasons_against(claiming, asked(sinks=True, paging="16")) == []
+    assert fields_of(reasons_against(claiming, asked(sinks=True, paging="8"))) == {"paging"}
+
+
+def test_all_reasons_are_collected_not_just_the_first():
+    requires = Requires(arch=("sm80",), dtypes=("float16",), head_dim=(16, 64), layouts=("bhsd",))
+    found = reasons_against(requires, problem(d=128, causal=True, layout="bshd", b=2, hq=2))
+    assert fields_of(found) == {"arch", "dtype", "head_dim", "causal", "layout"}
+
+
+def test_head_dim_off_the_grid_says_what_to_pad_to():
+    requires = Requires(arch=("any",), dtypes=("bfloat16",), head_dim=(16, 256), head_dim_multiple=8, layouts=("bhsd",))
+    (reason,) = reasons_against(requires, problem(d=76))
+    assert (reason.got, reason.allowed, reason.fix) == (76, "16..256 in steps of 8", "pad head_dim 76 to 80")
+    (beyond,) = reasons_against(requires, problem(d=264))
+    assert beyond.fix is None
+
+
+def test_sequence_lengths_can_be_required_to_divide():
+    import dataclasses
+
+    requires = dataclasses.replace(EVERYTHING, seqlen_k_multiple=128)
+    (reason,) = reasons_against(requires, problem(s=100, sk=130))
+    assert reason.field == "seqlen_k"
+    assert reason.fix == "pad seqlen_k 130 to 256"
+
+
+def test_memory_facts_name_the_operand_the_stride_and_the_fix():
+    import torch
+
+    import registry
+
+    requires = Requires(
+        arch=("any",),
+        dtypes=("bfloat16",),
+        head_dim=(1, 512),
+        layouts=("bhsd", "bshd", "strided"),
+        base_alignment=16,
+        stride_alignment=16,
+    )
+    wide = torch.zeros(1, 2, 16, 65, dtype=torch.bfloat16)
+    q, k, v = wide[..., 1:65], wide[..., :64], torch.zeros(1, 2, 64, 16, dtype=torch.bfloat16).transpose(-1, -2)
+    asked, _ = registry.attention.problem_of(q, k, v)
+    found = {(reason.operand, reason.field): reason for reason in reasons_against(requires, asked)}
+    assert ("q", "base_alignment") in found
+    assert found["k", "stride_alignment"].got == "2080 bytes" or "130" in str(found["k", "stride_alignment"].got)
+    assert "k" in found["k", "stride_alignment"].fix
+    assert found["v", "unit_inner_stride"].fix == "call .contiguous() on v: its inner stride is 16"
+
+
+def test_toolchain_ranges():
+    requires = Requires(arch=("any",), toolchain={"triton": ">=99"})
+    reason = next(r for r in reasons_against(requires, problem()) if r.field == "triton")
+    assert reason.allowed == ">=99"
+    assert reason.fix == 'pip install "triton>=99"'
+
+
+def test_shared_memory_is_a_function_of_the_config():
+    requires = Requires(shared_memory=lambda problem, config: config["stages"] * 100_000)
+    assert config_reasons(requires, problem(), {"stages": 2}) == []
+    (reason,) = config_reasons(requires, problem(), {"stages": 3})
+    assert (reason.field, reason.got) == ("shared_memory", 300_000)
+    assert config_reasons(requires, problem(target=Target.named("RTX 3090")), {"stages": 2})
+
+
+def test_a_variant_is_legal_if_one_config_is():
+    requires = Requires(
+        arch=("any",),
+        dtypes=("bfloat16",),
+        head_dim=(1, 512),
+        layouts=("bhsd",),
+        shared_memory=lambda problem, config: config["bytes"],
+    )
+    variant = Variant(
+        "test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}, {"bytes": 10}]
+    )
+    assert variant.reasons(problem()) == []
+    assert variant.legal_configs(problem()) == [{"bytes": 10}]
+    tight = Variant("test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}])
+    assert [r.code for r in tight.reasons(problem())] == ["resources"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "arch", "expected"),
+    [
+        (("sm90",), "sm90", True),
+        (("sm90",), "sm100", False),
+        (("sm80+",), "sm120", True),
+        (("sm80+",), "sm75", False),
+        (("sm80+",), "cpu", False),
+        (("cpu",), "cpu", True),
+        (("any",), "cpu", True),
+        ((), "sm90", False),
+    ],
+)
+def test_architecture_claims(claims, arch, expected):
+    assert arch_matches(claims, arch) is expected
+
+
+@pytest.mark.parametrize(
+    "claims", [{"arch": "sm90"}, {"arch": ("hopper",)}, {"dtypes": "float16"}, {"toolchain": {"triton": "new"}}]
+)
+def test_wrong_declarations_are_refused_at_once(claims):
+    with pytest.raises(DeclarationError):
+        Requires(**claims)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "Bad Name"}, {"run": None}, {"configs": []}, {"configs": [{"a": object()}]}, {"requires": {}}]
+)
+def test_wrong_variants_are_refused_at_once(settings):
+    declared = {"name": "test.v", "op": "attention", "run": lambda: None, "requires": Requires()} | settings
+    with pytest.raises(DeclarationError):
+        Variant(**declared)
+
+
+def test_a_reason_reads_well():
+    text = str(Reason("range", "head_dim", 72, "64, 128", "pad head_dim 72 to 128", "q"))
+    assert text == "q.head_dim: got 72, allowed 64, 128; fix: pad head_dim 72 to 128"

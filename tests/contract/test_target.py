@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from registry import InvalidArgument, Target
+from registry.contract.target import known_names
+
+
+@pytest.mark.parametrize("name", ["sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "cpu"])
+def test_architectures_can_be_named(name):
+    assert Target.named(name).arch == name
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("H100", "sm90"),
+        ("nvidia h200", "sm90"),
+        ("A100", "sm80"),
+        ("RTX 3090", "sm86"),
+        ("GeForce RTX 4090", "sm89"),
+        ("rtx-5090", "sm120"),
+    ],
+)
+def test_devices_can_be_named_case_and_spaces_aside(name, arch):
+    target = Target.named(name)
+    assert target.arch == arch
+    assert target.sm == int(arch[2:])
+    assert target.sm_count > 1
+    assert target.shared_memory > 90 * 1024
+
+
+def test_an_unknown_device_lists_the_known_ones():
+    with pytest.raises(InvalidArgument) as caught:
+        Target.named("H999")
+    assert "'H999'" in str(caught.value)
+    assert "RTX 3090" in str(caught.value)
+
+
+def test_every_known_name_can_be_used():
+    assert {Target.named(name).name for name in known_names()} == set(known_names())
+
+
+def test_a_made_up_target_has_the_installed_toolchain():
+    assert Target.named("H100").torch == torch.__version__.split("+")[0]
+
+
+def test_meta_tensors_have_no_target():
+    with pytest.raises(InvalidArgument, match="target="):
+        Target.of(torch.device("meta"))

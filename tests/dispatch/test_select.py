@@ -1,0 +1,366 @@
+"""legal -> rank -> plan -> memo, and what happens when a kernel does not compile."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from made_up import math_run
+
+import registry
+from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
+from registry.dispatch.plan import on_its_device
+from registry.dispatch.plan_cache import Memo
+from registry.dispatch.quarantine import quarantine
+from registry.dispatch.select import decide
+from registry.ops.attention.problem import AttentionProblem
+
+CPU = registry.Target.named("cpu")
+
+
+def qkv(*shape, **kwargs):
+    shape = shape or (1, 2, 8, 16)
+    return tuple(torch.randn(*shape, **kwargs) for _ in range(3))
+
+
+def write_table(folder, text):
+    (folder / "mine.yaml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """Put a table in force through REGISTRY_TABLES; the shipped ones come back after the test."""
+
+    def use(text):
+        monkeypatch.setenv("REGISTRY_TABLES", str(write_table(tmp_path, text)))
+        registry.reload_tables()
+
+    yield use
+    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
+    registry.reload_tables()
+
+
+RULES = """
+op: attention
+arch: cpu
+rules:
+- when: {{seqlen_q: "..64"}}
+  use: [{first}]
+- use: [{second}]
+"""
+
+
+def test_the_first_matching_rule_decides(tables, declare):
+    declare("test.small")
+    declare("test.large")
+    tables(RULES.format(first="test.small", second="test.large"))
+    small = registry.attention.explain(*qkv(1, 1, 8, 16))
+    large = registry.attention.explain(*qkv(1, 1, 128, 16))
+    assert (small.variant, large.variant) == ("test.small", "test.large")
+    assert "mine.yaml" in small.source and "rules[0]" in small.source
+
+
+def test_a_table_cannot_make_an_illegal_variant_run(tables, declare):
+    declare("test.gpu_only", arch=("sm90",))
+    tables(RULES.format(first="test.gpu_only", second="test.gpu_only"))
+    decision = registry.attention.explain(*qkv())
+    assert decision.variant == "torch_cpu"
+    assert "any.yaml" in decision.source
+    refused = next(c for c in decision.candidates if c.variant == "test.gpu_only")
+    assert not refused.legal and refused.reasons[0].field == "arch"
+
+
+def test_the_config_of_a_table_is_used_if_it_is_legal(tables, declare):
+    def limit(problem, config):
+        return [] if config["BLOCK"] <= 64 else [registry.Reason("rule", "BLOCK", config["BLOCK"], 64)]
+
+    declare("test.small", configs=[{"BLOCK": 16}, {"BLOCK": 32}], rule=limit)
+    table = "op: attention\narch: cpu\nrules:\n- use: [{{variant: test.small, config: {{BLOCK: {block}}}}}]\n"
+    tables(table.format(block=32))
+    assert registry.attention.explain(*qkv()).config == {"BLOCK": 32}
+    tables(table.format(block=128))
+    assert registry.attention.explain(*qkv()).config == {"BLOCK": 16}
+    assert any("BLOCK" in message for message in notices.counts())
+
+
+def test_without_a_rule_the_choice_is_a_heuristic_and_says_so(declare):
+    declare("test.only", softcap=True, dtypes=("float32",), arch=("cpu",))
+    decision = registry.attention.explain(*qkv(), softcap=3.0)
+    legal = {c.variant: c.source for c in decision.candidates if c.legal}
+    assert "heuristic" in legal["test.only"]
+
+
+def test_nothing_legal_lists_every_variant_with_its_reasons():
+    q = torch.randn(1, 1, 8, 16).to(torch.float8_e4m3fn)
+    with pytest.raises(NoLegalVariant) as caught:
+        registry.attention(q, q, q)
+    assert set(caught.value.reasons) == set(registry.attention.variants)
+    assert all(caught.value.reasons.values())
+    assert "float8_e4m3fn" in str(caught.value)
+
+
+def test_explain_is_what_runs(declare):
+    ran = []
+
+    def spy(*args, config, **kwargs):
+        ran.append(config)
+        return math_run(*args, config=config, **kwargs)
+
+    declare("test.spy", run=spy, configs=[{"A": 1}, {"A": 2}], causal=True, arch=("cpu",))
+    q, k, v = qkv()
+    with registry.prefer("test.spy"), registry.record() as recorder:
+        explained = registry.attention.explain(q, k, v, causal=True)
+        registry.attention(q, k, v, causal=True)
+    (launch,) = recorder.launches
+    assert (launch.variant, dict(launch.config), launch.problem) == (
+        explained.variant,
+        explained.config,
+        explained.problem,
+    )
+    assert ran == [explained.config]
+
+
+def test_run_gets_exactly_what_it_claims(declare):
+    seen = {}
+
+    def spy(q, k, v, **kwargs):
+        seen.update(kwargs)
+        return torch.zeros_like(q), None
+
+    declare("test.plain", run=spy, causal=True)
+    registry.attention(*qkv(), variant="test.plain")
+    assert set(seen) == {"scale", "config", "causal"}
+    with pytest.raises(IllegalVariant, match="window"):
+        registry.attention(*qkv(), window=4, variant="test.plain")
+
+
+def test_prepare_runs_once_per_plan_and_late(declare):
+    made = []
+
+    def prepare(problem, config):
+        made.append(problem)
+        return lambda q, k, v, *, scale: (q * 0 + scale, None)
+
+    declare("test.fast", prepare=prepare)
+    q, k, v = qkv()
+    registry.attention.explain(q, k, v, variant="test.fast")
+    assert made == []
+    for _ in range(3):
+        out = registry.attention(q, k, v, variant="test.fast", scale=2.0)
+    assert len(made) == 1 and torch.all(out == 2.0)
+
+
+# --- forcing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_forced_variant_runs_or_raises():
+    q, k, v = qkv()
+    with registry.record() as recorder:
+        registry.attention(q, k, v, variant="torch_math")
+    assert recorder.counts == {"attention": {"torch_math": 1}}
+    with pytest.raises(IllegalVariant, match="sm80"):
+        registry.attention(q, k, v, variant="torch_flash")
+    with pytest.raises(UnknownVariant, match="torch_math"):
+        registry.attention(q, k, v, variant="torch_flsh")
+    with pytest.raises(UnknownVariant):
+        registry.attention(q, k, v, variant="torch_matmul")
+
+
+# --- quarantine ---------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_does_not_fit_gives_way_before_anything_runs(declare):
+    tries = []
+
+    def bad(*args, **kwargs):
+        tries.append(1)
+        raise KernelDoesNotFit("shared memory: 300 kB of 227 kB")
+
+    declare("test.bad", run=bad, arch=("cpu",))
+    q, k, v = qkv()
+    with registry.prefer("test.bad"), registry.record() as recorder:
+        assert registry.attention.explain(q, k, v).variant == "test.bad"
+        out = registry.attention(q, k, v)
+        registry.attention(q, k, v)
+        after = registry.attention.explain(q, k, v)
+    torch.testing.assert_close(out, registry.attention.reference(q, k, v, dtype=torch.float32))
+    assert len(tries) == 1
+    assert recorder.counts == {"attention": {"torch_cpu": 2}}
+    assert after.variant == "torch_cpu"
+    refused = next(c for c in after.candidates if c.variant == "test.bad")
+    assert [r.code for r in refused.reasons] == ["quarantine"]
+    assert "300 kB" in str(refused.reasons[0])
+    assert any("quarantined" in message for message in notices.counts())
+    # another size of the same class is quarantined too, another dtype is not
+    with registry.prefer("test.bad"):
+        registry.attention(*qkv(1, 2, 24, 16))
+        assert len(tries) == 1
+        assert quarantine.reason("test.bad", AttentionProblem.of_shape(CPU, dtype="float16", d=16)) is None
+
+
+def test_a_forced_kernel_that_does_not_fit_raises(declare):
+    def bad(*args, **kwargs):
+        raise KernelDoesNotFit("too big")
+
+    declare("test.bad", run=bad)
+    with pytest.raises(IllegalVariant, match="too big"):
+        registry.attention(*qkv(), variant="test.bad")
+
+
+def test_any_other_failure_is_raised_and_never_retried(declare):
+    def bad(*args, **kwargs):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    declare("test.bad", run=bad)
+    with registry.prefer("test.bad"), pytest.raises(RuntimeError, match="illegal memory access"):
+        registry.attention(*qkv())
+    assert quarantine.items() == []
+
+
+def test_triton_compile_errors_count_as_not_fitting():
+    from triton.runtime.errors import OutOfResources
+
+    from registry.dispatch.quarantine import did_not_compile
+
+    assert did_not_compile(OutOfResources(300, 200, "shared memory"))
+    assert did_not_compile(RuntimeError("PassManager::run failed"))
+    assert not did_not_compile(RuntimeError("CUDA error: misaligned address"))
+
+
+def test_a_declaration_that_fails_makes_only_its_own_variant_illegal(declare):
+    declare("test.broken", rule=lambda problem, config: 1 / 0, arch=("cpu",))
+    decision = registry.attention.explain(*qkv())
+    refused = next(c for c in decision.candidates if c.variant == "test.broken")
+    assert refused.reasons[0].code == "declaration" and "ZeroDivisionError" in str(refused.reasons[0])
+    assert decision.variant == "torch_cpu"
+    assert any("test.broken" in message for message in notices.counts())
+
+
+# --- errata -------------------------------------------------------------------------------------------------------
+
+
+def test_errata_make_a_variant_illegal_with_the_link(tables, declare):
+    declare("test.known_bad")
+    tables(
+        "errata:\n- {variant: test.known_bad, op: attention, when: {head_dim: 16}, reason: wrong results, "
+        "severity: wrong-result, link: 'https://example.org/1'}\n"
+    )
+    assert registry.attention.explain(*qkv(1, 1, 8, 32), variant="test.known_bad").variant == "test.known_bad"
+    with pytest.raises(IllegalVariant, match="wrong results"):
+        registry.attention(*qkv(1, 1, 8, 16), variant="test.known_bad")
+
+
+# --- memo ---------------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_problems_do_not_grow_the_memo_without_bound(declare):
+    declare("test.cheap", run=lambda q, k, v, **_: (q, None), cross_length=True)
+    memo = registry.attention.memo
+    k = torch.randn(1, 1, 1, 16)
+    storage = torch.randn(10_000, 16)
+    with registry.use("test.cheap"):
+        for length in range(1, 10_001):
+            registry.attention(storage[:length].view(1, 1, length, 16), k, k)
+    assert len(memo) <= memo.limit
+
+
+def test_a_full_memo_drops_the_oldest():
+    memo = Memo(limit=8)
+    for key in range(20):
+        memo.add(key, lambda: object())
+    assert len(memo) <= 8
+    assert memo.get(19) is not None and memo.get(0) is None
+
+
+def test_registering_forgets_old_plans(declare):
+    q, k, v = qkv()
+    registry.attention(q, k, v)
+    declare("test.new", arch=("cpu",))
+    assert len(registry.attention.memo) == 0
+
+
+def test_decide_takes_a_problem_of_a_gpu_that_is_not_here():
+    problem = AttentionProblem.of_shape(registry.Target.named("H100"), b=4, hq=32, hkv=8, s=8192, d=128, causal=True)
+    decision = decide(problem)
+    assert decision.variant in registry.attention.variants
+    assert registry.attention.explain(problem, target=registry.Target.named("cpu")).variant == "torch_math"
+
+
+def test_design_never_takes_part_in_legality(declare):
+    declare("test.designed", design=Design(warp_groups=3, pipeline_stages=9, warp_specialized=True, tile=(1024, 1024)))
+    assert registry.attention.explain(*qkv(), variant="test.designed").variant == "test.designed"
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+def test_many_threads_dispatch_register_and_force_at_once(declare):
+    """A stress: plans made, memo cleared, variants coming and going, scopes open, all at the same time."""
+    declare("test.a", run=lambda q, k, v, **_: (q + 1, None))
+    declare("test.b", run=lambda q, k, v, **_: (q + 2, None))
+    errors = []
+    stop = threading.Event()
+
+    def caller(seed):
+        try:
+            for round_ in range(60):
+                q = torch.zeros(1, 1, 1 + (seed + round_) % 7, 16)
+                name, add = (("test.a", 1), ("test.b", 2))[(seed + round_) % 2]
+                with registry.use(name), registry.record() as recorder:
+                    assert torch.all(registry.attention(q, q, q) == add)
+                    assert recorder.counts == {"attention": {name: 1}}
+                assert registry.attention(q + 0.5, q, q, variant="torch_math").shape == q.shape
+        except BaseException as error:
+            errors.append(error)
+
+    def churner():
+        try:
+            while not stop.is_set():
+                registry.forget_plans()
+                registry.register(
+                    registry.Variant(
+                        "test.churn", op="attention", run=math_run, requires=registry.Requires(arch=("sm90",))
+                    )
+                )
+                registry.unregister("test.churn")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(8)]
+    churn = threading.Thread(target=churner)
+    churn.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    churn.join()
+    assert errors == []
+
+
+def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch):
+    entered = []
+
+    class There:
+        def __init__(self, index):
+            self.index = index
+
+        def get_device(self):
+            return self.index
+
+    @contextlib.contextmanager
+    def device(index):
+        entered.append(index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launch = on_its_device(lambda tensor, scale: (tensor.index, scale))
+    assert [launch(There(i), scale=2.0) for i in (0, 1, -1)] == [(0, 2.0), (1, 2.0), (-1, 2.0)]
+    assert entered == [1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert on_its_device(launch) is launch

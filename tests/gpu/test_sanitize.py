@@ -1,0 +1,116 @@
+"""tests/gpu/sanitize.py without a GPU: what it would launch, that operands move as they are, and how it reads logs."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from registry import Target
+from registry.ops.known import op_named
+from registry.ops.parts import memory
+from registry.testing import KITS
+
+SCRIPT = Path(__file__).with_name("sanitize.py")
+
+
+@pytest.fixture(scope="module")
+def sanitize():
+    spec = importlib.util.spec_from_file_location("sanitize", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+H200 = Target.named("H200")
+
+
+def test_every_kernel_of_ours_has_trials(sanitize):
+    ours = sanitize.chosen("*")
+    assert {v.name for v in ours} >= {
+        "gluon_fa3",
+        "triton_fa2",
+        "triton_fa2_backward",
+        "triton_autows",
+        "triton_matmul",
+    }
+    assert not any(v.name.startswith("torch_") for v in ours)
+    for variant in ours:
+        found = sanitize.trials(variant, H200, 10)
+        assert 5 <= len(found) <= 10, variant.name
+        assert all(sanitize.kernels(variant, trial) for trial in found), variant.name
+
+
+def test_operands_keep_their_form_and_values(sanitize, monkeypatch):
+    """Moving is from CPU to CPU here; the problem must stay the one that was drawn."""
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    monkeypatch.setattr(memory, "GUARD_BYTES", 0)
+    for variant in sanitize.chosen("*"):
+        op, kit = op_named(variant.op), KITS[variant.op]
+        for number, trial in enumerate(sanitize.trials(variant, H200, 10)):
+            made = kit.make(trial.spec, torch.device("cpu"), number)
+            moved = sanitize.Moved().sample(made)
+            for one, other in zip(made.tensors, moved.tensors, strict=True):
+                assert one.data_ptr() != other.data_ptr() and one.stride() == other.stride()
+                assert torch.equal(one.double(), other.double())
+            with sanitize.spec_conditions(trial.spec):
+                problem = op.problem_of(*moved.tensors, target=H200, **moved.arguments)[0]
+            assert problem.facts() == trial.problem.facts(), trial.name
+
+
+MEMCHECK = """\
+========= COMPUTE-SANITIZER
+started: float16 causal
+========= Invalid __global__ read of size 4 bytes
+=========     at attention_forward+0x1230 in forward.py:12
+=========     by thread (0,0,0) in block (0,0,0)
+=========     Address 0x7f11c5c00080 is out of bounds
+=========
+========= Invalid __global__ read of size 4 bytes
+=========     at 0x1230 in attention_forward
+=========     by thread (1,0,0) in block (0,0,0)
+done: float16 causal
+========= Target application returned an error
+========= ERROR SUMMARY: 2 errors
+"""
+RACECHECK = """\
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at matmul_ws+0x2a30 in k.py:1 and Read access at matmul_ws+0x10 [9 hazards]
+=========
+========= Warning: Race reported between Read access at 0x00000140 in other_kernel and Write access at 0x150 in other_kernel
+========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (MEMCHECK, [("attention_forward", "Invalid __global__ read of size 4 bytes")] * 2),
+        (
+            RACECHECK,
+            [
+                ("matmul_ws", "Error: Race reported between Write access and Read access"),
+                ("?", "Warning: Race reported between Read access and Write access"),
+            ],
+        ),
+        ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", []),
+    ],
+)
+def test_logs_are_summed_up_by_kernel(sanitize, log, found):
+    assert list(sanitize.reports_in(log.splitlines(), ["attention", "attention_forward", "matmul_ws"])) == found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_lists():
+    ran = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
+    assert ran.stdout == "skipped: there is no CUDA GPU\n"
+    command = [sys.executable, SCRIPT, "--dry-run", "--variant", "triton_fa2*", "--cases", "3"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(listed) == 6 and all("triton_fa2" in line for line in listed)

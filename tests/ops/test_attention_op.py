@@ -1,0 +1,191 @@
+"""What attention means, whatever runs it: masks, LSE, layouts, gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import registry
+from registry.ops.attention.arguments import canonical_window, check_window
+from registry.ops.attention.costs import flops, visible_pairs
+from registry.ops.attention.oracle import visible
+from registry.ops.attention.problem import AttentionProblem
+
+CPU = registry.Target.named("cpu")
+
+
+def brute_force(q, k, v, causal, scale, window, softcap):
+    """Attention by loops over single rows: an oracle of the oracle."""
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
+    group = q.shape[1] // k.shape[1]
+    shift = k.shape[2] - q.shape[2]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                keys = [
+                    j
+                    for j in range(k.shape[2])
+                    if (not causal or j <= i + shift)
+                    and (window is None or window[0] == -1 or j >= i + shift - window[0])
+                    and (window is None or window[1] == -1 or j <= i + shift + window[1])
+                ]
+                if not keys:
+                    continue
+                scores = (k[b, h // group, keys] @ q[b, h, i]).double() * scale
+                scores = torch.tanh(scores / softcap) * softcap if softcap else scores
+                lse[b, h, i] = torch.logsumexp(scores, 0)
+                out[b, h, i] = torch.softmax(scores, 0) @ v[b, h // group, keys]
+    return out, lse
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [None, (2, 1), (-1, 2), (3, -1), (0, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(5, 5), (3, 7), (7, 3)])
+def test_the_oracle_by_brute_force(lengths, causal, window, softcap):
+    q = torch.randn(1, 4, lengths[0], 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, lengths[1], 8, dtype=torch.float64)
+    expected = brute_force(q, k, v, causal, 0.3, window, softcap)
+    found = registry.attention.reference(
+        q, k, v, causal=causal, window=window, softcap=softcap, scale=0.3, return_lse=True
+    )
+    torch.testing.assert_close(found, expected)
+    ran = registry.attention(q, k, v, causal=causal, window=window, softcap=softcap, scale=0.3, return_lse=True)
+    torch.testing.assert_close(ran[0], expected[0])
+    torch.testing.assert_close(ran[1], expected[1].float())
+
+
+def test_a_square_causal_problem_is_torchs():
+    q, k, v = torch.randn(3, 2, 3, 9, 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(registry.attention(q, k, v, causal=True), expected)
+
+
+def test_rows_without_keys_are_zero_and_their_gradients_too():
+    q = torch.randn(1, 1, 6, 8, requires_grad=True)
+    k, v = (torch.randn(1, 1, 2, 8, requires_grad=True) for _ in range(2))
+    out, lse = registry.attention(q, k, v, causal=True, return_lse=True)
+    assert torch.all(out[:, :, :4] == 0) and torch.all(lse[:, :, :4] == -math.inf)
+    (out.sum() + lse[:, :, 4:].sum()).backward()
+    assert torch.all(q.grad[:, :, :4] == 0)
+    assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_layouts(layout):
+    shape = (2, 3, 5, 8) if layout == "bhsd" else (2, 5, 3, 8)
+    q, k, v = torch.randn(3, *shape)
+    out, lse = registry.attention(q, k, v, layout=layout, return_lse=True)
+    assert out.shape == shape and lse.shape == (2, 3, 5)
+    reference = registry.attention.reference(q, k, v, layout=layout)
+    torch.testing.assert_close(out.double(), reference, rtol=1e-5, atol=1e-5)
+    assert registry.attention.explain(q, k, v, layout=layout).problem.layout == layout
+
+
+def test_one_window_has_one_spelling():
+    assert canonical_window(check_window(None), False) == (False, None)
+    assert canonical_window(check_window(4), False) == (False, (4, 4))
+    assert canonical_window(check_window(4), True) == (True, (4, 0))
+    assert canonical_window(check_window((None, 0)), False) == (True, None)
+    assert canonical_window(check_window((None, None)), True) == (True, None)
+    assert canonical_window(check_window((7, 0)), False) == (True, (7, 0))
+    assert canonical_window(check_window([-1, 3]), True) == (True, None)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, (2, 1), (0, 3)])
+@pytest.mark.parametrize("lengths", [(5, 5), (3, 7), (7, 3)])
+def test_visible_pairs_counts_the_mask(lengths, causal, window):
+    causal, window = canonical_window(window, causal)
+    problem = AttentionProblem.of_shape(CPU, s=lengths[0], sk=lengths[1], d=8, causal=causal, window=window)
+    seen = visible(*lengths, causal, window, torch.device("cpu"))
+    assert visible_pairs(problem) == (lengths[0] * lengths[1] if seen is None else int(seen.sum()))
+
+
+def test_flops_are_the_usual_ones():
+    full = AttentionProblem.of_shape(CPU, b=2, hq=4, s=128, d=64)
+    assert flops(full) == 4 * 2 * 4 * 128 * 128 * 64
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_lse", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"causal": True}, {"window": (2, 1)}, {"softcap": 3.0}, {"causal": True, "layout": "bshd"}]
+)
+def test_gradients_match_the_oracle(settings, use_lse):
+    layout = settings.get("layout", "bhsd")
+    shape = (2, 4, 6, 8) if layout == "bhsd" else (2, 6, 4, 8)
+    kv = (2, 2, 6, 8) if layout == "bhsd" else (2, 6, 2, 8)
+    q, k, v = (torch.randn(*s, requires_grad=True) for s in (shape, kv, kv))
+    grad = torch.randn(shape)
+
+    def gradients(result, *leaves):
+        out, lse = result
+        loss = (out * grad.to(out.dtype)).sum() + (lse.sum() if use_lse else 0.0)
+        return torch.autograd.grad(loss, leaves)
+
+    found = gradients(registry.attention(q, k, v, return_lse=True, **settings), q, k, v)
+    doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = gradients(registry.attention.reference(*doubles, return_lse=True, **settings), *doubles)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradcheck():
+    q = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(1, 1, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda *x: registry.attention(*x, causal=True, variant="torch_math"), (q, k, v))
+
+
+def test_the_backward_dispatches_by_itself():
+    q, k, v = (torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3))
+    with registry.use("torch_math"), registry.record() as recorder:
+        registry.attention(q, k, v).sum().backward()
+    assert recorder.counts["attention_backward"] == {"torch_cpu_backward": 1}
+    assert registry.attention.backward.name == "attention_backward"
+
+
+def test_only_some_inputs_need_grad():
+    q = torch.randn(1, 1, 4, 8)
+    k = torch.randn(1, 1, 4, 8, requires_grad=True)
+    registry.attention(q, k, q).sum().backward()
+    assert k.grad is not None and q.grad is None
+
+
+def test_no_grad_and_inference_mode():
+    q, k, v = (torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3))
+    with torch.no_grad():
+        assert not registry.attention(q, k, v).requires_grad
+    with torch.inference_mode():
+        assert registry.attention(q, k, v).is_inference()
+    assert registry.attention(q, k, v).requires_grad
+
+
+def test_deterministic_mode_is_part_of_the_problem(declare):
+    declare("test.racy", arch=("cpu",))
+    q, k, v = torch.randn(3, 1, 1, 4, 8)
+    registry.attention(q, k, v, variant="test.racy")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(registry.IllegalVariant, match="deterministic"):
+            registry.attention(q, k, v, variant="test.racy")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_float32_precision_is_part_of_the_problem(declare):
+    declare("test.tf32", arch=("cpu",), ieee=False)
+    q, k, v = torch.randn(3, 1, 1, 4, 8)
+    with pytest.raises(registry.IllegalVariant, match="ieee"):
+        registry.attention(q, k, v, variant="test.tf32")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        registry.attention(q, k, v, variant="test.tf32")
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,129 @@
+"""What matmul means, whatever runs it: torch.matmul's shapes, strides, epilogues, gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import registry
+
+SHAPES = [
+    ((3, 4), (4, 5)),
+    ((4,), (4,)),
+    ((4,), (4, 5)),
+    ((3, 4), (4,)),
+    ((2, 3, 4), (4, 5)),
+    ((2, 3, 4), (2, 4, 5)),
+    ((3, 4), (2, 4, 5)),
+    ((2, 3, 4), (4,)),
+    ((4,), (2, 4, 5)),
+    ((6, 1, 3, 4), (2, 4, 5)),
+    ((1, 3, 4), (1, 4, 5)),
+    ((2, 1, 3, 4), (1, 5, 4, 2)),
+    ((1, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES)
+def test_shapes_are_torchs(a, b):
+    a, b = torch.randn(a), torch.randn(b)
+    expected = torch.matmul(a, b)
+    found = registry.matmul(a, b)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
+    out = torch.full_like(expected, float("nan"))
+    assert registry.matmul(a, b, out=out) is out
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES)
+def test_gradients_are_torchs(a, b):
+    a, b = (
+        torch.randn(a, dtype=torch.float64, requires_grad=True),
+        torch.randn(b, dtype=torch.float64, requires_grad=True),
+    )
+    expected = torch.autograd.grad((torch.matmul(a, b) ** 2).sum(), (a, b))
+    found = torch.autograd.grad((registry.matmul(a, b) ** 2).sum(), (a, b))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt", "strided"])
+def test_layouts_need_no_copy(layout):
+    def matrix(letter, rows, columns):
+        if letter == "n":
+            return torch.randn(rows, columns)
+        return torch.randn(columns, rows).t() if letter == "t" else torch.randn(rows, 2 * columns)[:, ::2]
+
+    letters = layout if len(layout) == 2 else ("s", "n")
+    a, b = matrix(letters[0], 6, 8), matrix(letters[1], 8, 10)
+    problem = registry.matmul.explain(a, b).problem
+    assert problem.layout == layout
+    torch.testing.assert_close(registry.matmul(a, b), a @ b)
+
+
+def test_a_folded_batch_is_one_tall_matrix():
+    problem = registry.matmul.explain(torch.randn(2, 3, 4), torch.randn(4, 5)).problem
+    assert (problem.m, problem.batch, problem.batched) == (6, 1, False)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_epilogue(activation, grad):
+    a, b, bias = (torch.randn(*s, requires_grad=grad) for s in ((3, 4), (4, 5), (5,)))
+    functions = {
+        None: lambda x: x,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+    }
+    expected = functions[activation](a @ b + bias)
+    found = registry.matmul(a, b, bias=bias, activation=activation)
+    torch.testing.assert_close(found, expected)
+    if grad:
+        ours = torch.autograd.grad(found.sum(), (a, b, bias))
+        theirs = torch.autograd.grad(expected.sum(), (a, b, bias))
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_gradients_dispatch_too():
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    with registry.record() as recorder:
+        registry.matmul(a, b).sum().backward()
+    assert recorder.counts == {"matmul": {"torch_matmul": 3}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_scaled_fp8(dtype, rowwise):
+    a, b = torch.randn(6, 16).to(dtype), torch.randn(16, 8).to(dtype)
+    scale_a = torch.rand(6) if rowwise else torch.tensor(0.5)
+    scale_b = torch.rand(8) if rowwise else torch.tensor(2.0)
+    found = registry.matmul(a, b, scale_a=scale_a, scale_b=scale_b)
+    assert found.dtype is torch.bfloat16
+    expected = registry.matmul.reference(a, b, scale_a=scale_a, scale_b=scale_b)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_int8_accumulates_in_int32():
+    a = torch.randint(-128, 128, (5, 300), dtype=torch.int8)
+    b = torch.randint(-128, 128, (300, 7), dtype=torch.int8)
+    found = registry.matmul(a, b)
+    assert found.dtype is torch.int32
+    assert torch.equal(found, (a.long() @ b.long()).int())
+
+
+def test_out_dtype():
+    a, b = torch.randn(4, 64).bfloat16(), torch.randn(64, 4).bfloat16()
+    found = registry.matmul(a, b, out_dtype=torch.float32)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, a.float() @ b.float())
+
+
+def test_scales_do_not_train():
+    a = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(registry.InvalidArgument, match="scale_a"):
+        registry.matmul(a, torch.randn(4, 5), scale_a=torch.tensor(1.0), scale_b=torch.tensor(1.0))
+    with pytest.raises(registry.InvalidArgument, match="out"):
+        registry.matmul(a, torch.randn(4, 5), out=torch.empty(3, 5))

@@ -1,0 +1,251 @@
+"""The torch ops: opcheck, torch.compile, functorch, fake tensors, subclasses, modes and autocast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import registry
+from registry.ops import tensors
+from registry.ops.attention import op as attention_op
+from registry.ops.attention.arguments import UNLIMITED
+from registry.ops.matmul import op as matmul_op
+
+OPS = torch.ops.registry
+
+
+def qkv(*shape, grad=False, dtype=torch.float32):
+    return tuple(torch.randn(*(shape or (2, 4, 6, 16)), dtype=dtype, requires_grad=grad) for _ in range(3))
+
+
+@pytest.fixture
+def op_calls(monkeypatch):
+    """How often calls went through the torch op rather than straight to a kernel."""
+    calls = []
+    for module, name in ((attention_op, "through_torch"), (matmul_op, "through_torch")):
+        real = getattr(module, name)
+
+        def spy(*args, real=real):
+            calls.append(args)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, spy)
+    return calls
+
+
+# --- opcheck ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("masks", [(False, 0.25, UNLIMITED, UNLIMITED, 0.0), (True, 0.25, 3, 0, 5.0)])
+def test_opcheck_attention(masks, grad):
+    torch.library.opcheck(OPS.attention.default, (*qkv(grad=grad), *masks, True, None))
+
+
+def test_opcheck_attention_of_a_transposed_layout():
+    q, k, v = (x.transpose(1, 2) for x in qkv(2, 6, 4, 16))
+    torch.library.opcheck(OPS.attention.default, (q, k, v, False, 0.25, UNLIMITED, UNLIMITED, 0.0, False, None))
+
+
+def test_opcheck_attention_backward():
+    q, k, v = qkv()
+    out, lse = registry.attention(q, k, v, return_lse=True)
+    masks = (False, 0.25, UNLIMITED, UNLIMITED, 0.0)
+    torch.library.opcheck(OPS.attention_backward.default, (torch.randn_like(out), q, k, v, out, lse, None, *masks))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5)])
+def test_opcheck_matmul(shape, bias, grad):
+    *batch, m, k, n = shape
+    a, b = torch.randn(*batch, m, k, requires_grad=grad), torch.randn(*batch, k, n, requires_grad=grad)
+    added = torch.randn(n, requires_grad=grad) if bias else None
+    torch.library.opcheck(OPS.matmul.default, (a, b, added, "", torch.float32, None, None, None))
+
+
+# --- torch.compile ------------------------------------------------------------------------------------------------
+
+
+def test_compile_fullgraph_with_dynamic_shapes():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v: registry.attention(q * 2, k, v, causal=True) + 1, fullgraph=True, dynamic=True
+    )
+    for length in (6, 9, 13):
+        q, k, v = qkv(2, 4, length, 16)
+        torch.testing.assert_close(compiled(q, k, v), registry.attention(q * 2, k, v, causal=True) + 1)
+
+
+def test_compile_trains():
+    torch._dynamo.reset()
+
+    def loss(q, k, v):
+        out, lse = registry.attention(q, k, v, causal=True, return_lse=True, layout="bshd", window=(3, 0))
+        return (out**2).sum() + lse.sum()
+
+    tensors = qkv(2, 6, 4, 16, grad=True)
+    expected = torch.autograd.grad(loss(*tensors), tensors)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tensors), tensors)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_compile_keeps_the_asked_variant():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v: registry.attention(q, k, v, variant="torch_math"), fullgraph=True, backend="aot_eager"
+    )
+    with registry.record() as recorder:
+        compiled(*qkv())
+    assert recorder.counts == {"attention": {"torch_math": 1}}
+
+
+def test_compile_matmul_trains():
+    torch._dynamo.reset()
+
+    def loss(a, b, bias):
+        return registry.matmul(a, b, bias=bias, activation="gelu").sum()
+
+    inputs = [torch.randn(*s, requires_grad=True) for s in ((2, 3, 4), (4, 5), (5,))]
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, dynamic=True)(*inputs), inputs)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+# --- who sees the op ----------------------------------------------------------------------------------------------
+
+
+def test_plain_eager_calls_do_not_pay_for_the_op(op_calls):
+    registry.attention(*qkv())
+    registry.attention(*qkv(grad=True)).sum().backward()
+    registry.matmul(torch.ones(2, 2), torch.ones(2, 2))
+    assert op_calls == []
+
+
+def test_fake_and_meta_tensors_take_the_op(op_calls):
+    with FakeTensorMode():
+        q, k, v = qkv()
+        out, lse = registry.attention(q, k, v, return_lse=True)
+        assert out.shape == q.shape and lse.dtype is torch.float32
+        assert registry.matmul(torch.empty(3, 4), torch.empty(4, 5)).shape == (3, 5)
+    meta = torch.empty(1, 2, 3, 8, device="meta")
+    assert registry.attention(meta, meta, meta).device.type == "meta"
+    assert len(op_calls) == 3
+
+
+def test_explain_takes_fake_and_meta_tensors():
+    h100 = registry.Target.named("H100")
+    meta = torch.empty(1, 16, 4096, 128, device="meta", dtype=torch.bfloat16)
+    decision = registry.attention.explain(meta, meta, meta, target=h100)
+    with FakeTensorMode():
+        fake = torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16)
+        assert registry.attention.explain(fake, fake, fake, target=h100).variant == decision.variant
+    with pytest.raises(registry.InvalidArgument, match="target"):
+        registry.attention.explain(meta, meta, meta)
+
+
+class Wrapped(torch.Tensor):
+    """A subclass that counts the operators it sees."""
+
+    seen: list[str] = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(str(func))
+        unwrap = lambda x: x.inner if isinstance(x, cls) else x  # noqa: E731
+        out = func(*map(unwrap, args), **{k: unwrap(v) for k, v in (kwargs or {}).items()})
+        return tuple(map(cls, out)) if isinstance(out, tuple) else cls(out) if isinstance(out, torch.Tensor) else out
+
+
+def test_subclasses_see_the_op():
+    Wrapped.seen.clear()
+    q, k, v = map(Wrapped, qkv())
+    out = registry.attention(q, k, v)
+    assert isinstance(out, Wrapped) and "registry.attention.default" in Wrapped.seen
+    assert isinstance(registry.matmul(q, k.transpose(-1, -2)), Wrapped)
+    assert "registry.matmul.default" in Wrapped.seen
+
+
+def test_dispatch_modes_see_the_op():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Spy(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Spy() as spy:
+        registry.attention(*qkv())
+    assert "registry.attention.default" in spy.seen
+
+
+def test_functorch_grad_and_vmap():
+    q, k, v = qkv(3, 2, 4, 6, 16)
+    per_sample = torch.func.vmap(lambda q, k, v: registry.attention(q, k, v, causal=True))(q, k, v)
+    expected = torch.stack([registry.attention(*x, causal=True) for x in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(per_sample, expected)
+    unmapped = torch.func.vmap(lambda q: registry.attention(q, k[0], v[0]))(q)
+    torch.testing.assert_close(unmapped, torch.stack([registry.attention(x, k[0], v[0]) for x in q]))
+    found = torch.func.grad(lambda q: registry.attention(q, k[0], v[0]).sum())(q[0])
+    leaf = q[0].clone().requires_grad_()
+    registry.attention(leaf, k[0], v[0]).sum().backward()
+    torch.testing.assert_close(found, leaf.grad)
+
+
+def test_autocast_casts_as_torch_does():
+    q, k, v = qkv()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert registry.attention(q, k, v).dtype is torch.bfloat16
+        assert registry.attention.explain(q, k, v).problem.dtype == "bfloat16"
+        a, b = torch.randn(3, 4), torch.randn(4, 5)
+        assert registry.matmul(a, b).dtype is torch.matmul(a, b).dtype is torch.bfloat16
+        double = q.double()
+        assert registry.attention(double, double, double).dtype is torch.float64
+    assert registry.attention(q, k, v).dtype is torch.float32
+
+
+def test_autocast_trains():
+    q, k, v = qkv(grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        registry.attention(q, k, v).float().sum().backward()
+    assert q.grad.dtype is torch.float32
+
+
+def test_default_device_mode_still_works():
+    with torch.device("cpu"):
+        assert registry.attention(*qkv()).shape == (2, 4, 6, 16)
+
+
+def test_parameters_are_plain():
+    assert tensors.plain(torch.nn.Parameter(torch.ones(2)))
+
+
+def test_checkpointing_recomputes_the_same():
+    q, k, v = qkv(grad=True)
+    out = torch.utils.checkpoint.checkpoint(registry.attention, q, k, v, use_reentrant=False)
+    out.sum().backward()
+    again = [x.detach().requires_grad_() for x in (q, k, v)]
+    registry.attention(*again).sum().backward()
+    torch.testing.assert_close(q.grad, again[0].grad)
+
+
+def test_double_backward_is_refused():
+    q, k, v = qkv(grad=True)
+    weight = torch.randn(2, 4, 6, 16, requires_grad=True)
+    (grad,) = torch.autograd.grad((registry.attention(q, k, v) * weight).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|twice"):
+        grad.sum().backward()

@@ -1,0 +1,148 @@
+"""gluon_fa3 without a GPU: what the compiler makes of every shipped config, and what it costs a plain call."""
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+
+from registry import Target
+from registry.ops.attention.problem import AttentionProblem
+from registry.toolbox.builds import compile_build, inspect, loop_spills
+
+pytest.importorskip("triton")
+
+from registry.plugins import gluon_fa3
+from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, traits_of, window_bounds
+
+H200 = Target.named("H200")
+VARIANT = gluon_fa3.VARIANT
+MEASURED_ON = "3.6."
+
+
+def problem(**sizes):
+    return AttentionProblem.of_shape(H200, **{"b": 2, "hq": 8, "s": 4096, "d": 128, **sizes})
+
+
+PLAIN = [problem(d=d, causal=causal) for d, causal in itertools.product((64, 128, 256), (False, True))]
+FEATURES = [
+    problem(d=64, s=1000, hkv=2, lse=True, layout="bshd"),
+    problem(d=64, s=1000, causal=True, softcap=30.0),
+    problem(d=128, s=1000, sk=777, causal=True, lse=True, dtype="float16"),
+    problem(d=128, s=1000, window=(256, 64), softcap=15.0),
+    problem(d=192, dv=128, causal=True, lse=True),
+    problem(d=256, s=1000, window=(128, 0), softcap=15.0, lse=True),
+    problem(d=40, dv=200, s=333),
+]
+
+
+def named(problems, configs):
+    for p in problems:
+        for config in configs(p):
+            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+
+
+def built(p, config):
+    (build,) = VARIANT.builds(p, config)
+    return inspect(compile_build(build, "sm90"))
+
+
+def hot_loops(found):
+    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+
+
+@pytest.mark.parametrize(
+    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:2])]
+)
+def test_build(p, config):
+    found, t = built(p, config), traits_of(p, config)
+    assert len(hot_loops(found)) == t.groups, "one steady loop for each consumer warp group"
+    assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
+    assert loop_spills(found.sass) == []
+    assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
+    assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
+    assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
+    assert found.shared + 1024 <= 233472 // t.blocks_per_sm, "the blocks that the grid counts on must fit an SM"
+    assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["TMA store"]
+    assert found.counts["HMMA"] == 0
+
+
+@pytest.mark.parametrize("p, config", [*named(PLAIN, lambda p: VARIANT.legal_configs(p)[:1])])
+def test_features_cost_the_plain_path_nothing(p, config):
+    n = config["BLOCK_N"]
+    for loop in hot_loops(built(p, config)):
+        per_thread = 64 * n // 128
+        assert loop.counts.get("FSEL", 0) == 0 and loop.counts.get("SEL", 0) == 0, "no mask"
+        assert loop.counts["MUFU"] == per_thread + 2, "one exponential a score, one for each row's rescaling"
+        assert loop.counts["F2FP"] == per_thread // 2 and loop.counts.get("PRMT", 0) == 0, "packed once, carried packed"
+        assert loop.counts["FMUL"] == 2 + p.head_dim_v // 2 and loop.counts["FFMA"] == per_thread + 2
+        # QK: 64 x N x 16 each; PV: 64 x Dv x 16 each
+        assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16
+        most = {64: 430, 128: 470, 256: 435}[p.head_dim]
+        assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
+
+
+@pytest.mark.parametrize("p, config", [*named(PLAIN, lambda p: VARIANT.legal_configs(p)[:1])])
+def test_a_message_is_let_go_after_all_warps_of_a_group_have_read_it(p, config):
+    """The tile messages between producer and consumers, which compute-sanitizer's racecheck cannot follow."""
+    steps = re.findall(r"\b(LDS\.64|STS\.64|BAR\.SYNC|SYNCS\.PHASECHK|SYNCS\.ARRIVE\.\S+A1T0)\b", built(p, config).sass)
+    reads = [i for i, step in enumerate(steps) if step == "LDS.64"]
+    writes = [i for i, step in enumerate(steps) if step == "STS.64" and i and steps[i - 1] == "SYNCS.PHASECHK"]
+    assert len(reads) == 2 * config["consumers"], "each group's first message and its later ones"
+    assert len(writes) == 2 and all(steps[i + 1].startswith("SYNCS.ARRIVE") for i in writes), "wait, write, announce"
+    for i in reads:
+        assert steps[i - 1] == "SYNCS.PHASECHK", "read when it is announced"
+        assert steps[i + 1] == "BAR.SYNC" and steps[i + 2].startswith("SYNCS.ARRIVE"), "let go once all have read it"
+
+
+def test_every_config_is_legal_somewhere_and_differs():
+    for p in PLAIN + FEATURES:
+        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
+        assert len(set(configs)) == len(configs)
+        assert VARIANT.legal_configs(p), "every claimed problem has a config"
+    assert {c["schedule"] for p in PLAIN for c in VARIANT.configs_for(p)} <= set(SCHEDULES)
+    assert {c["consumers"] for c in VARIANT.configs_for(PLAIN[0])} >= {2, 3}
+
+
+@pytest.mark.parametrize(
+    "sizes, kind",
+    [
+        (dict(s=1024), "none"),
+        (dict(s=1000), "tail"),
+        (dict(s=1000, sk=1024), "none"),
+        (dict(s=1000, causal=True), "diagonal"),
+        (dict(s=64, sk=1024, causal=True), "diagonal"),
+        (dict(s=1024, sk=128, causal=True), "diagonal"),
+        (dict(s=100, sk=1024, causal=True), "band"),
+        (dict(s=1024, window=(100, 0)), "band"),
+        (dict(s=1024, window=(-1, 3)), "band"),
+    ],
+)
+def test_cheapest_mask(sizes, kind):
+    p = problem(**sizes)
+    assert mask_kind(p.seqlen_q, p.seqlen_k, *window_bounds(p.causal, p.window), 128) == kind
+
+
+def test_diagonal_mask_suffices_wherever_it_is_chosen():
+    """By brute force: with "diagonal", only the highest visited block can hide a key from a valid row."""
+    for sq, sk, n in itertools.product((1, 64, 65, 128, 320), (1, 64, 65, 129, 384), (64, 128)):
+        if mask_kind(sq, sk, *window_bounds(True, None), n) != "diagonal":
+            continue
+        for row in range(0, sq, 64):
+            last = (sk - 1) // n
+            high = min(max(row + 63 + sk - sq, 0) // n, last)
+            for i in range(row, min(row + 64, sq)):
+                assert (high + 1) * n > min(i + sk - sq, sk - 1), "no visible key lies above the highest block"
+                assert i + sk - sq >= high * n - 1 or high == 0, "blocks below the highest are visible whole"
+
+
+def test_refusals_name_a_fix():
+    q = problem().operands[0]
+    unaligned = tuple(dataclasses.replace(o, base_alignment=2) for o in problem().operands)
+    odd = tuple(dataclasses.replace(o, strides=(*o.strides[:2], q.shape[3] + 3, 1)) for o in problem().operands)
+    for operands in (unaligned, odd):
+        reasons = VARIANT.reasons(dataclasses.replace(problem(), operands=operands))
+        assert reasons and all(r.fix for r in reasons)
+    reasons = {reason.field: reason.fix for reason in VARIANT.reasons(problem(d=100, dv=96))}
+    assert "pad head_dim 100 to 104" in reasons["head_dim"]

@@ -1,0 +1,287 @@
+"""The three matmul kernels compiled for GPUs that are not here: resources, instructions, and Ampere's cp.async rule.
+
+Set KREG_NEWEST_TRITON to a folder that holds another triton to compile with that one too, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from registry import Target
+from registry.contract.problem import OperandFact
+from registry.ops.matmul.problem import MatmulProblem
+from registry.toolbox.builds import compile_build, inspect
+
+pytest.importorskip("triton")
+
+from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
+
+POINTERS, DESCRIPTORS, SPECIALIZED = (
+    module.registry_variants()[0] for module in (triton_matmul, triton_matmul_tma, gluon_matmul_ws)
+)
+GPUS = {"sm80": "A100", "sm86": "RTX 3090", "sm89": "RTX 4090", "sm90": "H100", "sm100": "B200"}
+MATRIX_UNITS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "QMMA", "tcgen05")
+
+
+def problem(arch="sm90", m=4096, n=4096, k=4096, **more):
+    return MatmulProblem.of_shape(Target.named(GPUS[arch]), m=m, n=n, k=k, **more)
+
+
+def compiled(variant, p, config, slack=0):
+    """The kernel's resources, after the checks that hold for every shipped config."""
+    assert not variant.reasons(p)
+    (build,) = variant.builds(p, config)
+    found = inspect(compile_build(build, p.target))
+    assert found.spills == 0
+    declared = variant.requires.shared_memory(p, config)
+    assert found.shared <= declared <= found.shared + slack
+    assert (
+        found.registers * found.threads <= variant.requires.registers(p, config) + 168 * 128
+        or variant is not SPECIALIZED
+    )
+    assert p.ieee or any(found.counts[unit] for unit in MATRIX_UNITS)
+    return found
+
+
+@pytest.mark.parametrize("arch", GPUS)
+def test_pointers_everywhere(arch):
+    p = problem(arch)
+    first = POINTERS.legal_configs(p)[0]
+    found = compiled(POINTERS, p, first)
+    assert first["num_stages"] > 1 and found.counts["cp.async"] >= 8
+    assert bool(found.counts["HGMMA"]) == (arch == "sm90")
+    assert bool(found.counts["tcgen05"]) == (arch == "sm100")
+
+
+@pytest.mark.parametrize(
+    "arch, more",
+    [
+        ("sm90", {"m": 16, "layout": "nt"}),
+        ("sm80", {"m": 16, "layout": "nt"}),
+        ("sm86", {"m": 64, "dtype": "float16"}),
+        ("sm90", {"m": 1, "layout": "nt"}),
+        ("sm80", {"m": 1, "layout": "nt"}),
+        ("sm90", {"m": 32, "layout": "nt"}),
+        ("sm90", {"n": 16, "layout": "nt"}),
+        ("sm80", {"dtype": "float32", "layout": "nt"}),
+        ("sm100", {"dtype": "float32"}),
+        ("sm90", {"layout": "nt"}),
+        ("sm89", {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
+        ("sm80", {"dtype": "float32", "ieee": True}),
+        ("sm90", {"dtype": "float32", "layout": "nt"}),
+        ("sm80", {"dtype": "int8", "layout": "nt"}),
+        ("sm90", {"bias": True, "activation": "gelu", "layout": "tn"}),
+        ("sm90", {"m": 1001, "n": 999, "k": 997, "dtype": "float16", "layout": "tt"}),
+        ("sm80", {"b": 3, "m": 200, "n": 300, "k": 100}),
+    ],
+)
+def test_pointers_features(arch, more):
+    p = problem(arch, **more)
+    compiled(POINTERS, p, POINTERS.legal_configs(p)[0], slack=1 << 16)
+
+
+@pytest.mark.parametrize(
+    "arch, more",
+    [
+        ("sm90", {}),
+        ("sm100", {}),
+        ("sm90", {"m": 64, "layout": "nt"}),
+        ("sm90", {"layout": "tt", "b": 2}),
+        ("sm90", {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
+        ("sm90", {"dtype": "float32"}),
+        ("sm90", {"bias": True}),
+        ("sm90", {"m": 48, "dtype": "float8_e5m2", "layout": "nt", "scaling": "rowwise"}),
+        ("sm90", {"n": 4100, "layout": "nt", "bias": True, "activation": "silu"}),
+    ],
+)
+def test_descriptors(arch, more):
+    p = problem(arch, **more)
+    found = compiled(DESCRIPTORS, p, DESCRIPTORS.legal_configs(p)[0], slack=1 << 16 if "n" in more else 1024)
+    assert found.counts["TMA load"] and found.counts["cp.async"] == 0
+    assert bool(found.counts["TMA store"]) == ("n" not in more)
+
+
+@pytest.mark.parametrize(
+    "which, more",
+    [
+        (0, {}),
+        (2, {}),
+        (0, {"m": 512, "n": 10240, "k": 8192, "layout": "nt"}),
+        (0, {"m": 1024, "n": 1024, "k": 1024, "layout": "tt"}),
+        (0, {"m": 512, "n": 6144, "dtype": "float16"}),
+        (0, {"bias": True, "activation": "gelu"}),
+        (0, {"n": 4100, "layout": "nt"}),
+        (0, {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
+        (0, {"dtype": "int8", "layout": "nt"}),
+        (0, {"m": 8192, "n": 8192, "dtype": "float8_e5m2", "layout": "nt", "scaling": "scalar"}),
+        (0, {"dtype": "float32", "layout": "nt"}),
+        (0, {"m": 128, "n": 256, "k": 16384}),
+        (0, {"m": 128, "n": 128, "k": 16384, "dtype": "float32", "layout": "nt"}),
+    ],
+)
+def test_warp_specialized(which, more):
+    p = problem(**more)
+    config = SPECIALIZED.legal_configs(p)[which]
+    found = compiled(SPECIALIZED, p, config, slack=256)
+    assert {240, 24} <= set(found.setmaxnreg)
+    assert found.counts["HGMMA"] + found.counts["QGMMA"] + found.counts["IGMMA"] >= 8
+    assert found.counts["TMA load"] and bool(found.counts["TMA store"]) == (more.get("n") != 4100)
+    assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+    assert found.threads == 384
+    design = SPECIALIZED.design_for(config)
+    assert design.warp_specialized and design.warp_groups == 2 and design.pipeline_stages == config["STAGES"]
+
+
+# --- int8: fp32 before the epilogue, unless the result is int32 ------------------------------------------------------
+
+INT8 = {"dtype": "int8", "layout": "nt", "bias": True}
+
+
+@pytest.mark.parametrize(
+    "variant, arch, more",
+    [
+        (POINTERS, "sm90", {"m": 300, "n": 1, "k": 77, "b": 3, "out_dtype": "float16", "activation": "silu"}),
+        (POINTERS, "sm80", {"out_dtype": "float32", "activation": "gelu"}),
+        (DESCRIPTORS, "sm90", {"m": 8, "k": 2048, "out_dtype": "float32", "activation": "silu"}),
+        (DESCRIPTORS, "sm90", {"m": 8, "k": 2048, "b": 3, "out_dtype": "float32"}),
+        (DESCRIPTORS, "sm90", {"m": 8192, "n": 8192, "out_dtype": "bfloat16"}),
+        (SPECIALIZED, "sm90", {"m": 2048, "n": 1024, "k": 1536, "b": 2, "out_dtype": "float16", "activation": "relu"}),
+        (SPECIALIZED, "sm90", {"m": 300, "out_dtype": "float32", "activation": "silu"}),
+    ],
+)
+def test_no_bias_turns_into_an_integer(variant, arch, more):
+    p = problem(arch, **INT8, **more)
+    found = compiled(variant, p, variant.legal_configs(p)[0], slack=1 << 16)
+    assert "cvt.rn.f32.s32" in found.ptx and "cvt.rzi" not in found.ptx
+    assert variant is not SPECIALIZED or not [line for line in found.ptxas_warnings if "C75" in line]
+
+
+@pytest.mark.parametrize("variant", [POINTERS, DESCRIPTORS, SPECIALIZED], ids=lambda variant: variant.name)
+def test_integers_stay_integers(variant):
+    p = problem(**INT8, out_dtype="int32", activation="relu")
+    found = compiled(variant, p, variant.legal_configs(p)[0], slack=1 << 16)
+    assert "cvt.rn.f32.s32" not in found.ptx and "cvt.rzi" not in found.ptx
+
+
+# --- Ampere's rule: cp.async moves at least four contiguous bytes -------------------------------------------------
+
+CLASSIC = triton_matmul.config_of(128, 128, 32, warps=4, stages=2)
+
+
+def strided(letter_strides, base=16, arch="sm86", size=8192):
+    """size x size fp16 with b's memory facts changed."""
+    dense = problem(arch, size, size, size, dtype="float16")
+    b = OperandFact("b", "float16", (size, size), letter_strides, 2, base)
+    layout = "n" + ("n" if letter_strides[1] == 1 else "t" if letter_strides[0] == 1 else "n")
+    return MatmulProblem(
+        target=dense.target,
+        dtype="float16",
+        dtype_b="float16",
+        out_dtype="float16",
+        m=size,
+        n=size,
+        k=size,
+        layout=layout,
+        operands=(dense.operands[0], b),
+    )
+
+
+def test_cp_async_where_it_is_legal():
+    p = problem("sm86", 8192, 8192, 8192, dtype="float16")
+    assert not list(POINTERS.requires.rule(p, CLASSIC))
+    assert compiled(POINTERS, p, CLASSIC, slack=1 << 14).ptx.count("cp.async.c") >= 16
+
+
+@pytest.mark.parametrize(
+    "strides, base, field, words",
+    [
+        ((8193, 1), 16, "stride", ("16386 bytes", "pad b")),
+        ((1, 8193), 16, "stride", ("16386 bytes", "pad b")),
+        ((8192, 1), 2, "base_alignment", (".clone()",)),
+        ((16384, 2), 16, "stride", (".contiguous()",)),
+    ],
+)
+def test_single_elements_rule_out_the_pipeline(strides, base, field, words):
+    p = strided(strides, base)
+    (reason,) = POINTERS.requires.rule(p, CLASSIC)
+    assert (reason.code, reason.operand, reason.field) == ("cp_async", "b", field)
+    assert all(word in reason.fix for word in (*words, "num_stages=1"))
+    assert reason.got in (*strides, strides, base)
+    legal = POINTERS.legal_configs(p)
+    assert legal and all(config["num_stages"] == 1 for config in legal)
+
+
+def test_single_stage_builds_cleanly():
+    p = strided((8193, 1))
+    found = compiled(POINTERS, p, POINTERS.legal_configs(p)[0], slack=1 << 14)
+    assert found.counts["cp.async"] == 0 and found.counts["HMMA"]
+
+
+def test_an_unlucky_edge_is_named():
+    """a is contiguous along M, and M is odd: its ragged edge would be masked one element at a time."""
+    p = problem("sm86", 8191, 8192, 8192, dtype="float16", layout="tn")
+    (reason,) = POINTERS.requires.rule(p, CLASSIC)
+    assert reason.operand == "a" and "num_stages=1" in reason.fix
+
+
+def test_hopper_is_not_bound_by_it():
+    assert not list(POINTERS.requires.rule(strided((8193, 1), arch="sm90"), CLASSIC))
+
+
+# --- what TMA cannot address ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", [DESCRIPTORS, SPECIALIZED], ids=lambda variant: variant.name)
+def test_tma_rules(variant):
+    odd = problem(m=64, n=64, k=63, dtype="float16")
+    (reason,) = {str(r): r for r in variant.reasons(odd)}.values()
+    assert reason.operand == "a" and reason.field == "stride_alignment" and "126 bytes" in str(reason)
+    assert not variant.reasons(problem(m=63, n=64, k=64, dtype="float16"))
+    assert {r.field for r in variant.reasons(strided((8192, 1), 2, "sm90"))} == {"base_alignment"}
+
+
+@pytest.mark.parametrize("variant", [DESCRIPTORS, SPECIALIZED], ids=lambda variant: variant.name)
+def test_full_precision_is_left_to_the_pointers(variant):
+    """Its products are FMAs, which spill from descriptors, and which wgmma does not have."""
+    (reason,) = {str(r): r for r in variant.reasons(problem(dtype="float32", ieee=True, layout="nt"))}.values()
+    assert reason.field == "ieee" and '"high"' in reason.fix
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_all_but_sixteen_bits_are_read_along_k(dtype):
+    (reason,) = SPECIALIZED.reasons(problem(dtype=dtype, layout="nn"))
+    assert reason.operand == "b" and "b.mT" in reason.fix
+
+
+# --- split-K -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m, n, k", [(128, 256, 16384), (256, 256, 16384), (128, 4096, 14336), (64, 64, 65536)])
+def test_long_k_is_split(m, n, k):
+    """Too few tiles for the chip: the first choice cuts K, and no range is empty."""
+    p = problem(m=m, n=n, k=k, layout="nt")
+    first = SPECIALIZED.legal_configs(p)[0]
+    assert 1 < first["SPLIT_K"] <= -(-k // first["BLOCK_K"])
+    found = compiled(SPECIALIZED, p, first, slack=256)
+    assert "atom.global.gpu.acq_rel.add" in found.ptx and "ld.global.cg" in found.ptx
+    assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+
+
+def test_what_split_k_cannot():
+    p = problem(m=128, n=256, k=512)
+    for wrong in ({"MODE": "pingpong"}, {"SPLIT": 2}, {"SPLIT_K": 9}):
+        config = {**gluon_matmul_ws.config("coop", 128, 128, 4, split_k=2), **wrong}
+        assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}
+
+
+@pytest.mark.skipif(not os.environ.get("KREG_NEWEST_TRITON"), reason="KREG_NEWEST_TRITON names no folder")
+def test_with_the_newest_triton():
+    folder = os.environ["KREG_NEWEST_TRITON"]
+    rest = {name: value for name, value in os.environ.items() if name != "KREG_NEWEST_TRITON"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**rest, "PYTHONPATH": folder}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,0 +1,265 @@
+"""The two Triton matmuls under Triton's interpreter, against a float64 product: no GPU needed.
+
+This file runs itself once more, with TRITON_INTERPRET=1, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import INTERPRETED, run_interpreted
+
+ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
+
+
+def pointers(m=16, n=32, k=32, split=1, stages=2):
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "SPLIT": split, "num_warps": 4, "num_stages": stages}
+
+
+def descriptors(m=16, n=32, k=32):
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "FLATTEN": True, "num_warps": 4, "num_stages": 2}
+
+
+def matrix(rows, columns, letter, dtype, batch=()):
+    shape = (*batch, rows, columns) if letter == "n" else (*batch, columns, rows)
+    x = torch.randint(-9, 9, shape).to(dtype) if dtype == torch.int8 else torch.randn(shape).to(dtype)
+    return x if letter == "n" else x.mT
+
+
+def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
+    """The kernel's result against the definition in float64; `out` is poisoned first."""
+    kind = out_dtype or (torch.int32 if a.dtype == torch.int8 else torch.bfloat16 if a.element_size() == 1 else a.dtype)
+    expected = a.double() @ b.double()
+    if epilogue.get("scale_a") is not None:
+        expected = expected * epilogue["scale_a"].double().reshape(-1, 1) * epilogue["scale_b"].double()
+    if epilogue.get("bias") is not None:
+        expected = expected + epilogue["bias"].double()
+    expected = ACTIVATIONS[epilogue.get("activation") or ""](expected)
+    if out is None:
+        out = torch.empty(expected.shape, dtype=kind)
+    out.fill_(float("nan") if kind.is_floating_point else -(2**31))
+    before = a.clone(), b.clone()
+    returned = run(a, b, config=config, out=out, out_dtype=kind, **epilogue)
+    assert returned is out
+    assert torch.equal(a, before[0]) and torch.equal(b, before[1])
+    error = (out.double() - expected).norm() / expected.norm().clamp_min(1e-30)
+    assert error <= ALLOWED[kind], f"relative error {error:.2e}"
+
+
+if not INTERPRETED:
+
+    @pytest.mark.timeout(170)
+    def test_interpreted():
+        run_interpreted(__file__)
+
+else:
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    from registry.plugins import triton_matmul, triton_matmul_tma
+
+    def _scalar_index(tensor, scope, patch=interpreter._patch_lang_tensor):
+        """triton 3.6 makes an int of a one-element array by int(), which numpy 2.4 refuses."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def _dot(self, a, b, *rest, dot=interpreter.InterpreterBuilder.create_dot):
+        """It also multiplies the bit patterns of bfloat16."""
+        a, b = (
+            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+            if x.dtype.scalar == tl.bfloat16
+            else x
+            for x in (a, b)
+        )
+        return dot(self, a, b, *rest)
+
+    interpreter._patch_lang_tensor = _scalar_index
+    interpreter.InterpreterBuilder.create_dot = _dot
+
+    RUNS = {"pointers": (triton_matmul.host.matmul, pointers), "descriptors": (triton_matmul_tma.matmul, descriptors)}
+
+    @pytest.fixture(autouse=True)
+    def _seed():
+        torch.manual_seed(0)
+
+    @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
+    @pytest.mark.parametrize("way", RUNS)
+    def test_dtypes_and_layouts(way, dtype, layout):
+        run, config = RUNS[way]
+        a, b = matrix(48, 80, layout[0], dtype), matrix(80, 64, layout[1], dtype)
+        check(run, a, b, config())
+
+    @pytest.mark.parametrize(
+        "shape", [(1, 1, 1), (1, 40, 33), (37, 1, 65), (19, 45, 1), (33, 65, 129), (16, 32, 32), (50, 7, 200)]
+    )
+    @pytest.mark.parametrize("layout", ["nn", "tt"])
+    def test_ragged_shapes(shape, layout):
+        m, n, k = shape
+        check(
+            triton_matmul.host.matmul,
+            matrix(m, k, layout[0], torch.float16),
+            matrix(k, n, layout[1], torch.float16),
+            pointers(),
+        )
+
+    @pytest.mark.parametrize("shape", [(1, 40, 40), (37, 8, 72), (19, 48, 8), (33, 72, 136)])
+    def test_ragged_shapes_of_descriptors(shape):
+        m, n, k = shape
+        check(
+            triton_matmul_tma.matmul, matrix(m, k, "n", torch.float16), matrix(k, n, "n", torch.float16), descriptors()
+        )
+
+    def test_columns_that_tma_cannot_store():
+        check(
+            triton_matmul_tma.matmul,
+            matrix(20, 40, "n", torch.float16),
+            matrix(40, 33, "t", torch.float16),
+            descriptors(),
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+    @pytest.mark.parametrize("scaling", ["scalar", "rowwise"])
+    @pytest.mark.parametrize("way", RUNS)
+    def test_fp8_with_scales(way, scaling, dtype):
+        run, config = RUNS[way]
+        a, b = matrix(32, 64, "n", dtype), matrix(64, 48, "t", dtype)
+        scales = (
+            (torch.rand(32) + 0.5, torch.rand(48) + 0.5)
+            if scaling == "rowwise"
+            else (torch.tensor(0.5), torch.tensor(3.0))
+        )
+        check(run, a, b, config(), scale_a=scales[0], scale_b=scales[1])
+        check(
+            run,
+            a,
+            b,
+            config(),
+            out_dtype=torch.float16,
+            scale_a=scales[0],
+            scale_b=scales[1],
+            bias=torch.randn(48).half(),
+        )
+
+    @pytest.mark.parametrize("split", [2, 3, 4, 7])
+    @pytest.mark.parametrize("k", [224, 200, 65])
+    def test_split_k(split, k):
+        a, b = matrix(20, k, "n", torch.float16), matrix(k, 40, "t", torch.float16)
+        check(triton_matmul.host.matmul, a, b, pointers(split=split), bias=torch.randn(40).half(), activation="gelu")
+        first, second = (triton_matmul.host.matmul(a, b, config=pointers(split=split)) for _ in range(2))
+        assert torch.equal(first, second)
+
+    def test_split_k_of_int8():
+        check(
+            triton_matmul.host.matmul,
+            matrix(20, 200, "n", torch.int8),
+            matrix(200, 40, "t", torch.int8),
+            pointers(split=3),
+        )
+
+    @pytest.mark.parametrize(
+        "bias, activation, out_dtype",
+        [
+            ("plain", "", torch.float32),
+            ("plain", "relu", torch.float16),
+            ("float32", "silu", torch.float16),
+            ("strided", "silu", torch.float32),
+            ("", "gelu", torch.bfloat16),
+            ("", "", torch.float16),
+        ],
+    )
+    @pytest.mark.parametrize("way", RUNS)
+    def test_int8_with_a_float_epilogue(way, bias, activation, out_dtype):
+        """The sums turn into float32 before the bias is added, so nothing of a bias is cut off."""
+        run, config = RUNS[way]
+        a, b = matrix(20, 48, "n", torch.int8), matrix(48, 40, "t", torch.int8)
+        vector = torch.randn(40, 3 if bias == "strided" else 1)[:, 0].to(
+            torch.float32 if bias == "float32" else out_dtype
+        )
+        fused = {"bias": vector if bias else None, "activation": activation}
+        check(run, a, b, config(), out_dtype, **fused)
+        check(run, a, b, config(), out_dtype, torch.empty(40, 20, dtype=out_dtype).mT, **fused)
+        scales = {"scale_a": torch.rand(20) / 16, "scale_b": torch.rand(40)}
+        check(run, a, b, config(), out_dtype, **fused, **scales)
+
+    def test_split_k_of_int8_with_a_float_epilogue():
+        """One column in three batches: the shape on which this once did not compile."""
+        a, b = matrix(30, 77, "n", torch.int8, (3,)), matrix(77, 1, "t", torch.int8, (3,))
+        check(
+            triton_matmul.host.matmul,
+            a,
+            b,
+            pointers(n=16, split=2),
+            torch.float16,
+            bias=torch.randn(1),
+            activation="silu",
+        )
+
+    @pytest.mark.parametrize("activation", ["", "relu"])
+    @pytest.mark.parametrize("way", RUNS)
+    def test_integers_stay_integers(way, activation):
+        """Sums beyond 2^24, which float32 would round."""
+        run, config = RUNS[way]
+        a, b = torch.randint(120, 128, (16, 1216)).to(torch.int8), torch.full((24, 1216), 127, dtype=torch.int8).mT
+        bias = torch.randint(-9, 9, (24,), dtype=torch.int32)
+        check(run, a, b, config(k=128), bias=bias, activation=activation)
+
+    @pytest.mark.parametrize("activation", ["", "relu", "gelu", "silu"])
+    @pytest.mark.parametrize("way", RUNS)
+    def test_bias_and_activation(way, activation):
+        run, config = RUNS[way]
+        a, b = matrix(32, 48, "n", torch.bfloat16), matrix(48, 64, "n", torch.bfloat16)
+        check(run, a, b, config(), bias=torch.randn(64).bfloat16(), activation=activation)
+
+    @pytest.mark.parametrize("way", RUNS)
+    @pytest.mark.parametrize("broadcast", ["", "a", "b"])
+    def test_batches(way, broadcast):
+        run, config = RUNS[way]
+        a, b = matrix(24, 40, "n", torch.float16, (3,)), matrix(40, 48, "t", torch.float16, (3,))
+        a = a[:1].expand(3, -1, -1) if broadcast == "a" else a
+        b = b[:1].expand(3, -1, -1) if broadcast == "b" else b
+        check(run, a, b, config())
+
+    def test_any_strides():
+        a, b = torch.randn(60, 90).half()[::2, 1::2], torch.randn(45, 120).half()[:, ::3]
+        check(triton_matmul.host.matmul, a, b, pointers())
+        check(triton_matmul.host.matmul, a, b, pointers(), out=torch.empty(40, 30).half().mT)
+
+    @pytest.mark.parametrize("way", RUNS)
+    def test_out_dtypes_and_strided_out(way):
+        run, config = RUNS[way]
+        a, b = matrix(32, 48, "n", torch.float16), matrix(48, 64, "n", torch.float16)
+        check(run, a, b, config(), out_dtype=torch.float32)
+        check(run, a, b, config(), out=torch.empty(32, 128).half()[:, 32:96])
+
+    @pytest.mark.parametrize("way", RUNS)
+    def test_float32_follows_torchs_setting(way, monkeypatch):
+        run, config = RUNS[way]
+        a, b = matrix(32, 48, "n", torch.float32), matrix(48, 64, "n", torch.float32)
+        errors = {}
+        for setting in ("highest", "high"):
+            monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
+            out = torch.full((32, 64), float("nan"))
+            run(a, b, config=config(), out=out, out_dtype=torch.float32)
+            errors[setting] = ((out - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm()).item()
+        assert errors["highest"] < 1e-6
+        # rounded to the nearest tf32, as cuBLAS does it: cutting off would have 7e-4
+        assert 1e-4 < errors["high"] < 4e-4
+
+    @pytest.mark.parametrize("way", RUNS)
+    def test_what_tf32_rounds_stays_what_it_was(way, monkeypatch):
+        """Infinities and NaNs, whose rounded bits would be something else, and values that are tf32 already."""
+        run, config = RUNS[way]
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        a = torch.eye(32)
+        b = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0, 1.5, 3.0e38, 2.0**-130]).repeat(32, 16)[
+            :, :64
+        ]
+        b.view(torch.int32)[b.isnan()] = 0x7FFFFFFF  # the NaN that GPUs make
+        out = torch.empty(1, 64)
+        run(a[:1, :1].contiguous(), b[:1].contiguous(), config=config(), out=out, out_dtype=torch.float32)
+        expected = torch.where(b[:1].abs() == 3.0e38, out, b[:1])
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.nan_to_num(7.0, 8.0, 9.0), expected.nan_to_num(7.0, 8.0, 9.0))

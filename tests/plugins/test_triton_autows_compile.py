@@ -1,0 +1,113 @@
+"""triton_autows without a GPU: the machine code proves that the compiler specialises the warps where it is legal, and
+that it does not where an erratum refuses it. tests/support/autows_forms.py reads the
+code; docs/autows.md shows the result.
+
+Set KREG_NEWEST_TRITON to a folder with an unpacked newer Triton to repeat it there. Run with TRITON_INTERPRET=1, this
+file checks instead what the kernel computes, whoever computes it: one test does so in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from registry import Target, variants  # noqa: E402
+from registry.dispatch import in_force  # noqa: E402
+from registry.dispatch.select import all_reasons  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PINNED = triton.__version__.startswith("3.6.")
+NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
+NAME = "triton_autows"
+
+
+def again(**environment: str) -> None:
+    """This file in a process of its own."""
+    path = os.pathsep.join(filter(None, (environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    given = {**os.environ, **environment, "PYTHONPATH": path}
+    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+
+
+if INTERPRETED:
+    import numpy as np
+    from triton.runtime import interpreter
+
+    def _scalar_index(tensor, scope, patch=interpreter._patch_lang_tensor):
+        """triton 3.6 makes an int of a one-element array by int(), which numpy 2.4 refuses."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _scalar_index
+
+    def test_it_is_right_where_it_is_legal():
+        """In float16: the interpreter cannot round to bfloat16."""
+        from registry.testing import check_variant
+
+        with np.errstate(divide="ignore"):  # the logarithm of no key at all
+            report = check_variant(NAME, Target.named("H200"), only=lambda name: name.startswith("float16"))
+        assert report.passed and len(report.cases) > 20, str(report)
+
+else:
+    from autows_forms import FORMS, ILLEGAL, LEGAL, PAGE, SPECIALIZED, outcome, problem, with_forms
+
+    from registry.toolbox.builds import compile_build, inspect
+
+    @pytest.mark.parametrize("title", FORMS)
+    def test_the_compiler_does_what_is_known_of_it(title):
+        assert outcome(title).verdict == FORMS[title].known
+
+    @pytest.mark.parametrize("title", [*LEGAL, *ILLEGAL])
+    def test_legal_is_what_is_specialised(title):
+        reasons = all_reasons(variants()[NAME], problem(**{**LEGAL, **ILLEGAL}[title]))
+        assert (not reasons) == (outcome(title).verdict == SPECIALIZED)
+        assert {reason.code for reason in reasons} <= {"erratum"}
+
+    @pytest.mark.parametrize("number", [e.index for e in in_force.tables().errata if e.variant == NAME])
+    def test_each_erratum_refuses_something_that_is_not_specialised(number):
+        erratum = next(e for e in in_force.tables().errata if e.variant == NAME and e.index == number)
+        asked = {title: problem(**sizes) for title, sizes in {**LEGAL, **ILLEGAL}.items()}
+        refused = [title for title, p in asked.items() if erratum.applies({**p.facts(), "arch": "sm90"}, p.target)]
+        if not refused and erratum.toolchain:
+            pytest.skip(f"not about triton {triton.__version__}")
+        assert refused and all(outcome(title).verdict != SPECIALIZED for title in refused)
+
+    @pytest.mark.parametrize(
+        "sizes", [dict(), dict(d=128), dict(d=256), dict(d=128, causal=True, window=(64, 0), softcap=9.0, lse=True)]
+    )
+    def test_every_config_is_specialised_and_declared(sizes):
+        variant, p = variants()[NAME], problem(**sizes)
+        configs = variant.legal_configs(p)
+        assert configs
+        for config in configs:
+            (build,) = variant.builds(p, config)
+            found = inspect(compile_build(build, "sm90"))
+            assert found.threads == 384 and ".reqntid 384" in found.ptx, "three warp groups from num_warps=4"
+            assert {40, 232} <= set(found.setmaxnreg), "the producer hands its registers to the consumers"
+            assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["SYNCS"]
+            assert found.spills == 0 and not found.ptxas_warnings
+            assert found.shared <= variant.requires.shared_memory(p, config) <= found.shared + 128
+
+    def test_other_architectures_are_refused():
+        for arch in ("sm80", "sm89", "sm100", "sm120"):
+            reasons = variants()[NAME].reasons(problem().on(Target.named(arch)))
+            assert [r.field for r in reasons] == ["arch"], arch
+
+    @pytest.mark.skipif(not PINNED, reason="the page is about the oldest Triton")
+    def test_the_page_is_current():
+        text = PAGE.read_text(encoding="utf-8")
+        assert with_forms(text) == text, "python tests/support/autows_forms.py --write"
+
+    def test_it_is_right_under_the_interpreter():
+        again(TRITON_INTERPRET="1")
+
+    @pytest.mark.skipif(not NEWEST, reason="KREG_NEWEST_TRITON names no folder")
+    @pytest.mark.skipif(not PINNED, reason="this is the newest")
+    def test_newest_triton():
+        again(PYTHONPATH=NEWEST)

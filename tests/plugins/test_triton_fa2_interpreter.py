@@ -1,0 +1,183 @@
+"""triton_fa2 under Triton's interpreter, forward and backward, against the float64 oracle: no GPU needed.
+
+Interpreting and compiling cannot share a process (a kernel is bound to one of them on import), so this file runs itself
+once more, with TRITON_INTERPRET=1, in a process of its own. bfloat16 is left out: the interpreter multiplies its
+bits as integers.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from interpreted import INTERPRETED, run_interpreted
+
+ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
+BASE = dict(
+    b=1,
+    h=2,
+    hk=2,
+    sq=37,
+    sk=37,
+    d=16,
+    dv=16,
+    causal=False,
+    window=None,
+    softcap=0.0,
+    scale=0.25,
+    dtype=torch.float32,
+    order="bhsd",
+    m=16,
+    n=16,
+    stages=2,
+    split=False,
+    dlse=False,
+)
+CORNERS = [
+    dict(),
+    dict(causal=True, sq=48, sk=48),
+    dict(causal=True, sq=40, sk=21),  # rows that see no key
+    dict(causal=True, sq=20, sk=41, h=4, hk=2, dlse=True),
+    dict(h=3, hk=1, b=2, causal=True, n=32, split=True),
+    dict(causal=True, window=(1000, 0), sq=200, sk=20, softcap=5.0, m=32, n=32),  # a window far beyond the keys
+    dict(causal=True, sq=40, sk=21, d=96, dv=32, dtype=torch.float16, stages=1),  # V is padded to K's swizzle
+    dict(window=(7, 2), sq=33, sk=50),
+    dict(window=(0, 0), sq=30, sk=19),
+    dict(window=(5, -1), causal=True),
+    dict(window=(-1, 4), sq=50, sk=21),
+    dict(window=(100, 100)),  # reaches everything: the unmasked kernel
+    dict(softcap=1.5, causal=True, scale=-0.4, dlse=True),
+    dict(scale=-0.3),
+    dict(scale=0.0, causal=True),
+    dict(d=24, dv=40, order="bshd"),
+    dict(d=40, dv=16, split=True, window=(9, 3)),
+    dict(sq=1, sk=33, causal=True, h=4, hk=1),
+    dict(sq=33, sk=1),
+    dict(sq=1, sk=1),
+    dict(order="columns"),
+    dict(order="odd", dtype=torch.float16),
+    dict(order="broadcast", b=2),
+    dict(dtype=torch.float16, d=72, dv=72, causal=True, m=32, n=32),
+]
+
+
+def sampled(count: int) -> list[dict]:
+    """Cases drawn from all features at once, the same on every run."""
+    draw = random.Random(0)
+    cases = []
+    for _ in range(count):
+        h, hk = draw.choice([(1, 1), (2, 1), (4, 2), (3, 3)])
+        d = draw.choice([16, 24, 32, 64])
+        cases.append(
+            dict(
+                b=draw.choice([1, 2]),
+                h=h,
+                hk=hk,
+                sq=draw.choice([1, 16, 21, 40]),
+                sk=draw.choice([3, 16, 32, 45]),
+                d=d,
+                dv=draw.choice([d, 32]),
+                causal=draw.random() < 0.5,
+                softcap=draw.choice([0.0, 0.0, 2.0]),
+                window=draw.choice([None, None, (9, -1), (-1, 5), (12, 3)]),
+                scale=draw.choice([0.3, -0.2]),
+                dtype=draw.choice([torch.float16, torch.float32]),
+                order=draw.choice(["bhsd", "bshd", "odd"]),
+                m=draw.choice([16, 32]),
+                n=draw.choice([16, 32]),
+                split=draw.random() < 0.3,
+                dlse=draw.random() < 0.3,
+            )
+        )
+    return cases
+
+
+def tensor(order: str, b: int, h: int, s: int, d: int, dtype: torch.dtype) -> torch.Tensor:
+    if order == "bshd":
+        return torch.randn(b, s, h, d).to(dtype).transpose(1, 2)
+    if order == "columns":  # no unit inner stride
+        return torch.randn(b, h, s, 2 * d).to(dtype)[..., ::2]
+    if order == "odd":  # rows at odd offsets
+        return torch.randn(b, h, s, d + 3).to(dtype)[..., :d]
+    if order == "broadcast":
+        return torch.randn(1, 1, s, d).to(dtype).expand(b, h, s, d)
+    return torch.randn(b, h, s, d).to(dtype)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm().clamp_min(1.0)).item()
+
+
+if not INTERPRETED:
+
+    @pytest.mark.timeout(400)
+    def test_interpreted():
+        pytest.importorskip("triton")
+        ran = run_interpreted(__file__)
+        assert "passed" in ran and "skipped" not in ran, ran[-400:]
+
+else:
+
+    @pytest.fixture(autouse=True, scope="session")
+    def scalars_as_numbers():
+        """Triton 3.6 turns a scalar into a loop bound by int(array of one element), which numpy 2.4 refuses."""
+        from triton.runtime import interpreter
+
+        original = interpreter._patch_lang_tensor
+
+        def patched(kind, scope):
+            original(kind, scope)
+            scope.set_attr(kind, "__index__", lambda self: int(self.handle.data.item()))
+
+        interpreter._patch_lang_tensor = patched
+        yield
+        interpreter._patch_lang_tensor = original
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(12)], ids=lambda c: "-".join(map(str, c.values())))
+    def test_against_the_oracle(changes):
+        from registry.ops.attention.oracle import reference
+        from registry.plugins import triton_fa2
+
+        torch.manual_seed(0)
+        c = {**BASE, **changes}
+        q = tensor(c["order"], c["b"], c["h"], c["sq"], c["d"], c["dtype"])
+        k = tensor(c["order"], c["b"], c["hk"], c["sk"], c["d"], c["dtype"])
+        v = tensor(c["order"], c["b"], c["hk"], c["sk"], c["dv"], c["dtype"])
+        before = [t.clone() for t in (q, k, v)]
+        what = dict(causal=c["causal"], window=c["window"], softcap=c["softcap"], scale=c["scale"])
+        config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
+        out, lse = triton_fa2.attention(q, k, v, config=config, return_lse=True, **what)
+        assert out.dtype == q.dtype and out.shape == (*q.shape[:3], c["dv"]) and lse.dtype == torch.float32
+
+        leaves = [t.double().requires_grad_() for t in (q, k, v)]
+        expected, expected_lse = reference(*leaves, **what)
+        seen = torch.isfinite(expected_lse)
+        allowed = ALLOWED[c["dtype"]]
+        assert error(out, expected.detach()) < allowed
+        assert torch.equal(torch.isneginf(lse), ~seen)
+        assert not seen.any() or (lse - expected_lse.detach())[seen].abs().max() < 1e-4
+        assert not seen.any() or (out[~seen] == 0).all()
+
+        grad_out = tensor(c["order"], *out.shape, c["dtype"])
+        grad_lse = torch.randn_like(lse) if c["dlse"] else None
+        config = dict(
+            QUERY_M=c["m"],
+            QUERY_N=c["n"],
+            query_warps=4,
+            query_stages=2,
+            KEY_M=c["n"],
+            KEY_N=c["m"],
+            key_warps=4,
+            key_stages=2,
+            KEY_SPLIT=c["split"],
+        )
+        found = triton_fa2.attention_backward(grad_out, q, k, v, out, lse, config=config, grad_lse=grad_lse, **what)
+        total = (expected * grad_out.double()).sum()
+        if grad_lse is not None:
+            total = total + (torch.where(seen, expected_lse, 0.0) * grad_lse.double()).sum()
+        for name, got, wanted in zip("qkv", found, torch.autograd.grad(total, leaves), strict=True):
+            assert torch.isfinite(got).all(), f"d{name}"
+            assert error(got, wanted) < 3 * allowed, f"d{name}: {error(got, wanted):.1e}"
+        assert all(torch.equal(a, b) for a, b in zip((q, k, v), before, strict=True)), "an input was modified"

@@ -1,0 +1,134 @@
+"""Documentation that cannot rot: generated parts are current, code in it runs, links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+import docs
+import registry
+from registry import hookspecs
+from registry.dispatch import in_force
+from registry.dispatch.catalog import BUILTIN_PACKAGE, ENTRY_POINT_GROUP, catalog
+from registry.ops.known import all_ops
+from registry.tables import Layer, file_sources, load_tables
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md")]
+
+
+def code_blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
+
+
+@pytest.fixture
+def session_variants():
+    """Take back what an example registers."""
+    before = set(registry.variants())
+    yield
+    for name in set(registry.variants()) - before:
+        registry.unregister(name)
+
+
+# --- generated parts ----------------------------------------------------------------------------------------------
+
+
+def test_variants_page_is_current():
+    assert not catalog.get().failures, "built-in plugins must load for their declarations to be written down"
+    assert (ROOT / "docs" / "variants.md").read_text(encoding="utf-8") == docs.variants_page(), "run: make docs"
+
+
+def test_variants_page_names_every_built_in_variant_and_no_other(declare):
+    declare("test.kernel")
+    page = docs.variants_page()
+    built_in = {name for name, variant in registry.variants().items() if variant.origin.startswith(BUILTIN_PACKAGE)}
+    assert set(re.findall(r"^\| `([a-z0-9_.]+)` \|", page.split("## Known to be bad")[0], re.M)) == built_in
+    for op in all_ops():
+        assert f"## {op}\n" in page
+
+
+@pytest.mark.skipif(bool(metadata.entry_points(group=ENTRY_POINT_GROUP)), reason="other plugins show up in the output")
+def test_outputs_in_the_readme_are_real():
+    assert docs.BLOCK.search(README)
+    assert docs.refreshed(README) == README, "run: make docs"
+
+
+def test_check_names_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("nothing generated in here\n")
+    monkeypatch.chdir(tmp_path)
+    assert docs.main(["--check"]) == 1
+    assert "variants.md is not current" in capsys.readouterr().out
+    assert docs.main([]) == 0
+    assert docs.main(["--check"]) == 0
+
+
+# --- what is written by hand --------------------------------------------------------------------------------------
+
+
+def test_python_in_the_readme_runs(session_variants):
+    namespace = {}
+    for block in code_blocks(README, "python"):
+        exec(compile(block, "README.md", "exec"), namespace)
+    for variant in namespace["registry_variants"]():
+        registry.register(variant)
+        a, b = torch.randn(2, 3), torch.randn(3, 2)
+        torch.testing.assert_close(registry.matmul(a, b, variant=variant.name), a @ b)
+
+
+def test_the_table_in_the_readme_loads(tmp_path):
+    (block,) = code_blocks(README, "yaml")
+    path = tmp_path / "attention.sm90.yaml"
+    path.write_text(block)
+    all_ops()
+    assert len(load_tables(file_sources([path], Layer.ENVIRONMENT), in_force.op_fields()).tables) == 1
+
+
+def test_every_hook_and_every_variable_is_in_the_readme():
+    hooks = [name for name, value in vars(hookspecs).items() if inspect.isfunction(value)]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "registry").rglob("*.py"))
+    variables = set(re.findall(r'"(REGISTRY_[A-Z]+(?:_[A-Z]+)*)"', source))
+    assert hooks and variables
+    assert not [name for name in (*hooks, *sorted(variables)) if name not in README]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not link.startswith("https://") and not (page.parent / link).exists()]
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "demo.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "H100 (sm90)" in out and "attention_backward ran" in out
+    assert "pad head_dim 76 to 80" in out, "the refusal comes with a fix"
+
+
+def test_the_notebook_example_runs(capsys, session_variants):
+    runpy.run_path(str(ROOT / "examples" / "register_in_a_notebook.py"))
+    out = capsys.readouterr().out
+    assert "{'matmul': {'mine.split_k': 1}}" in out and "bias: got True" in out
+    assert "fallback: mine.split_k" in out
+
+
+def test_the_third_party_example_is_right(session_variants):
+    example = runpy.run_path(str(ROOT / "examples" / "acme" / "acme_kernels.py"))
+    (variant,) = example["registry_variants"]()
+    registry.register(variant)
+    q, k, v = torch.randn(2, 3, 150, 32), torch.randn(2, 3, 90, 32), torch.randn(2, 3, 90, 32)
+    for causal in (False, True):
+        out, lse = registry.attention(q, k, v, causal=causal, return_lse=True, variant="acme.blocked")
+        expected, expected_lse = registry.attention.reference(q, k, v, causal=causal, return_lse=True)
+        torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse, expected_lse.float(), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,398 @@
+"""The conformance kit must fail kernels that are wrong. Each test breaks a right kernel in one way."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from registry import Reason, Requires, Target, Variant
+from registry.ops.attention.op import attention, attention_backward
+from registry.ops.attention.outputs import new_lse, new_out
+from registry.testing import Report, check_op, check_variant, checks_for, places
+from registry.testing.__main__ import main
+
+CLAIMS: dict[str, Any] = {
+    "arch": ("cpu",),
+    "dtypes": ("float32", "bfloat16"),
+    "head_dim": (16, 32),
+    "head_dim_multiple": 8,
+    "ieee": True,
+    "layouts": ("bhsd", "bshd", "strided"),
+    "causal": True,
+    "window": True,
+    "lse": True,
+    "gqa": True,
+    "cross_length": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def right(q: Any, k: Any, v: Any, *, scale: float, config: Any, **features: Any) -> Any:
+    features["softcap"] = features.get("softcap", 0.0)
+    features["return_lse"] = True
+    found, lse = attention.reference(q, k, v, scale=scale, dtype=torch.float32, **features)
+    out = new_out(q, v)
+    out.copy_(found)
+    return out, new_lse(q).copy_(lse)
+
+
+def report_on(run: Any, **claims: Any) -> Report:
+    configs = claims.pop("configs", ({},))
+    return check_variant(
+        Variant("test.kit", op="attention", run=run, requires=Requires(**CLAIMS | claims), configs=configs)
+    )
+
+
+def complaints(report: Report) -> str:
+    return "\n".join(case.detail for case in report.failures)
+
+
+# --- right kernels pass -------------------------------------------------------------------------------------------
+
+
+def test_a_right_kernel_passes() -> None:
+    report = report_on(right, deterministic=True)
+    assert report.passed, str(report)
+    assert len(report.cases) > 30
+    assert report.worst < 1.0
+
+
+def test_a_kernel_with_few_claims_passes_and_its_refusals_are_checked() -> None:
+    def plain(q: Any, k: Any, v: Any, *, scale: float, config: Any) -> Any:
+        return right(q, k, v, scale=scale, config=config)[0], None
+
+    narrow = dict.fromkeys(("causal", "window", "lse", "cross_length", "gqa", "ieee"), False)
+    report = report_on(plain, dtypes=("bfloat16",), layouts=("bhsd",), base_alignment=16, stride_alignment=16, **narrow)
+    assert report.passed, str(report)
+    names = {case.name for case in report.cases}
+    for field in (
+        "causal",
+        "window",
+        "lse",
+        "gqa",
+        "cross_length",
+        "float32",
+        "head_dim above",
+        "base address",
+        "row stride",
+    ):
+        assert f"refuses {field}" in names
+
+
+# --- wrong kernels fail -------------------------------------------------------------------------------------------
+
+
+def top_left_causal(q: Any, k: Any, v: Any, *, causal: bool, window: Any, **rest: Any) -> Any:
+    if not causal or window is not None:
+        return right(q, k, v, causal=causal, window=window, **rest)
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    scores = q.float() @ k.float().repeat_interleave(q.shape[1] // k.shape[1], 1).mT * rest["scale"]
+    scores = scores.masked_fill(~mask, -math.inf)
+    weights = torch.softmax(scores, -1)
+    out = weights @ v.float().repeat_interleave(q.shape[1] // v.shape[1], 1)
+    return new_out(q, v).copy_(out), torch.logsumexp(scores, -1)
+
+
+def ignores_window(q: Any, k: Any, v: Any, *, window: Any, **rest: Any) -> Any:
+    return right(q, k, v, window=None, **rest)
+
+
+def ignores_scale(q: Any, k: Any, v: Any, *, scale: float, **rest: Any) -> Any:
+    return right(q, k, v, scale=q.shape[3] ** -0.5, **rest)
+
+
+def wrong_head_groups(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    group = q.shape[1] // k.shape[1]
+    return right(q, k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1), **rest)
+
+
+def writes_an_input(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    found = right(q, k, v, **rest)
+    k[:, :, -1] = 0
+    return found
+
+
+def writes_beside_an_input(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    found = right(q, k, v, **rest)
+    v.as_strided((1,), (1,), v.storage_offset() - 1).zero_()
+    return found
+
+
+def leaves_rows_unwritten(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    found, lse = right(q, k, v, **rest)
+    out = new_out(q, v)
+    out[:, :, :64] = found[:, :, :64]
+    return out, lse
+
+
+def writes_past_the_end(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    found, lse = right(q, k, v, **rest)
+    out = torch.empty_like(found)
+    out.copy_(found)
+    out.as_strided((8,), (1,), out.storage_offset() + out.numel()).fill_(1.0)
+    return out, lse
+
+
+def reads_past_the_end(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    """Weights are zero there, but zero times what lies behind the last row need not be zero."""
+    out, lse = right(q, k, v, **rest)
+    last = v.storage_offset() + sum((n - 1) * s for n, s in zip(v.shape, v.stride(), strict=True))
+    out += 0.0 * v.as_strided((1,), (1,), last + 1)
+    return out, lse
+
+
+def base_two_lse(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return out, lse / math.log(2)
+
+
+def lse_in_the_wrong_order(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return out, lse.mT.contiguous().mT
+
+
+def nan_in_rows_without_keys(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return out.masked_fill(torch.isinf(lse)[..., None], math.nan), lse
+
+
+def zero_lse_in_rows_without_keys(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return out, lse.masked_fill(torch.isinf(lse), 0.0)
+
+
+def ignores_strides(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    b, h, s, d = k.shape
+    return right(q, k.as_strided(k.shape, (h * s * d, s * d, d, 1)), v, **rest)
+
+
+def one_wrong_element(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    out[-1, -1, -1, -1] += 0.05
+    return out, lse
+
+
+def rounds_twice(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    """float32 by way of bfloat16: what a kernel that forgets its accumulator does."""
+    out, lse = right(q.bfloat16(), k.bfloat16(), v.bfloat16(), **rest)
+    return out.to(q.dtype), lse
+
+
+def returns_another_dtype(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return out.float(), lse
+
+
+def returns_an_input(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    out, lse = right(q, k, v, **rest)
+    return (v, lse) if out.shape == v.shape else (out, lse)
+
+
+def fails_at_odd_head_dims(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+    if q.shape[3] % 16:
+        raise RuntimeError("head_dim must be a multiple of 16")
+    return right(q, k, v, **rest)
+
+
+WRONG = {
+    top_left_causal: "relative error",
+    ignores_window: "relative error",
+    ignores_scale: "relative error",
+    wrong_head_groups: "relative error",
+    writes_an_input: "modified",
+    writes_beside_an_input: "modified",
+    leaves_rows_unwritten: "NaN",
+    writes_past_the_end: "outside of their bounds",
+    reads_past_the_end: "NaN",
+    base_two_lse: "lse",
+    lse_in_the_wrong_order: "contiguous",
+    nan_in_rows_without_keys: "NaN",
+    zero_lse_in_rows_without_keys: "not infinite",
+    ignores_strides: "relative error",
+    one_wrong_element: "off by",
+    rounds_twice: "relative error",
+    returns_another_dtype: "torch.float32, not torch.bfloat16",
+    returns_an_input: "shares memory",
+    fails_at_odd_head_dims: "must be a multiple of 16",
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.__name__)
+def test_a_wrong_kernel_fails(kernel: Any) -> None:
+    report = report_on(kernel)
+    assert not report.passed
+    assert WRONG[kernel] in complaints(report), str(report)
+    assert any(case.passed for case in report.cases)
+
+
+def test_a_nondeterministic_kernel_fails_where_it_claims_to_be_deterministic() -> None:
+    def noisy(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        out, lse = right(q, k, v, **rest)
+        return out * (1 + 1e-7 * torch.randint(0, 8, ()).item()), lse
+
+    assert report_on(noisy, dtypes=("float32",)).passed
+    report = report_on(noisy, dtypes=("float32",), deterministic=True)
+    assert "differs from the first" in complaints(report)
+
+
+def test_every_config_is_tried() -> None:
+    def second_is_wrong(q: Any, k: Any, v: Any, *, config: Any, **rest: Any) -> Any:
+        out, lse = right(q, k, v, config=config, **rest)
+        return out * config["factor"], lse
+
+    assert report_on(second_is_wrong, configs=[{"factor": 1}]).passed
+    report = report_on(second_is_wrong, configs=[{"factor": 1}, {"factor": 2}])
+    assert [case.name for case in report.failures] and all("factor=2" in case.name for case in report.failures)
+
+
+def test_a_claim_that_its_own_rule_never_allows_fails() -> None:
+    def rule(problem: Any, config: Any) -> Any:
+        if problem.window is not None:
+            yield Reason("semantics", "window", problem.window, "none")
+
+    report = report_on(right, rule=rule)
+    assert "no legal problem found for mask=(False, (-1, 7))" in complaints(report)
+
+
+def test_a_rule_that_refuses_without_words_fails() -> None:
+    def rule(problem: Any, config: Any) -> Any:
+        if problem.causal:
+            yield Reason("", "", None, "")
+
+    report = report_on(right, rule=rule, causal=False, window=False)
+    assert report.passed, str(report)
+    report = report_on(right, rule=lambda problem, config: [Reason("", "", None, "")])
+    assert "no legal problem found at all" in complaints(report)
+
+
+# --- gradients and matmul -----------------------------------------------------------------------------------------
+
+
+def right_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float, config: Any, **rest: Any
+) -> Any:
+    rest.pop("deterministic", None)
+    grads = attention_backward.reference(grad_out, q, k, v, scale=scale, dtype=torch.float32, **rest)
+    return tuple(new_out(like, like).copy_(grad) for like, grad in zip((q, k, v), grads, strict=True))
+
+
+def forgets_the_group(grad_out: Any, q: Any, k: Any, v: Any, *args: Any, **rest: Any) -> Any:
+    dq, dk, dv = right_backward(grad_out, q, k, v, *args, **rest)
+    return dq, dk / (q.shape[1] // k.shape[1]), dv
+
+
+def forgets_the_scale(*args: Any, **rest: Any) -> Any:
+    dq, dk, dv = right_backward(*args, **rest)
+    return dq, dk / rest["scale"], dv
+
+
+def ignores_grad_lse(*args: Any, grad_lse: Any, **rest: Any) -> Any:
+    return right_backward(*args, grad_lse=None, **rest)
+
+
+@pytest.mark.parametrize("kernel", [right_backward, forgets_the_group, forgets_the_scale, ignores_grad_lse])
+def test_gradients(kernel: Any) -> None:
+    variant = Variant("test.kit", op="attention_backward", run=kernel, requires=Requires(**CLAIMS, grad_lse=True))
+    report = check_variant(variant)
+    assert report.passed == (kernel is right_backward), str(report)
+
+
+def right_matmul(a: Any, b: Any, *, bias: Any, out: Any, config: Any, activation: str = "") -> Any:
+    result = torch.matmul(a.float(), b.float())
+    result = (result if bias is None else result + bias).to(a.dtype)
+    return result if out is None else out.copy_(result)
+
+
+def forgets_the_bias(a: Any, b: Any, *, bias: Any, **rest: Any) -> Any:
+    return right_matmul(a, b, bias=None, **rest)
+
+
+def drops_the_ragged_end(a: Any, b: Any, **rest: Any) -> Any:
+    k = max(1, a.shape[-1] // 8 * 8)
+    return right_matmul(a[..., :k], b[..., :k, :], **rest)
+
+
+def ignores_out(a: Any, b: Any, *, out: Any, **rest: Any) -> Any:
+    return right_matmul(a, b, out=None, **rest)
+
+
+def writes_around_out(a: Any, b: Any, *, out: Any, **rest: Any) -> Any:
+    if out is not None and out.stride(-2) > out.shape[-1]:
+        out.as_strided((1,), (1,), out.storage_offset() + out.shape[-1]).zero_()
+    return right_matmul(a, b, out=out, **rest)
+
+
+@pytest.mark.parametrize(
+    "kernel", [right_matmul, forgets_the_bias, drops_the_ragged_end, ignores_out, writes_around_out]
+)
+def test_matmul(kernel: Any) -> None:
+    requires = Requires(
+        arch=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        layouts=("nn", "nt", "tn", "tt"),
+        batched=True,
+        bias=True,
+        out=True,
+        ieee=True,
+    )
+    report = check_variant(Variant("test.kit", op="matmul", run=kernel, requires=requires))
+    assert report.passed == (kernel is right_matmul), str(report)
+
+
+# --- the kit's own surface ----------------------------------------------------------------------------------------
+
+
+def test_the_problems_are_the_same_every_time() -> None:
+    names = [[check.name for check in checks_for("torch_math", Target.named("cpu"))] for _ in range(2)]
+    assert names[0] == names[1]
+    assert len(names[0]) == len(set(names[0]))
+
+
+def test_places_are_those_that_the_variant_claims() -> None:
+    assert [target.arch for target in places("torch_cpu")] == ["cpu"]
+    gpu_only = Variant("test.kit", op="attention", run=right, requires=Requires(**CLAIMS | {"arch": ("sm70",)}))
+    assert places(gpu_only) == []
+
+
+def test_ops_keep_their_promises_on_empty_tensors() -> None:
+    report = check_op("matmul")
+    assert {case.name for case in report.cases} == {"opcheck", "torch.compile", "empty tensors"}
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "found.json"
+    arguments = ["--variant", "torch_cp?", "--target", "cpu", "--only", "refuses*", "--json", str(path)]
+    assert main(arguments) == 0
+    assert "torch_cpu" in capsys.readouterr().out
+    (report,) = json.loads(path.read_text())
+    assert report["subject"] == "torch_cpu" and all(case["passed"] for case in report["cases"])
+    assert main(["--variant", "torch_cpu", "--list", "--shard", "2/50"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 10
+
+
+def test_pytest_plugin(tmp_path: Path) -> None:
+    def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    found = pytest_run("--registry-variant", "torch_matmul", "-k", "refuses", "-v")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "torch_matmul[cpu]::refuses other architectures PASSED" in found.stdout
+    assert pytest_run("--registry-variant", "no_such").returncode == 4  # a usage error
+    (tmp_path / "test_light.py").write_text("import sys\ndef test_light(): assert 'torch' not in sys.modules\n")
+    found = pytest_run("test_light.py")
+    assert found.returncode == 0, found.stdout

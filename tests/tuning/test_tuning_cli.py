@@ -1,0 +1,198 @@
+"""`kreg tune`, `kreg inspect`, the benchmark suite and its gate, plots: as a user runs them, without a GPU."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.cli import main
+from registry.dispatch import in_force
+from registry.tuning import evidence, journal
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+TUNE = ("tune", "attention", "--device", "cpu", "--only", "torch_*", "--rounds", "3", "--turn", "2")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A user's cache after one run of `kreg tune`: (folder, what was printed as JSON)."""
+    folder = tmp_path_factory.mktemp("cache")
+    environment = {**os.environ, in_force.CACHE_VARIABLE: str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", "registry.cli", *TUNE, "--grid", "tiny", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture
+def cache(tuned, monkeypatch):
+    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tuned[0]))
+    yield tuned[0]
+    monkeypatch.undo()
+    from registry.ops.known import reload_tables
+
+    reload_tables()
+
+
+def test_tuning_measures_fits_and_puts_the_table_in_force(tuned, cache):
+    from registry import Target, attention
+    from registry.ops.attention.problem import AttentionProblem
+    from registry.ops.known import reload_tables
+
+    found = tuned[1]
+    assert found["sweep"]["measured"] == 4 and found["sweep"]["turns"] >= 20 and not found["sweep"]["failed"]
+    assert found["regret"]["tuning"]["shapes"] == 4
+    assert Path(found["table"]).parent == cache / "tables"
+    reload_tables()
+    decision = attention.explain(AttentionProblem.of_shape(Target.named("cpu"), hq=2, s=64, d=16, dtype="float32"))
+    assert decision.variant == "torch_cpu" and "attention.cpu.yaml" in decision.source
+    assert decision.evidence["runner_up"]["variant"] == "torch_math"
+
+
+def test_what_was_tuned_proves_against_its_raw_results(tuned):
+    folder, found = tuned
+    table = evidence.load_text(Path(found["table"]).read_text(), "attention").tables[0]
+    assert table.device == "cpu"
+    assert evidence.verify(table, folder) == []
+
+
+def test_fitting_again_measures_nothing(tuned, tmp_path, capsys):
+    raw = tuned[1]["results"]
+    before = Path(raw).read_bytes()
+    where = tmp_path / "attention.cpu.yaml"
+    assert main(["tune", "attention", "--fit-only", "--out", raw, "--table", str(where), "--run", "cpu/0001"]) == 0
+    printed = capsys.readouterr().out
+    assert "regret on held-out shapes" in printed and "1 rules" in printed
+    assert Path(raw).read_bytes() == before
+    assert "run: cpu/0001" in where.read_text() and "device: cpu" in where.read_text()
+
+
+def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
+    before = sorted(cache.rglob("*"))
+    assert main([*TUNE, "--grid", "tiny", "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 4 and found[0]["contestants"] == ["torch_cpu", "torch_math"]
+    assert sorted(cache.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tune", "attention", "--grid", "paper81"], "allowed: quick, tiny, paper18"),
+        (["tune", "attention", "--budget", "soon"], "allowed: a time such as 90s, 10m or 1h"),
+        (["tune", "attention", "--fit-only"], "--fit-only needs --out"),
+        (["tune", "everything"], "everything"),
+        (["inspect", "torch_matmul"], "declares no builds"),
+        (["inspect", "no_such"], "allowed: gluon_fa3"),
+        (["inspect", "gluon_fa3", "--arch", "cpu"], "allowed: a GPU such as sm90 or H100"),
+        (["inspect", "gluon_fa3", "--config", "tile=3"], "allowed: BLOCK_N"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, complaint, capsys):
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert complaint in printed and printed.count("\n") == 1
+
+
+def test_inspect_reads_what_the_compiler_made(tmp_path, capsys):
+    arguments = ["inspect", "triton_matmul", "--arch", "sm80", "--shape", "m=256,n=256,k=256", "--json"]
+    code = main([*arguments, "--save", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out)
+    (kernel,) = found["kernels"]
+    assert code == bool(kernel["findings"]) and kernel["counts"]["HMMA"] > 0 and kernel["registers"] > 16
+    assert kernel["declared"]["shared_memory"] >= kernel["shared"] > 0 and kernel["blocks_per_sm"] >= 1
+    assert {path.suffix for path in tmp_path.iterdir()} == {".sass", ".ptx"}
+    assert main(["inspect", "triton_matmul", "--arch", "sm80", "--shape", "m=256,n=256,k=256", "--sass"]) == code
+    printed = capsys.readouterr().out
+    assert "occupancy" in printed and "HMMA" in printed and "EXIT" in printed
+
+
+# --- the benchmark suite ------------------------------------------------------------------------------------------
+
+
+GATE = ("--benchmark-compare", "--benchmark-compare-fail=median:3%")
+RUNS = {
+    "first": ("--fake-clock", "torch_cpu=1.0", "--benchmark-save=first"),
+    "same": ("--fake-clock", "torch_cpu=1.0", *GATE),
+    "slower": ("--fake-clock", "torch_cpu=1.05", *GATE),
+    "real": ("--turns", "2", "-k", "96 and not causal", "--benchmark-json=real.json"),
+}
+SEVERAL = """
+import contextlib, io, json, sys, pytest
+found = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            code = int(pytest.main(arguments))
+        except Exception as error:
+            code, _ = 99, print(type(error).__name__, error)
+    found[name] = code, printed.getvalue()
+json.dump(found, open("found.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The suite run four times in one process: what each printed and returned, and the folder that they ran in."""
+    folder = tmp_path_factory.mktemp("bench")
+    suite = [str(BENCHMARKS / "test_variants.py"), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    common = ["--op", "attention", "--grid", "tiny", "--variants", "torch_*", f"--benchmark-storage={folder / 'saved'}"]
+    plans = {name: [*suite, *common, *more] for name, more in RUNS.items()}
+    # pytest-benchmark keeps nothing where it finds itself in a parallel worker.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    subprocess.run([sys.executable, "-c", SEVERAL, json.dumps(plans)], cwd=folder, check=True, env=alone)
+    return folder, json.loads((folder / "found.json").read_text())
+
+
+def test_the_gate_fails_when_one_kernel_gets_five_percent_slower(runs):
+    code, printed = runs[1]["first"]
+    assert code == 0 and "." * 8 in printed, printed
+    code, printed = runs[1]["same"]
+    assert code == 0 and "." * 8 in printed, printed
+    code, printed = runs[1]["slower"]
+    assert code != 0 and "Performance has regressed" in printed
+    blamed = [line for line in printed.splitlines() if "Field 'median'" in line]
+    assert len(blamed) == 4 and all("torch_cpu" in line for line in blamed)
+
+
+def test_the_suite_times_real_kernels_and_keeps_the_machine(runs):
+    folder, found = runs
+    assert found["real"][0] == 0, found["real"][1]
+    saved = json.loads((folder / "real.json").read_text())
+    assert saved["machine_info"]["kernel_registry"]["device"] == "cpu"
+    assert {b["extra_info"]["variant"] for b in saved["benchmarks"]} == {"torch_cpu", "torch_math"}
+    for benchmark in saved["benchmarks"]:
+        assert 0 < benchmark["stats"]["median"] < 1 and benchmark["stats"]["rounds"] == 2
+
+
+def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("benchmarks_plots", BENCHMARKS / "plots.py")
+    plots = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plots)
+    readme = tmp_path / "README.md"
+    readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
+    images = tmp_path / "images"
+    where = ["--results", str(Path(tuned[1]["results"]).parent), "--page", str(readme), "--images", str(images)]
+    assert plots.main([*where, "--check"]) == 1
+    assert plots.main(where) == 0
+    assert (images / "attention.png").read_bytes().startswith(b"\x89PNG")
+    text = readme.read_text()
+    assert text.startswith("top\n") and text.endswith("end\n") and "old" not in text and "`torch_cpu`" in text
+    assert plots.main([*where, "--check"]) == 0
+    assert plots.main(["--results", str(tmp_path / "nothing")]) == 1
+
+
+def test_every_shape_of_a_results_file_is_in_it_once(tuned):
+    results = journal.read(Path(tuned[1]["results"]))
+    assert len({case.text for case in results.of("attention")}) == len(results.of("attention")) == 4

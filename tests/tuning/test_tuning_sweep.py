@@ -1,0 +1,198 @@
+"""The sweep: kernels that hang, fall or lie are left out and the rest is measured; a sweep that is killed goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from registry.cli._sweep import report_lines
+from registry.ops.parts.cases import Case
+from registry.tuning import journal
+from registry.tuning.child import Child, WorkerFailed
+from registry.tuning.measure import Effort, Sweep
+from registry.tuning.plan import Selection
+
+FAKES = str(Path(__file__).parents[1] / "support" / "tuning_fakes.py")
+QUICK = Effort(rounds=3, warm_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
+ONE = [Case.of("attention", hq=2, s=40, d=16, dtype="float32", causal=True)]
+TWO = [*ONE, Case.of("attention", hq=1, s=24, d=8, dtype="float32")]
+
+
+def sweep(path, cases=ONE, effort=QUICK, only=("fake.*", "torch_*"), **more):
+    made = Sweep(cases, path, device="cpu", effort=effort, selection=Selection(only), plugins=[FAKES], **more)
+    return made.run()
+
+
+@pytest.fixture(scope="module")
+def child():
+    """One worker for the sweeps that do it no harm: starting one takes seconds."""
+    with Child("cpu", plugins=[FAKES]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bad_company(tmp_path_factory):
+    """One sweep over every kind of misbehaviour."""
+    path = tmp_path_factory.mktemp("sweep") / "results.jsonl"
+    report = sweep(path)
+    return report, journal.read(path)
+
+
+def entries(results):
+    (case,) = results.cases.values()
+    return {(e.variant, e.config.get("sleep_us")): e for e in case.entries.values()}
+
+
+def test_every_misbehaviour_is_recorded_and_the_sweep_goes_on(bad_company):
+    report, results = bad_company
+    why = {name: e.failure["why"] for (name, _), e in entries(results).items() if e.failure}
+    assert why == {
+        "fake.hangs": "hung",
+        "fake.hangs_late": "hung",
+        "fake.exits": "crashed",
+        "fake.faults": "crashed",
+        "fake.wrong_tile": "wrong",
+        "fake.not_a_number": "wrong",
+        "fake.overwrites": "wrong",
+        "fake.raises": "error",
+    }
+    timed = {name for (name, _), e in entries(results).items() if e.timed}
+    assert timed == {"fake.good", "torch_cpu", "torch_math"}
+    assert report.restarts == 4 and report.measured == 1 and not report.stopped
+
+
+def test_failures_say_what_happened(bad_company):
+    failures = {name: e.failure["detail"] for (name, _), e in entries(bad_company[1]).items() if e.failure}
+    assert "SIGSEGV" in failures["fake.faults"]
+    assert "exit status 7" in failures["fake.exits"] and "last words" in failures["fake.exits"]
+    assert "no answer in 4 s" in failures["fake.hangs"] and "no answer in 2 s" in failures["fake.hangs_late"]
+    assert "out" in failures["fake.wrong_tile"] and "allowed" in failures["fake.wrong_tile"]
+    assert "finite" in failures["fake.not_a_number"]
+    assert "changed its input k" in failures["fake.overwrites"]
+    assert "a plain mistake" in failures["fake.raises"]
+
+
+def test_configs_that_cannot_fit_are_pruned_before_anything_runs(bad_company):
+    report, results = bad_company
+    (case,) = results.cases.values()
+    assert "fake.greedy" in case.illegal and "shared_memory" in case.illegal["fake.greedy"]
+    assert report.pruned == 2
+
+
+def test_slow_configs_are_dropped_after_one_turn_but_not_the_default(bad_company):
+    found = entries(bad_company[1])
+    assert found["fake.good", 0].ms < found["fake.good", 2000].ms
+    assert len(found["fake.good", 50000].samples) == 1
+    assert len(found["fake.good", 2000].samples) == 3 and found["fake.good", 2000].first
+
+
+def test_a_finished_sweep_has_nothing_left_to_do(tmp_path, child):
+    path = tmp_path / "r.jsonl"
+    first = sweep(path, only=("torch_cpu", "fake.raises"), child=child)
+    assert first.turns == 3 and len(first.failed) == 1
+    again = sweep(path, only=("torch_cpu", "fake.raises"), child=child)
+    assert again.turns == 0 and not again.failed
+    retried = sweep(path, only=("torch_cpu", "fake.raises"), retry_failed=True, child=child)
+    assert len(retried.failed) == 1
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from registry.ops.parts.cases import Case
+from registry.tuning.measure import Effort, Sweep
+from registry.tuning.plan import Selection
+case = Case.of("attention", hq=1, s=24, d=8, dtype="float32")
+effort = Effort(rounds=200, warm_ms=0.1, measure_ms=20.0)
+Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selection(("torch_*",))).run()
+"""
+
+
+def test_a_killed_sweep_loses_at_most_one_turn_and_goes_on(tmp_path, child):
+    path = tmp_path / "r.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)])
+    try:
+        deadline = time.monotonic() + 60
+        while path.exists() < 1 or path.read_text().count('"sample"') < 5:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    seen = path.read_text().count('"sample"')
+    (case,) = journal.read(path).cases.values()
+    turns = sum(len(e.samples) for e in case.entries.values())
+    assert turns in (seen, seen - 1) and not case.done
+    most = max(max(e.samples) for e in case.entries.values()) + 2
+    report = sweep(
+        path,
+        [Case.of("attention", hq=1, s=24, d=8, dtype="float32")],
+        Effort(rounds=most, measure_ms=1.0),
+        only=("torch_*",),
+        child=child,
+    )
+    (case,) = journal.read(path).cases.values()
+    assert case.done and report.turns + turns == sum(len(e.samples) for e in case.entries.values())
+    assert all(sorted(e.samples) == list(range(most)) for e in case.entries.values() if e.first)
+
+
+def test_the_budget_stops_the_sweep_and_says_what_is_left(tmp_path, child):
+    now = iter(range(0, 100000, 10))
+    short = Effort(budget_s=55, measure_ms=1.0)
+    report = sweep(tmp_path / "r.jsonl", TWO, short, ("torch_cpu",), now=lambda: next(now), child=child)
+    assert report.stopped and set(report.unreached) <= {case.text for case in TWO}
+    assert report.unreached[-1] == TWO[-1].text  # in the order given
+    assert report.unreached[-1] in "\n".join(report_lines(report))
+    report = sweep(tmp_path / "r.jsonl", TWO, QUICK, ("torch_cpu",), child=child)
+    assert not report.unreached and all(case.done for case in journal.read(tmp_path / "r.jsonl").cases.values())
+
+
+def test_two_sweeps_do_not_write_one_file(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with journal.Journal(path), pytest.raises(journal.ResultsError, match="another process"):
+        sweep(path)
+
+
+def test_results_of_two_machines_are_not_mixed(tmp_path, child):
+    path = tmp_path / "r.jsonl"
+    machine = {"device": "another", "driver": "", "torch": "1", "triton": ""}
+    with journal.Journal(path) as file:
+        file.write("run", format=journal.FORMAT, machine=machine, mode="events")
+    with pytest.raises(journal.ResultsError, match="mixes measurements"):
+        sweep(path, child=child)
+
+
+def test_the_worker_dies_with_its_parent(tmp_path):
+    script = (
+        "import os, time\nfrom registry.tuning.child import Child\n"
+        f"c = Child('cpu', plugins=[{FAKES!r}])\nc.start()\nprint(c._process.pid, flush=True)\n"
+        f"c.ask({{'do': 'case', 'case': {json.dumps(ONE[0].data()).replace('true', 'True')}}}, 60)\n"
+        "c.send({'do': 'check', 'variant': 'fake.hangs', 'config': {}, 'key': 'x'})\n"
+        "print('sent', flush=True)\ntime.sleep(99)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    assert parent.stdout.readline().strip() == "sent"
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(worker, 0)
+            state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, FileNotFoundError):
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlived its parent")
+
+
+def test_a_worker_that_cannot_start_says_why():
+    with Child("cpu", plugins=["no_such_module"]) as child, pytest.raises(WorkerFailed, match="no_such_module"):
+        child.start()
