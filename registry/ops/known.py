@@ -8,7 +8,6 @@ import pkgutil
 
 from registry import ops
 from registry.contract.variant import Variant
-from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
 from registry.errors import UnknownOp
@@ -60,5 +59,7 @@ def unregister(name: str) -> None:
 
 def reload_tables() -> None:
     """Read all dispatch tables again; on an error the tables in force stay as they are."""
+    from registry.dispatch import in_force  # reads YAML: not for an import
+
     in_force.reload()
     forget_plans()
