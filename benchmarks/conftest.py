@@ -20,7 +20,6 @@ import pytest
 
 STORAGE = "file://./.benchmarks"
 """pytest-benchmark's own default, which knows nothing of GPUs."""
-OPS = ("attention", "attention_backward", "matmul")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Measured:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernel variants")
     group.addoption("--grid", default=None, help="A named grid, or several joined by +. Default: quick; tiny on a CPU.")
-    group.addoption("--op", action="append", choices=OPS, help="Only this op (repeatable).")
+    group.addoption("--op", action="append", metavar="OP", help="Only this op (repeatable).")
     group.addoption("--variants", action="append", default=[], metavar="NAME", help="Only these (repeatable).")
     group.addoption("--peers", action="store_true", help="Also time the kernels of benchmarks/peers.py.")
     group.addoption("--graph", action="store_true", help="Time replays of CUDA graphs.")
@@ -91,6 +90,7 @@ def contestants(config: pytest.Config) -> list[Contestant]:
     """Every legal variant on every shape, from the declarations alone."""
     from registry.dispatch.scope import Forced, Scope
     from registry.dispatch.select import decide
+    from registry.ops.known import all_ops
     from registry.tuning.extra import load_plugins
     from registry.tuning.grids import grid, names
     from registry.tuning.plan import Selection, plan
@@ -99,7 +99,7 @@ def contestants(config: pytest.Config) -> list[Contestant]:
         load_plugins([str(Path(__file__).with_name("peers.py"))])
     wanted = config.getoption("--grid") or ("tiny" if target().arch == "cpu" else "quick")
     found = []
-    for op in config.getoption("--op") or OPS:
+    for op in config.getoption("--op") or sorted(all_ops()):
         known = [name for name in wanted.split("+") if name in (*names(op), "all")]
         for case in grid(op, "+".join(known)) if known else []:
             planned = plan(case, target(), Selection(config.getoption("--variants")))

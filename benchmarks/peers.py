@@ -22,7 +22,7 @@ import os
 import torch
 
 from registry import Design, Reason, Requires, Variant, attention
-from registry.tuning.grids import paper18
+from registry.tuning.grids import grid
 
 HALVES = ("float16", "bfloat16")
 UNLIMITED = -1
@@ -159,7 +159,7 @@ def flex_prepare(problem, config):
 
 @functools.cache
 def _worth_compiling() -> frozenset[tuple[int, ...]]:
-    found = (case.sizes for case in paper18("attention"))
+    found = (case.sizes for case in grid("attention", "paper18"))
     return frozenset((s.get("b", 1), s["hq"], s["hq"], s["s"], s["s"], s["d"]) for s in found)
 
 

@@ -170,11 +170,8 @@ def _launch(case: Case, warmed: Warmed) -> Warmed:
 
     try:
         inputs = workload(case, "cuda")
-        arguments = inputs.arguments()
-        if case.op == "attention_backward":
-            arguments["scale"] = inputs.scale  # type: ignore[attr-defined]
         with torch.no_grad(), inputs.settings():
-            op_named(case.op)(**arguments)  # type: ignore[operator]
+            op_named(case.op)(**inputs.front_door())  # type: ignore[operator]
     except (*compile_failures(), NoLegalVariant, IllegalVariant, torch.OutOfMemoryError) as error:  # type: ignore[misc]
         return replace(warmed, error=warmed.error or _text(error))
     return replace(warmed, launched=True)

@@ -6,8 +6,9 @@ What differs between ops (contract, problem, oracle, torch boundary) lives in re
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.contract.capability import Config
 from registry.contract.problem import Problem
@@ -18,6 +19,11 @@ from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
 from registry.dispatch.plan_cache import watch_memo
 from registry.dispatch.scope import Forced, Scope, current
 from registry.dispatch.select import decide
+from registry.errors import UnknownOp
+
+if TYPE_CHECKING:
+    from registry.ops.parts.kit import Kit
+    from registry.ops.parts.tuning import Tuning
 
 
 class Op:
@@ -41,6 +47,31 @@ class Op:
     def variants(self) -> dict[str, Variant]:
         """Every variant of this op, by name."""
         return catalog.get().of(self.name)
+
+    @functools.cached_property
+    def tuning(self) -> Tuning:
+        """What the tuner needs to know, from tuning.py in the op's folder; imported when first asked for."""
+        found: Tuning = self._part("tuning")
+        return found
+
+    @functools.cached_property
+    def conformance(self) -> Kit:
+        """What the conformance kit needs to know, from conformance.py in the op's folder."""
+        found: Kit = self._part("conformance")
+        return found
+
+    def _part(self, name: str) -> Any:
+        folder = type(self).__module__.rpartition(".")[0]
+        try:
+            return importlib.import_module(f"{folder}.{name}").BY_OP[self.name]
+        except ModuleNotFoundError as error:
+            if error.name != f"{folder}.{name}":
+                raise
+            raise UnknownOp(self.name, [f"ops whose folder has a {name}.py"]) from error
+
+    def flops(self, problem: Any) -> float:
+        """Floating-point operations of a problem; 0 where nothing was said."""
+        return 0.0
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What the same call would run, and why; launches nothing.

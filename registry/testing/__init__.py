@@ -27,11 +27,8 @@ from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
-from registry.ops.attention import conformance as _attention
-from registry.ops.attention import conformance_backward as _backward
 from registry.ops.known import op_named
-from registry.ops.matmul import conformance as _matmul
-from registry.ops.parts.kit import KITS, Drawn, Kit, Trial, draw, register_kit
+from registry.ops.parts.kit import Drawn, Kit, Trial, draw
 from registry.ops.parts.sizes import size_for
 from registry.testing.checks import (
     Finding,
@@ -46,20 +43,8 @@ from registry.testing.checks import (
     threads,
 )
 
-__all__ = [
-    "Case",
-    "Check",
-    "Kit",
-    "Report",
-    "check_op",
-    "check_variant",
-    "checks_for",
-    "checks_of_op",
-    "places",
-    "register_kit",
-]
+__all__ = ["Case", "Check", "Kit", "Report", "check_op", "check_variant", "checks_for", "checks_of_op", "places"]
 
-_BUILT_IN_KITS = (_attention, _backward, _matmul)
 DETERMINISTIC_SETTING = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS refuses to be deterministic without it, and reads it once."""
 
@@ -234,8 +219,6 @@ def _default_target(variant: Variant) -> Target:
 
 def _subject(variant: Variant, target: Target | None, level: str) -> Subject:
     op = op_named(variant.op)
-    if variant.op not in KITS:
-        raise InvalidArgument("variant", f"{variant.name} of op {variant.op}", f"an op with a kit: {', '.join(KITS)}")
     target = target or _default_target(variant)
     device = torch.device("cpu" if target.arch == "cpu" or not torch.cuda.is_available() else "cuda")
     interpreted = target.arch != "cpu" and device.type == "cpu"
@@ -244,7 +227,7 @@ def _subject(variant: Variant, target: Target | None, level: str) -> Subject:
         raise InvalidArgument("target", target.name, allowed)
     if device.type == "cuda":
         os.environ.setdefault(*DETERMINISTIC_SETTING)
-    return Subject(variant, op, KITS[variant.op], target, device, size_for(device, level, interpreted), interpreted)
+    return Subject(variant, op, op.conformance, target, device, size_for(device, level, interpreted), interpreted)
 
 
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:

@@ -20,9 +20,10 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.select import all_reasons
 from registry.errors import IllegalVariant, InvalidArgument
-from registry.ops.known import register, unregister
+from registry.ops.known import op_named, register, unregister
 from registry.ops.op import Op
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, Trial, Verdict, judge, problem_of, spec_conditions
+from registry.ops.parts.judging import Verdict, judge
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, Trial, problem_of, spec_conditions
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
 from registry.ops.parts.sizes import Size
 
@@ -275,12 +276,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def op_checks(op_name: str, device: torch.device) -> dict[str, Callable[[], Finding]]:
     """What an op promises whatever the variant: torch.library.opcheck, torch.compile, empty tensors."""
-    from registry.testing import ops as testing_ops
-
-    return {
-        name: functools.partial(_complaints_of, check, device)
-        for name, check in testing_ops.CHECKS.get(op_name, {}).items()
-    }
+    checks = op_named(op_name).conformance.checks
+    return {name: functools.partial(_complaints_of, check, device) for name, check in checks.items()}
 
 
 def _complaints_of(check: Callable[[torch.device], list[str]], device: torch.device) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
+from registry.ops.known import op_named
 from registry.ops.parts.cases import fold_of, held_out
 from registry.tables.match import kind_of
 from registry.tuning.journal import CaseResults, Entry
@@ -21,33 +22,6 @@ from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, g
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
-# Facts in the order in which a reader would ask them; others follow. Left out: what another fact says too.
-ORDER = (
-    "head_dim",
-    "causal",
-    "seqlen_q",
-    "rows",
-    "batch_heads",
-    "seqlen_k",
-    "group",
-    "gqa",
-    "layout",
-    "dtype",
-    "lse",
-    "window",
-    "m",
-    "n",
-    "k",
-    "batch",
-    "elements",
-)
-REDUNDANT = {
-    "attention": ("batch", "heads_q", "heads_kv", "tokens", "ieee"),
-    "attention_backward": ("batch", "heads_q", "heads_kv", "tokens", "ieee", "lse"),
-    "matmul": ("batched", "ieee"),
-}
-
-
 RULE_COSTS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
 FOLDS = 5
 SIMPLER = 0.001
@@ -177,15 +151,17 @@ def _value(value: Any, kind: str) -> Any:
 
 def _varying(points: Sequence[Point], op: str, kinds: Mapping[str, str]) -> list[str]:
     """Facts that differ between the points, the usual ones first, without those that repeat another one."""
-    names = sorted(kinds, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    tuning = op_named(op).tuning
+    order = tuning.order
+    names = sorted(kinds, key=lambda name: (order.index(name) if name in order else len(order), name))
     found: list[str] = []
     seen: set[tuple[int, ...]] = set()
     for name in names:
         column = [point.facts.get(name) for point in points]
-        if name in REDUNDANT.get(op, ()) or len(set(column)) < 2:
+        if name in tuning.redundant or len(set(column)) < 2:
             continue
-        order = {value: rank for rank, value in enumerate(dict.fromkeys(column))}
-        pattern = tuple(order[value] for value in column)
+        ranks = {value: rank for rank, value in enumerate(dict.fromkeys(column))}
+        pattern = tuple(ranks[value] for value in column)
         if pattern not in seen:
             seen.add(pattern)
             found.append(name)

@@ -94,7 +94,7 @@ def plan(case: Case, target: Target, selection: Selection | None = None) -> Plan
         source = source_hash(variant)
         configs = _once([dict(config) for config in legal])[: selection.max_configs]
         found += [Contestant(name, config, index == 0, source) for index, config in enumerate(configs)]
-    flops = float(getattr(op, "flops", lambda _: 0.0)(problem))
+    flops = op.flops(problem)
     return Planned(case, problem, flops, tuple(found), illegal, pruned)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from registry.ops.known import op_named
 from registry.tables.model import TableSet
 from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret
 from registry.tuning.fit import WRONG, Fit, Settings, excluded
@@ -20,11 +21,8 @@ from registry.tuning.journal import CaseResults, Results
 from registry.tuning.tree import NEVER, Choice, Node, Point, leaves
 
 HALVES = ["bfloat16", "float16"]
-LEADING = {"attention": ("seqlen_q",), "attention_backward": ("seqlen_q",), "matmul": ("m", "n", "k")}
-"""Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
 SMALL = 64
-VARIED = {"matmul": ("batch",)}
-"""Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
+"""Up to this size a smallest one is none: the table speaks about all below it as well."""
 HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
 
 
@@ -157,7 +155,7 @@ def rule_use(choice: Choice, points: Sequence[Point], settings: Settings) -> lis
 def _base(found: Fit) -> dict[str, Any]:
     """Conditions of every rule: the dtypes measured, and what was the same in all measurements."""
     dtypes = _with_its_half(sorted({point.facts["dtype"] for point in found.points}), found.points)
-    same = {name: {point.facts[name] for point in found.points} for name in VARIED.get(found.op, ())}
+    same = {name: {point.facts[name] for point in found.points} for name in op_named(found.op).tuning.as_measured}
     always = {name: values.pop() for name, values in same.items() if len(values) == 1}
     return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0], **always}
 
@@ -171,7 +169,7 @@ def _with_its_half(dtypes: list[str], points: Sequence[Point]) -> list[str]:
 
 
 def _floors(found: Fit) -> dict[str, int]:
-    smallest = {name: min(point.facts[name] for point in found.points) for name in LEADING.get(found.op, ())}
+    smallest = {name: min(point.facts[name] for point in found.points) for name in op_named(found.op).tuning.leading}
     return {name: -(-low // 2) for name, low in smallest.items() if low > SMALL}
 
 

@@ -64,14 +64,13 @@ class Worker:
 
     def do_case(self, case: Mapping[str, Any], reference: bool = True) -> dict[str, Any]:
         """Make the inputs and, where a gate is ahead, the oracle's answer."""
-        from registry.ops.parts.accuracy import expected
         from registry.ops.parts.cases import Case
         from registry.ops.parts.workload import workload
 
         self.forget()
         self.load = workload(Case.from_data(case), self.device)
         with self.load.settings():
-            self.wanted = expected(self.load) if reference else []
+            self.wanted = self.load.expected() if reference else []
         self.sets = (
             self.load.copies(self.timer.MEMORY_BYTES) if hasattr(self.timer, "MEMORY_BYTES") else [self.load.tensors]
         )
@@ -80,8 +79,6 @@ class Worker:
 
     def do_check(self, variant: str, config: Mapping[str, Any], key: str) -> dict[str, Any]:
         """First launch and the accuracy gate."""
-        from registry.ops.parts.accuracy import judge
-
         begun = time.perf_counter()
         before = {name: _bits(tensor) for name, tensor in self.load.tensors.items()}
         self.poison()
@@ -89,7 +86,7 @@ class Worker:
             results = self.bind(variant, config, key)[0]()
             self.synchronize()
             seconds = time.perf_counter() - begun
-            verdict = judge(self.load, results, self.wanted)
+            verdict = self.load.judge(results, self.wanted)
         changed = [name for name, tensor in self.load.tensors.items() if not _same(before[name], tensor)]
         if changed:
             for name in changed:
@@ -97,7 +94,7 @@ class Worker:
             return refusal("wrong", f"changed its input {', '.join(changed)}")
         errors = {name: float(f"{value:.3g}") for name, value in verdict.errors.items()}
         if not verdict.ok:
-            return refusal("wrong", verdict.detail, errors=errors)
+            return refusal("wrong", "; ".join(verdict.complaints), errors=errors)
         return {**OK, "errors": errors, "first_s": round(seconds, 3)}
 
     def do_time(
@@ -148,9 +145,9 @@ class Worker:
 
         if self.device == "cuda":
             held = [
-                torch.full_like(part.value, float("nan"), dtype=torch.float32)
+                torch.full_like(part.want, float("nan"), dtype=torch.float32)
                 for part in self.wanted
-                if part.value.is_floating_point()
+                if part.want.is_floating_point()
             ]
             like = [t for t in self.load.tensors.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
             held += [torch.full(t.shape, float("nan"), device=t.device).to(t.dtype) for t in like]

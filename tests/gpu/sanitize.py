@@ -38,7 +38,6 @@ from registry.ops.known import op_named
 from registry.ops.parts import memory
 from registry.ops.parts.kit import Sample, Trial, draw, spec_conditions
 from registry.ops.parts.sizes import Size
-from registry.testing import KITS
 
 OURS = ("triton", "gluon")
 SMALL = Size(
@@ -70,7 +69,7 @@ def chosen(pattern: str) -> list[Variant]:
 
 def trials(variant: Variant, target: Target, limit: int) -> list[Trial]:
     """At most so many of a variant's problems, each adding as many values of axes and configs as it can."""
-    drawn = draw(variant, op_named(variant.op), KITS[variant.op], target, SMALL)
+    drawn = draw(variant, op_named(variant.op), op_named(variant.op).conformance, target, SMALL)
     left, seen, found = list(drawn.trials), set(), []
     while left and len(found) < limit:
         best = max(left, key=lambda trial: len(_traits(trial) - seen))
@@ -123,7 +122,8 @@ class Moved:
 def launch(variant: Variant, limit: int, seconds: float) -> int:
     """Run a variant's trials on this machine's GPU, saying what is under way. The number that failed."""
     memory.GUARD_BYTES = 0  # a guard band around operands would hide what runs over their ends
-    op, kit, failed = op_named(variant.op), KITS[variant.op], 0
+    op = op_named(variant.op)
+    kit, failed = op.conformance, 0
     began = time.monotonic()
     for number, trial in enumerate(trials(variant, target_here(), limit)):
         if time.monotonic() - began > seconds:

@@ -15,7 +15,6 @@ pytest.importorskip("triton")
 from registry import Target
 from registry.ops.known import op_named
 from registry.ops.parts import memory
-from registry.testing import KITS
 
 SCRIPT = Path(__file__).with_name("sanitize.py")
 
@@ -53,7 +52,8 @@ def test_operands_keep_their_form_and_values(sanitize, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
     monkeypatch.setattr(memory, "GUARD_BYTES", 0)
     for variant in sanitize.chosen("*"):
-        op, kit = op_named(variant.op), KITS[variant.op]
+        op = op_named(variant.op)
+        kit = op.conformance
         for number, trial in enumerate(sanitize.trials(variant, H200, 10)):
             made = kit.make(trial.spec, torch.device("cpu"), number)
             moved = sanitize.Moved().sample(made)

@@ -8,8 +8,9 @@ import torch
 import registry
 from registry import Target
 from registry.errors import InvalidArgument
+from registry.ops.attention import tuning as attention_tuning
 from registry.ops.known import op_named
-from registry.ops.parts import accuracy, cases
+from registry.ops.parts import cases, pieces
 from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 from registry.tuning import grids, machine, timing
@@ -75,35 +76,30 @@ def test_paper18_is_the_papers():
 def test_a_budget_that_ends_early_cuts_what_matters_least():
     assert grids.names("attention")[2:] == ["paper18", "gqa", "single", "lengths"]
     found = grids.grid("attention", "all")
-    assert set(found[:18]) == set(grids.paper18("attention")) and found[:18] != grids.paper18("attention")
+    assert set(found[:18]) == set(attention_tuning.paper18("attention")) and found[:18] != attention_tuning.paper18(
+        "attention"
+    )
     training = grids.grid("attention_backward", "training")
     assert set(grids.grid("attention_backward", "all")[: len(training)]) == set(training)
-    assert set(grids.paper18("attention_backward")) < set(training) and len(training) < 32
+    assert set(attention_tuning.paper18("attention_backward")) < set(training) and len(training) < 32
 
 
 @pytest.mark.parametrize(
     ("op", "text"),
-    [
-        ("attention", "b=2,hq=6,hkv=3,s=70,d=16,lse"),
-        ("attention_backward", "b=2,hq=4,hkv=2,s=33,d=16,causal"),
-        ("matmul", "m=40,n=16,k=16,b=3"),
-    ],
+    [("attention", "b=2,hq=6,hkv=3,s=70,d=16,lse"), ("attention_backward", "b=2,hq=4,hkv=2,s=33,d=16,causal")],
 )
 def test_an_answer_in_fewer_parts_says_the_same(op, text):
     load = workload(Case.parse(op, text), "cpu")
-    parts = accuracy.expected(load)
-    fewer = accuracy._joined(parts)
-    assert len(fewer) <= len(parts) and (op == "matmul" or len(fewer) == 2 * len({p.output for p in parts}))
+    parts, fewer = list(load.parts()), load.expected()
+    assert len(fewer) == 2 * len({part.output for part in parts}) < len(parts)
     for many, few in ((parts, fewer), (fewer, parts)):
-        made = {p.output: torch.zeros(_whole(p.output, load), dtype=p.value.dtype) for p in many}
+        made = {p.output: torch.zeros(_whole(p.output, load), dtype=p.want.dtype) for p in many}
         for part in many:
-            made[part.output][part.index] = part.value
-        assert all(torch.equal(made[part.output][part.index], part.value) for part in few)
+            made[part.output][part.index] = part.want
+        assert all(torch.equal(made[part.output][part.index], part.want) for part in few)
 
 
 def _whole(output, load):
-    if output == "out" and load.case.op == "matmul":
-        return (3, 40, 16)
     q, k = load.tensors["q"], load.tensors["k"]
     return {"out": q.shape, "dq": q.shape, "dk": k.shape, "dv": k.shape, "lse": q.shape[:3]}[output]
 
@@ -167,24 +163,24 @@ GATED = [
 def test_the_gate_lets_correct_kernels_through_whatever_the_piece(op, text, variant, monkeypatch):
     load = workload(Case.parse(op, text), "cpu")
     with load.settings():
-        whole = accuracy.expected(load)
-        verdict = accuracy.judge(load, launch(load, variant)(), whole)
+        whole = load.expected()
+        verdict = load.judge(launch(load, variant)(), whole)
         assert verdict.ok and verdict.errors, verdict
-        monkeypatch.setitem(accuracy.PIECE_BYTES, "cpu", 1 << 15)
-        pieces = accuracy.expected(load)
-        assert accuracy.judge(load, launch(load, variant)(), pieces).ok
+        monkeypatch.setitem(pieces.PIECE_BYTES, "cpu", 1 << 15)
+        cut = load.expected()
+        assert load.judge(launch(load, variant)(), cut).ok
     if op != "matmul":
-        for one, other in zip(whole, pieces, strict=True):
-            torch.testing.assert_close(one.value, other.value, rtol=1e-6, atol=1e-9)
+        for one, other in zip(whole, cut, strict=True):
+            torch.testing.assert_close(one.want, other.want, rtol=1e-6, atol=1e-9)
     else:
-        assert len(pieces) >= len(whole)
+        assert len(cut) >= len(whole)
 
 
 @pytest.mark.parametrize(("op", "text", "variant"), GATED)
 def test_the_gate_stops_one_wrong_tile_in_each_output(op, text, variant):
     load = workload(Case.parse(op, text), "cpu")
     with load.settings():
-        wanted = accuracy.expected(load)
+        wanted = load.expected()
         results = launch(load, variant)()
         results = results if isinstance(results, tuple) else (results,)
         for number in range(len(results)):
@@ -202,20 +198,40 @@ def test_the_gate_stops_one_wrong_tile_in_each_output(op, text, variant):
                 if not tile.dtype.is_floating_point
                 else 3 * tile.float().abs().mean().to(tile.dtype).nan_to_num(1.0) + 1
             )
-            assert not accuracy.judge(load, tuple(spoiled), wanted).ok, load.outputs[number]
+            assert not load.judge(tuple(spoiled), wanted).ok, load.outputs[number]
+
+
+def test_the_gate_stops_results_that_are_missing_or_of_another_form():
+    load = workload(Case.parse("attention", "b=2,hq=2,s=40,d=16,lse,dtype=float32"), "cpu")
+    wanted = load.expected()
+    out, lse = launch(load, "torch_math")()
+    assert load.judge((out, lse), wanted).ok
+    for wrong in (
+        None,
+        out,
+        (out, None),
+        (None, lse),
+        (out[:1], lse),
+        (out.double(), lse),
+        (out, lse.half()),
+        (3, lse),
+    ):
+        assert not load.judge(wrong, wanted).ok
 
 
 def test_a_sample_of_pieces_has_both_ends():
-    assert accuracy._sample(5, 9, 0) == [0, 1, 2, 3, 4]
-    assert accuracy._sample(100, 1, 0) == [0]
-    found = accuracy._sample(100, 7, 3)
+    device = torch.device("cpu")
+    affordable = pieces.flops_limit(device)
+    assert pieces.sample(5, affordable / 9, device) == [0, 1, 2, 3, 4]
+    assert pieces.sample(100, 2 * affordable, device) == [0]
+    found = pieces.sample(100, affordable / 7, device)
     assert len(found) == 7 and found[0] == 0 and found[-1] == 99
 
 
 def test_large_cases_are_sampled(monkeypatch):
     load = workload(Case.parse("attention", "b=4,hq=4,s=32,d=16,dtype=float32"), "cpu")
-    monkeypatch.setattr(accuracy, "flops_limit", lambda device: 3 * 4.0 * 32 * 32 * 32)
-    assert len(accuracy.expected(load)) == 3
+    monkeypatch.setattr(pieces, "flops_limit", lambda device: 3 * 4.0 * 32 * 32 * 32)
+    assert len(load.expected()) == 3
 
 
 # --- who takes part -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 
 from registry.contract.capability import Requires
 from registry.dispatch.scope import use
-from registry.ops.attention.conformance import (
+from registry.ops.attention.conformance_forward import (
     AttentionKit,
     _fill,
     _repeat,
@@ -21,7 +21,8 @@ from registry.ops.attention.conformance import (
 )
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.attention.outputs import new_out
-from registry.ops.parts.kit import Expected, Results, Sample, Spec, dense_complaints, register_kit
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
@@ -30,8 +31,6 @@ TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
 
 
 class BackwardKit(AttentionKit):
-    op = "attention_backward"
-
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         found = super().axes(requires, size) | {"lse": [True]}
         found["grad_lse"] = [False, True] if requires.grad_lse else [False]
@@ -86,20 +85,15 @@ class BackwardKit(AttentionKit):
             results, grads = ([out], [grad_out]) if grad_lse is None else ([out, lse], [grad_out, grad_lse])
             return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(results, leaves, grads), strict=True))
 
-    def expected(self, sample: Sample) -> dict[str, Expected]:
+    def expected(self, sample: Sample) -> list[Expected]:
         grad_out, q, k, v, *_ = sample.tensors
         arguments = sample.arguments
         wanted = attention_backward.reference(grad_out, q, k, v, **arguments)
         models, naturals, noise = _model(sample)
-        return {
-            name: Expected(want, model, 8 * noise * natural, floor_of(q.dtype))
+        return [
+            Expected(name, want, Yardstick(model, 8 * noise * natural, floor_of(q.dtype)), q.dtype)
             for name, want, model, natural in zip(("dq", "dk", "dv"), wanted, models, naturals, strict=True)
-        }
-
-    def form(self, sample: Sample, results: Results) -> list[str]:
-        found = dense_complaints(results, sample)
-        dtype = sample.tensors[1].dtype
-        return found + [f"{name} is {r.dtype}, not {dtype}" for name, r in results.items() if r.dtype != dtype]
+        ]
 
 
 def _model(sample: Sample) -> tuple[list[torch.Tensor], list[float], float]:
@@ -132,6 +126,3 @@ def _summed(x: torch.Tensor, group: int) -> torch.Tensor:
 
 def _typical(x: torch.Tensor) -> float:
     return math.sqrt(float(x.double().square().mean()))
-
-
-register_kit(BackwardKit())

@@ -12,8 +12,10 @@ from registry.contract.capability import Requires
 from registry.ops.matmul.arguments import FP8, default_out_dtype
 from registry.ops.matmul.op import matmul
 from registry.ops.matmul.oracle import activate
-from registry.ops.parts.kit import Expected, Kit, Results, Sample, Spec, register_kit
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -35,7 +37,6 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", 
 
 
 class MatmulKit(Kit):
-    op = "matmul"
     claims = (
         "dtype",
         "dtype_b",
@@ -161,7 +162,7 @@ class MatmulKit(Kit):
     def front_door(self, variant: str, sample: Sample) -> Results:
         return {"out": matmul(*sample.tensors, **sample.arguments, variant=variant)}
 
-    def expected(self, sample: Sample) -> dict[str, Expected]:
+    def expected(self, sample: Sample) -> list[Expected]:
         a, b = sample.tensors
         arguments, out_dtype = sample.arguments, sample.launch_arguments["out_dtype"]
         given: dict[str, Any] = {n: arguments.get(n) for n in ("bias", "activation", "scale_a", "scale_b")}
@@ -178,17 +179,15 @@ class MatmulKit(Kit):
             model = rounded_to(activate(model.to(natural.dtype), given["activation"]), out_dtype)
         exact = out_dtype in (torch.int8, torch.int32)
         slack = 0.0 if exact else 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
-        return {"out": Expected(want, model, slack, floor_of(out_dtype))}
+        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        result, wanted = results["out"], sample.launch_arguments["out_dtype"]
-        if not isinstance(result, torch.Tensor):
-            return [f"out is {type(result).__name__}, not a tensor"]
+        result = results["out"]
         given = sample.written.get("out")
         if given is not None:
             same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
             return [] if same else ["out= was given, but another tensor was returned"]
-        found = [] if result.dtype == wanted else [f"out is {result.dtype}, not {wanted}"]
+        found = []
         if not result.is_contiguous():
             found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
         if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in sample.tensors}:
@@ -220,7 +219,7 @@ def _matrix(
 
 
 def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator) -> None:
-    def random(shape: tuple[int, ...]) -> torch.Tensor:
+    def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device=a.device, generator=generator)
 
     for tensor in (a, b, arguments.get("bias")):
@@ -228,12 +227,49 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
             shape = tuple(
                 1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
-            values = random(shape)
+            values = normal(shape)
             values = (values * 4).round() if str(tensor.dtype).removeprefix("torch.") in INTEGERS else values
             tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
     for name in ("scale_a", "scale_b"):
         if name in arguments:
-            arguments[name].copy_(random(tuple(arguments[name].shape)).abs() + 0.1)
+            arguments[name].copy_(normal(tuple(arguments[name].shape)).abs() + 0.1)
 
 
-register_kit(MatmulKit())
+# --- once, whatever the variant ---------------------------------------------------------------------------------------
+
+
+def boundary(device: torch.device) -> list[str]:
+    dtype = usual_dtype(device)
+    calls = []
+    for grad in (False, True):
+        a, b = random(device, 48, 32, grad=grad), random(device, 32, 16, grad=grad)
+        calls.append((a, b, random(device, 16, grad=grad), "" if grad else "relu", dtype, None, None, None))
+    return opcheck(torch.ops.registry.matmul.default, calls)
+
+
+def compiled_calls(device: torch.device) -> list[str]:
+    found = []
+    compiled = torch.compile(
+        lambda a, b: matmul(a, b, activation="relu"), fullgraph=True, dynamic=True, backend=backend(device)
+    )
+    for rows in (32, 48):
+        a, b = random(device, rows, 64), random(device, 64, 16)
+        found += off("out", compiled(a, b), matmul(a, b, activation="relu"))
+    return found
+
+
+def empty_products(device: torch.device) -> list[str]:
+    """A sum over nothing is zero, and still gets its bias."""
+    found = []
+    bias = torch.full((3,), 2.0, device=device, dtype=usual_dtype(device))
+    for m, k in ((0, 4), (4, 0), (0, 0)):
+        a, b = (torch.ones(shape, device=device, dtype=usual_dtype(device)) for shape in ((m, k), (k, 3)))
+        for given, value in ((None, 0.0), (bias, 2.0)):
+            result = matmul(a, b, bias=given)
+            if result.shape != (m, 3) or (k == 0 and bool((result != value).any())):
+                found.append(f"m={m} k={k}: {tuple(result.shape)}, {result.flatten()[:3].tolist()}")
+    return found
+
+
+MatmulKit.checks = {"opcheck": boundary, "torch.compile": compiled_calls, "empty tensors": empty_products}
+BY_OP = {"matmul": MatmulKit()}

@@ -15,64 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import InvalidArgument
+from registry.ops.known import op_named
 
 if TYPE_CHECKING:
     from registry.contract.problem import Problem
 
-Scalar = bool | int | float | str
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides (both in elements) and base alignment (in bytes) of one recorded operand."""
-
-_ATTENTION = {
-    "b": "batch",
-    "hq": "heads_q",
-    "hkv": "heads_kv",
-    "s": "seqlen_q",
-    "sk": "seqlen_k",
-    "d": "head_dim",
-    "dv": "head_dim_v",
-    "dtype": "dtype",
-    "layout": "layout",
-    "causal": "causal",
-    "window": "window",
-    "softcap": "softcap",
-    "lse": "lse",
-    "ieee": "ieee",
-    "deterministic": "deterministic",
-}
-FIELDS: dict[str, dict[str, str]] = {
-    "attention": _ATTENTION,
-    "attention_backward": {**_ATTENTION, "grad_lse": "grad_lse"},
-    "matmul": {
-        "m": "m",
-        "n": "n",
-        "k": "k",
-        "b": "batch",
-        "layout": "layout",
-        "dtype": "dtype",
-        "dtype_b": "dtype_b",
-        "out_dtype": "out_dtype",
-        "bias": "bias",
-        "activation": "activation",
-        "scaling": "scaling",
-        "ieee": "ieee",
-        "deterministic": "deterministic",
-    },
-}
-"""Per op: each word of a shape, and the Problem field that it sets."""
-_DEFAULTS: dict[str, Scalar] = {
-    "b": 1,
-    "dtype": "bfloat16",
-    "softcap": 0.0,
-    "causal": False,
-    "lse": False,
-    "ieee": False,
-    "deterministic": False,
-    "grad_lse": False,
-    "bias": False,
-    "activation": "",
-    "scaling": "",
-}
 
 
 @dataclass(frozen=True)
@@ -86,17 +35,12 @@ class Case:
     @classmethod
     def of(cls, op: str, operands: Mapping[str, Layout] | None = None, **shape: Any) -> Case:
         """The case of these sizes, in one spelling: known order, defaults left out."""
-        fields = FIELDS.get(op)
-        if fields is None:
-            raise InvalidArgument("op", repr(op), ", ".join(sorted(FIELDS)))
-        unknown = [name for name in shape if name not in fields]
+        tuning = op_named(op).tuning
+        unknown = [name for name in shape if name not in tuning.fields]
         if unknown:
-            raise InvalidArgument("shape", repr(unknown[0]), ", ".join(fields))
-        same = {"hkv": shape.get("hq"), "sk": shape.get("s"), "dv": shape.get("d"), "dtype_b": shape.get("dtype")}
-        dtype = shape.get("dtype", _DEFAULTS["dtype"])
-        same["out_dtype"] = "int32" if dtype == "int8" else "bfloat16" if str(dtype).startswith("float8") else dtype
-        default = {**_DEFAULTS, **same, "layout": "nn" if op == "matmul" else "bhsd", "window": None}
-        kept = [(n, shape[n]) for n in fields if n in shape and not (n in default and shape[n] == default[n])]
+            raise InvalidArgument("shape", repr(unknown[0]), ", ".join(tuning.fields))
+        default = tuning.defaults(shape)
+        kept = [(n, shape[n]) for n in tuning.fields if n in shape and not (n in default and shape[n] == default[n])]
         return cls(
             op, tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in kept), tuple((operands or {}).items())
         )
@@ -189,8 +133,11 @@ def from_file(op: str, path: Path) -> list[Case]:
 
 def of_problem(problem: Problem) -> Case:
     """The case that asks what a recorded problem asked, memory facts included where they are not the plain ones."""
-    fields = FIELDS[problem.op]
-    case = Case.of(problem.op, **_sizes_of(problem, fields))
+    fields = op_named(problem.op).tuning.fields
+    sizes = {word: getattr(problem, field) for word, field in fields.items()}
+    if sizes.get("layout") == "strided":  # not a word of a shape: the strides themselves are kept
+        del sizes["layout"]
+    case = Case.of(problem.op, **sizes)
     plain = case.problem(problem.target)
     if plain.operands == problem.operands:
         return case
@@ -198,19 +145,9 @@ def of_problem(problem: Problem) -> Case:
     return Case(case.op, case.shape, tuple(operands.items()))
 
 
-def _sizes_of(problem: Problem, fields: Mapping[str, str]) -> dict[str, Any]:
-    found = {word: getattr(problem, field) for word, field in fields.items()}
-    if problem.op == "attention_backward":
-        found["lse"] = False
-    if found.get("layout") == "strided":
-        del found["layout"]
-    return found
-
-
 def save_recorded(problems: Iterable[Problem], path: Path) -> int:
     """Write the problems of a `registry.record()` block for `kreg tune --recorded`. Returns how many."""
-    known = [problem for problem in problems if problem.op in FIELDS]
-    lines = [json.dumps(case.data()) for case in unique(of_problem(problem) for problem in known)]
+    lines = [json.dumps(case.data()) for case in unique(of_problem(problem) for problem in problems)]
     Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return len(lines)
 

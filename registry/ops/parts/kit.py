@@ -1,4 +1,4 @@
-"""What the conformance kit needs to know of an op (`Kit`), how it samples problems, and how it judges results.
+"""What the conformance kit needs to know of an op (`Kit`), and how it samples problems.
 
 A problem is described by a flat spec, `{axis: value}`. The axes and their values come from a variant's `Requires`; each
 value of each axis is tried with the other axes drawn at random from a seed that is the variant's name, so the same
@@ -8,12 +8,11 @@ declarations always give the same problems.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,16 +23,12 @@ from registry.contract.variant import Variant
 from registry.dispatch import in_force
 from registry.dispatch.select import all_reasons
 from registry.ops.op import Op
+from registry.ops.parts.judging import Expected
 from registry.ops.parts.memory import Arena, conditions
 from registry.ops.parts.sizes import Size
 
 Spec = dict[str, Any]
 Results = dict[str, torch.Tensor]
-
-TIMES_YARDSTICK = 1.5
-"""A result may be this much further from the float64 oracle than torch's computation in the same dtype."""
-MAX_TIMES_YARDSTICK = 4.0
-"""The same for the worst single element, of which there is more chance."""
 
 
 # --- one made-up call ---------------------------------------------------------------------------------------------
@@ -65,27 +60,13 @@ class Sample:
         ]
 
 
-class Expected(NamedTuple):
-    """What a result is held against."""
-
-    want: torch.Tensor
-    """By the oracle, in float64."""
-    model: torch.Tensor
-    """By torch, rounding as its own kernels of that dtype do: the yardstick."""
-    slack: float = 0.0
-    """Absolute error, per element, that the arithmetic (not the dtype) makes unavoidable."""
-    floor: float = 0.0
-    """Relative error that nobody is blamed for."""
-    absolute: bool = False
-    """Judge elements by absolute error alone (an LSE)."""
-
-
 class Kit:
-    """What differs between ops. Third parties with an op of their own subclass this and call `register_kit`."""
+    """What differs between ops: an op's folder has one for each of its ops in conformance.py, by name in `BY_OP`."""
 
-    op: str = ""
     claims: Sequence[str] = ()
     """Axes of which every value must have a legal problem: a claim that nothing can use is no claim."""
+    checks: Mapping[str, Callable[[torch.device], list[str]]] = {}
+    """What the op promises whatever the variant, checked once: functions of the device that return complaints."""
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         """Values of each axis that the claims allow, the plainest first."""
@@ -115,22 +96,13 @@ class Kit:
         """The same through the op as a user calls it, with the variant asked for by name."""
         raise NotImplementedError
 
-    def expected(self, sample: Sample) -> dict[str, Expected]:
-        """By name of result: what it is held against."""
+    def expected(self, sample: Sample) -> list[Expected]:
+        """What the results are held against."""
         raise NotImplementedError
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        """Complaints about shapes, dtypes and strides of results."""
+        """Complaints about strides of results; shapes and dtypes are those of `expected`."""
         return []
-
-
-KITS: dict[str, Kit] = {}
-
-
-def register_kit(kit: Kit) -> Kit:
-    """Make the conformance kit know an op."""
-    KITS[kit.op] = kit
-    return kit
 
 
 # --- sampling -----------------------------------------------------------------------------------------------------
@@ -284,80 +256,7 @@ def spec_name(spec: Spec, axes: Mapping[str, list[Any]]) -> str:
     return " ".join(words)
 
 
-# --- judging ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How one set of results compares; the numbers are those of the result that came nearest to failing."""
-
-    error: float
-    yardstick: float
-    limit: float
-    complaints: tuple[str, ...]
-
-
-def judge(results: Results, expected: Mapping[str, Expected]) -> Verdict:
-    """Hold results against the oracle, with torch's own error as the yardstick."""
-    worst = (-1.0, 0.0, 0.0, 0.0)
-    complaints: list[str] = []
-    for name, held in expected.items():
-        got = results.get(name)
-        if got is None:
-            complaints.append(f"{name} was not returned")
-            continue
-        if got.shape != held.want.shape:
-            complaints.append(f"{name} has shape {tuple(got.shape)}, not {tuple(held.want.shape)}")
-            continue
-        error, yardstick, limit, found = _judge_one(name, got, held)
-        complaints += found
-        ratio = error / limit if limit > 0 else math.inf if error > 0 else 0.0
-        if ratio > worst[0] or math.isnan(ratio):
-            worst = (ratio, error, yardstick, limit)
-    return Verdict(*worst[1:], tuple(complaints))
-
-
-def _judge_one(name: str, got: torch.Tensor, held: Expected) -> tuple[float, float, float, list[str]]:
-    """(error, yardstick, limit, complaints) of one result."""
-    want, got64, model = held.want, got.to(torch.float64), held.model.to(torch.float64)
-    finite = torch.isfinite(want)
-    if bad := _disagreeing(got64, want):
-        return math.nan, math.nan, 0.0, [f"{name}: {bad}"]
-    zero = torch.zeros((), dtype=torch.float64, device=want.device)
-    want, got64, model = (torch.where(finite, t, zero) for t in (want, got64, model))
-    off, model_off = (got64 - want).abs(), (model - want).abs()
-    complaints = []
-    largest = float(want.abs().max())
-    worst_limit = MAX_TIMES_YARDSTICK * float(model_off.max()) + 4 * held.floor * largest + 4 * held.slack
-    if float(off.max()) > worst_limit:
-        at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
-        complaints.append(
-            f"{name}{list(at)} is {float(got64[at]):.6g}, not {float(want[at]):.6g}: off by {float(off[at]):.3g}, "
-            f"allowed {worst_limit:.3g}"
-        )
-    if held.absolute:
-        return float(off.max()), float(model_off.max()), worst_limit, complaints
-    length = max(float(want.norm()), torch.finfo(torch.float64).tiny)
-    error, yardstick = float(off.norm()) / length, float(model_off.norm()) / length
-    limit = TIMES_YARDSTICK * max(yardstick, held.floor) + held.slack * math.sqrt(want.numel()) / length
-    if error > limit:
-        complaints.append(f"{name}: relative error {error:.3g}, allowed {limit:.3g} (torch: {yardstick:.3g})")
-    return error, yardstick, limit, complaints
-
-
-def _disagreeing(got: torch.Tensor, want: torch.Tensor) -> str:
-    """Where a result is not finite although it should be, or the reverse; "" if nowhere."""
-    for what, wrong in (
-        ("NaN", torch.isnan(got)),
-        ("not finite", torch.isfinite(want) & ~torch.isfinite(got)),
-        ("not infinite", torch.isinf(want) & (got != want)),
-    ):
-        count = int(wrong.sum())
-        if count:
-            at = tuple(int(i) for i in wrong.nonzero()[0])
-            values = f"got {float(got[at])}, expected {float(want[at]):.6g}"
-            return f"{count} of {got.numel()} elements are {what}, the first at {list(at)} ({values})"
-    return ""
+# --- the form of results ---------------------------------------------------------------------------------------------
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from registry.contract.problem import Problem
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, Layout
+from registry.ops.parts.judging import TOLERANCE, Expected, Verdict, judge
 
 Tensors = dict[str, Any]
 MAX_COPIES = 32
@@ -40,21 +41,37 @@ class Workload:
         raise NotImplementedError
 
     def arguments(self) -> dict[str, Any]:
-        """What `problem_of` takes besides the tensors."""
+        """What `problem_of` takes: the tensors and the rest."""
         raise NotImplementedError
+
+    def front_door(self) -> dict[str, Any]:
+        """What a call of the op takes."""
+        return self.arguments()
 
     def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
         """One launch as the op does it."""
         raise NotImplementedError
+
+    def expected(self) -> list[Expected]:
+        """The oracle's answer, in pieces where the whole is large."""
+        raise NotImplementedError
+
+    def judge(self, returned: Any, expected: Sequence[Expected]) -> Verdict:
+        """Hold what one launch returned against the oracle's answer."""
+        found = returned if isinstance(returned, tuple) else (returned,)
+        return judge(dict(zip(self.outputs, found, strict=False)), expected)
+
+    def tolerance(self) -> float:
+        """The relative error that a block of a result may have."""
+        dtype = self.sizes.get("dtype", "bfloat16")
+        fast = dtype == "float32" and not self.sizes.get("ieee") and self.device.type == "cuda"
+        return TOLERANCE["tf32" if fast else dtype]
 
     def problem(self, target: Any = None) -> Problem:
         """The problem that a call of this case is."""
         with self.settings():
             problem, _ = self.op.problem_of(**self.arguments(), target=target)
         return problem
-
-    def flops(self, problem: Problem) -> float:
-        return float(getattr(self.op, "flops", lambda _: 0.0)(problem))
 
     def copies(self, wanted_bytes: int) -> list[Tensors]:
         """The inputs, and copies elsewhere in memory until they fill `wanted_bytes`."""
@@ -103,11 +120,8 @@ class Workload:
 
 
 def workload(case: Case, device: str, seed: int = 0) -> Workload:
-    """The workload of a case; ops from outside add theirs to WORKLOADS."""
-    kind = WORKLOADS.get(case.op)
-    if kind is None:
-        raise InvalidArgument("op", repr(case.op), ", ".join(sorted(WORKLOADS)))
-    return kind(case, device, seed)
+    """The workload of a case, as its op makes it."""
+    return op_named(case.op).tuning.workload(case, device, seed)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -123,110 +137,3 @@ def _copy(value: Any) -> Any:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     whole = value.as_strided((extent,), (1,), value.storage_offset()).clone()
     return whole.as_strided(value.shape, value.stride(), 0)
-
-
-class AttentionWorkload(Workload):
-    outputs: tuple[str, ...] = ("out", "lse")
-
-    def make(self) -> Tensors:
-        get = self.sizes.get
-        b, hq, s, d = get("b", 1), get("hq", 1), get("s", 1024), get("d", 128)
-        hkv, sk, dv = get("hkv", hq), get("sk", s), get("dv", d)
-        self.dtype = torch_dtype(get("dtype", "bfloat16"))
-        shapes = {"q": (b, hq, s, d), "k": (b, hkv, sk, d), "v": (b, hkv, sk, dv)}
-        return {name: self.operand(name, shape) for name, shape in shapes.items()}
-
-    def operand(self, name: str, shape: tuple[int, int, int, int]) -> torch.Tensor:
-        found = self.recorded(name, self.dtype)
-        if found is not None:
-            return found
-        if self.sizes.get("layout", "bhsd") == "bshd":
-            b, h, s, d = shape
-            return self.random((b, s, h, d), self.dtype).transpose(1, 2)
-        return self.random(shape, self.dtype)
-
-    def mask(self) -> dict[str, Any]:
-        get = self.sizes.get
-        return {"causal": get("causal", False), "window": get("window"), "softcap": get("softcap", 0.0)}
-
-    @property
-    def scale(self) -> float:
-        return 1.0 / math.sqrt(self.tensors["q"].shape[3])
-
-    def arguments(self) -> dict[str, Any]:
-        return {**self.tensors, **self.mask(), "return_lse": bool(self.sizes.get("lse", False))}
-
-    def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
-        return launch(tensors["q"], tensors["k"], tensors["v"], scale=self.scale)
-
-
-class AttentionBackwardWorkload(AttentionWorkload):
-    outputs: tuple[str, ...] = ("dq", "dk", "dv")
-
-    def make(self) -> Tensors:
-        found = super().make()
-        q, v = found["q"], found["v"]
-        shape = (*q.shape[:3], v.shape[3])
-        found["grad_out"] = self.operand("grad_out", shape)
-        found["out"] = self.operand("out", shape)
-        found["lse"] = torch.empty(q.shape[:3], dtype=torch.float32, device=self.device)
-        wants_lse_gradient = self.sizes.get("grad_lse", False)
-        found["grad_lse"] = self.random(tuple(q.shape[:3]), torch.float32) if wants_lse_gradient else None
-        if self.device.type != "meta":
-            from registry.ops.parts.accuracy import forward_into
-
-            forward_into(found, scale=1.0 / math.sqrt(q.shape[3]), **self.mask())
-        return found
-
-    def arguments(self) -> dict[str, Any]:
-        return {**self.tensors, **self.mask()}
-
-    def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
-        order = (tensors[name] for name in ("grad_out", "q", "k", "v", "out", "lse"))
-        return launch(*order, scale=self.scale, grad_lse=tensors["grad_lse"])
-
-
-class MatmulWorkload(Workload):
-    def make(self) -> Tensors:
-        get = self.sizes.get
-        m, n, k, batch = get("m", 1024), get("n", 1024), get("k", 1024), get("b", 1)
-        dtype = torch_dtype(get("dtype", "bfloat16"))
-        layout = get("layout", "nn")
-        found = {
-            "a": self.operand("a", (m, k), batch, layout[0], dtype),
-            "b": self.operand("b", (k, n), batch, layout[1], torch_dtype(get("dtype_b", get("dtype", "bfloat16")))),
-        }
-        scaling = get("scaling", "")
-        if scaling:
-            vector = scaling == "rowwise"
-            found["scale_a"] = self.random((m,) if vector else (), torch.float32).abs()
-            found["scale_b"] = self.random((n,) if vector else (), torch.float32).abs()
-        if get("bias", False):
-            found["bias"] = self.random((n,), dtype if dtype.itemsize > 1 else torch.bfloat16)
-        self.out_dtype = torch_dtype(str(get("out_dtype"))) if get("out_dtype") else None
-        return found
-
-    def operand(self, name: str, shape: tuple[int, int], batch: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
-        found = self.recorded(name, dtype)
-        if found is not None:
-            return found
-        rows, columns = shape if letter == "n" else shape[::-1]
-        made = self.random((batch, rows, columns) if batch > 1 else (rows, columns), dtype)
-        return made if letter == "n" else made.transpose(-1, -2)
-
-    def arguments(self) -> dict[str, Any]:
-        return {**self.tensors, "activation": self.sizes.get("activation") or None, "out_dtype": self.out_dtype}
-
-    def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
-        from registry.ops.matmul.arguments import default_out_dtype
-
-        extra = {name: tensors.get(name) for name in ("bias", "scale_a", "scale_b")}
-        out_dtype = self.out_dtype or default_out_dtype(tensors["a"].dtype)
-        return launch(tensors["a"], tensors["b"], out_dtype=out_dtype, out=None, **extra)
-
-
-WORKLOADS: dict[str, type[Workload]] = {
-    "attention": AttentionWorkload,
-    "attention_backward": AttentionBackwardWorkload,
-    "matmul": MatmulWorkload,
-}

@@ -1,0 +1,294 @@
+"""The conformance kit's knowledge of attention: axes, memory orders, and what forward and backward are held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.ops.attention.arguments import canonical_window
+from registry.ops.attention.op import attention
+from registry.ops.attention.oracle import visible
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
+from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.sizes import Size
+
+BSHD_ORDER = (3, 1, 2, 0)
+HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 320, 512)
+DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn")
+SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
+UNIT_BYTES = 16
+LSE_TIMES_EPS = 0.1
+"""An LSE may be off by this fraction of the operands' rounding: less than what rounding the weights costs anyway."""
+
+
+def _head_dims(claim: tuple[int, int] | None, multiple: int, size: Size) -> list[int]:
+    """Both ends of the range, what models use, and odd values between, as far as they are claimed."""
+    if claim is None:
+        return []
+    low = -(-claim[0] // multiple) * multiple
+    high = min(claim[1], max(size.largest_head_dim, low)) // multiple * multiple
+    middle = [d for d in HEAD_DIMS if low <= d <= high and d % multiple == 0]
+    odd = [d // multiple * multiple for d in ((low + high) // 2 - 1, (low + 3 * high) // 4 - 1)]
+    plain = [d for d in (64, 32, 128) if d in middle][:1]
+    return list(dict.fromkeys([*plain, high, low, *(d for d in odd if low <= d <= high), *middle]))
+
+
+def _lengths(requires: Requires, size: Size) -> list[tuple[int, int]]:
+    def fit(sq: int, sk: int) -> tuple[int, int]:
+        mq, mk = requires.seqlen_q_multiple, requires.seqlen_k_multiple
+        return -(-sq // mq) * mq, -(-sk // mk) * mk
+
+    base = size.lengths
+    found = [fit(s, s) for s in (base[1], base[2], base[0], *base[3:])]
+    if requires.cross_length:
+        long = base[-1]
+        pairs = ((1, base[1]), (77, 129), (129, 77), (1, long), (long, 129), (base[1], long), (base[1], 1))
+        found += [fit(*pair) for pair in pairs]
+    return list(dict.fromkeys(pair for pair in found if requires.cross_length or pair[0] == pair[1]))
+
+
+def _masks(requires: Requires) -> list[tuple[bool, Any]]:
+    found: list[tuple[bool, Any]] = [(False, None)]
+    if requires.causal:
+        found.append((True, None))
+    if requires.window:
+        found += [(False, (5, 3)), (False, (-1, 7)), (False, (40, -1)), (False, (90, 70)), (False, (0, 1))]
+    if requires.window and requires.causal:
+        found += [(True, (33, 0)), (True, (0, 0)), (True, (100000, 0)), (True, (64, 5))]
+    return found
+
+
+def _memory(requires: Requires) -> list[str]:
+    found: list[str] = [layout for layout in ("bhsd", "bshd") if layout in requires.layouts]
+    if "strided" in requires.layouts:
+        found += ["fused", "rows", "expanded", "mixed"]
+        found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
+        found += [] if requires.unit_inner_stride else ["inner", "transposed"]
+    return found + (["offset"] if requires.base_alignment < UNIT_BYTES and found else [])
+
+
+class AttentionKit(Kit):
+    claims = ("dtype", "heads", "head_dim", "mask", "softcap", "lse", "ieee", "deterministic", "grad_lse", "memory")
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        dims = _head_dims(requires.head_dim, requires.head_dim_multiple, size)
+        dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
+        heads = [(2, 2), (1, 1), (3, 3)] + ([(16, 16)] if size.many_heads else [])
+        if requires.gqa:
+            heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.many_heads else [])
+        return {
+            "dtype": list(requires.dtypes),
+            "batch": [2, 1, 3],
+            "heads": heads,
+            "lengths": _lengths(requires, size),
+            "head_dim": dims,
+            "head_dim_v": [0, *dims_v],
+            "mask": _masks(requires),
+            "softcap": [0.0, 5.0, 30.0] if requires.softcap else [0.0],
+            "lse": [True, False] if requires.lse else [False],
+            "scale": [None, 0.3, 1.0],
+            "spread": list(SPREADS),
+            "memory": _memory(requires),
+            "base_alignment": [requires.base_alignment],
+            "ieee": [True, False] if requires.ieee else [False],
+            "deterministic": [False, True] if requires.deterministic else [False],
+        }
+
+    def pinned(self) -> Sequence[Spec]:
+        causal, window = (True, None), (True, (33, 0))
+        return (
+            {"mask": causal, "heads": (4, 2)},
+            {"mask": causal, "spread": "sharp"},
+            *({"mask": m, "lengths": pair, "lse": True} for m in (causal, window) for pair in ((129, 77), (77, 129))),
+            {"mask": (False, (5, 3)), "lengths": (129, 77), "heads": (6, 1)},
+            {"mask": (False, (5, 3)), "lengths": (77, 1)},
+            {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
+            {"memory": "fused", "heads": (4, 2), "mask": causal},
+            {"lengths": (1, 300), "mask": causal},
+        )
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        """Overrides of the plainest spec that the claims exclude."""
+        found: dict[str, Spec] = {}
+        if requires.head_dim is not None:
+            low, high = requires.head_dim
+            multiple = requires.head_dim_multiple
+            if high < 2**15:
+                found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
+            if low > multiple:
+                found["head_dim below"] = {"head_dim": max(1, (low - 1) // multiple * multiple)}
+            if multiple > 1:
+                found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
+            if requires.head_dim_v is None:
+                found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
+        for name, claimed, spec in (
+            ("causal", requires.causal, {"mask": (True, None)}),
+            ("window", requires.window, {"mask": (False, (5, 3))}),
+            ("softcap", requires.softcap, {"softcap": 5.0}),
+            ("gqa", requires.gqa, {"heads": (4, 2)}),
+            ("lse", requires.lse, {"lse": True}),
+            ("cross_length", requires.cross_length, {"lengths": (64, 128)}),
+            ("deterministic", requires.deterministic, {"deterministic": True}),
+            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
+            ("strided memory", "strided" in requires.layouts, {"memory": "rows"}),
+            ("bshd memory", "bshd" in requires.layouts, {"memory": "bshd"}),
+            ("inner stride", not requires.unit_inner_stride, {"memory": "inner"}),
+            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
+            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
+        ):
+            if not claimed:
+                found[name] = spec
+        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
+        return found
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        dtype = getattr(torch, spec["dtype"])
+        arenas = self._operands(spec, dtype, device)
+        q, k, v = (next(a.views[n] for a in arenas.values() if n in a.views) for n in ("q", "k", "v"))
+        if device.type != "meta":
+            generator = torch.Generator(device).manual_seed(seed)
+            for tensor, factor in ((q, SPREADS[spec["spread"]]), (k, 1.0), (v, 1.0)):
+                _fill(tensor, factor, generator)
+        causal, window = spec["mask"]
+        scale = spec["scale"]
+        arguments = {"causal": causal, "window": window, "softcap": spec["softcap"], "scale": scale}
+        arguments["return_lse"] = spec["lse"]
+        launch = {"scale": 1.0 / math.sqrt(q.shape[3]) if scale is None else scale}
+        return Sample((q, k, v), arguments, launch, arenas)
+
+    def _operands(self, spec: Spec, dtype: torch.dtype, device: torch.device) -> dict[str, Arena]:
+        batch, (hq, hkv), (sq, sk), d = spec["batch"], spec["heads"], spec["lengths"], spec["head_dim"]
+        dv, memory = spec["head_dim_v"] or d, spec["memory"]
+        shapes: dict[str, tuple[int, ...]] = {
+            "q": (batch, hq, sq, d),
+            "k": (batch, hkv, sk, d),
+            "v": (batch, hkv, sk, dv),
+        }
+        if memory == "fused":
+            return _fused(shapes, dtype, device)
+        styles = {"q": memory, "k": memory, "v": memory}
+        if memory == "mixed":
+            styles = {"q": "bshd", "k": "bhsd", "v": "rows"}
+        elif memory == "expanded":
+            styles["q"] = "bhsd"
+        shift = max(spec["base_alignment"], dtype.itemsize) if memory == "offset" else 0
+        return {
+            name: Arena({name: Slot(shape, strides_in(styles[name], shape, dtype))}, dtype, device, shift)
+            for name, shape in shapes.items()
+        }
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        out, lse = launch(*sample.tensors, **sample.launch_arguments)
+        return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        found = attention(*sample.tensors, **sample.arguments, variant=variant)
+        return dict(zip(("out", "lse"), found, strict=True)) if sample.arguments["return_lse"] else {"out": found}
+
+    def expected(self, sample: Sample) -> list[Expected]:
+        q, k, v = sample.tensors
+        dtype, arguments = q.dtype, sample.arguments
+        want, lse = attention.reference(q, k, v, **arguments | {"return_lse": True})
+        scores, seen, _ = model_scores(q, k, arguments)
+        weights = model_weights(scores, seen, torch.logsumexp(scores, dim=-1))
+        wide = _repeat(v, q)
+        model = rounded_to(as_multiplied(weights, dtype) @ as_multiplied(wide, dtype), dtype)
+        noise = noise_of(scores, arguments, dtype)
+        natural = float((weights @ wide.to(weights.dtype).abs()).square().mean().sqrt())
+        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
+        if arguments["return_lse"]:
+            model_lse = torch.logsumexp(scores, dim=-1).float()
+            slack = max(4 * noise, LSE_TIMES_EPS / 4 * torch.finfo(dtype).eps)
+            bound = Yardstick(model_lse, slack, torch.finfo(torch.float32).eps / 4, absolute=True)
+            found.append(Expected("lse", lse, bound, torch.float32))
+        return found
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        found = dense_complaints(results, sample)
+        lse = results.get("lse")
+        if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
+            found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
+        return found
+
+
+def strides_in(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> Strides:
+    """Strides of [B, H, S, D] in one of the memory styles."""
+    b, h, s, d = shape
+    unit = UNIT_BYTES // dtype.itemsize
+    if style == "bshd":
+        return dense_strides(shape, BSHD_ORDER)
+    if style == "rows":
+        row = -(-d // unit) * unit + unit
+        return (h * (s + 1) * row, (s + 1) * row, row, 1)
+    if style == "odd":
+        return (h * (s * (d + 1) + 3), s * (d + 1) + 3, d + 1, 1)
+    if style == "inner":
+        return (h * s * d * 2, s * d * 2, d * 2, 2)
+    if style == "transposed":
+        return dense_strides(shape, (2, 3, 1, 0))
+    if style == "expanded":
+        return (0, *dense_strides(shape)[1:])
+    return dense_strides(shape)
+
+
+def _fused(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> dict[str, Arena]:
+    """Slices of one projection's output [B, S, all heads], as models make them; two where the lengths differ."""
+    groups = [("q", "k", "v")] if shapes["q"][2] == shapes["k"][2] else [("q",), ("k", "v")]
+    arenas = {}
+    for names in groups:
+        row = sum(shapes[n][1] * shapes[n][3] for n in names)
+        slots, offset = {}, 0
+        for n in names:
+            _, heads, length, d = shapes[n]
+            slots[n] = Slot(shapes[n], (length * row, d, row, 1), offset)
+            offset += heads * d
+        arenas["+".join(names)] = Arena(slots, dtype, device)
+    return arenas
+
+
+def _fill(tensor: torch.Tensor, factor: float, generator: torch.Generator) -> None:
+    """Random values; a dimension of stride 0 holds one copy of them."""
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    values = torch.randn(shape, device=tensor.device, generator=generator) * factor
+    tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
+
+
+# --- the yardstick: attention as a kernel of this dtype computes it, in plain torch ---------------------------------
+
+
+def _repeat(kv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1)
+
+
+def noise_of(scores: torch.Tensor, arguments: dict[str, Any], dtype: torch.dtype) -> float:
+    """Error that arithmetic in float32 makes in scores of this size, and so in exp(scores), relative to it."""
+    largest = float(torch.where(torch.isfinite(scores), scores.abs(), 0.0).max())
+    return sum_eps(dtype) * (1.0 + largest + float(arguments["softcap"]))
+
+
+def model_scores(
+    q: torch.Tensor, k: torch.Tensor, arguments: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(masked scores, mask, tanh of the capped scores): products of operands in their dtype, accumulated wider."""
+    scale = arguments.get("scale")
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    causal, window = canonical_window(arguments["window"], arguments["causal"])
+    scores = as_multiplied(q, q.dtype) @ as_multiplied(_repeat(k, q), q.dtype).mT * scale
+    capped = None
+    if arguments["softcap"]:
+        capped = torch.tanh(scores / arguments["softcap"])
+        scores = capped * arguments["softcap"]
+    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
+    return scores if seen is None else scores.masked_fill(~seen, -math.inf), seen, capped
+
+
+def model_weights(scores: torch.Tensor, seen: torch.Tensor | None, lse: torch.Tensor) -> torch.Tensor:
+    """exp(scores - lse), zero in rows that see no key."""
+    weights = torch.exp(scores - lse[..., None].to(scores.dtype))
+    return weights if seen is None else weights.masked_fill(~seen, 0.0)

@@ -1,0 +1,35 @@
+"""What the tuner asks of an op: how its shapes are spelled, made and judged, and which are worth measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry.ops.parts.cases import Case
+from registry.ops.parts.workload import Workload
+
+PLAIN: Mapping[str, Any] = {"dtype": "bfloat16", "ieee": False, "deterministic": False}
+"""Defaults that every op shares."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """An op's folder has one for each of its ops in tuning.py, by name in `BY_OP`."""
+
+    fields: Mapping[str, str]
+    """Each word of a shape, and the Problem field that it sets."""
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """What each word means where a shape leaves it out; may depend on the others."""
+    workload: type[Workload]
+    grids: Mapping[str, Callable[[str], list[Case]]]
+    """Named grids of shapes as functions of the op's name, in the order in which "all" measures them. Every op has
+    "quick" (a few minutes' worth) and "tiny" (shapes that a CPU finishes at once), which "all" leaves out."""
+    order: tuple[str, ...] = ()
+    """Facts in the order in which a reader of a table would ask them; others follow."""
+    redundant: tuple[str, ...] = ()
+    """Facts that say what another one says too: no rule asks them."""
+    leading: tuple[str, ...] = ()
+    """Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
+    as_measured: tuple[str, ...] = ()
+    """Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
