@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.contract.problem import Problem, Query
+from registry.contract.problem import PROBLEM_TYPES, Problem, Query, known_claims
 from registry.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Design:
     dsl: str = "triton"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Requires:
     """What a variant claims to run. An absent claim is a refusal.
 
@@ -77,45 +77,24 @@ class Requires:
     base_alignment: int = 1
     stride_alignment: int = 1
     unit_inner_stride: bool = True
-    # attention
-    head_dim: tuple[int, int] | None = None
-    head_dim_multiple: int = 1
-    head_dim_v: tuple[int, int] | None = None
-    head_dim_v_multiple: int = 1
-    causal: bool = False
-    window: bool = False
-    softcap: bool = False
-    gqa: bool = False
-    lse: bool = False
-    grad_lse: bool = False
-    cross_length: bool = False
-    varlen: bool = False
-    seqlen_q_multiple: int = 1
-    seqlen_k_multiple: int = 1
-    # matmul
-    dtypes_b: tuple[str, ...] = ()
-    """Dtypes of the second operand where it may differ from the first; empty: it must be the same."""
-    out_dtypes: tuple[str, ...] = ()
-    """Output dtypes that may differ from the operands'; empty: it must be the same."""
-    batched: bool = False
-    bias: bool = False
-    activations: tuple[str, ...] = ()
-    scaling: tuple[str, ...] = ()
-    out: bool = False
     # environment and resources
     toolchain: Mapping[str, str] = field(default_factory=dict)
     shared_memory: Budget | None = None
     registers: Budget | None = None
     rule: Callable[[Any, Config], Iterable[Reason]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Claims for fields that ops outside this package add."""
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    """What is claimed of the op's own fields. Written as further keywords, `Requires(causal=True, head_dim=(64, 128))`,
+    and read as attributes; each op's Problem says which there are."""
 
-    def __post_init__(self) -> None:
-        for name in ("arch", "dtypes", "layouts", "dtypes_b", "out_dtypes", "activations", "scaling"):
-            value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")
-            object.__setattr__(self, name, tuple(value))
+    def __init__(self, **given: Any) -> None:
+        claims = dict(given.pop("claims", {}))
+        for own in dataclasses.fields(self):
+            default = own.default if own.default is not dataclasses.MISSING else {}
+            object.__setattr__(self, own.name, given.pop(own.name, default))
+        claims |= {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        object.__setattr__(self, "claims", claims)
+        for name in ("arch", "dtypes", "layouts"):
+            object.__setattr__(self, name, _strings(name, getattr(self, name)))
         for entry in self.arch:
             if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
                 raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
@@ -127,12 +106,39 @@ class Requires:
                     f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'"
                 ) from error
 
+    def __getattr__(self, name: str) -> Any:
+        claims = self.__dict__.get("claims", {})  # absent while a copy is being made
+        known = claims if name in claims else known_claims()
+        if name not in known:
+            raise AttributeError(f"Requires has no {name!r}: no op has such a claim")
+        return known[name]
+
     def claim(self, name: str) -> Any:
-        """The claim of that name, from the fields or from `extra`; None where nothing is claimed."""
-        return getattr(self, name) if name in _CLAIMS else self.extra.get(name)
+        """The claim of that name; None where the op has such a claim and the variant does not make it."""
+        return getattr(self, name) if name in OWN_CLAIMS else self.claims.get(name)
 
 
-_CLAIMS = frozenset(f.name for f in dataclasses.fields(Requires)) - {"extra"}
+OWN_CLAIMS = tuple(f.name for f in dataclasses.fields(Requires) if f.name != "claims")
+"""What every variant may claim, whatever the op."""
+
+
+def check_claims(requires: Requires, op: str) -> None:
+    """Raise DeclarationError for a claim that the op does not have. An op that is not known yet is not asked."""
+    if op not in PROBLEM_TYPES:
+        return
+    allowed = PROBLEM_TYPES[op].claims()
+    for name, value in requires.claims.items():
+        if name not in allowed:
+            known = ", ".join(sorted({*OWN_CLAIMS, *allowed}))
+            raise DeclarationError(f"Requires.{name}: got a claim that {op} does not have; allowed: {known}")
+        if allowed[name] == ():
+            _strings(name, value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")
+    return tuple(value)
 
 
 def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
@@ -228,7 +234,7 @@ def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Itera
 
 
 def _multiple(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
-    got, claim = getattr(problem, name), requires.claim(how.claim)
+    got, claim = getattr(problem, name), requires.claim(how.claim) or 1
     if got % claim:
         yield Reason("multiple", name, got, f"multiples of {claim}", f"pad {name} {got} to {-(-got // claim) * claim}")
 

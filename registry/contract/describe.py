@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from registry.contract.capability import Design, Reason, Requires
-from registry.contract.problem import Problem
+from registry.contract.capability import OWN_CLAIMS, Design, Reason, Requires
+from registry.contract.problem import PROBLEM_TYPES, Problem, known_claims
 from registry.contract.variant import Variant
 
 SHORT_DTYPES: Mapping[str, str] = {
@@ -21,7 +21,6 @@ SHORT_DTYPES: Mapping[str, str] = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "e5m2",
 }
-_SHOWN_APART = ("arch", "dtypes", "dtypes_b", "out_dtypes", "layouts", "toolchain")
 
 
 def short_dtype(dtype: str) -> str:
@@ -35,32 +34,33 @@ def dtypes_text(dtypes: tuple[str, ...]) -> str:
 
 def features(requires: Requires) -> list[str]:
     """What is claimed beyond the plain case: "causal", "gqa", "activations: relu gelu"."""
-    found = []
-    for field in dataclasses.fields(requires):
-        value = getattr(requires, field.name)
-        if field.default is False and value:
-            found.append(field.name)
-        elif isinstance(value, tuple) and value and field.default == () and field.name not in _SHOWN_APART:
-            found.append(f"{field.name}: {' '.join(value)}")
-    found.extend(f"{name}: {plain_data(value)}" for name, value in requires.extra.items())
+    found = [name for name in ("deterministic", "ieee") if getattr(requires, name)]
+    for name, unclaimed in _claimed(requires):
+        value = requires.claims[name]
+        if unclaimed is False and value:
+            found.append(name if value is True else f"{name}: {plain_data(value)}")
+        elif unclaimed == () and value and "dtypes" not in name:
+            found.append(f"{name}: {' '.join(value)}")
     return found
 
 
 def sizes(requires: Requires) -> list[str]:
     """Which sizes are claimed: "head_dim 64..256 in steps of 8", "seqlen_k in steps of 128"."""
-    found = []
-    for field in dataclasses.fields(requires):
-        name, value = field.name, getattr(requires, field.name)
-        if name.endswith("_multiple"):
-            base = name.removesuffix("_multiple")
-            if value > 1 and not hasattr(requires, base):
-                found.append(f"{base} in steps of {value}")
-        elif hasattr(requires, f"{name}_multiple") and value is not None:
-            low, high = value
-            step = getattr(requires, f"{name}_multiple")
+    found, known = [], known_claims()
+    for name, unclaimed in _claimed(requires):
+        base, value = name.removesuffix("_multiple"), requires.claims[name]
+        if unclaimed == 1 and value > 1 and base not in requires.claims:
+            found.append(f"{base} in steps of {value}")
+        elif value is not None and f"{name}_multiple" in known:
+            (low, high), step = value, requires.claims.get(f"{name}_multiple", 1)
             span = str(low) if low == high else f"{low}..{high}"
             found.append(f"{name} {span}" + (f" in steps of {step}" if step > 1 else ""))
     return found
+
+
+def _claimed(requires: Requires) -> list[tuple[str, Any]]:
+    """The op's own claims that are made, in the op's order, each with what it is where it is not made."""
+    return [(name, unclaimed) for name, unclaimed in known_claims().items() if name in requires.claims]
 
 
 def memory(requires: Requires) -> list[str]:
@@ -102,12 +102,14 @@ def design_traits(design: Design) -> list[str]:
 
 def variant_data(variant: Variant) -> dict[str, Any]:
     """The whole declaration as plain data. Functions (rules, budgets) are shown as true."""
+    known = PROBLEM_TYPES[variant.op].claims() if variant.op in PROBLEM_TYPES else variant.requires.claims
+    claims = [name for name in known if name not in OWN_CLAIMS]
     return {
         "name": variant.name,
         "op": variant.op,
         "summary": variant.summary,
         "origin": variant.origin,
-        "requires": {f.name: _plain(getattr(variant.requires, f.name)) for f in dataclasses.fields(variant.requires)},
+        "requires": {name: _plain(getattr(variant.requires, name)) for name in (*OWN_CLAIMS, *claims)},
         "design": {f.name: _plain(getattr(variant.design, f.name)) for f in dataclasses.fields(variant.design)},
         "configs": None if callable(variant.configs) else [dict(config) for config in variant.configs],
         "prepares": variant.prepare is not None,

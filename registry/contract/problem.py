@@ -23,8 +23,11 @@ class Query:
     """A name in registry.contract.capability.RULES, or such a function for a field that needs one of its own."""
     claim: str
     fix: Callable[[Any, Any], str] | None = None
+    unclaimed: Any = None
+    """What `Requires.<claim>` is where a variant does not claim it."""
 
 
+_UNCLAIMED: Mapping[Any, Any] = {"flag": False, "closed": False, "member": (), "optional_member": (), "multiple": 1}
 _SIZES = ("fact", "multiple", "operands", "matrix_operands")
 _NOT_FACTS = ("target", "operands")
 _KEY = "registry.query"
@@ -37,9 +40,14 @@ def query(
     claim: str,
     default: Any = dataclasses.MISSING,
     fix: Callable[[Any, Any], str] | None = None,
+    unclaimed: Any = None,
 ) -> Any:
-    """Declare a Problem field that `rule` (see registry.contract.capability.RULES) holds against `Requires.<claim>`."""
-    return dataclasses.field(default=default, metadata={_KEY: Query(rule, claim, fix)})
+    """Declare a Problem field that `rule` (see registry.contract.capability.RULES) holds against `Requires.<claim>`.
+
+    `unclaimed` is what the claim is where a variant makes none; the rules by name have one of their own.
+    """
+    unclaimed = _UNCLAIMED.get(rule, unclaimed)
+    return dataclasses.field(default=default, metadata={_KEY: Query(rule, claim, fix, unclaimed)})
 
 
 def fact(default: Any = dataclasses.MISSING) -> Any:
@@ -49,6 +57,11 @@ def fact(default: Any = dataclasses.MISSING) -> Any:
 
 PROBLEM_TYPES: dict[str, type[Problem]] = {}
 """The type of each op's problems."""
+
+
+def known_claims() -> dict[str, Any]:
+    """The claims of all ops, each with what it is where a variant does not make it."""
+    return {name: value for kind in PROBLEM_TYPES.values() for name, value in kind.claims().items()}
 
 
 @dataclass(frozen=True)
@@ -100,9 +113,13 @@ class Problem:
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """All values of facts that have few, so that a table which names another is refused."""
 
+    more_claims: ClassVar[Mapping[str, Any]] = {}
+    """Claims that rules of this op's own read besides those of the fields, and what each is where none is made."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        PROBLEM_TYPES[cls.op] = cls
+        if "op" in vars(cls):
+            PROBLEM_TYPES[cls.op] = cls
 
     @classmethod
     def fact_kinds(cls) -> dict[str, str]:
@@ -114,6 +131,17 @@ class Problem:
     def queries(cls) -> dict[str, Query]:
         """Each field's query, in declaration order."""
         return _queries(cls)
+
+    @classmethod
+    def claims(cls) -> dict[str, Any]:
+        """All that a variant of this op may claim of its problems, and what each is where it claims nothing."""
+        found: dict[str, Any] = {}
+        for how in cls.queries().values():
+            if how.claim:
+                found.setdefault(how.claim, how.unclaimed)
+            if how.rule == "range":
+                found.setdefault(f"{how.claim}_multiple", 1)
+        return {**found, **cls.more_claims}
 
     def facts(self) -> dict[str, Any]:
         """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
@@ -147,6 +175,8 @@ _QUERIES: dict[type, dict[str, Query]] = {}
 def _queries(cls: type[Problem]) -> dict[str, Query]:
     found = _QUERIES.get(cls)
     if found is None:
-        found = {f.name: f.metadata.get(_KEY) or Query("closed", f.name) for f in dataclasses.fields(cls)}
+        found = {
+            f.name: f.metadata.get(_KEY) or Query("closed", f.name, unclaimed=False) for f in dataclasses.fields(cls)
+        }
         _QUERIES[cls] = found
     return found

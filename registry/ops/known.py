@@ -1,8 +1,7 @@
-"""The ops there are: each package in this folder that brings some, found by its folder and imported when asked for."""
+"""The ops there are: each package in this folder that brings some is found by its folder."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import pkgutil
 
@@ -16,16 +15,14 @@ from registry.ops.op import OPS, Op
 _REGISTERED = "registry.register"
 
 
-@functools.cache
-def _import_folders() -> None:
-    for module in pkgutil.iter_modules(ops.__path__):
-        if module.ispkg:
-            importlib.import_module(f"registry.ops.{module.name}")
+# At once, so that declarations and tables of every op can be read; what is heavy in an op's folder is imported later.
+for _module in pkgutil.iter_modules(ops.__path__):
+    if _module.ispkg:
+        importlib.import_module(f"registry.ops.{_module.name}")
 
 
 def op_named(name: str) -> Op:
     """The op of that name, such as "attention" or "attention_backward"."""
-    _import_folders()
     if name not in OPS:
         raise UnknownOp(name, list(OPS))
     return OPS[name]
@@ -33,7 +30,6 @@ def op_named(name: str) -> Op:
 
 def all_ops() -> dict[str, Op]:
     """Every op by name."""
-    _import_folders()
     return dict(OPS)
 
 

@@ -219,7 +219,7 @@ def toy_op():
 
 
 def test_a_new_op_needs_no_change_here(kreg, toy_op):
-    requires = Requires(arch=("any",), dtypes=("float32",), extra={"spicy": True})
+    requires = Requires(arch=("any",), dtypes=("float32",), spicy=True)
     registry.register(Variant("toy.plain", op="toy", run=lambda **_: None, requires=requires))
     try:
         code, out, _ = kreg("explain", "toy", "--help")
@@ -228,7 +228,7 @@ def test_a_new_op_needs_no_change_here(kreg, toy_op):
         assert code == OK
         assert json.loads(out)["picked"] == "toy.plain" and json.loads(out)["problem"]["rows"] == 7
         code, out, _ = kreg("list", "--op", "toy")
-        assert "toy.plain" in out and "spicy: True" in out
+        assert "toy.plain" in out and "spicy" in out
     finally:
         registry.unregister("toy.plain")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass
 
 import pytest
 
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
+from registry.dispatch.catalog import Catalog
 from registry.ops.attention.problem import AttentionProblem
 
 H100 = Target.named("H100")
@@ -79,9 +82,35 @@ def test_a_new_field_makes_old_variants_illegal_until_they_claim_it():
 
     assert reasons_against(EVERYTHING, asked()) == []
     assert fields_of(reasons_against(EVERYTHING, asked(sinks=True, paging="16"))) == {"sinks", "paging"}
-    claiming = dataclasses.replace(EVERYTHING, extra={"sinks": True, "paging": ("16", "64")})
+    claiming = dataclasses.replace(EVERYTHING, sinks=True, paging=("16", "64"))
     assert reasons_against(claiming, asked(sinks=True, paging="16")) == []
     assert fields_of(reasons_against(claiming, asked(sinks=True, paging="8"))) == {"paging"}
+
+
+def test_a_claim_that_the_op_does_not_have_is_refused_where_the_variant_comes_in():
+    def variant(op, **claims):
+        return Variant("test.v", op=op, run=lambda: None, requires=Requires(arch=("any",), **claims))
+
+    for op, claims in (
+        ("attention", {"casual": True}),
+        ("matmul", {"causal": True}),
+        ("attention", {"grad_lse": True}),
+    ):
+        named = f"Requires.{next(iter(claims))}: .* {op} does not have; allowed: .*dtypes"
+        with pytest.raises(DeclarationError, match=named):
+            Catalog().with_variant(variant(op, **claims), "here")
+    with pytest.raises(DeclarationError, match="a tuple of strings"):
+        Catalog().with_variant(variant("matmul", activations="relu"), "here")
+    assert Catalog().with_variant(variant("unheard_of", loudness=11), "here").variants
+
+
+def test_claims_are_keywords_and_attributes():
+    requires = Requires(head_dim=[64, 128], causal=True)
+    assert (requires.head_dim, requires.causal, requires.window, requires.activations) == ((64, 128), True, False, ())
+    assert requires == Requires(causal=True, head_dim=(64, 128)) != Requires(causal=True)
+    assert pickle.loads(pickle.dumps(requires)) == copy.deepcopy(requires) == requires
+    with pytest.raises(AttributeError, match="casual"):
+        requires.casual  # noqa: B018
 
 
 def test_all_reasons_are_collected_not_just_the_first():

@@ -34,7 +34,7 @@ def _copy_layout(got: Any, claim: Any) -> str:
 
 def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """The head dim of v must be q's unless a range for it is claimed."""
-    if requires.head_dim_v is not None:
+    if requires.claim("head_dim_v") is not None:
         yield from RULES["range"](requires, problem, name, how)
     elif problem.head_dim_v != problem.head_dim:
         yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
@@ -50,6 +50,7 @@ class AttentionProblem(Problem):
         "dtype": tuple(sorted(map(dtype_name, FLOATS))),
         "layout": (*LAYOUTS, "strided"),
     }
+    more_claims: ClassVar[Mapping[str, Any]] = {"head_dim_v_multiple": 1}
 
     batch: int = fact()
     heads_q: int = fact()

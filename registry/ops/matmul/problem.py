@@ -20,7 +20,7 @@ _LAYOUTS = ("nn", "nt", "tn", "tt")
 
 def _same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """Equal to a's dtype, or among the dtypes claimed for this field."""
-    got, claim = getattr(problem, name), requires.claim(how.claim)
+    got, claim = getattr(problem, name), requires.claim(how.claim) or ()
     if got != problem.dtype and got not in claim:
         yield Reason("unclaimed", name, got, ", ".join((problem.dtype, *claim)))
 
@@ -46,8 +46,8 @@ class MatmulProblem(Problem):
     n: int = fact()
     k: int = fact()
     batch: int = fact(1)
-    dtype_b: str = query(_same_dtype, claim="dtypes_b")
-    out_dtype: str = query(_same_dtype, claim="out_dtypes")
+    dtype_b: str = query(_same_dtype, claim="dtypes_b", unclaimed=())
+    out_dtype: str = query(_same_dtype, claim="out_dtypes", unclaimed=())
     layout: str = query("member", claim="layouts", default="nn", fix=_unit_dimension)
     bias: bool = query("flag", claim="bias", default=False)
     activation: str = query("optional_member", claim="activations", default="")
