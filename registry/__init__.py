@@ -32,6 +32,7 @@ from registry.errors import (
 from registry.ops.attention.op import attention
 from registry.ops.known import register, reload_tables, unregister
 from registry.ops.matmul.op import matmul
+from registry.ops.op import OPS as _OPS
 from registry.ops.op import Op
 from registry.version import __version__
 
@@ -51,6 +52,8 @@ def variants() -> dict[str, Variant]:
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_USED:
         return getattr(import_module(_LOADED_WHEN_USED[name]), name)
+    if name in _OPS:  # an op is one folder: it needs no line here
+        return _OPS[name]
     raise AttributeError(f"module 'registry' has no attribute {name!r}")
 
 

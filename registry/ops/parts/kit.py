@@ -139,7 +139,7 @@ def problem_of(op: Op, kit: Kit, spec: Spec, target: Target) -> Problem:
 
 def spec_conditions(spec: Spec) -> Any:
     """torch's global switches as the spec asks for them."""
-    ieee = spec["ieee"] if spec.get("dtype") == "float32" else None
+    ieee = spec.get("ieee") if spec.get("dtype") == "float32" else None
     return conditions(deterministic=bool(spec.get("deterministic")), ieee=ieee)
 
 
