@@ -42,8 +42,8 @@ from registry.ops.parts.sizes import Size
 OURS = ("triton", "gluon")
 SMALL = Size(
     lengths=(1, 77, 129, 190),
-    largest_head_dim=256,
-    many_heads=False,
+    widest=256,
+    large=False,
     samples=6,
     values=6,
     full_config_problems=1,

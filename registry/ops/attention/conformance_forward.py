@@ -32,7 +32,7 @@ def _head_dims(claim: tuple[int, int] | None, multiple: int, size: Size) -> list
     if claim is None:
         return []
     low = -(-claim[0] // multiple) * multiple
-    high = min(claim[1], max(size.largest_head_dim, low)) // multiple * multiple
+    high = min(claim[1], max(size.widest, low)) // multiple * multiple
     middle = [d for d in HEAD_DIMS if low <= d <= high and d % multiple == 0]
     odd = [d // multiple * multiple for d in ((low + high) // 2 - 1, (low + 3 * high) // 4 - 1)]
     plain = [d for d in (64, 32, 128) if d in middle][:1]
@@ -79,9 +79,9 @@ class AttentionKit(Kit):
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         dims = _head_dims(requires.head_dim, requires.head_dim_multiple, size)
         dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
-        heads = [(2, 2), (1, 1), (3, 3)] + ([(16, 16)] if size.many_heads else [])
+        heads = [(2, 2), (1, 1), (3, 3)] + ([(16, 16)] if size.large else [])
         if requires.gqa:
-            heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.many_heads else [])
+            heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.large else [])
         return {
             "dtype": list(requires.dtypes),
             "batch": [2, 1, 3],
@@ -146,6 +146,13 @@ class AttentionKit(Kit):
                 found[name] = spec
         found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
         return found
+
+    def word(self, axis: str, value: Any) -> str:
+        if axis != "mask":
+            return super().word(axis, value)
+        causal, window = value
+        words = ["causal"] if causal else []
+        return " ".join(words + ([f"window:{window[0]},{window[1]}"] if window else []))
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         dtype = getattr(torch, spec["dtype"])

@@ -37,6 +37,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", 
 
 
 class MatmulKit(Kit):
+    self_explaining = ("dtype", "memory", "layout", "activation")
     claims = (
         "dtype",
         "dtype_b",
@@ -59,7 +60,7 @@ class MatmulKit(Kit):
             "dtype": list(requires.dtypes),
             "dtype_b": ["", *requires.dtypes_b],
             "out_dtype": ["", *(name for name in requires.out_dtypes if name != "int8")],
-            "sizes": [*SMALL, *(LARGE if size.many_heads else [])],
+            "sizes": [*SMALL, *(LARGE if size.large else [])],
             "batch": [0, 3, 2] if requires.batched else [0],
             "shared": ["", "a", "b"] if requires.batched else [""],
             "layout": [layout for layout in LAYOUTS if layout in requires.layouts],

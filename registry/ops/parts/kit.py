@@ -65,6 +65,8 @@ class Kit:
 
     claims: Sequence[str] = ()
     """Axes of which every value must have a legal problem: a claim that nothing can use is no claim."""
+    self_explaining: Sequence[str] = ("dtype", "memory", "layout")
+    """Axes of which a value is named without its axis."""
     checks: Mapping[str, Callable[[torch.device], list[str]]] = {}
     """What the op promises whatever the variant, checked once: functions of the device that return complaints."""
 
@@ -83,6 +85,14 @@ class Kit:
     def sensible(self, spec: Spec) -> bool:
         """Whether the axis values make a call at all; where not, another one is drawn."""
         return True
+
+    def word(self, axis: str, value: Any) -> str:
+        """An axis value in the name of a check; left out where it is false or empty."""
+        if value is True:
+            return axis
+        if isinstance(value, str):
+            return value if axis in self.self_explaining else f"{axis}:{value}"
+        return f"{axis}:" + ("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         """The call with its tensors; on the meta device without values."""
@@ -165,7 +175,7 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
             awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons)
             uncovered += [label] if label and awaited is None else []
             continue
-        found.setdefault(spec_name(legal[0], axes), legal)
+        found.setdefault(spec_name(kit, legal[0], axes), legal)
     trials: list[Trial] = []
     for name, (spec, problem) in found.items():
         trials += _with_configs(variant, name, spec, problem, len(trials) == 0 or _spread(name, size, len(found)), size)
@@ -237,23 +247,15 @@ def _shipped(variant: Variant, problem: Problem) -> list[Config]:
     return [config for config in named if not config_reasons(variant.requires, problem, config)]
 
 
-def spec_name(spec: Spec, axes: Mapping[str, list[Any]]) -> str:
+def spec_name(kit: Kit, spec: Spec, axes: Mapping[str, list[Any]]) -> str:
     """A short name that tells the spec: values alone where they speak for themselves, flags by their name."""
     words = []
     for axis, value in spec.items():
         if value in (False, None, "", 0.0) or (len(axes[axis]) == 1 and axis != "dtype"):
             continue
-        if value is True:
-            words += [axis] if axis != "ieee" or spec.get("dtype") == "float32" else []
-        elif isinstance(value, str):
-            words.append(value if axis in ("dtype", "memory", "layout", "activation") else f"{axis}:{value}")
-        elif axis == "mask":
-            causal, window = value
-            words += ["causal"] if causal else []
-            words += [f"window:{window[0]},{window[1]}"] if window else []
-        else:
-            words.append(f"{axis}:" + ("x".join(map(str, value)) if isinstance(value, tuple) else str(value)))
-    return " ".join(words)
+        if axis != "ieee" or spec.get("dtype") == "float32":
+            words.append(kit.word(axis, value))
+    return " ".join(filter(None, words))
 
 
 # --- the form of results ---------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ class Size:
     """How large problems may be, so that a check takes milliseconds on a GPU and not minutes on a CPU."""
 
     lengths: tuple[int, ...]
-    largest_head_dim: int
-    many_heads: bool
+    widest: int
+    """The largest inner dimension."""
+    large: bool
+    """Whether problems of a real workload's size are tried as well."""
     samples: int
     """Further random problems after each axis value had its own."""
     values: int
@@ -35,8 +37,8 @@ def size_for(device: torch.device, level: str, interpreted: bool) -> Size:
     full, cuda = level == "full", device.type == "cuda"
     return Size(
         lengths=_LENGTHS["small" if interpreted else "cuda" if cuda else "cpu"],
-        largest_head_dim=512 if cuda else 64 if interpreted else 160,
-        many_heads=cuda,
+        widest=512 if cuda else 64 if interpreted else 160,
+        large=cuda,
         samples=(40 if cuda else 20) if full else 6,
         values=12 if full else 4,
         full_config_problems=3 if full else 1,
