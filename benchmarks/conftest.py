@@ -142,7 +142,7 @@ def measure(together: list[Contestant], turns: int, config: pytest.Config) -> di
     from registry.dispatch.catalog import catalog
     from registry.ops.parts.workload import workload
     from registry.tuning.machine import Monitor
-    from registry.tuning.timing import timer_for
+    from registry.tuning.timing import timer_for, turn_order
 
     device = "cpu" if target().arch == "cpu" else "cuda"
     load = workload(together[0].case, device)
@@ -154,7 +154,7 @@ def measure(together: list[Contestant], turns: int, config: pytest.Config) -> di
     found = {contestant: Measured() for contestant in together}
     with load.settings():
         for turn in range(turns):
-            for contestant in random.Random(turn).sample(together, len(together)):
+            for contestant in turn_order(together, turn):
                 sample = timer.sample(launches[contestant], 10.0, 25.0)
                 found[contestant].seconds.append(sample.ms / 1e3)
                 found[contestant].state = sample.state

@@ -7,7 +7,6 @@ Each turn is in the journal before the next one begins, and a sweep that was sto
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from registry.tuning.extra import load_plugins
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_from
 from registry.tuning.plan import Contestant, Planned, Selection, plan
+from registry.tuning.timing import turn_order
 
 SYNC_EVERY_S = 1.0
 """How much a machine that loses its power may lose."""
@@ -187,7 +187,7 @@ class Sweep:
         rounds, number = self.effort.rounds, 0
         while number < rounds and alive:
             round_begun = self.now()
-            order = random.Random(f"{planned.key}/{number}").sample(alive, len(alive))
+            order = turn_order(alive, planned.key, number)
             if self._time_left() <= 0:
                 break
             for contestant in order:

@@ -7,10 +7,13 @@ replays of a graph of launches over rotated inputs instead: no host at all. On a
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 Launches = Sequence[Callable[[], Any]]
 """The same launch over one or more sets of inputs."""
@@ -32,6 +35,12 @@ class Timer(Protocol):
     """A clock that contestants take turns at."""
 
     def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample: ...
+
+
+def turn_order(contestants: Iterable[T], *seed: object) -> list[T]:
+    """The order of one round, so that heat and power favour nobody; the same for the same seed."""
+    waiting = list(contestants)
+    return random.Random("/".join(map(str, seed))).sample(waiting, len(waiting))
 
 
 def summary(times: Sequence[float], state: dict[str, Any] | None = None) -> Sample:
