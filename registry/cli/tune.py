@@ -61,12 +61,12 @@ def command(op: str, **options: Any) -> int:
     settings = Settings(options["margin"], options["rule_cost"], options["held_out"])
     if options["fit_only"]:
         return _fit(op, options, settings, options["out"], None)
-    from registry.tuning.child import Child
+    from registry.tuning import worker
     from registry.tuning.grids import select
 
     cases = select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
     device = options["device"] or _best_device()
-    with Child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
+    with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
         if options["dry_run"]:
             return _dry_run(cases, child, options)

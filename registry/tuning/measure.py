@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
+from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool, WorkerDied
 from registry.tuning import journal as journals
-from registry.tuning.child import Child, WorkerDied
-from registry.tuning.compile_pool import CompilePool
+from registry.tuning import worker
 from registry.tuning.extra import load_plugins
 from registry.tuning.journal import CaseResults, Journal
-from registry.tuning.machine import target_from
+from registry.tuning.machine import target_data, target_from
 from registry.tuning.plan import Contestant, Planned, Selection, plan
 from registry.tuning.timing import turn_order
 
@@ -101,7 +102,7 @@ class Sweep:
         self.selection = selection
         self.watcher: Watcher = watcher or Silent()
         self.own_child = child is None
-        self.child = child or Child(device, mode, plugins)
+        self.child = child or worker.child(device, mode, plugins)
         self.mode, self.plugins = mode, plugins
         self.processes, self.retry_failed, self.now = compile_processes, retry_failed, now
         self.report = Report(path)
@@ -135,13 +136,13 @@ class Sweep:
                 self.child.stop()
 
     def _measure(self, plans: list[Planned], held: journals.Results, target: Target) -> None:
-        pool = CompilePool(target, self.processes, self.plugins)
+        pool = CompilePool(lambda: worker.child("cpu", plugins=self.plugins, environment=HIDE_GPU), self.processes)
         left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            pool.submit(left)
+            pool.submit(_compile_commands(left, target))
             for index, planned in enumerate(left):
                 if self._time_left() > 0 and self._case(planned, held, pool, self._time_left() / (len(left) - index)):
                     self.report.unreached.remove(planned.case.text)
@@ -228,7 +229,7 @@ class Sweep:
             return False
         if entry.failure is None and entry.check is not None:
             return True
-        compiled = pool.result(planned, contestant, self._time_left())
+        compiled = pool.result((planned.key, contestant.key), self._time_left())
         if self._time_left() <= 0:
             return False
         if compiled is not None and not compiled["ok"]:
@@ -306,6 +307,23 @@ class Sweep:
             self.journal.sync()
             self.synced = time.monotonic()
         journals.take(held, {"kind": kind, **values})
+
+
+def _compile_commands(plans: Sequence[Planned], target: Target) -> dict[tuple[str, str], dict[str, Any]]:
+    """A worker's command for every contestant that names its builds, by case and contestant."""
+    variants, goal = catalog.get().variants, target_data(target)
+    return {
+        (planned.key, one.key): {
+            "do": "compile",
+            "case": planned.case.data(),
+            "variant": one.variant,
+            "config": one.config,
+            "target": goal,
+        }
+        for planned in plans
+        for one in planned.contestants
+        if variants[one.variant].builds is not None and target.arch != "cpu"
+    }
 
 
 def _named(contestant: Contestant) -> dict[str, Any]:
