@@ -93,19 +93,19 @@ def _journal_path(op: str, machine: dict[str, Any], graph: bool) -> Path:
 
 
 def _selection(options: dict[str, Any]) -> Any:
-    from registry.tuning.plan import Selection
+    from registry.tuning.contestants import Selection
 
     return Selection(options["only"], options["skip"], options["max_configs"])
 
 
 def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
+    from registry.tuning.contestants import line_up
     from registry.tuning.extra import load_plugins
     from registry.tuning.machine import target_from
-    from registry.tuning.plan import plan
 
     load_plugins(options["plugins"])
     target = target_from(child.welcome["target"])
-    plans = [plan(case, target, _selection(options)) for case in cases]
+    plans = [line_up(case, target, _selection(options)) for case in cases]
     if options["as_json"]:
         print_json(
             [{"shape": p.case.text, "contestants": list(map(str, p.contestants)), "illegal": p.illegal} for p in plans]

@@ -99,12 +99,12 @@ class Worker:
         return {**OK, "errors": errors, "first_s": round(seconds, 3)}
 
     def do_time(
-        self, variant: str, config: Mapping[str, Any], key: str, warm_ms: float, measure_ms: float
+        self, variant: str, config: Mapping[str, Any], key: str, settle_ms: float, measure_ms: float
     ) -> dict[str, Any]:
         """One turn at the clock."""
         with self.load.settings():
             launches = self.bound.get(key) or self.bind(variant, config, key)
-            sample = self.timer.sample(launches, warm_ms, measure_ms)
+            sample = self.timer.sample(launches, settle_ms, measure_ms)
         ms, low, high = (float(f"{value:.6g}") for value in (sample.ms, sample.low, sample.high))
         return {**OK, "ms": ms, "low": low, "high": high, "n": sample.launches, **sample.state}
 

@@ -276,7 +276,7 @@ def shipped(tmp_path):
     with journal.Journal(path) as file:
         file.write("run", format=journal.FORMAT, machine=MACHINE, mode="events")
         for key, case in results.cases.items():
-            contestants = {k: [e.variant, e.config, e.first, e.source] for k, e in case.entries.items()}
+            contestants = {k: [e.variant, e.config, e.first, e.fingerprint] for k, e in case.entries.items()}
             about = {"op": case.op, "text": case.text, "shape": case.shape, "facts": case.facts, "flops": case.flops}
             file.write("case", case=key, contestants=contestants, **about)
             for k, entry in case.entries.items():

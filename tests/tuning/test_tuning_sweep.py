@@ -14,11 +14,11 @@ from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
 from registry.toolbox.compile_pool import WorkerFailed
 from registry.tuning import journal, worker
+from registry.tuning.contestants import Selection
 from registry.tuning.measure import Effort, Sweep
-from registry.tuning.plan import Selection
 
 FAKES = str(Path(__file__).parents[1] / "support" / "tuning_fakes.py")
-QUICK = Effort(rounds=3, warm_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
+QUICK = Effort(rounds=3, settle_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
 ONE = [Case.of("attention", hq=2, s=40, d=16, dtype="float32", causal=True)]
 TWO = [*ONE, Case.of("attention", hq=1, s=24, d=8, dtype="float32")]
 
@@ -106,9 +106,9 @@ import sys
 from pathlib import Path
 from registry.ops.parts.cases import Case
 from registry.tuning.measure import Effort, Sweep
-from registry.tuning.plan import Selection
+from registry.tuning.contestants import Selection
 case = Case.of("attention", hq=1, s=24, d=8, dtype="float32")
-effort = Effort(rounds=200, warm_ms=0.1, measure_ms=20.0)
+effort = Effort(rounds=200, settle_ms=0.1, measure_ms=20.0)
 Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selection(("torch_*",))).run()
 """
 
