@@ -20,16 +20,32 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import registry
 from registry.contract.target import Target
 from registry.dispatch.scope import EMPTY
+from registry.toolbox.launch import Launcher
 from registry.tuning import machine
 from registry.tuning.timing import turn_order
 
 CALLS = 100
 Call = Callable[[], Any]
+
+
+@triton.jit
+def nothing(x, y, z, m, n, scale, BLOCK: tl.constexpr):
+    pass
+
+
+@gluon.jit
+def nothing_described(q, k, v, o, lse, n, scale):
+    pass
 
 
 def attention_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
@@ -88,22 +104,6 @@ def compiled_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
 
 def launch_calls() -> dict[str, Call]:
     """Launches of two kernels that do nothing: three pointers, three scalars; four maps, a pointer, two scalars."""
-    import triton
-    import triton.language as tl
-    from triton.experimental import gluon
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from registry.toolbox.launch import Launcher
-
-    @triton.jit
-    def nothing(x, y, z, m, n, scale, BLOCK: tl.constexpr):
-        pass
-
-    @gluon.jit
-    def nothing_described(q, k, v, o, lse, n, scale):
-        pass
-
     q, k, v, o = (torch.randn(4, 16, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     lse = torch.empty(4, 16, 1024, device="cuda", dtype=torch.float32)
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, 64], gl.bfloat16)
