@@ -23,7 +23,7 @@ STORAGE = "file://./.benchmarks"
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Dispatched:
     """A variant on a shape, with the config that the dispatcher would give it."""
 
     case: Any
@@ -86,14 +86,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("contestant", found, ids=[c.label for c in found])
 
 
-def contestants(config: pytest.Config) -> list[Contestant]:
+def contestants(config: pytest.Config) -> list[Dispatched]:
     """Every legal variant on every shape, from the declarations alone."""
     from registry.dispatch.scope import Forced, Scope
     from registry.dispatch.select import decide
     from registry.ops.known import all_ops
+    from registry.tuning.contestants import Selection, line_up
     from registry.tuning.extra import load_plugins
     from registry.tuning.grids import grid, names
-    from registry.tuning.plan import Selection, plan
 
     if config.getoption("--peers"):
         load_plugins([str(Path(__file__).with_name("peers.py"))])
@@ -102,22 +102,22 @@ def contestants(config: pytest.Config) -> list[Contestant]:
     for op in config.getoption("--op") or sorted(all_ops()):
         known = [name for name in wanted.split("+") if name in (*names(op), "all")]
         for case in grid(op, "+".join(known)) if known else []:
-            planned = plan(case, target(), Selection(config.getoption("--variants")))
+            planned = line_up(case, target(), Selection(config.getoption("--variants")))
             for name in dict.fromkeys(c.variant for c in planned.contestants):
                 decision = decide(planned.problem, Scope(forced=((op, Forced(name)),)))
-                found.append(Contestant(case, name, tuple(decision.config.items()), planned.flops))
+                found.append(Dispatched(case, name, tuple(decision.config.items()), planned.flops))
     return found
 
 
 @pytest.fixture(scope="session")
-def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Contestant], Measured]]:
+def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Dispatched], Measured]]:
     """The times of a contestant. Asking for the first one of a shape times all that were selected of that shape."""
     selected = [item.callspec.params["contestant"] for item in request.session.items if hasattr(item, "callspec")]
     fake = request.config.getoption("--fake-clock")
     turns = request.config.getoption("--turns")
-    done: dict[Contestant, Measured] = {}
+    done: dict[Dispatched, Measured] = {}
 
-    def ask(contestant: Contestant) -> Measured:
+    def ask(contestant: Dispatched) -> Measured:
         if contestant not in done:
             together = [c for c in dict.fromkeys(selected) if c.case == contestant.case]
             done.update(made_up(together, turns, fake) if fake else measure(together, turns, request.config))
@@ -126,7 +126,7 @@ def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Contestant], 
     yield ask
 
 
-def made_up(together: list[Contestant], turns: int, fake: str) -> dict[Contestant, Measured]:
+def made_up(together: list[Dispatched], turns: int, fake: str) -> dict[Dispatched, Measured]:
     """Times by a hash of the name with a little noise; those of the named variant longer by the factor."""
     name, _, factor = fake.partition("=")
     found = {}
@@ -137,12 +137,12 @@ def made_up(together: list[Contestant], turns: int, fake: str) -> dict[Contestan
     return found
 
 
-def measure(together: list[Contestant], turns: int, config: pytest.Config) -> dict[Contestant, Measured]:
+def measure(together: list[Dispatched], turns: int, config: pytest.Config) -> dict[Dispatched, Measured]:
     """All contestants of one shape in shuffled rounds."""
     from registry.dispatch.catalog import catalog
     from registry.ops.parts.workload import workload
     from registry.tuning.machine import Monitor
-    from registry.tuning.timing import timer_for
+    from registry.tuning.timing import timer_for, turn_order
 
     device = "cpu" if target().arch == "cpu" else "cuda"
     load = workload(together[0].case, device)
@@ -154,7 +154,7 @@ def measure(together: list[Contestant], turns: int, config: pytest.Config) -> di
     found = {contestant: Measured() for contestant in together}
     with load.settings():
         for turn in range(turns):
-            for contestant in random.Random(turn).sample(together, len(together)):
+            for contestant in turn_order(together, turn):
                 sample = timer.sample(launches[contestant], 10.0, 25.0)
                 found[contestant].seconds.append(sample.ms / 1e3)
                 found[contestant].state = sample.state

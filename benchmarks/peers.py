@@ -61,47 +61,14 @@ def on_packed(call):
 
 
 def fa3_prepare(problem, config):
-    causal, return_lse = problem.causal, problem.lse
+    causal, return_lse, nothing = problem.causal, problem.lse, (None,) * 9
 
     def call(packed, scale):
         (batch, rows, heads, _), keys = packed.q.shape, packed.k.shape[1]
-        out, lse = torch.ops._vllm_fa3_C.fwd(
-            *packed.flat,
-            None,
-            None,
-            None,
-            None,
-            packed.starts[0],
-            packed.starts[1],
-            None,
-            None,
-            None,
-            rows,
-            keys,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            scale,
-            causal,
-            UNLIMITED,
-            UNLIMITED,
-            0.0,
-            True,
-            None,
-            1,
-            None,
-            0,
-            None,
-            1,
-            0,
-            None,
-        )[:2]
+        masks = (causal, UNLIMITED, UNLIMITED, 0.0)
+        packing = (*packed.flat, *nothing[:4], *packed.starts, *nothing[:3], rows, keys)
+        rest = (*nothing, scale, *masks, True, None, 1, None, 0, None, 1, 0, None)
+        out, lse = torch.ops._vllm_fa3_C.fwd(*packing, *rest)[:2]
         return out, lse.view(heads, batch, rows).transpose(0, 1) if return_lse else None
 
     return on_packed(call)
@@ -194,61 +161,22 @@ def _importable(name: str) -> bool:
 
 
 def registry_variants():
-    aligned = {"base_alignment": 16, "stride_alignment": 16}
+    aligned = {"base_alignment": 16, "stride_alignment": 16, "head_dim_multiple": 64}
+    to_256, to_128 = {"head_dim": (64, 256)}, {"head_dim": (64, 128)}
+    ampere, by_64 = {"arch": ("sm80+",)}, {"head_dim_multiple": 64}
     found = []
     if library := os.environ.get("FA3_LIBRARY"):
         torch.ops.load_library(library)
-        found.append(
-            _peer(
-                "fa3",
-                fa3_prepare,
-                "cuda",
-                "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)",
-                arch=("sm90",),
-                head_dim=(64, 256),
-                head_dim_multiple=64,
-                lse=True,
-                **aligned,
-            )
-        )
+        text = "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)"
+        found.append(_peer("fa3", fa3_prepare, "cuda", text, arch=("sm90",), lse=True, **to_256, **aligned))
     if os.environ.get("PEER_FLEX") != "0":
-        found.append(
-            _peer(
-                "flex",
-                flex_prepare,
-                "triton",
-                "torch.compile(flex_attention)",
-                arch=("sm80+",),
-                head_dim=(64, 256),
-                head_dim_multiple=64,
-                rule=flex_rule,
-            )
-        )
+        text = "torch.compile(flex_attention)"
+        found.append(_peer("flex", flex_prepare, "triton", text, rule=flex_rule, **ampere, **to_256, **by_64))
     if _importable("flash_attn.cute"):
-        found.append(
-            _peer(
-                "fa4",
-                fa4_prepare,
-                "cutedsl",
-                "FlashAttention-4 (packed beforehand)",
-                arch=("sm90", "sm100"),
-                head_dim=(64, 128),
-                head_dim_multiple=64,
-                **aligned,
-            )
-        )
+        text = "FlashAttention-4 (packed beforehand)"
+        found.append(_peer("fa4", fa4_prepare, "cutedsl", text, arch=("sm90", "sm100"), **to_128, **aligned))
     if _importable("flashinfer"):
-        found.append(
-            _peer(
-                "flashinfer",
-                flashinfer_prepare,
-                "cuda",
-                "FlashInfer's single prefill (packed beforehand)",
-                arch=("sm80+",),
-                head_dim=(64, 256),
-                head_dim_multiple=64,
-                rule=flashinfer_rule,
-                **aligned,
-            )
-        )
+        text = "FlashInfer's single prefill (packed beforehand)"
+        claims = {"rule": flashinfer_rule, **ampere, **to_256, **aligned}
+        found.append(_peer("flashinfer", flashinfer_prepare, "cuda", text, **claims))
     return found

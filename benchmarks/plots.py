@@ -3,8 +3,8 @@
     python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs/results.md
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios or
-call_overhead;
+`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
+attention_peers or call_overhead;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -16,12 +16,18 @@ import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from registry.contract.target import Target
+from registry.ops.known import op_named
+from registry.ops.parts.cases import Case
 from registry.tuning import journal
 from registry.tuning.grids import grid
-from registry.tuning.journal import CaseResults, Results
+from registry.tuning.journal import CaseResults, Entry, Results
+
+SHAPES = Path(__file__).parent / "shapes"
 
 COLOURS = {
     "gluon": ("#d1495b", "#8f2d3b", "#e8a0a9"),
@@ -124,44 +130,75 @@ def fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
 
 
+def shape_sets(op: str, name: str) -> dict[str, list[str]]:
+    """The texts of benchmarks/shapes/NAME.txt under each of its `# set: ...` lines."""
+    sets: dict[str, list[str]] = {}
+    for line in (SHAPES / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# set: "):
+            shapes = sets[line.removeprefix("# set: ")] = []
+        elif line and not line.startswith("#"):
+            shapes.append(Case.parse(op, line).text)
+    return sets
+
+
+def of_sets(results: Results, sets: Mapping[str, list[str]]) -> dict[str, list[CaseResults]]:
+    """The measured shapes of each set."""
+    found = {case.text: case for case in results.cases.values() if case.timed}
+    return {name: [found[text] for text in texts if text in found] for name, texts in sets.items()}
+
+
+def fastest(case: CaseResults, *patterns: str) -> float | None:
+    """The least milliseconds among the variants of these names."""
+    return min((e.ms for e in case.timed.values() if any(fnmatch(e.variant, p) for p in patterns)), default=None)
+
+
+def ratios_text(ratios: Sequence[float]) -> str:
+    """ "geometric mean / least (cells)"; empty where there are none."""
+    return f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
+
+
 def matmul_ratios(folder: Path) -> str:
-    """Per set of benchmarks/matmul.py: the best of our variants over cuBLAS, and what registry.matmul picks over it."""
-    sets: dict[tuple[str, str, str], dict[str, list[tuple[float, bool]]]] = {}
-    line = ""
-    for name in ("matmul_cells.json", "matmul_dispatched.json"):
-        for path in sorted(folder.rglob(name)):
-            found = json.loads(path.read_text())
-            line = f"{found['device']}, torch {found['torch']}, triton {found['triton']}, {found['date']}."
-            for row in found["rows"]:
-                times = {label: statistics.median(values) for label, values in row["us"].items()}
-                base = times.pop("torch_matmul")
-                best = min(times, key=lambda label: times[label])
-                key = (row["set"], row["dtype"], "at least 512" if row["m"] >= 512 else "fewer than 512")
-                ratio = base / times[best], not best.startswith("torch")
-                sets.setdefault(key, {}).setdefault(name, []).append(ratio)
-    lines = [
-        line,
-        "",
-        "| set | dtype | rows | best of ours | dispatched | where ours is picked |",
-        "|---|---|---|--:|--:|--:|",
-    ]
-    every: dict[str, list[tuple[float, bool]]] = {}
-    for key, files in sets.items():
-        for name, values in files.items():
-            every.setdefault(name, []).extend(values)
-        lines.append(f"| {' | '.join(key)} | {_ratio_cells(files)} |")
-    return "\n".join([*lines, f"| all | | | {_ratio_cells(every)} |"])
+    """Per set of shapes/matmul.txt: the best of our variants over cuBLAS, and what `registry.matmul` picks over it."""
+    lines: list[str] = []
+    for path in sorted(folder.rglob("matmul_sets.jsonl")):
+        results = journal.read(path)
+        groups: dict[tuple[str, ...], list[tuple[float, float, bool]]] = {}
+        for name, cases in of_sets(results, shape_sets("matmul", "matmul")).items():
+            for case in cases:
+                rows = "at least 512" if case.facts["m"] >= 512 else "fewer than 512"
+                pick, base = dispatched(results, case), fastest(case, "torch_matmul")
+                best = fastest(case, "gluon_*", "triton_*", "peer.more_*")
+                if pick is not None and base is not None and best is not None:
+                    found = base / best, base / pick.ms, not pick.variant.startswith("torch")
+                    groups.setdefault((name, case.facts["dtype"], rows), []).append(found)
+        groups["all", "", ""] = [cell for cells in groups.values() for cell in cells]
+        lines += [device_line([results], "matmul") + ".", ""]
+        lines += ["| set | dtype | rows | best of ours | dispatched | where ours is picked |"]
+        lines += ["|---|---|---|--:|--:|--:|"]
+        for key, cells in groups.items():
+            columns = [b for b, _, _ in cells], [p for _, p, _ in cells], [p for _, p, ours in cells if ours]
+            lines.append(f"| {' | '.join([*key, *map(ratios_text, columns)])} |")
+    return "\n".join(lines)
 
 
-def _ratio_cells(files: Mapping[str, list[tuple[float, bool]]]) -> str:
-    """ "mean / least (cells)" of what the best of ours does, of the picks, and of those picks that are ours."""
-    picks = files.get("matmul_dispatched.json", [])
-    cells = []
-    for values in (files.get("matmul_cells.json", []), picks, [pick for pick in picks if pick[1]]):
-        ratios = [ratio for ratio, _ in values]
-        shown = f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
-        cells.append(shown)
-    return " | ".join(cells)
+def dispatched(results: Results, case: CaseResults) -> Entry | None:
+    """What was measured of the contestant that the dispatcher picks for a shape."""
+    problem = Case.parse(case.op, case.text).problem(Target.named(results.machine["device"]))
+    decision = op_named(case.op).explain(problem)
+    return case.timed.get(journal.contestant_key(decision.variant, decision.config))
+
+
+def attention_peers(folder: Path) -> str:
+    """Per run of shapes/peers.txt: gluon_fa3 over the best peer of each shape, by set."""
+    sets = shape_sets("attention", "peers")
+    lines = [f"| run | {' | '.join(sets)} |", "|---|" + "--:|" * len(sets)]
+    for path in sorted(folder.rglob("peers_*.jsonl")):
+        cells = []
+        for cases in of_sets(journal.read(path), sets).values():
+            pairs = [(fastest(case, "torch_*", "peer.fa3"), fastest(case, "gluon_fa3")) for case in cases]
+            cells.append(ratios_text([peers / ours for peers, ours in pairs if peers and ours]))
+        lines.append(f"| {path.stem.removeprefix('peers_')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def call_overhead(folder: Path) -> str:
@@ -209,6 +246,32 @@ def plot_matmul(cases: Sequence[CaseResults], title: str, path: Path) -> None:
     _finish(figure, names, title, path)
 
 
+def plot_warp_groups(results: Results, path: Path) -> None:
+    """TFLOPS over the length, by consumer warp groups: the median of the rounds, and their range."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
+    for panel, causal in zip(panels, (False, True), strict=True):
+        cases = [case for case in results.of("attention") if case.facts["causal"] is causal]
+        lengths = [case.facts["seqlen_q"] for case in cases]
+        for groups, colour in ((2, "#7a8794"), (3, "#c2410c")):
+            found = [next(e for e in c.timed.values() if e.config["consumers"] == groups) for c in cases]
+            rounds = [[c.flops / s["ms"] / 1e9 for s in e.samples.values()] for c, e in zip(cases, found, strict=True)]
+            label = f"{groups} consumer warp groups ({64 * groups} rows)"
+            panel.plot(lengths, [statistics.median(r) for r in rounds], "o-", color=colour, markersize=4, label=label)
+            panel.fill_between(lengths, list(map(min, rounds)), list(map(max, rounds)), color=colour, alpha=0.15, lw=0)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([1024, 2048, 4096, 8192, 16384], ["1k", "2k", "4k", "8k", "16k"])
+        panel.set(title="causal" if causal else "full attention", xlabel="sequence length")
+        panel.grid(alpha=0.25)
+    panels[0].set(ylabel="TFLOPS", ylim=(0, None))
+    panels[0].legend(frameon=False, loc="lower right", fontsize=8)
+    where = f"{results.machine['device']}, triton {results.machine['triton']}"
+    figure.suptitle(f"gluon_fa3 forward, head dim 64, bf16, 16k tokens: {where}", fontsize=10)
+    figure.savefig(path, dpi=160, metadata={"Software": None})
+    plt.close(figure)
+    print(path)
+
+
 def _bars(panel: Any, cases: Sequence[CaseResults], names: Sequence[str], labels: Sequence[str]) -> None:
     if not cases:
         panel.set_axis_off()
@@ -253,7 +316,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    tables = {"call_overhead": call_overhead(options.results), "matmul_ratios": matmul_ratios(options.results)}
+    writers = (call_overhead, matmul_ratios, attention_peers)
+    tables = {writer.__name__: writer(options.results) for writer in writers}
+    for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
+        plot_warp_groups(journal.read(path), options.images / "warp_groups.png")
     for op in dict.fromkeys(op for results in all_results for op in results.ops):
         found = gathered(all_results, op)
         if not found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -48,18 +49,7 @@ def examine() -> dict[str, Any]:
                 f"{table.file}:{rule.line} rules[{rule.index}]: {why}"
                 for table, rule, why in (tables.skipped if tables is not None else ())
             ],
-            "findings": [
-                {
-                    "severity": f.severity,
-                    "file": f.file,
-                    "line": f.line,
-                    "path": f.path,
-                    "code": f.code,
-                    "message": f.message,
-                }
-                for f in findings
-                if (f.file, f.line, f.message) not in told
-            ],
+            "findings": [asdict(f) for f in findings if (f.file, f.line, f.message) not in told],
         },
         "quarantined": [
             {"variant": variant, "problem_class": plain_data(kind), "error": error}

@@ -10,14 +10,10 @@ launched once, so that the plan, the loaded kernel and the tensor maps are there
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import queue
-import subprocess
-import sys
-import threading
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +27,7 @@ from registry.dispatch.select import decide
 from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant
 from registry.ops.known import op_named
 from registry.toolbox.capturing import capturing
+from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool
 
 if TYPE_CHECKING:
     from registry.ops.parts.cases import Case
@@ -182,111 +179,45 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 
-# --- compiling in other processes ---------------------------------------------------------------------------------
-
-_MISSING = "missing"
+# --- compiling ----------------------------------------------------------------------------------------------------
 
 
 def _compile_all(
     tasks: Sequence[_Task], jobs: int, timeout: float, progress: Callable[[int, int], None]
 ) -> list[tuple[float, str]]:
     """(seconds, error) of each task. A compiler that dies or hangs costs its own task alone."""
-    results: list[tuple[float, str]] = [(0.0, "")] * len(tasks)
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in range(len(tasks)):
-        waiting.put(number)
-    done = 0
-    lock = threading.Lock()
-
-    def work() -> None:
-        nonlocal done
-        worker = _Worker(timeout) if jobs > 1 else None
-        try:
-            while True:
-                try:
-                    number = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                found = worker.compile(tasks[number]) if worker else None
-                results[number] = found if found is not None and found[1] != _MISSING else _compile_here(tasks[number])
-                with lock:
-                    done += 1
-                    progress(done, len(tasks))
-        finally:
-            if worker:
-                worker.close()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(tasks)) - 1)]
-    for thread in threads:
-        thread.start()
-    work()
-    for thread in threads:
-        thread.join()
+    results = []
+    with CompilePool(lambda: Child(__name__, {}, HIDE_GPU), jobs, timeout) as pool:
+        if jobs > 1:
+            pool.submit({number: {"task": b64encode(pickle.dumps(task)).decode()} for number, task in enumerate(tasks)})
+        for number, task in enumerate(tasks):
+            answer = pool.result(number)
+            if answer is None or answer.get("missing"):
+                answer = _compile_here(task)
+            error = "" if answer["ok"] else ": ".join(filter(None, (answer.get("why"), answer["detail"])))
+            results.append((answer.get("seconds", 0.0), error))
+            progress(number + 1, len(tasks))
     return results
 
 
-def _compile_here(task: _Task) -> tuple[float, str]:
+def _compile_here(task: _Task) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         task.compile()
     except Exception as error:
-        return time.perf_counter() - start, _text(error)
-    return time.perf_counter() - start, ""
+        return {"ok": False, "detail": _text(error), "seconds": time.perf_counter() - start}
+    return {"ok": True, "seconds": time.perf_counter() - start}
 
 
-class _Worker:
-    """A process that compiles what it is sent. Not multiprocessing: that would run the caller's script again."""
+def answerer() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A compiling process's side (see registry.toolbox.compile_pool)."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._process: subprocess.Popen[bytes] | None = None
+    def answer(command: dict[str, Any]) -> dict[str, Any]:
+        if not command:  # the hello
+            return {"ok": True}
+        task = pickle.loads(b64decode(command["task"]))
+        if task.variant not in op_named(task.op).variants:  # it exists in the caller's process only
+            return {"ok": False, "missing": True}
+        return _compile_here(task)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-        command = [sys.executable, "-c", "from registry.warming import serve; serve()"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-
-    def compile(self, task: _Task) -> tuple[float, str]:
-        """(seconds, error); the error is `missing` where the variant only exists in the caller's process."""
-        process = self._process = self._process or self._start()
-        assert process.stdin and process.stdout
-        ended = threading.Event()
-
-        def end() -> None:
-            ended.set()
-            process.kill()
-
-        timer = threading.Timer(self._timeout, end)
-        timer.start()
-        try:
-            pickle.dump(task, process.stdin)
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except OSError:
-            answer = b""
-        finally:
-            timer.cancel()
-        if not answer:
-            self.close()
-            return 0.0, f"took more than {self._timeout:g} s" if ended.is_set() else "the compiler's process died"
-        seconds, error = json.loads(answer)
-        return float(seconds), str(error)
-
-    def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-
-def serve() -> None:
-    """The worker's side: tasks come in on stdin, answers go out on what was stdout; all other output goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    while True:
-        try:
-            task = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        known = task.variant in op_named(task.op).variants
-        print(json.dumps(_compile_here(task) if known else (0.0, _MISSING)), file=answers, flush=True)
+    return answer

@@ -205,7 +205,7 @@ def test_compilers_that_die_or_hang_cost_their_own_kernel_alone(plugin, cache):
     ]
     with registry.use("test.elsewhere"):
         died, hung, *fine = warm([f"attention {shape}" for shape in shapes], target=H100, jobs=2, timeout=20)
-    assert "died" in died.error
-    assert "more than 20 s" in hung.error
+    assert "crashed: exit status 9" in died.error
+    assert "no answer in 20 s" in hung.error
     assert [(one.kernels, one.error) for one in fine] == [(1, ""), (1, "")]
     assert len(_cubins(cache)) == 2

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from registry.tuning.contestants import LineUp
     from registry.tuning.journal import CaseResults, Results
-    from registry.tuning.measure import Report
-    from registry.tuning.plan import Planned
+    from registry.tuning.measure import SweepReport
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -52,7 +52,7 @@ class SweepView:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, planned: Sequence[Planned], steps: int) -> None:
+    def begin(self, planned: Sequence[LineUp], steps: int) -> None:
         contestants = sum(len(p.contestants) for p in planned)
         self.console.print(f"{len(planned)} shapes, {contestants} contestants to measure")
         self._steps = steps
@@ -110,7 +110,7 @@ def _speed(case: CaseResults, entry: Any) -> str:
     return f"{tflops:.0f} TFLOPS" if tflops >= 10 else f"{entry.ms * 1e3:.1f} us"
 
 
-def report_lines(report: Report) -> list[str]:
+def report_lines(report: SweepReport) -> list[str]:
     """What became of a sweep, in a few lines."""
     lines = [f"measured {report.measured} shapes in {report.turns} turns; raw results: {report.path}"]
     if report.pruned:

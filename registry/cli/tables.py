@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -30,8 +31,7 @@ def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
         findings += unproven(in_force.tables(), folder)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
-        names = ("severity", "file", "line", "path", "code", "message")
-        print_json([{name: getattr(finding, name) for name in names} for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         page = Page()
         for finding, more in together(findings):

@@ -61,12 +61,12 @@ def command(op: str, **options: Any) -> int:
     settings = Settings(options["margin"], options["rule_cost"], options["held_out"])
     if options["fit_only"]:
         return _fit(op, options, settings, options["out"], None)
-    from registry.tuning.child import Child
+    from registry.tuning import worker
     from registry.tuning.grids import select
 
     cases = select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
     device = options["device"] or _best_device()
-    with Child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
+    with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
         if options["dry_run"]:
             return _dry_run(cases, child, options)
@@ -93,19 +93,19 @@ def _journal_path(op: str, machine: dict[str, Any], graph: bool) -> Path:
 
 
 def _selection(options: dict[str, Any]) -> Any:
-    from registry.tuning.plan import Selection
+    from registry.tuning.contestants import Selection
 
     return Selection(options["only"], options["skip"], options["max_configs"])
 
 
 def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
+    from registry.tuning.contestants import line_up
     from registry.tuning.extra import load_plugins
     from registry.tuning.machine import target_from
-    from registry.tuning.plan import plan
 
     load_plugins(options["plugins"])
     target = target_from(child.welcome["target"])
-    plans = [plan(case, target, _selection(options)) for case in cases]
+    plans = [line_up(case, target, _selection(options)) for case in cases]
     if options["as_json"]:
         print_json(
             [{"shape": p.case.text, "contestants": list(map(str, p.contestants)), "illegal": p.illegal} for p in plans]

@@ -159,8 +159,6 @@ class _Lazy:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._catalog: Catalog | None = None
-        self.generation = 0
-        """Grows with each change, so that whoever caches decisions can tell that they are old."""
 
     def get(self) -> Catalog:
         catalog = self._catalog
@@ -168,20 +166,17 @@ class _Lazy:
             with self._lock:
                 if self._catalog is None:
                     self._catalog = discover()
-                    self.generation += 1
                 catalog = self._catalog
         return catalog
 
     def register(self, variant: Variant, origin: str) -> None:
         with self._lock:
             self._catalog = self.get().with_variant(variant, origin)
-            self.generation += 1
 
     def unregister(self, name: str) -> None:
         with self._lock:
             catalog = self.get()
             self._catalog = replace(catalog, variants={n: v for n, v in catalog.variants.items() if n != name})
-            self.generation += 1
 
 
 catalog = _Lazy()

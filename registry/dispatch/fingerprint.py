@@ -18,7 +18,7 @@ from registry.dispatch.catalog import BUILTIN_PACKAGE
 MOST_FILES = 200
 
 
-def source_hash(variant: Variant) -> str:
+def fingerprint_of(variant: Variant) -> str:
     """12 hex digits over the variant's files: its module, or its whole package; "" where nothing is known."""
     run: Any = variant.run
     while isinstance(run, functools.partial):

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
-from registry.dispatch.fingerprint import source_hash
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.tables import Layer, Rule, Table
 
 
 def stale_rule(table: Table, rule: Rule) -> str | None:
     """Why a row of the user's own tuning does not hold here: the `skip` of registry.tables.load_tables. Such rows are
     left out one by one; other layers are the business of lint."""
+    if table.layer is not Layer.TUNED:
+        return None
+    return next((f"{why}; tune again" for _, why in stale_evidence(rule)), None)
+
+
+def stale_evidence(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Each reason why a row's measurement may not hold here, with the code that lint gives it."""
     evidence = rule.evidence
-    if table.layer is not Layer.TUNED or evidence is None:
-        return None
-    installed = Target.named("cpu")
-    for name in ("torch", "triton"):
-        measured, here = getattr(evidence, name, None), getattr(installed, name)
-        if measured and here and measured.split("+")[0] != here:
-            return f"measured with {name} {measured}, installed is {here}; tune again"
-    if evidence.source is None:
-        return None
-    return stale_source(rule.use[0].variant, evidence.source, catalog.get().variants)
+    if evidence is None:
+        return
+    here = Target.named("cpu")
+    measured = {name: getattr(evidence, name) for name in ("torch", "triton")}
+    for why in other_versions(measured, {name: getattr(here, name) for name in measured}):
+        yield "stale-evidence", why
+    changed = stale_code(rule.use[0].variant, evidence.source, catalog.get().variants) if evidence.source else None
+    if changed:
+        yield "changed-source", changed
 
 
-def stale_source(name: str, measured: str, variants: Mapping[str, Variant]) -> str | None:
-    """Why a measurement of a variant with that source hash does not hold for the variants at hand."""
+def other_versions(measured: Mapping[str, str | None], here: Mapping[str, str | None]) -> Iterator[str]:
+    """What something was measured with that is another one here. What is not known of either does not count."""
+    for name, now in here.items():
+        was = measured.get(name)
+        if was and now and _public(was) != _public(now):
+            yield f"measured with {name} {was}, here is {now}"
+
+
+def _public(version: str) -> str:
+    """Without the build tag: 2.11.0+cu130 measures the same as 2.11.0."""
+    return version.partition("+")[0]
+
+
+def stale_code(name: str, fingerprint: str, variants: Mapping[str, Variant]) -> str | None:
+    """Why a measurement of a variant with that fingerprint does not hold for the variants at hand."""
     if name not in variants:
         return f"{name} is not installed"
-    if source_hash(variants[name]) != measured:
-        return f"the source of {name} has changed since it was measured; tune again"
+    if fingerprint_of(variants[name]) != fingerprint:
+        return f"the source of {name} has changed since it was measured"
     return None

@@ -7,16 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from registry.tables.match import unreachable_by
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 
-if TYPE_CHECKING:
-    from registry.tables.schema import Evidence
-
 Severity = Literal["error", "warning"]
-_VERSIONED = ("torch", "triton", "driver")
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,11 @@ class Known:
     """Each variant's op, by name."""
     declares: Callable[[str, Mapping[str, Any]], bool | None] | None = None
     """Is this config among the variant's declared ones? None where that cannot be told."""
-    versions: Mapping[str, str] | None = None
-    """Installed versions: torch, triton, driver."""
+    stale: Callable[[Rule], Iterable[tuple[str, str]]] | None = None
+    """Why a row's measurement may not hold here, each with a finding's code. Variants that are not known are not asked
+    about."""
     arch_of: Callable[[str], str | None] | None = None
     """The architecture of a device name, None for a device that is not known."""
-    source_of: Callable[[str], str | None] | None = None
-    """The hash of a variant's source as it is now, None where that cannot be told."""
     root: Path | None = None
     """The folder that holds docs/. It lies in a checkout, not in an installed package."""
 
@@ -62,21 +57,6 @@ def lint(tables: TableSet, known: Known) -> list[Finding]:
     for erratum in tables.errata:
         found.extend(_lint_erratum(erratum, known))
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
-
-
-def stale_reasons(evidence: Evidence, versions: Mapping[str, str]) -> list[str]:
-    """Why a measurement may no longer hold: each version that it names and that is another one here."""
-    reasons = []
-    for name in _VERSIONED:
-        measured, here = getattr(evidence, name), versions.get(name)
-        if measured and here and _public(measured) != _public(here):
-            reasons.append(f"measured with {name} {measured}, here is {here}")
-    return reasons
-
-
-def _public(version: str) -> str:
-    """Without the build tag: 2.11.0+cu130 measures the same as 2.11.0."""
-    return version.partition("+")[0]
 
 
 def _lint_file_name(table: Table) -> Iterator[Finding]:
@@ -136,12 +116,9 @@ def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Sev
     if arch and table.arch not in ("any", arch):
         message = f"{evidence.device} is {arch}, the table is for {table.arch}"
         yield "error", ".evidence.device", "foreign-evidence", message
-    for reason in stale_reasons(evidence, known.versions or {}):
-        yield "warning", ".evidence", "stale-evidence", reason
-    pick = rule.use[0].variant
-    now = known.source_of(pick) if known.source_of and evidence.source else None
-    if now and now != evidence.source:
-        yield "warning", ".evidence", "changed-source", f"{pick} has changed since it was measured; tune again"
+    if known.stale and rule.use[0].variant in known.variants:
+        for code, why in known.stale(rule):
+            yield "warning", ".evidence", code, f"{why}; tune again"
 
 
 def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[Finding]:

@@ -43,14 +43,14 @@ from registry.testing.checks import (
     threads,
 )
 
-__all__ = ["Case", "Check", "Kit", "Report", "check_op", "check_variant", "checks_for", "checks_of_op", "places"]
+__all__ = ["Check", "Kit", "Outcome", "Report", "check_op", "check_variant", "checks_for", "checks_of_op", "places"]
 
 DETERMINISTIC_SETTING = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS refuses to be deterministic without it, and reads it once."""
 
 
 @dataclass(frozen=True)
-class Case:
+class Outcome:
     """The outcome of one check."""
 
     name: str
@@ -72,7 +72,7 @@ class Check:
     name: str
     call: Callable[[], Finding]
 
-    def run(self) -> Case:
+    def run(self) -> Outcome:
         """Run it; an exception is a failure like any other."""
         start = time.perf_counter()
         try:
@@ -81,7 +81,7 @@ class Check:
             found = Finding((f"{type(error).__name__}: {error}",))
         seconds = time.perf_counter() - start
         numbers = found.error, found.yardstick, found.limit
-        return Case(self.name, not found.complaints, *numbers, "; ".join(found.complaints), seconds)
+        return Outcome(self.name, not found.complaints, *numbers, "; ".join(found.complaints), seconds)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Report:
     subject: str
     target: str
     level: str
-    cases: list[Case]
+    cases: list[Outcome]
 
     @property
     def passed(self) -> bool:
@@ -99,7 +99,7 @@ class Report:
         return bool(self.cases) and not self.failures
 
     @property
-    def failures(self) -> list[Case]:
+    def failures(self) -> list[Outcome]:
         return [case for case in self.cases if not case.passed]
 
     @property
@@ -130,7 +130,7 @@ class Report:
     @staticmethod
     def from_dict(found: dict[str, Any]) -> Report:
         """What `to_dict` gave."""
-        return Report(**found | {"cases": [Case(**case) for case in found["cases"]]})
+        return Report(**found | {"cases": [Outcome(**case) for case in found["cases"]]})
 
 
 # --- what there is to check ---------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def check_op(name: str, device: torch.device | str = "cpu") -> Report:
     return Report(f"op {name}", str(device), "", _run_all(checks_of_op(name, device)))
 
 
-def _run_all(checks: Iterable[Check]) -> list[Case]:
+def _run_all(checks: Iterable[Check]) -> list[Outcome]:
     found = []
     for check in checks:
         found.append(check.run())
@@ -196,7 +196,7 @@ def _run_all(checks: Iterable[Check]) -> list[Case]:
     return found
 
 
-def is_sticky(case: Case) -> bool:
+def is_sticky(case: Outcome) -> bool:
     """Whether a CUDA error broke the process: whatever runs after it fails too, and tells nothing."""
     return "CUDA error" in case.detail
 

@@ -92,7 +92,7 @@ def _shard(checks: list[testing.Check], shard: str) -> list[testing.Check]:
     return checks[index - 1 :: count]
 
 
-def _watched(checks: Sequence[testing.Check], timeout: float) -> list[testing.Case]:
+def _watched(checks: Sequence[testing.Check], timeout: float) -> list[testing.Outcome]:
     """Run checks; a hang ends the process with a traceback, since a hung GPU kernel cannot be interrupted."""
     cases = []
     for check in checks:
@@ -123,7 +123,7 @@ def _in_parallel(arguments: list[str], jobs: int) -> list[testing.Report]:
                 known = merged.setdefault((report.subject, report.target), report)
                 known.cases += report.cases if known is not report else []
             if process.returncode not in (0, 1) or not path.exists():
-                case = testing.Case(
+                case = testing.Outcome(
                     "ends by itself", False, detail=f"exit code {process.returncode}: {printed[-2000:]}"
                 )
                 merged[f"process {index}", ""] = testing.Report(f"process {index}", "", "", [case])

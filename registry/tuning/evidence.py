@@ -141,8 +141,12 @@ def evidence(
             found["note"] = f"{name} reaches {rivals[name]:g}: not worth a rule of its own"
     found |= {"run": run, "date": datetime.date.fromisoformat(machine["date"]), "torch": machine["torch"]}
     found |= {name: machine[name] for name in ("triton", "driver") if machine.get(name)}
-    sources = {entry.source for _, entry in entries if entry.source}
-    return {**found, **({"source": sources.pop()} if len(sources) == 1 else {}), "cases": max(1, len(entries))}
+    fingerprints = {entry.fingerprint for _, entry in entries if entry.fingerprint}
+    return {
+        **found,
+        **({"source": fingerprints.pop()} if len(fingerprints) == 1 else {}),
+        "cases": max(1, len(entries)),
+    }
 
 
 def speed_of(entries: Sequence[tuple[CaseResults, Entry]]) -> float:

@@ -111,7 +111,7 @@ class Entry:
     config: dict[str, Any]
     first: bool = False
     """Whether this is the variant's own first legal config, the one a table means that names none."""
-    source: str = ""
+    fingerprint: str = ""
     samples: dict[int, dict[str, Any]] = field(default_factory=dict)
     check: dict[str, Any] | None = None
     failure: dict[str, Any] | None = None
@@ -222,9 +222,10 @@ def take(found: Results, record: dict[str, Any]) -> None:
             illegal=record.get("illegal", {}),
         )
         fresh.entries = dict(known.entries) if known else {}
-        for key, (variant, config, first, source) in record["contestants"].items():
+        for key, (variant, config, first, fingerprint) in record["contestants"].items():
             held = fresh.entries.get(key)
-            fresh.entries[key] = held if held and held.source == source else Entry(variant, config, first, source)
+            same = held is not None and held.fingerprint == fingerprint
+            fresh.entries[key] = held if held and same else Entry(variant, config, first, fingerprint)
         found.cases[record["case"]] = fresh
         return
     case = found.cases[record["case"]]

@@ -9,6 +9,7 @@ from typing import Any
 from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
+from registry.dispatch.staleness import stale_evidence
 from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
 from registry.tables import Layer, TableSet, file_sources, load_tables
@@ -17,14 +18,13 @@ from registry.tables.lint import Finding, Known, lint
 
 def known_here() -> Known:
     """What the tables are held against."""
-    target = Target.named("cpu")
+    folder = results_folder()
     return Known(
         variants={name: variant.op for name, variant in catalog.get().variants.items()},
         declares=_declares,
-        versions={"torch": target.torch, "triton": target.triton},
+        stale=stale_evidence,
         arch_of=_arch_of,
-        source_of=_source_of,
-        root=Path(__file__).parents[1] if results_folder() else None,
+        root=folder.parents[1] if folder else None,
     )
 
 
@@ -42,7 +42,7 @@ def lint_files(paths: list[Path]) -> list[Finding]:
 
 def results_folder() -> Path | None:
     """The raw results that the shipped tables were made from: they lie in a checkout, not in an installed package."""
-    folder = Path(__file__).parents[1] / "benchmarks" / "results"
+    folder = Path(__file__).parents[2] / "benchmarks" / "results"
     return folder if folder.is_dir() else None
 
 
@@ -70,13 +70,6 @@ def _declares(name: str, config: Mapping[str, Any]) -> bool | None:
     """Whether the variant declares the config. Configs that are a function of the problem cannot be told."""
     variant = catalog.get().variants[name]
     return None if callable(variant.configs) else dict(config) in [dict(declared) for declared in variant.configs]
-
-
-def _source_of(name: str) -> str | None:
-    from registry.dispatch.fingerprint import source_hash
-
-    variant = catalog.get().variants.get(name)
-    return source_hash(variant) if variant is not None else None
 
 
 def _arch_of(device: str) -> str | None:

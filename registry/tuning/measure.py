@@ -7,7 +7,6 @@ Each turn is in the journal before the next one begins, and a sweep that was sto
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
+from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool, WorkerDied
 from registry.tuning import journal as journals
-from registry.tuning.child import Child, WorkerDied
-from registry.tuning.compile_pool import CompilePool
+from registry.tuning import worker
+from registry.tuning.contestants import Contestant, LineUp, Selection, line_up
 from registry.tuning.extra import load_plugins
 from registry.tuning.journal import CaseResults, Journal
-from registry.tuning.machine import target_from
-from registry.tuning.plan import Contestant, Planned, Selection, plan
+from registry.tuning.machine import target_data, target_from
+from registry.tuning.timing import turn_order
 
 SYNC_EVERY_S = 1.0
 """How much a machine that loses its power may lose."""
@@ -34,7 +35,7 @@ class Effort:
 
     rounds: int = 7
     least_rounds: int = 3
-    warm_ms: float = 10.0
+    settle_ms: float = 10.0
     measure_ms: float = 25.0
     drop: float = 1.6
     """After the first round, contestants slower than the best by this factor take no further part."""
@@ -47,7 +48,7 @@ class Effort:
 class Watcher(Protocol):
     """Told how the sweep goes; the command line draws it."""
 
-    def begin(self, planned: Sequence[Planned], steps: int) -> None: ...
+    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
     def step(self, text: str) -> None: ...
     def resize(self, steps: int) -> None: ...
     def note(self, text: str) -> None: ...
@@ -56,14 +57,14 @@ class Watcher(Protocol):
 class Silent:
     """Watches nothing."""
 
-    def begin(self, planned: Sequence[Planned], steps: int) -> None: ...
+    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
     def step(self, text: str) -> None: ...
     def resize(self, steps: int) -> None: ...
     def note(self, text: str) -> None: ...
 
 
 @dataclass
-class Report:
+class SweepReport:
     """What became of a sweep."""
 
     path: Path
@@ -101,18 +102,18 @@ class Sweep:
         self.selection = selection
         self.watcher: Watcher = watcher or Silent()
         self.own_child = child is None
-        self.child = child or Child(device, mode, plugins)
+        self.child = child or worker.child(device, mode, plugins)
         self.mode, self.plugins = mode, plugins
         self.processes, self.retry_failed, self.now = compile_processes, retry_failed, now
-        self.report = Report(path)
+        self.report = SweepReport(path)
         self.synced = 0.0
         self.loaded: str | None = None
-        self.warmed: set[str] = set()
+        self.launched: set[str] = set()
         """Contestants that were launched in the worker that runs now, so that nothing is left to compile."""
         self.refused: dict[str, Any] | None = None
         self.deadline = None if self.effort.budget_s is None else now() + self.effort.budget_s
 
-    def run(self) -> Report:
+    def run(self) -> SweepReport:
         """Measure what is not measured yet. Stopping it, at any time and in any way, keeps what was measured."""
         held = journals.read(self.report.path)
         with self._child_for_now(), Journal(self.report.path) as self.journal:
@@ -122,7 +123,7 @@ class Sweep:
             header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
             journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
-            plans = [plan(case, target, self.selection) for case in self.cases]
+            plans = [line_up(case, target, self.selection) for case in self.cases]
             self._measure(plans, held, target)
         return self.report
 
@@ -134,14 +135,14 @@ class Sweep:
             if self.own_child:
                 self.child.stop()
 
-    def _measure(self, plans: list[Planned], held: journals.Results, target: Target) -> None:
-        pool = CompilePool(target, self.processes, self.plugins)
+    def _measure(self, plans: list[LineUp], held: journals.Results, target: Target) -> None:
+        pool = CompilePool(lambda: worker.child("cpu", plugins=self.plugins, environment=HIDE_GPU), self.processes)
         left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            pool.submit(left)
+            pool.submit(_compile_commands(left, target))
             for index, planned in enumerate(left):
                 if self._time_left() > 0 and self._case(planned, held, pool, self._time_left() / (len(left) - index)):
                     self.report.unreached.remove(planned.case.text)
@@ -154,20 +155,20 @@ class Sweep:
     def _time_left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - self.now()
 
-    def _complete(self, planned: Planned, held: journals.Results) -> bool:
+    def _complete(self, planned: LineUp, held: journals.Results) -> bool:
         """Whether every contestant has failed, was dropped, or has all its rounds, with the source it has now."""
         known = held.cases.get(planned.key)
         if known is None or not known.done:
             return False
         for contestant in planned.contestants:
             entry = known.entries.get(contestant.key)
-            if entry is None or entry.source != contestant.source or (entry.failure and self.retry_failed):
+            if entry is None or entry.fingerprint != contestant.fingerprint or (entry.failure and self.retry_failed):
                 return False
         return True
 
     # --- one case -------------------------------------------------------------------------------------------------
 
-    def _case(self, planned: Planned, held: journals.Results, pool: CompilePool, share: float) -> bool:
+    def _case(self, planned: LineUp, held: journals.Results, pool: CompilePool, share: float) -> bool:
         """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
         begun, self.loaded, self.refused = self.now(), None, None
         self._record(
@@ -180,14 +181,14 @@ class Sweep:
             facts=_plain(planned.problem.facts()),
             flops=planned.flops,
             illegal=planned.illegal,
-            contestants={c.key: [c.variant, c.config, c.first, c.source] for c in planned.contestants},
+            contestants={c.key: [c.variant, c.config, c.first, c.fingerprint] for c in planned.contestants},
         )
         known = held.cases[planned.key]
         alive = [c for c in planned.contestants if self._admit(planned, c, known, held, pool)]
         rounds, number = self.effort.rounds, 0
         while number < rounds and alive:
             round_begun = self.now()
-            order = random.Random(f"{planned.key}/{number}").sample(alive, len(alive))
+            order = turn_order(alive, planned.key, number)
             if self._time_left() <= 0:
                 break
             for contestant in order:
@@ -219,7 +220,7 @@ class Sweep:
         return kept
 
     def _admit(
-        self, planned: Planned, contestant: Contestant, known: CaseResults, held: journals.Results, pool: CompilePool
+        self, planned: LineUp, contestant: Contestant, known: CaseResults, held: journals.Results, pool: CompilePool
     ) -> bool:
         """Compile and gate a contestant, unless an earlier sweep did."""
         entry = known.entries[contestant.key]
@@ -228,7 +229,7 @@ class Sweep:
             return False
         if entry.failure is None and entry.check is not None:
             return True
-        compiled = pool.result(planned, contestant, self._time_left())
+        compiled = pool.result((planned.key, contestant.key), self._time_left())
         if self._time_left() <= 0:
             return False
         if compiled is not None and not compiled["ok"]:
@@ -244,13 +245,13 @@ class Sweep:
         self._record(held, "check", case=planned.key, key=contestant.key, **answer)
         return True
 
-    def _turn(self, planned: Planned, contestant: Contestant, number: int, held: journals.Results) -> None:
+    def _turn(self, planned: LineUp, contestant: Contestant, number: int, held: journals.Results) -> None:
         """One turn of one contestant: timed, then written at once."""
         self.watcher.step(f"{planned.case.text}  round {number + 1}  {contestant}")
         command = {
             "do": "time",
             **_named(contestant),
-            "warm_ms": self.effort.warm_ms,
+            "settle_ms": self.effort.settle_ms,
             "measure_ms": self.effort.measure_ms,
         }
         answer = self._ask(planned, command)
@@ -260,24 +261,24 @@ class Sweep:
         self._record(held, "sample", case=planned.key, key=contestant.key, round=number, **answer)
         self.report.turns += 1
 
-    def _ask(self, planned: Planned, command: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, planned: LineUp, command: dict[str, Any]) -> dict[str, Any]:
         """An answer, or the refusal that stands for a worker that died over it. A first launch may take longer."""
         try:
             if self.loaded != planned.key or not self.child.running:
-                self.warmed.clear()
+                self.launched.clear()
                 loaded = self._load(planned)
                 if not loaded["ok"]:
                     return loaded
-            warm = command["key"] in self.warmed
-            answer = self.child.ask(command, self.effort.turn_timeout if warm else self.effort.check_timeout)
-            self.warmed.add(command["key"])
+            launched = command["key"] in self.launched
+            answer = self.child.ask(command, self.effort.turn_timeout if launched else self.effort.check_timeout)
+            self.launched.add(command["key"])
             return answer
         except WorkerDied as error:
             self.report.restarts += 1
             self.loaded = None
             return {"ok": False, "why": error.why, "detail": error.detail}
 
-    def _load(self, planned: Planned) -> dict[str, Any]:
+    def _load(self, planned: LineUp) -> dict[str, Any]:
         """Give the worker the case. Its inputs are the oracle's and torch's business, so it may take a while."""
         if self.refused is None:
             try:
@@ -290,7 +291,7 @@ class Sweep:
             self.refused = {**answer, "why": f"inputs: {answer['why']}"}
         return dict(self.refused)
 
-    def _fail(self, planned: Planned, contestant: Contestant, answer: dict[str, Any], held: journals.Results) -> None:
+    def _fail(self, planned: LineUp, contestant: Contestant, answer: dict[str, Any], held: journals.Results) -> None:
         why = {name: value for name, value in answer.items() if name not in ("ok", "fatal")}
         text = f"{contestant} on {planned.case.text}: {why['why']}: {why.get('detail', '')}"
         self.report.failed.append(text)
@@ -306,6 +307,23 @@ class Sweep:
             self.journal.sync()
             self.synced = time.monotonic()
         journals.take(held, {"kind": kind, **values})
+
+
+def _compile_commands(plans: Sequence[LineUp], target: Target) -> dict[tuple[str, str], dict[str, Any]]:
+    """A worker's command for every contestant that names its builds, by case and contestant."""
+    variants, goal = catalog.get().variants, target_data(target)
+    return {
+        (planned.key, one.key): {
+            "do": "compile",
+            "case": planned.case.data(),
+            "variant": one.variant,
+            "config": one.config,
+            "target": goal,
+        }
+        for planned in plans
+        for one in planned.contestants
+        if variants[one.variant].builds is not None and target.arch != "cpu"
+    }
 
 
 def _named(contestant: Contestant) -> dict[str, Any]:

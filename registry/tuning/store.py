@@ -18,7 +18,7 @@ from typing import Any
 
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
-from registry.dispatch.fingerprint import source_hash
+from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
 from registry.tuning.journal import CaseResults, Entry, Results, lock
 from registry.tuning.machine import slug
@@ -43,6 +43,7 @@ class Row:
     config: dict[str, Any]
     first: bool
     source: str
+    """The fingerprint of the variant's source: dispatch/fingerprint.py."""
     machine: dict[str, Any]
     mode: str
     ms: float | None
@@ -100,7 +101,7 @@ def _row(results: Results, case: CaseResults, entry: Entry) -> Row:
         entry.variant,
         entry.config,
         entry.first,
-        entry.source,
+        entry.fingerprint,
         results.machine,
         results.mode,
         entry.ms if entry.timed else None,
@@ -169,27 +170,16 @@ def load(op: str, machine: Mapping[str, Any]) -> Loaded:
         rows, found.unreadable = _read(path_for(op, str(machine["device"])))
     except OSError:
         return found
-    sources = {name: source_hash(variant) for name, variant in catalog.get().of(op).items()}
+    variants = catalog.get().of(op)
+    here = {name: str(machine.get(name)) for name in KEYED}
     for row in rows:
-        why = stale_why(row, machine, sources)
+        measured = {name: str(row.machine.get(name)) for name in KEYED}
+        why = next(other_versions(measured, here), None) or stale_code(row.variant, row.source, variants)
         if why:
             found.stale.append(Stale(row, why))
         else:
             found.rows.append(row)
     return found
-
-
-def stale_why(row: Row, machine: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    """Why a row does not hold here; "" where it does."""
-    for name in KEYED:
-        measured, here = row.machine.get(name), machine.get(name)
-        if measured != here:
-            return f"measured with {name} {measured}, here is {here}"
-    if row.variant not in sources:
-        return "the variant is not installed"
-    if row.source != sources[row.variant]:
-        return "the variant's source has changed"
-    return ""
 
 
 def as_results(rows: Iterable[Row], machine: dict[str, Any], path: str = "the cache") -> Results:

@@ -7,10 +7,13 @@ replays of a graph of launches over rotated inputs instead: no host at all. On a
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 Launches = Sequence[Callable[[], Any]]
 """The same launch over one or more sets of inputs."""
@@ -31,7 +34,13 @@ class Sample:
 class Timer(Protocol):
     """A clock that contestants take turns at."""
 
-    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample: ...
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample: ...
+
+
+def turn_order(contestants: Iterable[T], *seed: object) -> list[T]:
+    """The order of one round, so that heat and power favour nobody; the same for the same seed."""
+    waiting = list(contestants)
+    return random.Random("/".join(map(str, seed))).sample(waiting, len(waiting))
 
 
 def summary(times: Sequence[float], state: dict[str, Any] | None = None) -> Sample:
@@ -67,10 +76,10 @@ class WallTimer:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, most: int = 1000) -> None:
         self.clock, self.most = clock, most
 
-    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
         launch = launches[0]
         first = self._once(launch)
-        for _ in range(_repeats(warm_ms - first, first, self.most) if warm_ms > first else 0):
+        for _ in range(_repeats(settle_ms - first, first, self.most) if settle_ms > first else 0):
             launch()
         return summary([self._once(launch) for _ in range(_repeats(measure_ms, first, self.most))])
 
@@ -100,9 +109,9 @@ class CudaTimer:
         self._cycles_per_ms = self._measure_spin()
         self._estimates: dict[int, tuple[Launches, float, float]] = {}
 
-    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
         each, host = self._known(launches)
-        for _ in range(_repeats(warm_ms, max(each, host), self._most)):
+        for _ in range(_repeats(settle_ms, max(each, host), self._most)):
             launches[0]()
         count = max(3, _repeats(measure_ms, each + 0.1, self._most))
         pairs = [(self._event(), self._event()) for _ in range(count)]
@@ -179,10 +188,10 @@ class GraphTimer:
         self._launches, self._most = launches, most
         self._graphs: dict[int, tuple[Launches, Any, int]] = {}
 
-    def sample(self, launches: Launches, warm_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
         graph, count = self._graph(launches)
         each = self._time(graph)
-        for _ in range(_repeats(warm_ms, each, self._most)):
+        for _ in range(_repeats(settle_ms, each, self._most)):
             graph.replay()
         rounds = max(3, _repeats(measure_ms, each, self._most))
         events = [self._torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]

@@ -1,22 +1,20 @@
 """The process that kernels run in, so that one that hangs or faults takes down nothing but itself.
 
-Reads commands as JSON lines from one file descriptor and answers on another: `hello`, `case`, `check`, `time`,
-`compile`. The parent (registry.tuning.child) kills it when it stops answering. Anything that kernels print goes to the
-standard streams, which the parent keeps as a log.
+It answers the commands `hello`, `case`, `check`, `time` and `compile` of a registry.toolbox.compile_pool.Child, which
+kills it when it stops answering.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-import signal
-import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from registry.toolbox.compile_pool import Child
 
 OK: dict[str, Any] = {"ok": True}
 
@@ -98,12 +96,12 @@ class Worker:
         return {**OK, "errors": errors, "first_s": round(seconds, 3)}
 
     def do_time(
-        self, variant: str, config: Mapping[str, Any], key: str, warm_ms: float, measure_ms: float
+        self, variant: str, config: Mapping[str, Any], key: str, settle_ms: float, measure_ms: float
     ) -> dict[str, Any]:
         """One turn at the clock."""
         with self.load.settings():
             launches = self.bound.get(key) or self.bind(variant, config, key)
-            sample = self.timer.sample(launches, warm_ms, measure_ms)
+            sample = self.timer.sample(launches, settle_ms, measure_ms)
         ms, low, high = (float(f"{value:.6g}") for value in (sample.ms, sample.low, sample.high))
         return {**OK, "ms": ms, "low": low, "high": high, "n": sample.launches, **sample.state}
 
@@ -205,32 +203,22 @@ def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
     return refusal("error", detail)
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, also while a kernel hangs."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def serve(commands: int, answers: int) -> None:
-    """Answer commands until they end."""
+def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """What answers a parent's commands."""
     worker = Worker()
-    with os.fdopen(commands, encoding="utf-8") as incoming, os.fdopen(answers, "w", encoding="utf-8") as outgoing:
-        for line in incoming:
-            try:
-                found = worker.answer(json.loads(line))
-            except Exception as error:
-                found = explain_failure(worker, error)
-            outgoing.write(json.dumps(found) + "\n")
-            outgoing.flush()
-            if found.get("fatal"):
-                return
+
+    def answer(command: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return worker.answer(command)
+        except Exception as error:
+            return explain_failure(worker, error)
+
+    return answer
 
 
-if __name__ == "__main__":
-    die_with_parent()
-    serve(int(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # a broken device can hang the driver's own clean-up
+def child(
+    device: str, mode: str = "events", plugins: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Child:
+    """The parent's end of a worker."""
+    hello = {"do": "hello", "device": device, "mode": mode, "plugins": list(plugins)}
+    return Child("registry.tuning.worker", hello, environment)

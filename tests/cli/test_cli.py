@@ -175,17 +175,8 @@ def test_wrong_usage_is_one_clear_line(kreg, arguments, says):
 def test_in_a_pipe_there_is_no_colour_and_the_exit_code_is_mains(tmp_path):
     """The installed entry point, for once in a process of its own."""
     environment = dict(os.environ) | {"TERM": "xterm-256color", "REGISTRY_CACHE": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-m",
-        "registry.cli",
-        "explain",
-        "attention",
-        "--device",
-        "A100",
-        "--variant",
-        "torch_cpu",
-    ]
+    arguments = "-m registry.cli explain attention --device A100 --variant torch_cpu"
+    command = [sys.executable, *arguments.split()]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == FINDING and done.stderr == ""
     assert "\x1b" not in done.stdout and "arch: got sm80, allowed cpu" in done.stdout

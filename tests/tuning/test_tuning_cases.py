@@ -14,7 +14,7 @@ from registry.ops.parts import cases, pieces
 from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 from registry.tuning import grids, machine, timing
-from registry.tuning.plan import Selection, plan
+from registry.tuning.contestants import Selection, line_up
 
 H200 = Target.named("H200")
 SPELLINGS = {
@@ -238,14 +238,14 @@ def test_large_cases_are_sampled(monkeypatch):
 
 
 def test_contestants_are_all_legal_variants_with_all_legal_configs():
-    planned = plan(Case.parse("attention", "b=4,hq=16,s=4096,d=128,causal"), H200)
+    planned = line_up(Case.parse("attention", "b=4,hq=16,s=4096,d=128,causal"), H200)
     by_name = {}
     for contestant in planned.contestants:
         by_name.setdefault(contestant.variant, []).append(contestant)
     assert {"torch_flash", "torch_cudnn", "gluon_fa3"} <= set(by_name) and "torch_cpu" in planned.illegal
     assert len(by_name["gluon_fa3"]) > 1 and [c.first for c in by_name["gluon_fa3"]].count(True) == 1
     assert len({c.key for c in planned.contestants}) == len(planned.contestants)
-    few = plan(planned.case, H200, Selection(only=("gluon_*", "torch_*"), skip=("torch_m*",), max_configs=1))
+    few = line_up(planned.case, H200, Selection(only=("gluon_*", "torch_*"), skip=("torch_m*",), max_configs=1))
     assert [c.variant for c in few.contestants].count("gluon_fa3") == 1
     assert "torch_math" not in {c.variant for c in few.contestants}
 
@@ -257,7 +257,7 @@ def test_a_wall_clock_sample_is_the_median_with_its_spread():
     ticks = itertools.count(0, 500_000)
     timer = timing.WallTimer(clock=lambda: next(ticks))
     calls = []
-    sample = timer.sample([lambda: calls.append(1)], warm_ms=2.0, measure_ms=5.0)
+    sample = timer.sample([lambda: calls.append(1)], settle_ms=2.0, measure_ms=5.0)
     assert (sample.ms, sample.low, sample.high, sample.launches) == (0.5, 0.5, 0.5, 10)
     assert len(calls) == 1 + 3 + 10
 

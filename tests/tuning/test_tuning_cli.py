@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from registry.cli import main
+from registry.contract.target import Target
 from registry.dispatch import in_force
-from registry.tuning import evidence, journal
+from registry.tuning import evidence, extra, grids, journal
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -176,10 +177,26 @@ def test_the_suite_times_real_kernels_and_keeps_the_machine(runs):
         assert 0 < benchmark["stats"]["median"] < 1 and benchmark["stats"]["rounds"] == 2
 
 
-def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def plots():
     spec = importlib.util.spec_from_file_location("benchmarks_plots", BENCHMARKS / "plots.py")
-    plots = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plots)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("peers", "attention"), ("warp_groups", "attention")])
+def test_every_preset_is_measured_on_its_own_configs_too(plots, name, op):
+    cases = {case.text: case for case in grids.select(op, shapes=BENCHMARKS / "shapes" / f"{name}.txt")}
+    sets = plots.shape_sets(op, name)
+    assert {text for texts in sets.values() for text in texts} == set(cases)
+    module = extra._module(str(BENCHMARKS / "more_configs.py"))
+    more = [variant for variant in module.registry_variants() if variant.op == op]
+    problems = [case.problem(Target.named("H200")) for case in cases.values()]
+    assert any(variant.legal_configs(problem) for variant in more for problem in problems)
+
+
+def test_plots_and_the_readme_come_from_raw_results(plots, tuned, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
     images = tmp_path / "images"

@@ -179,7 +179,7 @@ def test_evidence_is_what_was_measured_and_lint_finds_nothing():
         "cases": 32,
         "run": "h200/0001",
     }
-    known = Known({"ours": "attention", "theirs": "attention"}, versions={"torch": "2.11.0", "triton": "3.6.0"})
+    known = Known({"ours": "attention", "theirs": "attention"})
     assert [f for f in lint(tables, known) if f.code != "misnamed-file"] == []
 
 
@@ -276,7 +276,7 @@ def shipped(tmp_path):
     with journal.Journal(path) as file:
         file.write("run", format=journal.FORMAT, machine=MACHINE, mode="events")
         for key, case in results.cases.items():
-            contestants = {k: [e.variant, e.config, e.first, e.source] for k, e in case.entries.items()}
+            contestants = {k: [e.variant, e.config, e.first, e.fingerprint] for k, e in case.entries.items()}
             about = {"op": case.op, "text": case.text, "shape": case.shape, "facts": case.facts, "flops": case.flops}
             file.write("case", case=key, contestants=contestants, **about)
             for k, entry in case.entries.items():

@@ -11,8 +11,8 @@ import pytest
 
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
-from registry.dispatch.fingerprint import source_hash
-from registry.dispatch.staleness import stale_source
+from registry.dispatch.fingerprint import fingerprint_of
+from registry.dispatch.staleness import other_versions, stale_code
 from registry.tuning import journal, store
 
 MACHINE = {"device": "Some GPU 3000", "arch": "sm90", "driver": "1.2", "torch": "2.11.0", "triton": "3.6.0"}
@@ -35,7 +35,7 @@ def row(case="s=64", variant="torch_cpu", ms=1.0, **more):
         "variant": variant,
         "config": {},
         "first": True,
-        "source": source_hash(known) if known else "x",
+        "source": fingerprint_of(known) if known else "x",
         "machine": MACHINE,
         "mode": "events",
         "ms": ms,
@@ -71,7 +71,10 @@ def test_rows_of_other_versions_are_passed_over_one_by_one_and_kept(name):
 def test_rows_of_changed_or_absent_variants_are_passed_over():
     store.merge([row(), row("s=2", source="0" * 12), row("s=3", variant="gone.kernel")])
     why = {s.row.case: s.why for s in store.load("attention", MACHINE).stale}
-    assert why == {"s=2": "the variant's source has changed", "s=3": "the variant is not installed"}
+    assert why == {
+        "s=2": "the source of torch_cpu has changed since it was measured",
+        "s=3": "gone.kernel is not installed",
+    }
 
 
 def test_a_device_has_its_own_file():
@@ -181,29 +184,31 @@ def test_rows_become_results_that_the_fit_takes():
     assert fit([case], Settings()).tree.choice.variant == "torch_cpu"
 
 
+def test_versions_differ_by_their_public_part():
+    assert not list(other_versions({"torch": "2.11.0+cpu", "driver": "1"}, {"torch": "2.11.0", "triton": "3.6.0"}))
+    (why,) = other_versions({"torch": "2.11.0", "triton": "3.6.0"}, {"torch": "2.13.0", "triton": "3.6.0"})
+    assert why == "measured with torch 2.11.0, here is 2.13.0"
+
+
 def test_stale_rows_are_found_by_the_source_of_the_variant():
     known = catalog.get().variants
-    assert stale_source("torch_cpu", source_hash(known["torch_cpu"]), known) is None
-    assert "changed" in stale_source("torch_cpu", "0" * 12, known)
-    assert "not installed" in stale_source("gone.kernel", "0" * 12, known)
+    assert stale_code("torch_cpu", fingerprint_of(known["torch_cpu"]), known) is None
+    assert "changed" in stale_code("torch_cpu", "0" * 12, known)
+    assert "not installed" in stale_code("gone.kernel", "0" * 12, known)
 
 
 # --- the journal --------------------------------------------------------------------------------------------------
 
 
+def write_case(file, fingerprint):
+    about = {"case": "c", "op": "attention", "text": "s=1", "shape": {}, "facts": {}, "flops": 1.0}
+    file.write("case", **about, contestants={"k": ["v", {}, True, fingerprint]})
+
+
 def begun(path):
     with journal.Journal(path) as file:
         file.write("run", format=journal.FORMAT, machine=MACHINE, mode="events")
-        file.write(
-            "case",
-            case="c",
-            op="attention",
-            text="s=1",
-            shape={},
-            facts={},
-            flops=1.0,
-            contestants={"k": ["v", {}, True, "src"]},
-        )
+        write_case(file, "src")
         file.write("sample", case="c", key="k", round=0, ms=1.0)
 
 
@@ -244,24 +249,15 @@ def test_measurements_of_changed_sources_begin_anew(tmp_path):
     path = tmp_path / "r.jsonl"
     begun(path)
     with journal.Journal(path) as file:
-        file.write(
-            "case",
-            case="c",
-            op="attention",
-            text="s=1",
-            shape={},
-            facts={},
-            flops=1.0,
-            contestants={"k": ["v", {}, True, "another"]},
-        )
+        write_case(file, "another")
     (entry,) = journal.read(path).cases["c"].entries.values()
-    assert not entry.samples and entry.source == "another"
+    assert not entry.samples and entry.fingerprint == "another"
 
 
 def test_a_source_hash_follows_the_source(tmp_path, monkeypatch):
     variants = catalog.get().variants
-    assert source_hash(variants["torch_cpu"]) == source_hash(variants["torch_math"])  # one file
-    assert source_hash(variants["torch_cpu"]) != source_hash(variants["torch_matmul"])
+    assert fingerprint_of(variants["torch_cpu"]) == fingerprint_of(variants["torch_math"])  # one file
+    assert fingerprint_of(variants["torch_cpu"]) != fingerprint_of(variants["torch_matmul"])
     folder = tmp_path / "acme_kernels"
     folder.mkdir()
     (folder / "__init__.py").write_text("from .inner import run\n")
@@ -270,9 +266,9 @@ def test_a_source_hash_follows_the_source(tmp_path, monkeypatch):
     import acme_kernels
 
     variant = replace(variants["torch_cpu"], name="acme.one", run=acme_kernels.run, origin="acme (acme_kernels)")
-    before = source_hash(variant)
+    before = fingerprint_of(variant)
     (folder / "inner.py").write_text("def run(**_):\n    return 2\n")
-    assert len(before) == 12 and source_hash(variant) != before
+    assert len(before) == 12 and fingerprint_of(variant) != before
 
 
 def test_a_source_hash_ignores_what_does_not_run(tmp_path, monkeypatch):
@@ -292,6 +288,6 @@ def test_a_source_hash_ignores_what_does_not_run(tmp_path, monkeypatch):
         import acme_notes.kernel
 
         variant = replace(catalog.get().variants["torch_cpu"], run=acme_notes.kernel.run, origin="acme (acme_notes)")
-        hashes.add(source_hash(variant))
+        hashes.add(fingerprint_of(variant))
         assert len(hashes) == (1 if source in (plain, noted) else len(hashes))
     assert len(hashes) == 3

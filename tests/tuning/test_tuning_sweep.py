@@ -12,13 +12,13 @@ import pytest
 
 from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
-from registry.tuning import journal
-from registry.tuning.child import Child, WorkerFailed
+from registry.toolbox.compile_pool import WorkerFailed
+from registry.tuning import journal, worker
+from registry.tuning.contestants import Selection
 from registry.tuning.measure import Effort, Sweep
-from registry.tuning.plan import Selection
 
 FAKES = str(Path(__file__).parents[1] / "support" / "tuning_fakes.py")
-QUICK = Effort(rounds=3, warm_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
+QUICK = Effort(rounds=3, settle_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
 ONE = [Case.of("attention", hq=2, s=40, d=16, dtype="float32", causal=True)]
 TWO = [*ONE, Case.of("attention", hq=1, s=24, d=8, dtype="float32")]
 
@@ -31,7 +31,7 @@ def sweep(path, cases=ONE, effort=QUICK, only=("fake.*", "torch_*"), **more):
 @pytest.fixture(scope="module")
 def child():
     """One worker for the sweeps that do it no harm: starting one takes seconds."""
-    with Child("cpu", plugins=[FAKES]) as made:
+    with worker.child("cpu", plugins=[FAKES]) as made:
         yield made
 
 
@@ -106,9 +106,9 @@ import sys
 from pathlib import Path
 from registry.ops.parts.cases import Case
 from registry.tuning.measure import Effort, Sweep
-from registry.tuning.plan import Selection
+from registry.tuning.contestants import Selection
 case = Case.of("attention", hq=1, s=24, d=8, dtype="float32")
-effort = Effort(rounds=200, warm_ms=0.1, measure_ms=20.0)
+effort = Effort(rounds=200, settle_ms=0.1, measure_ms=20.0)
 Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selection(("torch_*",))).run()
 """
 
@@ -169,8 +169,8 @@ def test_results_of_two_machines_are_not_mixed(tmp_path, child):
 
 def test_the_worker_dies_with_its_parent(tmp_path):
     script = (
-        "import os, time\nfrom registry.tuning.child import Child\n"
-        f"c = Child('cpu', plugins=[{FAKES!r}])\nc.start()\nprint(c._process.pid, flush=True)\n"
+        "import os, time\nfrom registry.tuning import worker\n"
+        f"c = worker.child('cpu', plugins=[{FAKES!r}])\nc.start()\nprint(c._process.pid, flush=True)\n"
         f"c.ask({{'do': 'case', 'case': {json.dumps(ONE[0].data()).replace('true', 'True')}}}, 60)\n"
         "c.send({'do': 'check', 'variant': 'fake.hangs', 'config': {}, 'key': 'x'})\n"
         "print('sent', flush=True)\ntime.sleep(99)\n"
@@ -193,6 +193,17 @@ def test_the_worker_dies_with_its_parent(tmp_path):
     pytest.fail("the worker outlived its parent")
 
 
+def test_a_worker_takes_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "registry").mkdir()
+    for name in ("registry/__init__.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    with worker.child("cpu") as child:
+        child.start()
+        assert child.welcome["ok"]
+
+
 def test_a_worker_that_cannot_start_says_why():
-    with Child("cpu", plugins=["no_such_module"]) as child, pytest.raises(WorkerFailed, match="no_such_module"):
+    with worker.child("cpu", plugins=["no_such_module"]) as child, pytest.raises(WorkerFailed, match="no_such_module"):
         child.start()

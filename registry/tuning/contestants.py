@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from registry.contract.capability import reasons_against
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
-from registry.dispatch.fingerprint import source_hash
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.dispatch.in_force import errata_reasons
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, digest
@@ -25,7 +25,7 @@ class Contestant:
     config: dict[str, Any]
     first: bool
     """Whether it is what the variant runs where no table names a config."""
-    source: str
+    fingerprint: str
 
     @property
     def key(self) -> str:
@@ -37,7 +37,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Planned:
+class LineUp:
     """One case with its contestants, and why the others may not run."""
 
     case: Case
@@ -61,14 +61,13 @@ class Selection:
     """Names or patterns; empty: all."""
     skip: Sequence[str] = ()
     max_configs: int | None = None
-    extra_configs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         matches = lambda patterns: any(fnmatch.fnmatch(name, pattern) for pattern in patterns)  # noqa: E731
         return (not self.only or matches(self.only)) and not matches(self.skip)
 
 
-def plan(case: Case, target: Target, selection: Selection | None = None) -> Planned:
+def line_up(case: Case, target: Target, selection: Selection | None = None) -> LineUp:
     """The contestants of a case on a target; compiles and launches nothing."""
     from registry.contract.capability import config_reasons
 
@@ -91,11 +90,10 @@ def plan(case: Case, target: Target, selection: Selection | None = None) -> Plan
         if not legal:
             illegal[name] = "; ".join(map(str, variant.config_refusals(problem)))[:300]
             continue
-        source = source_hash(variant)
+        fingerprint = fingerprint_of(variant)
         configs = _once([dict(config) for config in legal])[: selection.max_configs]
-        found += [Contestant(name, config, index == 0, source) for index, config in enumerate(configs)]
-    flops = op.flops(problem)
-    return Planned(case, problem, flops, tuple(found), illegal, pruned)
+        found += [Contestant(name, config, index == 0, fingerprint) for index, config in enumerate(configs)]
+    return LineUp(case, problem, op.flops(problem), tuple(found), illegal, pruned)
 
 
 def _once(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
