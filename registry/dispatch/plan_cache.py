@@ -11,6 +11,7 @@ Problem  the op checks the arguments, makes the Problem and decides.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Hashable
@@ -25,17 +26,17 @@ from registry.dispatch.scope import current
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest quarter goes when it is full."""
-GUARDS = 4
-"""Guards tried for one small key (dtypes, layouts, who requires grad); calls beyond them go by their facts."""
+GUARDS = 8
+"""Guards tried for one small key (shapes of one size, dtypes, layouts); calls beyond them go by their facts."""
 ALIGNED = 15
 """Mask of the address bits that must be zero: every kernel takes bases on 16 bytes, and a plan may rely on them."""
 
 _function_modes = torch._C._len_torch_function_stack
-_any_autocast = torch._C._is_any_autocast_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
 _precision = torch._C._get_float32_matmul_precision
 _scope = current.get
+_FLOAT32 = torch.float32
 
 NOT_TENSORS = (TypeError, AttributeError, RuntimeError)
 """What reading the facts of no tensor, of one without memory, or of an unhashable argument raises."""
@@ -44,6 +45,7 @@ Make = Callable[[Any, bool, tuple[Any, ...]], Plan]
 """(settings, whether autograd follows, tensors) -> a new plan, after all checks of the arguments."""
 
 
+@functools.cache
 def _tensor_guards() -> Callable[..., Any] | None:
     """torch's guard class, if it is there and tells apart what is needed here."""
     try:
@@ -70,13 +72,6 @@ def _tensor_guards() -> Callable[..., Any] | None:
     return TensorGuards if works else None
 
 
-def _fact(tensor: torch.Tensor | None) -> Hashable:
-    """What of one tensor can change the choice or break a bound launch."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & ALIGNED
-
-
 class PlanCache:
     """The plans of one op. Reads take no lock; a plan is made under it, so that no two threads make one twice.
 
@@ -92,7 +87,6 @@ class PlanCache:
         self._get = self._entries.get
         self._lock = threading.RLock()
         self._forgotten = 0
-        self._guards: Any = False
         _caches.append(self)
 
     def __len__(self) -> int:
@@ -101,34 +95,54 @@ class PlanCache:
     def find(self, settings: Hashable, *tensors: Any) -> Plan | None:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
         try:
-            first, second = tensors[0], tensors[1]
-            key: Any = (first.shape, second.numel(), settings, _scope().key, _deterministic(), _grad_enabled())
-            for guard, precision, plan in self._get(key, ()):
-                if guard(*tensors):
-                    if (precision is not None and precision != _precision()) or _function_modes():
-                        break
+            sizes = tensors[0].numel(), tensors[1].numel(), len(tensors)
+            key: Any = (sizes, settings, _scope().key, _deterministic())
+            for guard, precision, grad, plan in self._get(key, ()):
+                if (
+                    guard(*tensors)
+                    and (precision is None or precision == _precision())
+                    and (grad is None or grad is _grad_enabled())
+                ):
                     for tensor in tensors:
                         if tensor.data_ptr() & ALIGNED:
                             break
                     else:
-                        found: Plan = plan
-                        return found
+                        if not _function_modes():
+                            found: Plan = plan
+                            return found
                     break
         except NOT_TENSORS:
             key = None
         if not self._eager(*tensors):
             return None
         plans_then = self._forgotten
-        plan = self.by_facts(settings, *tensors, with_grad=_grad_enabled() and any(t.requires_grad for t in tensors))
+        needs_grad = False
+        for tensor in tensors:
+            needs_grad = needs_grad or tensor.requires_grad
+        made = self._by_facts(settings, tensors, needs_grad and _grad_enabled())
         if key is not None:
-            self._add_guard(key, plan, tensors, plans_then)
-        return plan
+            self._add_guard(key, made, tensors, needs_grad, plans_then)
+        return made
 
-    def by_facts(self, settings: Hashable, *tensors: Any, with_grad: bool = False) -> Plan:
-        """The plan of these tensors and settings, made if it is new. Asks nothing of modes: for calls beneath them."""
-        around = _scope().key, _deterministic(), _precision(), _any_autocast(), with_grad
+    def by_facts(self, settings: Hashable, *tensors: Any) -> Plan:
+        """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""
+        return self._by_facts(settings, tensors, False)
+
+    def _by_facts(self, settings: Any, tensors: tuple[Any, ...], with_grad: bool) -> Plan:
+        facts: list[Any] = [settings, _scope().key, _deterministic(), with_grad]
         try:
-            key = (settings, around, *map(_fact, tensors))
+            for tensor in tensors:
+                if tensor is None:
+                    facts.append(None)
+                    continue
+                dtype = tensor.dtype
+                if dtype is _FLOAT32:
+                    facts.append(_precision())
+                place = tensor.get_device()
+                if place < 0 and not tensor.is_cpu:
+                    place = tensor.device  # numbers are compared ten times as fast, and tell what has kernels apart
+                facts.append((tensor.shape, tensor.stride(), dtype, place, tensor.data_ptr() & ALIGNED))
+            key = tuple(facts)
             plan: Plan | None = self._get(key)
         except NOT_TENSORS:  # the checks name the argument; what passes them has no key to be kept under
             return self._make(settings, with_grad, tensors)
@@ -141,19 +155,25 @@ class PlanCache:
                     self._keep(key, plan)
         return plan
 
-    def _add_guard(self, key: Hashable, plan: Plan, tensors: tuple[torch.Tensor, ...], plans_then: int) -> None:
+    def _add_guard(
+        self, key: Hashable, plan: Plan, tensors: tuple[torch.Tensor, ...], needs_grad: bool, plans_then: int
+    ) -> None:
         """Keep a guard for a plan that was found by its facts. The first few of a key stay: they could take turns."""
-        if self._guards is False:
-            self._guards = _tensor_guards()
         kept = self._get(key, ())
-        if self._guards is None or len(kept) >= GUARDS or any(t.data_ptr() & ALIGNED for t in tensors):
+        for entry in kept:
+            if entry[-1] is plan:
+                return  # a guard takes each tensor once only: self-attention of one tensor goes by its facts
+        if len(kept) >= GUARDS or any(t.data_ptr() & ALIGNED for t in tensors):
             return
-        guard = self._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        precision = _precision() if any(t.dtype is torch.float32 for t in tensors) else None
+        guards = _tensor_guards()
+        if guards is None:
+            return
+        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        precision = _precision() if any(t.dtype is _FLOAT32 for t in tensors) else None
+        entry = guard, precision, _grad_enabled() if needs_grad else None, plan
         with self._lock:
-            kept = self._get(key, ())
-            if self._forgotten == plans_then and all(entry[2] is not plan for entry in kept):
-                self._keep(key, (*kept, (guard, precision, plan)))
+            if self._forgotten == plans_then and self._get(key, ()) is kept:
+                self._keep(key, (*kept, entry))
 
     def _keep(self, key: Hashable, entry: Any) -> None:
         if len(self._entries) >= self.limit:

@@ -71,9 +71,8 @@ class Op:
         """What answers a trivial problem."""
         raise NotImplementedError
 
-    def eager(self, *tensors: Any) -> bool:
-        """Whether a call on these need not go by the torch op."""
-        return plain(*tensors)
+    eager: Callable[..., bool] = staticmethod(plain)
+    """Whether a call on these tensors need not go by the torch op."""
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         """The Problem and the scope of these settings, which are all that the op's own calls pass on but tensors."""

@@ -31,7 +31,7 @@ NO_KERNEL = "(none)"
 BackwardSettings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether there is a gradient of the LSE, variant."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 

@@ -25,7 +25,7 @@ from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
 Settings = tuple[str | None, torch.dtype | None, str | None]
@@ -232,8 +232,9 @@ class Matmul(Op):
 
 
 def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    tensors = (a, b) if bias is None else (a, b, bias)
-    return plain(*tensors) and not (_grad_enabled() and any(t.requires_grad for t in tensors))
+    if not (plain(a, b) if bias is None else plain(a, b, bias)):
+        return False
+    return not (_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
 
 
 matmul = Matmul()
