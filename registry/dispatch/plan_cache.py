@@ -3,7 +3,7 @@
 A call finds its plan in the first of three ways that answers:
 
 guard    torch.compile guards its graphs with `TensorGuards`: type, dtype, device, sizes, strides, requires_grad, and
-         the dispatch keys that modes, subclasses, autocast and functorch leave behind, compared in under a microsecond.
+         the dispatch keys that subclasses, autocast and functorch leave behind, compared in under a microsecond.
          Here such a guard proves that a plan made for earlier tensors holds for these.
 facts    a key of everything that can change the choice or break a bound launch, read from Python.
 Problem  the op checks the arguments, makes the Problem and decides.
@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
@@ -31,6 +30,7 @@ GUARDS = 8
 ALIGNED = 15
 """Mask of the address bits that must be zero: every kernel takes bases on 16 bytes, and a plan may rely on them."""
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
@@ -54,12 +54,9 @@ def _tensor_guards() -> Callable[..., Any] | None:
         TensorGuards: Any = guards.TensorGuards
         one, other, wider = torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 3)
         check = TensorGuards(one, other, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        with TorchDispatchMode():
-            seen_by_modes = check(one, other)
         works = (
             check(one, other)
             and check(other, one)
-            and not seen_by_modes
             and not check(one, wider)
             and not check(one, other.t())
             and not check(one, other.double())
@@ -107,7 +104,7 @@ class PlanCache:
                         if tensor.data_ptr() & ALIGNED:
                             break
                     else:
-                        if not _function_modes():
+                        if not _dispatch_modes() and not _function_modes():  # guards overlook some modes
                             found: Plan = plan
                             return found
                     break
@@ -119,16 +116,13 @@ class PlanCache:
         needs_grad = False
         for tensor in tensors:
             needs_grad = needs_grad or tensor.requires_grad
-        made = self._by_facts(settings, tensors, needs_grad and _grad_enabled())
+        made = self.by_facts(settings, *tensors, with_grad=needs_grad and _grad_enabled())
         if key is not None:
             self._add_guard(key, made, tensors, needs_grad, plans_then)
         return made
 
-    def by_facts(self, settings: Hashable, *tensors: Any) -> Plan:
+    def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""
-        return self._by_facts(settings, tensors, False)
-
-    def _by_facts(self, settings: Any, tensors: tuple[Any, ...], with_grad: bool) -> Plan:
         facts: list[Any] = [settings, _scope().key, _deterministic(), with_grad]
         try:
             for tensor in tensors:
