@@ -29,12 +29,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import registry
 from registry.contract.target import Target
-from registry.dispatch.scope import EMPTY
 from registry.toolbox.launch import Launcher
 from registry.tuning import machine
 from registry.tuning.timing import turn_order
 
 CALLS = 100
+MASKS, EPILOGUE = (False, None, 0.0, False, None), (None, None, None)
+"""What the calls below ask for besides tensors, as the ops pass it on."""
 Call = Callable[[], Any]
 
 
@@ -61,7 +62,7 @@ def attention_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "attention: torch SDPA": lambda: F.scaled_dot_product_attention(q, k, v),
         "attention: torch SDPA inside sdpa_kernel": chosen,
         "attention with grad: torch SDPA": lambda: F.scaled_dot_product_attention(*trained),
-        "attention: the decision alone": lambda: registry.attention.warm(q, k, v, False, None, 0.0, False, None, EMPTY),
+        "attention: the decision alone": lambda: registry.attention.find_plan(MASKS, q, k, v),
         "attention: registry, as dispatched": lambda: registry.attention(q, k, v),
         "attention with grad: registry, as dispatched": lambda: registry.attention(*trained),
     }
@@ -78,7 +79,7 @@ def matmul_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     a, b = (torch.randn(128, 128, device=device, dtype=dtype) for _ in range(2))
     calls: dict[str, Call] = {
         "matmul: torch": lambda: torch.matmul(a, b),
-        "matmul: the decision alone": lambda: registry.matmul.warm(a, b, None, None, None, None, EMPTY),
+        "matmul: the decision alone": lambda: registry.matmul.find_plan(EPILOGUE, a, b),
         "matmul: registry, as dispatched": lambda: registry.matmul(a, b),
     }
     for name in legal(registry.matmul, a, b):

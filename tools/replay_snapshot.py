@@ -241,13 +241,18 @@ def warm(options: argparse.Namespace) -> dict[str, float]:
     a, b = q[0, 0], k[0, 0]
     attention, matmul = registry.attention, registry.matmul
     attention(q, k, v), matmul(a, b)
-    # The empty scope is no public name; it is the one object of that name, wherever its module lies.
-    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "registry"]
-    scope = next(m.EMPTY for m in modules if type(getattr(m, "EMPTY", None)).__name__ == "Scope")
-    found = {
-        "attention decision": best_us(lambda: attention.warm(q, k, v, False, None, 0.0, False, None, scope), options),
-        "matmul decision": best_us(lambda: matmul.warm(a, b, None, None, None, None, scope), options),
-    }
+    masks, epilogue = (False, None, 0.0, False, None), (None, None, None)
+    if hasattr(attention, "find_plan"):
+        decisions = (lambda: attention.find_plan(masks, q, k, v)), (lambda: matmul.find_plan(epilogue, a, b))
+    else:  # before plan caches; the empty scope was the one object of that name, wherever its module lay
+        modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "registry"]
+        scope = next(m.EMPTY for m in modules if type(getattr(m, "EMPTY", None)).__name__ == "Scope")
+        decisions = (
+            (lambda: attention.warm(q, k, v, *masks, scope)),
+            (lambda: matmul.warm(a, b, None, *epilogue, scope)),
+        )
+    names = "attention decision", "matmul decision"
+    found = {name: best_us(decision, options) for name, decision in zip(names, decisions, strict=True)}
     claims: Any = dict(arch=("any",), dtypes=("float32",), ieee=True)
     shapes = {"attention": dict(layouts=("bhsd",), head_dim=(1, 512)), "matmul": dict(layouts=("nn",))}
     idle = {"attention": lambda q, k, v, *, scale, config: (q, None), "matmul": lambda a, b, *, config: a}

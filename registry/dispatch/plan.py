@@ -1,4 +1,4 @@
-"""Plans: a decision bound to a launch, kept under a key for the calls that follow."""
+"""Plans: a decision bound to a launch, which the first call watches over."""
 
 from __future__ import annotations
 
@@ -74,39 +74,46 @@ class Dropping:
 
 
 class Plan:
-    """One decision bound to a launch.
+    """One decision and the launch it is bound to: callers run `plan.launch(...)`.
 
     The first launch is watched: a kernel that fails to compile is quarantined and the next legal variant takes its
-    place, before anything was written. Any later failure is raised, never retried.
+    place, before anything was written. Any later failure is raised, never retried. After it, `launch` is the bound one.
     """
 
-    __slots__ = ("_lock", "_replan", "decision", "launch", "out_dtype", "proven", "scale")
+    __slots__ = ("_bound", "_lock", "_replan", "decision", "default", "launch", "with_grad")
 
-    def __init__(self, decision: Decision, launch: Callable[..., Any], replan: Callable[[], Plan]) -> None:
+    def __init__(
+        self,
+        decision: Decision,
+        bound: Callable[..., Any],
+        replan: Callable[[], Plan],
+        default: Any = None,
+        with_grad: bool = False,
+    ) -> None:
         self.decision = decision
-        self.launch = launch
-        self.proven = False
-        # What an op derives once per plan rather than per call.
-        self.scale: float | None = None
-        self.out_dtype: Any = None
+        self.launch: Callable[..., Any] = self._first_launch
+        self.default = default
+        """What a call takes where it is given nothing; the op derives it from the Problem once."""
+        self.with_grad = with_grad
+        """Whether it was made for tensors that autograd follows."""
+        self._bound = bound
         self._replan = replan
         self._lock = threading.Lock()
 
-    def first_launch(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, replacing this plan's choice while kernels fail to compile."""
+    def _first_launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch, replacing this plan's choice while kernels fail to compile, and then this launch by the bound one."""
         with self._lock:
-            while not self.proven:
+            while self.launch == self._first_launch:
                 refuse_if_capturing(self.decision)
                 try:
-                    result = self.launch(*args, **kwargs)
+                    result = self._bound(*args, **kwargs)
                 except Exception as error:
                     if not did_not_compile(error):
                         raise
                     self._give_way(error)
                     continue
-                if isinstance(self.launch, LateLaunch) and self.launch.prepared is not None:
-                    self.launch = self.launch.prepared
-                self.proven = True
+                prepared = self._bound.prepared if isinstance(self._bound, LateLaunch) else None
+                self.launch = prepared if prepared is not None else self._bound
                 return result
         return self.launch(*args, **kwargs)
 
@@ -116,7 +123,7 @@ class Plan:
             successor = self._replan()
         except (IllegalVariant, NoLegalVariant) as refusal:
             raise refusal from error
-        self.decision, self.launch = successor.decision, successor.launch
+        self.decision, self._bound = successor.decision, successor._bound
 
 
 def observe(scope: Scope, decision: Decision) -> None:

@@ -1,55 +1,190 @@
-"""Plans kept under a key for the calls that follow."""
+"""Plans kept for the calls that follow: one cache for each op and direction.
+
+A call finds its plan in the first of three ways that answers:
+
+guard    torch.compile guards its graphs with `TensorGuards`: type, dtype, device, sizes, strides, requires_grad, and
+         the dispatch keys that subclasses, autocast and functorch leave behind, compared in under a microsecond.
+         Here such a guard proves that a plan made for earlier tensors holds for these.
+facts    a key of everything that can change the choice or break a bound launch, read from Python.
+Problem  the op checks the arguments, makes the Problem and decides.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
-MEMO_LIMIT = 4096
-"""Plans kept per op; the oldest quarter goes when it is full."""
+import torch
+
+from registry.dispatch.catalog import catalog
+from registry.dispatch.plan import Plan
+from registry.dispatch.scope import current
+
+ENTRIES = 3 * 4096
+"""Entries kept per cache, guards and facts together; the oldest quarter goes when it is full."""
+GUARDS = 8
+"""Guards tried for one small key (shapes of one size, dtypes, layouts); calls beyond them go by their facts."""
+ALIGNED = 15
+"""Mask of the address bits that must be zero: every kernel takes bases on 16 bytes, and a plan may rely on them."""
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_deterministic = torch.are_deterministic_algorithms_enabled
+_grad_enabled = torch.is_grad_enabled
+_precision = torch._C._get_float32_matmul_precision
+_scope = current.get
+_FLOAT32 = torch.float32
+
+NOT_TENSORS = (TypeError, AttributeError, RuntimeError)
+"""What reading the facts of no tensor, of one without memory, or of an unhashable argument raises."""
+
+Make = Callable[[Any, bool, tuple[Any, ...]], Plan]
+"""(settings, whether autograd follows, tensors) -> a new plan, after all checks of the arguments."""
 
 
-class Memo:
-    """Bounded map from keys to plans, or what stands for one. Reads take no lock; the oldest quarter makes room."""
+@functools.cache
+def _tensor_guards() -> Callable[..., Any] | None:
+    """torch's guard class, if it is there and tells apart what is needed here."""
+    try:
+        from torch._C._dynamo import guards
 
-    def __init__(self, limit: int = MEMO_LIMIT) -> None:
+        TensorGuards: Any = guards.TensorGuards
+        one, other, wider = torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 3)
+        check = TensorGuards(one, other, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        works = (
+            check(one, other)
+            and check(other, one)
+            and not check(one, wider)
+            and not check(one, other.t())
+            and not check(one, other.double())
+            and not check(one, other.clone().requires_grad_())
+            and not check(one, torch.nn.Parameter(other, requires_grad=False))
+            and not check(one, other.to("meta"))
+        )
+    except Exception:
+        return None
+    return TensorGuards if works else None
+
+
+class PlanCache:
+    """The plans of one op. Reads take no lock; a plan is made under it, so that no two threads make one twice.
+
+    `settings` are all arguments that are no tensors, as one tuple. They also say which tensors are given where that is
+    not plain from their number: optional ones are left out at the end, or None.
+    """
+
+    def __init__(self, make: Make, eager: Callable[..., bool], limit: int = ENTRIES) -> None:
         self.limit = limit
-        self._plans: dict[Hashable, Any] = {}
-        self._lock = threading.Lock()
-        self.get = self._plans.get
+        self._make = make
+        self._eager = eager
+        self._entries: dict[Hashable, Any] = {}
+        self._get = self._entries.get
+        self._lock = threading.RLock()
+        self._forgotten = 0
+        _caches.append(self)
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return len(self._entries)
 
-    def add(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The plan of a key, made under the lock so that no two threads make it twice."""
+    def find(self, settings: Hashable, *tensors: Any) -> Plan | None:
+        """The plan of an eager call; None where it must go by the torch op, which others want to see."""
+        try:
+            sizes = tensors[0].numel(), tensors[1].numel(), len(tensors)
+            key: Any = (sizes, settings, _scope().key, _deterministic())
+            for guard, precision, grad, plan in self._get(key, ()):
+                if (
+                    guard(*tensors)
+                    and (precision is None or precision == _precision())
+                    and (grad is None or grad is _grad_enabled())
+                ):
+                    for tensor in tensors:
+                        if tensor.data_ptr() & ALIGNED:
+                            break
+                    else:
+                        if not _dispatch_modes() and not _function_modes():  # guards overlook some modes
+                            found: Plan = plan
+                            return found
+                    break
+        except NOT_TENSORS:
+            key = None
+        if not self._eager(*tensors):
+            return None
+        plans_then = self._forgotten
+        needs_grad = False
+        for tensor in tensors:
+            needs_grad = needs_grad or tensor.requires_grad
+        made = self.by_facts(settings, *tensors, with_grad=needs_grad and _grad_enabled())
+        if key is not None:
+            self._add_guard(key, made, tensors, needs_grad, plans_then)
+        return made
+
+    def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
+        """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""
+        facts: list[Any] = [settings, _scope().key, _deterministic(), with_grad]
+        try:
+            for tensor in tensors:
+                if tensor is None:
+                    facts.append(None)
+                    continue
+                dtype = tensor.dtype
+                if dtype is _FLOAT32:
+                    facts.append(_precision())
+                place = tensor.get_device()
+                if place < 0 and not tensor.is_cpu:
+                    place = tensor.device  # numbers are compared ten times as fast, and tell what has kernels apart
+                facts.append((tensor.shape, tensor.stride(), dtype, place, tensor.data_ptr() & ALIGNED))
+            key = tuple(facts)
+            plan: Plan | None = self._get(key)
+        except NOT_TENSORS:  # the checks name the argument; what passes them has no key to be kept under
+            return self._make(settings, with_grad, tensors)
+        if plan is None:
+            catalog.get()  # discovery runs plugins' code, which may register or call ops: not under the lock
+            with self._lock:
+                plan = self._get(key)
+                if plan is None:
+                    plan = self._make(settings, with_grad, tensors)
+                    self._keep(key, plan)
+        return plan
+
+    def _add_guard(
+        self, key: Hashable, plan: Plan, tensors: tuple[torch.Tensor, ...], needs_grad: bool, plans_then: int
+    ) -> None:
+        """Keep a guard for a plan that was found by its facts. The first few of a key stay: they could take turns."""
+        kept = self._get(key, ())
+        for entry in kept:
+            if entry[-1] is plan:
+                return  # a guard takes each tensor once only: self-attention of one tensor goes by its facts
+        if len(kept) >= GUARDS or any(t.data_ptr() & ALIGNED for t in tensors):
+            return
+        guards = _tensor_guards()
+        if guards is None:
+            return
+        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        precision = _precision() if any(t.dtype is _FLOAT32 for t in tensors) else None
+        entry = guard, precision, _grad_enabled() if needs_grad else None, plan
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = make()
-                if len(self._plans) >= self.limit:
-                    for old in list(self._plans)[: max(1, self.limit // 4)]:
-                        del self._plans[old]
-                self._plans[key] = plan
-            return plan
+            if self._forgotten == plans_then and self._get(key, ()) is kept:
+                self._keep(key, (*kept, entry))
+
+    def _keep(self, key: Hashable, entry: Any) -> None:
+        if len(self._entries) >= self.limit:
+            for old in list(itertools.islice(self._entries, max(1, self.limit // 4))):
+                del self._entries[old]
+        self._entries[key] = entry
 
     def clear(self) -> None:
         with self._lock:
-            self._plans.clear()
+            self._forgotten += 1
+            self._entries.clear()
 
 
-_memos: list[Memo] = []
-
-
-def watch_memo() -> Memo:
-    """A new memo that `forget_plans` knows of."""
-    memo = Memo()
-    _memos.append(memo)
-    return memo
+_caches: list[PlanCache] = []
 
 
 def forget_plans() -> None:
-    """Drop every memoised plan: after variants or tables changed."""
-    for memo in _memos:
-        memo.clear()
+    """Drop every plan: after variants or tables changed."""
+    for cache in _caches:
+        cache.clear()

@@ -1,4 +1,4 @@
-"""The base of every op: a callable front door with `.explain`, `.variants`, `.reference`, and a memo of plans.
+"""The base of every op: a callable front door with `.explain`, `.variants`, `.reference`, and a cache of plans.
 
 What differs between ops (contract, problem, oracle, torch boundary) lives in registry/ops/, one file an op.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from registry.contract.capability import Config
@@ -16,7 +16,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
-from registry.dispatch.plan_cache import watch_memo
+from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import Forced, Scope, current
 from registry.dispatch.select import decide
 from registry.errors import UnknownOp
@@ -24,6 +24,7 @@ from registry.errors import UnknownOp
 if TYPE_CHECKING:
     from registry.ops.parts.kit import Kit
     from registry.ops.parts.tuning import Tuning
+from registry.ops.tensors import plain
 
 
 class Op:
@@ -39,8 +40,8 @@ class Op:
     """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
 
     def __init__(self) -> None:
-        self.memo = watch_memo()
-        self.lookup = self.memo.get
+        self.plans = PlanCache(self.new_plan, self.eager)
+        self.find_plan = self.plans.find
         OPS[self.name] = self
 
     @property
@@ -101,24 +102,30 @@ class Op:
         """What answers a trivial problem."""
         raise NotImplementedError
 
-    def make_plan(self, key: Hashable, problem: Problem, scope: Scope) -> Plan:
-        """Decide, bind and memoise."""
-        plan: Plan = self.memo.add(key, functools.partial(self._plan, problem, scope))
-        return plan
+    eager: Callable[..., bool] = staticmethod(plain)
+    """Whether a call on these tensors need not go by the torch op."""
 
-    def _plan(self, problem: Problem, scope: Scope) -> Plan:
+    def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        """The Problem and the scope of these settings, which are all that the op's own calls pass on but tensors."""
+        raise NotImplementedError
+
+    def new_plan(self, settings: Any, with_grad: bool, tensors: tuple[Any, ...]) -> Plan:
+        """Check, decide and bind."""
+        return self._plan(*self.asked(settings, with_grad, *tensors), with_grad)
+
+    def _plan(self, problem: Problem, scope: Scope, with_grad: bool) -> Plan:
         decision = self.trivial(problem)
         if decision is not None:
             launch = self.trivial_launch(problem)
         else:
             decision = decide(problem, scope)
             launch = self.bind(self.variants[decision.variant], problem, decision.config)
-        plan = Plan(decision, launch, functools.partial(self._plan, problem, scope))
-        self.derive(plan, problem)
-        return plan
+        replan = functools.partial(self._plan, problem, scope, with_grad)
+        return Plan(decision, launch, replan, self.default(problem), with_grad)
 
-    def derive(self, plan: Plan, problem: Problem) -> None:
-        """Fill in what a call would otherwise derive each time; done before any thread can see the plan."""
+    def default(self, problem: Problem) -> Any:
+        """What a call takes where it is given nothing, derived once a plan rather than per call."""
+        return None
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""

@@ -1,4 +1,4 @@
-"""legal -> rank -> plan -> memo, and what happens when a kernel does not compile."""
+"""legal -> rank -> plan, and what happens when a kernel does not compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from made_up import math_run
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
 from registry.dispatch.plan import on_its_device
-from registry.dispatch.plan_cache import Memo
 from registry.dispatch.quarantine import quarantine
 from registry.dispatch.select import decide
 from registry.ops.attention.problem import AttentionProblem
@@ -253,33 +252,7 @@ def test_errata_make_a_variant_illegal_with_the_link(tables, declare):
         registry.attention(*qkv(1, 1, 8, 16), variant="test.known_bad")
 
 
-# --- memo ---------------------------------------------------------------------------------------------------------
-
-
-def test_ten_thousand_problems_do_not_grow_the_memo_without_bound(declare):
-    declare("test.cheap", run=lambda q, k, v, **_: (q, None), cross_length=True)
-    memo = registry.attention.memo
-    k = torch.randn(1, 1, 1, 16)
-    storage = torch.randn(10_000, 16)
-    with registry.use("test.cheap"):
-        for length in range(1, 10_001):
-            registry.attention(storage[:length].view(1, 1, length, 16), k, k)
-    assert len(memo) <= memo.limit
-
-
-def test_a_full_memo_drops_the_oldest():
-    memo = Memo(limit=8)
-    for key in range(20):
-        memo.add(key, lambda: object())
-    assert len(memo) <= 8
-    assert memo.get(19) is not None and memo.get(0) is None
-
-
-def test_registering_forgets_old_plans(declare):
-    q, k, v = qkv()
-    registry.attention(q, k, v)
-    declare("test.new", arch=("cpu",))
-    assert len(registry.attention.memo) == 0
+# --- decide -----------------------------------------------------------------------------------------------------------
 
 
 def test_decide_takes_a_problem_of_a_gpu_that_is_not_here():
@@ -298,7 +271,7 @@ def test_design_never_takes_part_in_legality(declare):
 
 
 def test_many_threads_dispatch_register_and_force_at_once(declare):
-    """A stress: plans made, memo cleared, variants coming and going, scopes open, all at the same time."""
+    """A stress: plans made and forgotten, variants coming and going, scopes open, all at the same time."""
     declare("test.a", run=lambda q, k, v, **_: (q + 1, None))
     declare("test.b", run=lambda q, k, v, **_: (q + 2, None))
     errors = []

@@ -65,11 +65,11 @@ def test_attention_refuses(case, grad):
 
 
 def test_a_refused_call_leaves_no_plan():
-    before = len(registry.attention.memo)
+    before = len(registry.attention.plans)
     for tensors, kwargs, _ in BAD_ATTENTION.values():
         with pytest.raises(InvalidArgument):
             registry.attention(*tensors, **kwargs)
-    assert len(registry.attention.memo) == before
+    assert len(registry.attention.plans) == before
 
 
 BAD_MATMUL = {

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from registry.dispatch.plan import Plan, observe
-from registry.dispatch.scope import EMPTY, Scope, entered
+from registry.dispatch.scope import EMPTY, Scope, current, entered
 
-Settings = tuple[Plan, float | None, tuple[bool, Any, float], bool, Scope, Callable[..., Any]]
+Held = tuple[Plan, float, bool, Scope, Callable[..., Any]]
 """What a call holds besides tensors. One argument instead of many: autograd looks at each."""
 
 
 class _EagerAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Settings) -> Any:  # type: ignore[override]
-        plan, scale, _, return_lse, scope, _ = settings
-        out, lse = (plan.launch if plan.proven else plan.first_launch)(
-            q, k, v, scale=plan.scale if scale is None else scale
-        )
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, held: Held) -> Any:  # type: ignore[override]
+        plan, scale, return_lse, scope, _ = held
+        out, lse = plan.launch(q, k, v, scale=scale)
         if scope is not EMPTY:
             observe(scope, plan.decision)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.settings = settings
+        ctx.held = held
         if not return_lse:
             return out  # a second output costs as much as saving all five tensors
         ctx.set_materialize_grads(False)
@@ -35,25 +32,11 @@ class _EagerAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
-        _, scale, (causal, window, softcap), _, scope, backward = ctx.settings
+        plan, scale, _, scope, backward_of = ctx.held
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        if scale is None:
-            scale = 1.0 / math.sqrt(q.shape[3])
         with entered(scope):
-            grads = backward(
-                grad_out,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                causal=causal,
-                scale=scale,
-                window=window,
-                softcap=softcap,
-                grad_lse=grad_lse,
-            )
+            grads = backward_of(plan.decision.problem, scale, grad_out, q, k, v, out, lse, grad_lse)
         return (*grads, None)
 
 
@@ -70,7 +53,7 @@ class _Probe(torch.autograd.Function):
 def _recorder() -> Callable[..., Any]:
     """`_EagerAttention.apply` without its Python part.
 
-    That part serves functorch and `setup_context`, of which neither is here (the warm guard refuses tensors under
+    That part serves functorch and `setup_context`, of which neither is here (a plan's guard refuses tensors under
     functorch), and takes as long as the rest of autograd's work. The slot beneath is tried on a probe first.
     """
     usual: Callable[..., Any] = _EagerAttention.apply
@@ -90,16 +73,8 @@ _apply = _recorder()
 
 
 def eager_with_grad(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    plan: Plan,
-    scale: float | None,
-    masks: tuple[bool, Any, float],
-    return_lse: bool,
-    scope: Scope,
-    backward: Callable[..., Any],
+    plan: Plan, scale: float | None, return_lse: bool, backward_of: Callable[..., Any], *qkv: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch a plan under autograd. The backward runs in the scope of the forward, on whatever thread it is."""
-    found = _apply(q, k, v, (plan, scale, masks, return_lse, scope, backward))
+    found = _apply(*qkv, (plan, plan.default if scale is None else scale, return_lse, current.get(), backward_of))
     return found if return_lse else (found, None)

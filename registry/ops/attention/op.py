@@ -16,24 +16,23 @@ import torch
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.decision import Candidate, Decision
-from registry.dispatch.plan import Plan, observe
+from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle
 from registry.ops.attention.arguments import Window
 from registry.ops.attention.autograd import eager_with_grad
 from registry.ops.attention.outputs import new_out
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
-from registry.ops.attention.torch_op import define, through_torch
-from registry.ops.fastpath import ALIGNED, WarmPlan, WarmPlans, never
+from registry.ops.attention.torch_op import Settings, define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
+from registry.ops.tensors import autocast, dtype_name, operand
 
 NO_KERNEL = "(none)"
-_is_compiling = torch.compiler.is_compiling
-_function_modes = torch._C._len_torch_function_stack
+BackwardSettings = tuple[bool, Any, float, bool, str | None]
+"""causal, window, softcap, whether there is a gradient of the LSE, variant."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
-_grad_enabled = torch.is_grad_enabled
-_FLOAT32 = torch.float32
 
 
 class _AttentionOp(Op):
@@ -81,60 +80,37 @@ class AttentionBackward(_AttentionOp):
         softcap: float = 0.0,
         grad_lse: torch.Tensor | None = None,
         variant: str | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Gradients:
         """(dq, dk, dv) from what the forward saved. Arguments are those of the forward, checked there."""
+        given = (causal, window, softcap, grad_lse is not None, variant)
+        return self._gradients(given, scale, grad_out, q, k, v, out, lse, grad_lse)
+
+    def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
+        """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""
+        masks = problem.causal, problem.window, problem.softcap
+        return self._gradients((*masks, tensors[-1] is not None, None), scale, *tensors)
+
+    def _gradients(self, settings: BackwardSettings, scale: float, grad_out: Any, *saved: Any) -> Gradients:
         if grad_out.stride(-1) != 1:
             # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
             grad_out = grad_out.contiguous()
+        *tensors, grad_lse = grad_out, *saved
+        plan = self.find_plan(settings, *tensors) if grad_lse is None else self.find_plan(settings, *tensors, grad_lse)
+        assert plan is not None
+        found: Gradients = plan.launch(*tensors, scale=scale, grad_lse=grad_lse)
         scope = current.get()
-        tensors = (q, k, v, grad_out, out, lse)
-        address = 0
-        for tensor in tensors:
-            address |= tensor.data_ptr()
-        key = (
-            q.shape,
-            k.shape,
-            v.shape,
-            q.stride(),
-            k.stride(),
-            v.stride(),
-            grad_out.stride(),
-            out.stride(),
-            q.dtype,
-            q.device,
-            tuple(t.data_ptr() & 15 for t in tensors) if address & 15 else 0,
-            causal,
-            window,
-            softcap,
-            grad_lse is None,
-            variant,
-            scope.key,
-            _deterministic(),
-            arguments.asks_ieee(q.dtype),
-        )
-        plan = self.memo.get(key)
-        if plan is None:
-            problem, planned = self.problem_of(
-                grad_out,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                causal=causal,
-                window=window,
-                softcap=softcap,
-                grad_lse=grad_lse,
-                variant=variant,
-            )
-            plan = self.make_plan(key, problem, planned)
-        launch = plan.launch if plan.proven else plan.first_launch
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = launch(
-            grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse
-        )
         if scope is not EMPTY:
             observe(scope, plan.decision)
         return found
+
+    def eager(self, *tensors: Any) -> bool:
+        return True  # who should see the forward saw it, and is called for the gradients
+
+    def asked(self, settings: BackwardSettings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        causal, window, softcap, _, variant = settings
+        grad_lse = tensors[6] if len(tensors) > 6 else None
+        masks = {"causal": causal, "window": window, "softcap": softcap}
+        return self.problem_of(*tensors[:6], **masks, grad_lse=grad_lse, variant=variant)
 
     def problem_of(
         self,
@@ -206,13 +182,8 @@ class Attention(_AttentionOp):
     }
     call_arguments: ClassVar[Mapping[str, str]] = {"scale": ""}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.warm_plans = WarmPlans()
-        self.find_warm = self.warm_plans.get
-
-    def derive(self, plan: Plan, problem: Problem) -> None:
-        plan.scale = 1.0 / math.sqrt(problem.head_dim)  # type: ignore[attr-defined]
+    def default(self, problem: Problem) -> float:
+        return 1.0 / math.sqrt(problem.head_dim)  # type: ignore[attr-defined]
 
     @property
     def backward(self) -> AttentionBackward:
@@ -248,136 +219,36 @@ class Attention(_AttentionOp):
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
         if scale is not None and (type(scale) is not float or not 0.0 < scale < math.inf):
             q, scale = arguments.positive_scale(q, scale)
-        if _is_compiling():
-            warm: WarmPlan | None = None
+        if window is not None and type(window) is not tuple:
+            window = arguments.check_window(window)
+        settings = (causal, window, softcap, return_lse, variant)
+        plan = None if _is_compiling() else self.find_plan(settings, q, k, v)
+        if plan is None:
+            out, lse = through_torch(settings, scale, q, k, v)
+        elif plan.with_grad:
+            out, lse = eager_with_grad(plan, scale, return_lse, attention_backward.of, q, k, v)
         else:
+            out, lse = plan.launch(q, k, v, scale=plan.default if scale is None else scale)
             scope = current.get()
-            warm = self.warm(q, k, v, causal, window, softcap, return_lse, variant, scope)
-        if warm is not None and not warm.grad:
-            plan = warm.plan
-            out, lse = (plan.launch if plan.proven else plan.first_launch)(
-                q, k, v, scale=plan.scale if scale is None else scale
-            )
             if scope is not EMPTY:
                 observe(scope, plan.decision)
-        elif warm is not None:
-            masks = causal, window, softcap
-            out, lse = eager_with_grad(q, k, v, warm.plan, scale, masks, return_lse, scope, attention_backward)
-        else:
-            out, lse = through_torch(q, k, v, causal, scale, window, softcap, return_lse, variant)
         if layout != "bhsd":
             out = out.transpose(1, 2)
         return (out, lse) if return_lse else out
 
-    def warm(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        window: Any,
-        softcap: float,
-        lse: bool,
-        variant: str | None,
-        scope: Scope,
-    ) -> WarmPlan | None:
-        """The decision of an eager call on plain tensors; None where the torch op must be taken."""
-        try:
-            key: Any = (q.shape, causal, window, softcap, lse, variant, scope.key, _deterministic(), _grad_enabled())
-            found: WarmPlan | None = self.find_warm(key)
-            if found is not None and not found.guard(q, k, v):  # such queries over other keys, or in another layout
-                key = (key, k.shape, q.stride(), k.stride())
-                found = self.find_warm(key)
-                found = found if found is not None and found.guard(q, k, v) else None
-            if (
-                found is not None
-                and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & ALIGNED
-                and not _function_modes()
-                and (found.ieee is None or found.ieee is ieee_float32())
-            ):
-                return found
-        except (TypeError, AttributeError, RuntimeError):  # no tensors, no memory, unhashable: the checks name it
-            key = None
-        if not plain(q, k, v):
-            return None
-        grad = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        plan = self.plan_for(q, k, v, causal, window, softcap, lse or grad, variant, scope)
-        if key is not None:
-            self.warm_plans.remember(key, plan, grad, q, k, v)
-        return WarmPlan(never, plan, grad, None)
-
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        scale: float | None,
-        window: Any,
-        softcap: float,
-        lse: bool,
-        variant: str | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Find or make the plan of this call and launch it. Knows nothing of autograd."""
+    def forward(self, settings: Settings, scale: float, *qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is beneath the torch op: find or make the plan and launch it. Knows nothing of autograd."""
+        plan = self.plans.by_facts(settings, *qkv)
+        found: tuple[torch.Tensor, torch.Tensor | None] = plan.launch(*qkv, scale=scale)
         scope = current.get()
-        plan = self.plan_for(q, k, v, causal, window, softcap, lse, variant, scope)
-        if scale is None:
-            scale = plan.scale
-        found: tuple[torch.Tensor, torch.Tensor | None] = (plan.launch if plan.proven else plan.first_launch)(
-            q, k, v, scale=scale
-        )
         if scope is not EMPTY:
             observe(scope, plan.decision)
         return found
 
-    def plan_for(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        window: Any,
-        softcap: float,
-        lse: bool,
-        variant: str | None,
-        scope: Scope,
-    ) -> Plan:
-        """The decision by a key of everything that can change the choice, and one lookup."""
-        try:
-            a, b, c, dtype = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.dtype
-            key = (
-                q.shape,
-                k.shape,
-                v.shape,
-                q.stride(),
-                k.stride(),
-                v.stride(),
-                q.device,
-                k.device,
-                v.device,
-                dtype if k.dtype is dtype and v.dtype is dtype else None,
-                (a & 15, b & 15, c & 15) if (a | b | c) & 15 else 0,
-                causal,
-                window,
-                softcap,
-                lse,
-                variant,
-                scope.key,
-                _deterministic(),
-                dtype is _FLOAT32 and ieee_float32(),
-            )
-            plan = self.lookup(key)
-        except (TypeError, RuntimeError):  # unhashable or without memory: the checks name it, or spell it hashably
-            arguments.check_qkv(q, k, v)
-            arguments.check_softcap(softcap)
-            window = arguments.check_window(window)
-            return self.plan_for(q, k, v, causal, window, softcap, lse, variant, scope)
-        if plan is None:
-            problem, planned = self.problem_of(
-                q, k, v, causal=causal, window=window, softcap=softcap, return_lse=lse, variant=variant
-            )
-            plan = self.make_plan(key, problem, planned)
-        return plan
+    def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        causal, window, softcap, lse, variant = settings
+        masks = {"causal": causal, "window": window, "softcap": softcap}
+        return self.problem_of(*tensors, **masks, return_lse=lse or with_grad, variant=variant)
 
     def problem_of(
         self,

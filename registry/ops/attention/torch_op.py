@@ -30,18 +30,15 @@ _library.define(
 )
 
 
+Settings = tuple[bool, Any, float, bool, str | None]
+"""causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
+
+
 def through_torch(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    scale: float | None,
-    window: Any,
-    softcap: float,
-    return_lse: bool,
-    variant: str | None,
+    settings: Settings, scale: float | None, q: Any, k: Any, v: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Call the torch op, which compilers, modes and subclasses can see."""
+    causal, window, softcap, return_lse, variant = settings
     q, k, v = autocast(*arguments.check_qkv(q, k, v))
     arguments.check_flag("causal", causal)
     if scale is None:
@@ -73,39 +70,17 @@ def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
     """Give the torch ops their kernels: the two ops' own ways to find and launch a plan."""
 
-    def _attention(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        scale: float,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        with_lse: bool,
-        variant: str | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        window = _window(window_left, window_right)
-        out, lse = forward(q, k, v, causal, scale, window, softcap, with_lse, variant)
+    def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        causal, scale, left, right, softcap, with_lse, variant = asked
+        settings = (causal, _window(left, right), softcap, with_lse, variant)
+        out, lse = forward(settings, scale, q, k, v)
         return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
 
-    def _backward(
-        grad_out: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        grad_lse: torch.Tensor | None,
-        causal: bool,
-        scale: float,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        masks = {"causal": causal, "window": _window(window_left, window_right), "softcap": softcap}
-        grads = backward(grad_out, q, k, v, out, lse, scale=scale, grad_lse=grad_lse, **masks)
-        dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
+    def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        *tensors, grad_lse, causal, scale, left, right, softcap = args
+        masks = {"causal": causal, "window": _window(left, right), "softcap": softcap}
+        grads = backward(*tensors, scale=scale, grad_lse=grad_lse, **masks)
+        dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, tensors[1:4], strict=True))
         return dq, dk, dv
 
     _library.impl("attention", _attention, "CompositeExplicitAutograd")
@@ -113,17 +88,9 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
 
 
 def _attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    with_lse: bool,
-    variant: str | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    *_, with_lse, _ = asked
     return new_out(q, v), new_lse(q) if with_lse else q.new_empty(0, dtype=torch.float32)
 
 

@@ -14,11 +14,10 @@ import torch
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.decision import Candidate, Decision
-from registry.dispatch.plan import Plan, observe
+from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.attention.op import NO_KERNEL
-from registry.ops.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.ops.matmul import arguments
 from registry.ops.matmul.oracle import activate
 from registry.ops.matmul.problem import MatmulProblem, layout_letter
@@ -26,11 +25,11 @@ from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
-_is_compiling = torch.compiler.is_compiling
-_function_modes = torch._C._len_torch_function_stack
+_is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
-_FLOAT32 = torch.float32
+Settings = tuple[str | None, torch.dtype | None, str | None]
+"""activation, out_dtype, variant: all of a call but its tensors."""
 
 
 class Matmul(Op):
@@ -47,11 +46,6 @@ class Matmul(Op):
         "scale_b": "scaling",
         "out": "out",
     }
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.warm_plans = WarmPlans()
-        self.find_warm = self.warm_plans.get
 
     def __call__(
         self,
@@ -75,159 +69,75 @@ class Matmul(Op):
         out         where to write the result
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
+        settings = (activation, out_dtype, variant)
         if not _is_compiling():
-            scope = current.get()
             if scale_a is None and scale_b is None and out is None:
-                warm = self.warm(a, b, bias, activation, out_dtype, variant, scope)
-                if warm is not None:
-                    plan = warm.plan
-                    result: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(
-                        a, b, out_dtype=plan.out_dtype, bias=bias, scale_a=None, scale_b=None, out=None
+                plan = self.find_plan(settings, a, b) if bias is None else self.find_plan(settings, a, b, bias)
+                if plan is not None:
+                    result: torch.Tensor = plan.launch(
+                        a, b, out_dtype=plan.default, bias=bias, scale_a=None, scale_b=None, out=None
                     )
+                    scope = current.get()
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
                     return result
-            if plain(a, b) and (bias is None or plain(bias)) and not _needs_grad(a, b, bias):
-                return self.forward(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
-        return through_torch(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+            if _no_grad_and_plain(a, b, bias):
+                return self.forward(settings, a, b, bias, scale_a, scale_b, out)
+        return through_torch(settings, a, b, bias, scale_a, scale_b, out)
 
-    def warm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        out_dtype: torch.dtype | None,
-        variant: str | None,
-        scope: Scope,
-    ) -> WarmPlan | None:
-        """The decision of an eager product of two plain matrices without grad; None for all else."""
-        try:
-            key = (a.shape, b.shape, activation, out_dtype, variant, scope.key, _deterministic(), _grad_enabled())
-            found: WarmPlan | None = self.find_warm(key if bias is None else (key, bias.shape))
-            if (
-                found is not None
-                and (found.guard(a, b) if bias is None else found.guard(a, b, bias))
-                and not (a.data_ptr() | b.data_ptr()) & ALIGNED
-                and (bias is None or not bias.data_ptr() & ALIGNED)
-                and not _function_modes()
-                and (found.ieee is None or found.ieee is ieee_float32())
-            ):
-                return found
-            if a.dim() != 2 or b.dim() != 2 or _needs_grad(a, b, bias):
-                return None
-        except (TypeError, AttributeError, RuntimeError):  # no tensors, no memory, unhashable: the checks name it
-            return None
-        tensors = (a, b) if bias is None else (a, b, bias)
-        if not plain(*tensors):
-            return None
-        plan = self.plan_for(a, b, bias, activation, out_dtype, None, None, None, variant, scope)
-        self.warm_plans.remember(key if bias is None else (key, bias.shape), plan, False, *tensors)
-        return WarmPlan(never, plan, False, None)
+    def eager(self, *tensors: Any) -> bool:
+        return _no_grad_and_plain(*tensors) and tensors[0].dim() == tensors[1].dim() == 2
 
     def forward(
         self,
+        settings: Settings,
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        activation: str | None,
-        out_dtype: torch.dtype | None,
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         out: torch.Tensor | None,
-        variant: str | None,
     ) -> torch.Tensor:
         """The product without autograd: views of two or three dimensions, then `launch`."""
         if a.dim() == 2 and b.dim() == 2:
-            return self.launch(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant)
+            return self.launch(settings, a, b, bias, scale_a, scale_b, out)
         a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b))
         if out is None:
-            return self.launch(a2, b2, bias, activation, out_dtype, scale_a, scale_b, None, variant).view(shape)
+            return self.launch(settings, a2, b2, bias, scale_a, scale_b).view(shape)
         if tuple(out.shape) != shape:
             raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
         try:
             view = out.view(*((a2.shape[0],) if a2.dim() == 3 else ()), a2.shape[-2], b2.shape[-1])
         except RuntimeError:  # no view of `out` has so few dimensions
-            return out.copy_(self.forward(a, b, bias, activation, out_dtype, scale_a, scale_b, None, variant))
-        self.launch(a2, b2, bias, activation, out_dtype, scale_a, scale_b, view, variant)
+            return out.copy_(self.forward(settings, a, b, bias, scale_a, scale_b, None))
+        self.launch(settings, a2, b2, bias, scale_a, scale_b, view)
         return out
 
     def launch(
         self,
+        settings: Settings,
         a: torch.Tensor,
         b: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        out_dtype: torch.dtype | None,
-        scale_a: torch.Tensor | None,
-        scale_b: torch.Tensor | None,
-        out: torch.Tensor | None,
-        variant: str | None,
+        bias: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Find or make the plan for these matrices and launch it."""
-        scope = current.get()
-        plan = self.plan_for(a, b, bias, activation, out_dtype, scale_a, scale_b, out, variant, scope)
-        result: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(
-            a, b, out_dtype=plan.out_dtype, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
+        plan = self.plans.by_facts(settings, a, b, bias, scale_a, scale_b, out)
+        result: torch.Tensor = plan.launch(
+            a, b, out_dtype=plan.default, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
         )
+        scope = current.get()
         if scope is not EMPTY:
             observe(scope, plan.decision)
         return result
 
-    def plan_for(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-        out_dtype: torch.dtype | None,
-        scale_a: torch.Tensor | None,
-        scale_b: torch.Tensor | None,
-        out: torch.Tensor | None,
-        variant: str | None,
-        scope: Scope,
-    ) -> Plan:
-        """The warm decision: a key of everything that can change the choice, and one lookup."""
-        try:
-            x, y = a.data_ptr(), b.data_ptr()
-            dtype = a.dtype
-            key = (
-                a.shape,
-                b.shape,
-                a.stride(),
-                b.stride(),
-                dtype,
-                b.dtype,
-                a.device,
-                b.device,
-                (x & 15, y & 15) if (x | y) & 15 else 0,
-                activation,
-                out_dtype,
-                None if bias is None else _identity(bias),
-                None if scale_a is None and scale_b is None else (_identity(scale_a), _identity(scale_b)),
-                None if out is None else _identity(out),
-                variant,
-                scope.key,
-                _deterministic(),
-                dtype is _FLOAT32 and ieee_float32(),
-            )
-            plan = self.lookup(key)
-        except (TypeError, RuntimeError, AttributeError):  # no tensor, no memory, unhashable: the checks below name it
-            key, plan = None, None
-        if plan is None:
-            problem, planned = self.problem_of(
-                a,
-                b,
-                bias=bias,
-                activation=activation,
-                out_dtype=out_dtype,
-                scale_a=scale_a,
-                scale_b=scale_b,
-                out=out,
-                variant=variant,
-            )
-            plan = self.make_plan(key, problem, planned)
-        return plan
+    def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        activation, out_dtype, variant = settings
+        optional = dict(zip(("bias", "scale_a", "scale_b", "out"), tensors[2:], strict=False))
+        what: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, "variant": variant}
+        return self.problem_of(tensors[0], tensors[1], **optional, **what)
 
     def problem_of(
         self,
@@ -274,8 +184,8 @@ class Matmul(Op):
         )
         return problem, with_variant(self.name, current.get(), variant)
 
-    def derive(self, plan: Plan, problem: Problem) -> None:
-        plan.out_dtype = getattr(torch, problem.out_dtype)  # type: ignore[attr-defined]
+    def default(self, problem: Problem) -> Any:
+        return getattr(torch, problem.out_dtype)  # type: ignore[attr-defined]
 
     def trivial(self, problem: Problem) -> Decision | None:
         assert isinstance(problem, MatmulProblem)
@@ -321,15 +231,10 @@ class Matmul(Op):
         return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
 
-def _identity(tensor: torch.Tensor | None) -> Any:
-    """What of a secondary operand can change the choice or break a bound launch."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
-
-
-def _needs_grad(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    return _grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad))
+def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    if not (plain(a, b) if bias is None else plain(a, b, bias)):
+        return False
+    return not (_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
 
 
 matmul = Matmul()

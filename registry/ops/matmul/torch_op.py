@@ -25,17 +25,16 @@ _library.define(
 
 
 def through_torch(
+    settings: tuple[str | None, torch.dtype | None, str | None],
     a: Any,
     b: Any,
     bias: torch.Tensor | None,
-    activation: str | None,
-    out_dtype: torch.dtype | None,
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
     out: torch.Tensor | None,
-    variant: str | None,
 ) -> torch.Tensor:
     """The product through what autograd, compilers, modes and subclasses can see."""
+    activation, out_dtype, variant = settings
     a, b = arguments.check_operands(a, b)
     if bias is not None:
         arguments.check_bias(bias, a, b)
@@ -53,7 +52,7 @@ def through_torch(
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
     fused = "" if needs_grad else activation
     if needs_grad and all(plain(t) for t in inputs):
-        result = _EagerMatmul.apply(a2, b2, bias, result_dtype, variant, current.get())
+        result = _EagerMatmul.apply(a2, b2, bias, ("", result_dtype, variant), current.get())
     else:
         result = torch.ops.registry.matmul(a2, b2, bias, fused, result_dtype, scale_a, scale_b, variant)
     result = result.reshape(shape)
@@ -77,7 +76,7 @@ def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Ten
         scale_b: torch.Tensor | None,
         variant: str | None,
     ) -> torch.Tensor:
-        return launch(a, b, bias, activation, out_dtype, scale_a, scale_b, None, variant).contiguous()
+        return launch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b).contiguous()
 
     _library.impl("matmul", _matmul, "CompositeExplicitAutograd")
     _EagerMatmul.launch, _EagerMatmul.product = staticmethod(launch), staticmethod(product)
@@ -140,15 +139,14 @@ class _EagerMatmul(torch.autograd.Function):
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        out_dtype: torch.dtype,
-        variant: str | None,
+        settings: tuple[str, torch.dtype, str | None],
         scope: Scope,
     ) -> torch.Tensor:
         _save(ctx, a, b, bias)
         ctx.scope = scope
-        return _EagerMatmul.launch(a, b, bias, "", out_dtype, None, None, None, variant)
+        return _EagerMatmul.launch(settings, a, b, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         with entered(ctx.scope):
-            return (*_gradients(ctx, grad, _EagerMatmul.product), None, None, None)
+            return (*_gradients(ctx, grad, _EagerMatmul.product), None, None)

@@ -56,11 +56,12 @@ class RmsNorm(Op):
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, variant: str | None = None
     ) -> torch.Tensor:
-        problem, scope = self.problem_of(x, weight, eps=eps, variant=variant)
-        key = (problem, scope.key)
-        plan = self.memo.get(key) or self.make_plan(key, problem, scope)
-        found: torch.Tensor = (plan.launch if plan.proven else plan.first_launch)(x, eps=eps, weight=weight)
+        plan = self.plans.by_facts((variant,), x, weight)
+        found: torch.Tensor = plan.launch(x, eps=eps, weight=weight)
         return found
+
+    def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        return self.problem_of(*tensors, variant=settings[0])
 
     def problem_of(
         self,

@@ -1,0 +1,338 @@
+"""How a call finds its plan: guard, facts, Problem; what is kept, what is forgotten, and who may look at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from made_up import math_run
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import registry
+from registry import IllegalVariant, KernelDoesNotFit
+from registry.dispatch import plan_cache
+from registry.dispatch.plan import Plan
+from registry.dispatch.plan_cache import PlanCache, forget_plans
+from registry.ops.tensors import plain
+
+MASKS = (False, None, 0.0, False, None)
+
+
+def qkv(*shape, **kwargs):
+    return tuple(torch.randn(*(shape or (1, 2, 8, 16)), **kwargs) for _ in range(3))
+
+
+def a_cache(make=None, limit=64):
+    return PlanCache(
+        make or (lambda settings, with_grad, tensors: Plan(None, None, None, None, with_grad)), plain, limit
+    )
+
+
+def pair(*shape, **kwargs):
+    return torch.zeros(*shape, **kwargs), torch.zeros(*shape, **kwargs)
+
+
+# --- what tells plans apart ---------------------------------------------------------------------------------------
+
+
+def test_equal_calls_share_a_plan_and_others_do_not():
+    cache = a_cache()
+    plan = cache.find("settings", *pair(4, 4))
+    assert cache.find("settings", *pair(4, 4)) is plan
+    others = {
+        "settings": ("others", *pair(4, 4)),
+        "shape": ("settings", *pair(2, 8)),
+        "stride": ("settings", *(t.t() for t in pair(4, 4))),
+        "dtype": ("settings", *pair(4, 4, dtype=torch.float64)),
+        "one dtype": ("settings", torch.zeros(4, 4), torch.zeros(4, 4, dtype=torch.float64)),
+        "grad": ("settings", *pair(4, 4, requires_grad=True)),
+        "alignment": ("settings", torch.zeros(17)[1:].view(4, 4), torch.zeros(4, 4)),
+        "number": ("settings", *pair(4, 4), torch.zeros(4, 4)),
+    }
+    found = {name: cache.find(*call) for name, call in others.items()}
+    assert len({id(other) for other in (plan, *found.values())}) == len(found) + 1
+    for name, call in others.items():
+        assert cache.find(*call) is found[name], name
+    assert found["grad"].with_grad and not plan.with_grad
+    with torch.no_grad():
+        assert not cache.find("settings", *others["grad"][1:]).with_grad
+
+
+def test_state_of_torch_tells_plans_apart():
+    cache, tensors = a_cache(), pair(4, 4)
+    plan = cache.find("settings", *tensors)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
+        assert cache.find("settings", *tensors) is not plan
+        torch.set_float32_matmul_precision(before)
+        torch.use_deterministic_algorithms(True)
+        assert cache.find("settings", *tensors) is not plan
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.use_deterministic_algorithms(False)
+    with registry.prefer("torch_math"):
+        assert cache.find("settings", *tensors) is not plan
+    assert cache.find("settings", *tensors) is plan
+
+
+def test_optional_tensors_have_their_places():
+    cache, (a, b) = a_cache(), pair(4, 4)
+    plans = {cache.by_facts("settings", a, b, *rest) for rest in ((), (a, None), (None, a), (a, a))}
+    assert len(plans) == 4
+
+
+def test_one_tensor_in_two_places():
+    cache, (a, _) = a_cache(), pair(4, 4)
+    plan = cache.find("settings", a, a)
+    assert cache.find("settings", a, a) is plan
+
+
+def test_a_backward_launch_is_bound_for_its_gradients_dtype(declare):
+    """A launch that is bound for a float32 gradient must not be handed another one."""
+    bound = []
+
+    def prepare(problem, config):
+        bound.append(problem.operands[3].dtype)
+        return lambda grad_out, q, k, v, out, lse, *, scale, **_: (q, k, v)
+
+    declare("test.bound", op="attention_backward", prepare=prepare, lse=True)
+    q, k, v = qkv()
+    out, lse = registry.attention(q, k, v, return_lse=True)
+    for grad in (torch.ones_like(out), torch.ones_like(out).double(), torch.ones_like(out)):
+        registry.attention.backward(grad, q, k, v, out, lse, scale=0.25, variant="test.bound")
+    assert bound == ["float32", "float64"]
+
+
+def test_a_window_given_as_a_list_is_kept_under_its_tuple():
+    q, k, v = qkv()
+    registry.attention(q, k, v, window=(3, 1))
+    before = len(registry.attention.plans)
+    expected = registry.attention(q, k, v, window=(3, 1))
+    assert torch.equal(registry.attention(q, k, v, window=[3, 1]), expected)
+    assert len(registry.attention.plans) == before
+
+
+def test_what_cannot_be_a_key_is_checked_and_never_kept():
+    q, k, v = qkv()
+    registry.attention(q, k, v)
+    registry.matmul(q, k.mT)
+    before = len(registry.attention.plans), len(registry.matmul.plans)
+    for _ in range(2):
+        with pytest.raises(registry.InvalidArgument, match="window"):
+            registry.attention(q, k, v, window=([], 1))
+        with pytest.raises(registry.InvalidArgument, match="activation"):
+            registry.matmul(q[0, 0], k[0, 0].t(), activation=["relu"])
+    assert (len(registry.attention.plans), len(registry.matmul.plans)) == before
+
+
+# --- who must see the call ----------------------------------------------------------------------------------------
+
+
+class Watching(TorchDispatchMode):
+    """Sees the registry's ops. torch's guards overlook modes that say what this one says, as checkpointing's do."""
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "registry" in str(func):
+            self.seen = [*getattr(self, "seen", []), str(func)]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_plan_that_is_kept_does_not_slip_past_a_dispatch_mode(grad):
+    q, k, v = qkv(requires_grad=grad)
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        registry.attention(q, k, v)
+        registry.matmul(a, b)
+        with Watching() as mode:
+            registry.attention(q, k, v)
+            registry.matmul(a, b)
+        assert mode.seen == ["registry.attention.default", "registry.matmul.default"]
+
+
+def test_selective_checkpointing_keeps_what_it_was_told_to(declare):
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    runs = []
+
+    def run(*args, **kwargs):
+        runs.append(1)
+        return math_run(*args, **kwargs)
+
+    declare("test.counted", run=run, lse=True)
+
+    def policy(context, op, *args, **kwargs):
+        ours = op is torch.ops.registry.attention.default
+        return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
+
+    q, k, v = qkv(requires_grad=True)
+    for _ in range(2):
+        with registry.use("test.counted"):
+            registry.attention(q, k, v)
+            runs.clear()
+            out = checkpoint(
+                lambda q, k, v: registry.attention(q * 2, k, v).sin(),
+                *(q, k, v),
+                use_reentrant=False,
+                context_fn=lambda: create_selective_checkpoint_contexts(policy),
+            )
+            out.sum().backward()
+        assert len(runs) == 1
+
+
+def test_subclasses_and_fakes_find_nothing():
+    cache = a_cache()
+    meta = torch.zeros(4, 4, device="meta")
+    cache.find("settings", *pair(4, 4))
+    assert cache.find("settings", meta, meta) is None
+    assert cache.find("settings", 1.0, "two") is None
+    with torch.device("cpu"):  # a function mode
+        assert cache.find("settings", *pair(4, 4)) is None
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_many_shapes_do_not_grow_the_cache_without_bound(declare):
+    declare("test.cheap", run=lambda q, k, v, **_: (q, None), cross_length=True)
+    cache = registry.attention.plans
+    k = torch.randn(1, 1, 1, 16)
+    storage = torch.randn(10_000, 16)
+    with registry.use("test.cheap"):
+        for length in range(1, 10_001):
+            registry.attention(storage[:length].view(1, 1, length, 16), k, k)
+    assert len(cache) <= cache.limit
+
+
+def test_a_full_cache_drops_the_oldest_and_is_bounded_by_guards_too():
+    cache, b = a_cache(limit=16), torch.zeros(1)
+    first = cache.find("settings", torch.zeros(1), b)
+    for size in range(2, 100):
+        last = cache.find("settings", torch.zeros(size), b)
+        assert len(cache) <= 16
+    assert cache.find("settings", torch.zeros(99), b) is last
+    assert cache.find("settings", torch.zeros(1), b) is not first
+
+
+def test_more_layouts_than_guards_are_still_found():
+    cache, b = a_cache(), torch.zeros(1)
+    calls = [torch.zeros(64, size)[:, :1] for size in range(1, 2 * plan_cache.GUARDS)]
+    plans = [cache.find("settings", a, b) for a in calls]
+    assert [cache.find("settings", a, b) for a in calls] == plans and len(set(map(id, plans))) == len(plans)
+
+
+def test_registering_forgets_old_plans(declare):
+    registry.attention(*qkv())
+    declare("test.new", arch=("cpu",))
+    assert len(registry.attention.plans) == 0
+
+
+def test_a_guard_for_a_plan_that_was_forgotten_meanwhile_is_not_kept():
+    cache = a_cache()
+    tensors = pair(4, 4)
+    add_guard = cache._add_guard
+
+    def forget_first(*args):
+        forget_plans()
+        add_guard(*args)
+
+    cache._add_guard = forget_first
+    cache.find("settings", *tensors)
+    assert len(cache) == 0
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+def test_threads_make_a_plan_once():
+    made = []
+
+    def slowly(settings, with_grad, tensors):
+        made.append(1)
+        time.sleep(0.05)
+        return Plan(None, None, None)
+
+    cache, tensors = a_cache(slowly), pair(4, 4)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(cache.find("settings", *tensors))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1 and len(set(map(id, found))) == 1
+
+
+def test_discovery_does_not_run_under_the_lock(monkeypatch):
+    """A plugin may register variants, which forgets plans, or call an op, while another thread's call waits for it."""
+    free = []
+
+    class Discovering:
+        def get(self):
+            other = threading.Thread(target=lambda: (forget_plans(), free.append(True)), daemon=True)
+            other.start()
+            other.join(5)
+
+    monkeypatch.setattr(plan_cache, "catalog", Discovering())
+    a_cache().find("settings", *pair(4, 4))
+    assert free == [True]
+
+
+def test_making_a_plan_may_ask_for_another():
+    def make(settings, with_grad, tensors):
+        return cache.by_facts("inner", *tensors) if settings == "outer" else Plan(None, None, None)
+
+    cache = a_cache(make)
+    assert cache.find("outer", *pair(4, 4)) is cache.find("inner", *pair(4, 4))
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_launch_replaces_itself(declare):
+    prepared = []
+
+    def prepare(problem, config):
+        prepared.append(problem)
+        return lambda q, k, v, *, scale: (q + scale, None)
+
+    declare("test.bound", prepare=prepare)
+    tensors = qkv()
+    plan = registry.attention.find_plan((*MASKS[:4], "test.bound"), *tensors)
+    assert prepared == []
+    first = plan.launch
+    for _ in range(2):
+        assert torch.equal(plan.launch(*tensors, scale=1.0)[0], tensors[0] + 1.0)
+    assert torch.equal(first(*tensors, scale=1.0)[0], tensors[0] + 1.0)  # a thread may hold on to it
+    assert plan.launch != first and len(prepared) == 1
+
+
+def test_a_first_launch_that_fails_is_watched_again(declare):
+    tries = []
+
+    def prepare(problem, config):
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("not a matter of compiling")
+        return lambda q, k, v, *, scale: (q, None)
+
+    declare("test.moody", prepare=prepare)
+    tensors = qkv()
+    with pytest.raises(ValueError, match="compiling"):
+        registry.attention(*tensors, variant="test.moody")
+    assert torch.equal(registry.attention(*tensors, variant="test.moody"), tensors[0])
+
+
+def test_a_forced_launch_that_does_not_compile_is_refused(declare):
+    def prepare(problem, config):
+        raise KernelDoesNotFit("too large")
+
+    declare("test.large", prepare=prepare)
+    with pytest.raises(IllegalVariant, match="too large"):
+        registry.attention(*qkv(), variant="test.large")
