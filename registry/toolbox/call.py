@@ -172,11 +172,10 @@ class Host:
         return self._generate(calls, [call.plain() for call in calls], operands)(*tensors, **given)
 
     def _operands_of(self, tensors: Sequence[Any], given: Mapping[str, Any]) -> Operands:
-        named = dict(zip(self.interface.tensors, tensors, strict=True)) | {
-            n: given.get(n) for n in self.interface.optional
-        }
-        dense = {n: t.contiguous() if n in self.contiguous else t for n, t in named.items() if t is not None}
-        return {name: StandIn.of_tensor(name, tensor) for name, tensor in dense.items()}
+        named = dict(zip(self.interface.tensors, tensors, strict=True))
+        named |= {name: given[name] for name in self.interface.optional if given.get(name) is not None}
+        dense = {name: one.contiguous() if name in self.contiguous else one for name, one in named.items()}
+        return {name: StandIn.of_tensor(name, one) for name, one in dense.items()}
 
     def _bound(
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None

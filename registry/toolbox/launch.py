@@ -70,8 +70,8 @@ class StandIn:
         alignment: int = 16,
         name: str = "",
     ) -> None:
-        """Strides default to dense ones; `dtype` is torch's, or its name; `alignment` counts bytes; registry.toolbox.call
-        knows by its name what it stands in for."""
+        """Strides default to dense ones; `dtype` is torch's, or its name; `alignment` counts bytes. By its `name`
+        registry.toolbox.call knows what it stands in for."""
         import torch
 
         self.shape = tuple(shape)

@@ -35,8 +35,7 @@ def _forward_operands(problem: AttentionProblem) -> dict[str, StandIn]:
 
 def _backward_operands(problem: AttentionBackwardProblem) -> dict[str, StandIn]:
     found = _forward_operands(problem)
-    out = out_of(found)
-    found = {"out": out, "grad_out": out} | found
+    found = {"out": out_of(found), "grad_out": dense_like(found["q"], "grad_out", found["v"].shape[3])} | found
     found["lse"] = row_sums(found["q"], "lse")
     if problem.grad_lse:
         found["grad_lse"] = row_sums(found["q"], "grad_lse")
