@@ -220,4 +220,5 @@ class Host:
             lines.append(f"launch_{number}({', '.join(call.varying().values())})")
         lines.append("return " + ", ".join(name if name in used else "None" for name in op.results))
         keywords = ", ".join([*op.tensors, "*", *scale, *(f"{name}=None" for name in (*op.optional, *op.ignored))])
-        return function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
+        made: Launch = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
+        return made

@@ -1,19 +1,11 @@
 """A thin launcher over compiled Triton and Gluon kernels: a warm `kernel[grid](...)` without its host work.
 
-A variant's `prepare` binds once; the launch that it returns runs many times::
+registry.toolbox.call derives a variant's launches from what it declares, through this::
 
-    def prepare(problem, config):
-        q, k, v = (StandIn.of(operand) for operand in problem.operands)  # shapes and alignment, no memory
-        bound = Launcher(_kernel, constants={"BLOCK": config["BLOCK"]}, options={"num_warps": 4}).bind(
-            {"q": TensorDescriptor(q, ...), "k": k, "v": v, "out": StandIn(q.shape, q.dtype), "n": problem.seqlen_k,
-             "scale": 1.0}, grid=(...), vary=("scale",))
-        new_out = out_allocator(problem)  # of registry.ops.attention; registry.toolbox.outputs has the general one
-
-        def launch(q, k, v, *, scale):
-            out = new_out(q)
-            bound(q, k, v, out, scale)  # what varies, in the kernel's order; a tensor in place of its descriptor
-            return out, None
-        return launch
+    bound = Launcher(_kernel, constants={"BLOCK": 64}, options={"num_warps": 4}).bind(
+        {"q": TensorDescriptor(q, ...), "k": StandIn(shape, dtype), "out": out, "n": 1024, "scale": 1.0},
+        grid=(...), vary=("scale",))
+    bound(q, k, out, scale)  # what varies, in the kernel's order; a tensor in place of its descriptor
 
 What varies: every tensor, every descriptor's tensor, and the scalars named in `vary`; all other scalars are frozen at
 the value they had in `bind`. Example arguments may be real tensors, meta tensors or `StandIn`s; none is kept alive. An
