@@ -60,7 +60,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
 from registry.toolbox.arithmetic import to_tf32
-from registry.toolbox.hopper import as_box, as_matrix, group_barrier, load_tile, store_wait
+from registry.toolbox.hopper import after_previous_kernel, as_box, as_matrix, group_barrier, load_tile, store_wait
 
 
 @gluon.jit
@@ -318,39 +318,10 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
         store_wait(0)
 
 
-@gluon.jit
-def _after_previous_kernel():
-    """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+INTEGERS = "M N blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
 
 
-INTS = [
-    "M",
-    "N",
-    "blocks",
-    "tiles",
-    "whole",
-    "tiles_m",
-    "tiles_n",
-    "z_a",
-    "z_b",
-    "scz",
-    "scm",
-    "scn",
-    "s_az",
-    "s_am",
-    "s_bn",
-]
-
-
-@gluon.jit(do_not_specialize=INTS)
+@gluon.jit(do_not_specialize=INTEGERS.split())
 def matmul_ws(
     a_desc,
     b0_desc,
@@ -404,7 +375,7 @@ def matmul_ws(
     else:
         rounded = turn
     if cfg.PDL:
-        _after_previous_kernel()
+        after_previous_kernel()
     bars = (full, empty, turn, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)

@@ -7,6 +7,7 @@ rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes s
              (i // stages) & 1, so producer and consumers agree by counting
 barriers     `FREE_BARRIERS` are the hardware barriers that the compiler leaves alone: give them names in an enum, and
              `barrier_asm` of one to `gl.inline_asm_elementwise`
+launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True`
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -135,3 +136,19 @@ def wait_empty(r, i):
 def barrier_asm(verb, barrier, threads):
     """PTX that waits at a named barrier ("sync") for that many threads, or comes to it and goes on ("arrive")."""
     return f"bar.{verb} {int(barrier)}, {int(threads)}; mov.u32 $0, 0;"
+
+
+# --- the kernel before this one -------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def after_previous_kernel():
+    """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
