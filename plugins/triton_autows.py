@@ -29,9 +29,8 @@ import triton
 import triton.language as tl
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.ops.attention.outputs import new_lse, new_out
-from registry.toolbox.builds import Build
-from registry.toolbox.launch import StandIn
+from registry.ops.attention.calls import FORWARD, out_of, row_sums
+from registry.toolbox.call import Call, Host, Operands, PerCall
 
 LOG2_E = 1.4426950408889634
 UNIT_BYTES = 16  # what descriptors ask of strides
@@ -163,69 +162,60 @@ def attention_autows(
 # --- the host side ------------------------------------------------------------------------------------------------
 
 
-def _bounds(causal: bool, window: tuple[int, int] | None, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+def _bounds(problem: Any) -> tuple[int, int]:
     """(left, right) of the mask, -1 where that side hides nothing."""
-    left, right = window or (-1, -1)
-    right = 0 if causal else right
-    return -1 if left >= seqlen_k - 1 else left, -1 if right >= seqlen_q - 1 else right
+    left, right = problem.window or (-1, -1)
+    right = 0 if problem.causal else right
+    return -1 if left >= problem.seqlen_k - 1 else left, -1 if right >= problem.seqlen_q - 1 else right
 
 
-def _call(
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    config: Mapping[str, Any],
-    *,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-) -> tuple[Any, ...]:
-    """(grid, arguments, constants) of a launch."""
-    batch, heads, seqlen_q, head_dim = q.shape
-    seqlen_k, head_dim_v = k.shape[2], v.shape[3]
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     unit = UNIT_BYTES // q.dtype.itemsize
     # The stride of a single row may be anything; a descriptor wants it sensible.
     strides = {
-        f"{name}_{dim}": (tensor.stride(number) if tensor.shape[number] > 1 else tensor.shape[3]) // unit
-        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))
+        f"{name}_{dim}": (operand.strides[number] if operand.shape[number] > 1 else operand.shape[3]) // unit
+        for name, operand in (("q", q), ("k", k), ("v", v), ("out", out))
         for number, dim in enumerate(("batch", "head", "row"))
     }
-    left, right = _bounds(causal, window, seqlen_q, seqlen_k)
-    scale = max(scale, 1e-30)  # -inf * 0 would be NaN
+    left, right = _bounds(problem)
+    factor = 1.0 / problem.softcap if problem.softcap else LOG2_E
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
         v_ptr=v,
         out_ptr=out,
-        lse_ptr=lse,
+        lse_ptr=row_sums(q, "lse") if problem.lse else None,
         **strides,
-        heads_q=heads,
-        group=heads // k.shape[1],
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        scale_log2=scale / softcap if softcap else scale * LOG2_E,
-        softcap_log2=softcap * LOG2_E,
+        heads_q=problem.heads_q,
+        group=problem.heads_q // problem.heads_kv,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        scale_log2=PerCall("scale", factor) if scale > 0 else 1e-30 * factor,  # -inf * 0 would be NaN
+        softcap_log2=problem.softcap * LOG2_E,
         window_left=left,
         window_right=right,
     )
     constants = dict(
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        PADDED_D=triton.next_power_of_2(head_dim),
-        PADDED_V=triton.next_power_of_2(head_dim_v),
+        HEAD_DIM=problem.head_dim,
+        HEAD_DIM_V=problem.head_dim_v,
+        PADDED_D=triton.next_power_of_2(problem.head_dim),
+        PADDED_V=triton.next_power_of_2(problem.head_dim_v),
         UNIT=unit,
         HAS_LEFT=left >= 0,
         HAS_RIGHT=right >= 0,
-        RAGGED=seqlen_k % config["BLOCK_N"] != 0,
-        SOFTCAP=softcap != 0.0,
-        LSE=lse is not None,
+        RAGGED=problem.seqlen_k % config["BLOCK_N"] != 0,
+        SOFTCAP=problem.softcap != 0.0,
+        LSE=problem.lse,
         BLOCK_M=config["BLOCK_M"],
         BLOCK_N=config["BLOCK_N"],
     )
-    return (triton.cdiv(seqlen_q, config["BLOCK_M"]), batch * heads), arguments, constants
+    grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]), problem.batch * problem.heads_q)
+    options = {"num_warps": 4, "num_stages": config["num_stages"]}
+    return [Call(attention_autows, grid, arguments, constants, options)]
+
+
+HOST = Host(FORWARD, call)
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
@@ -234,39 +224,14 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    config: Mapping[str, Any],
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    return_lse: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Through Triton's own launch, which asks for that memory."""
     if scale < 0:  # the kernel takes maxima before it scales
         q, scale = -q, -scale
-    out, lse = new_out(q, v), new_lse(q) if return_lse else None
-    masks = dict(causal=causal, window=window, softcap=softcap)
-    grid, arguments, constants = _call(q, k, v, out, lse, config, scale=scale, **masks)
     triton.set_allocator(_scratch)
-    attention_autows[grid](**arguments, **constants, num_warps=4, num_stages=config["num_stages"])
-    return out, lse
-
-
-def builds(problem: Any, config: Mapping[str, Any]) -> list[Build]:
-    """What a call would compile."""
-    q, k, v = (StandIn.of(fact) for fact in problem.operands[:3])
-    meta = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="meta") for t in (q, v)]
-    out = new_out(*meta)
-    lse = StandIn(q.shape[:3], torch.float32, new_lse(meta[0]).stride()) if problem.lse else None
-    masks = dict(causal=problem.causal, window=problem.window, softcap=problem.softcap)
-    _, arguments, constants = _call(
-        q, k, v, StandIn(out.shape, out.dtype, out.stride()), lse, config, scale=1.0, **masks
-    )
-    options = {"num_warps": 4, "num_stages": config["num_stages"]}
-    return [Build.of(attention_autows, arguments, constants=constants, options=options, arch=problem.target)]
+    found: tuple[torch.Tensor, torch.Tensor | None] = HOST.run(q, k, v, scale=scale, **given)
+    return found
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
@@ -297,7 +262,7 @@ def registry_variants() -> list[Variant]:
             "triton_autows",
             op="attention",
             run=attention,
-            builds=builds,
+            builds=HOST.builds,
             requires=Requires(
                 arch=("sm90",),
                 dtypes=("float16", "bfloat16", "float32"),

@@ -4,8 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from registry.plugins.gluon_fa3.compat import as_matrix, tma_store, tma_store_wait
-from registry.plugins.gluon_fa3.pipeline import give_turn, release, take_turn, wait_full
+from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
 from registry.plugins.gluon_fa3.schedule import key_blocks, learn
 from registry.plugins.gluon_fa3.softmax import (
     LN2,
@@ -18,6 +17,7 @@ from registry.plugins.gluon_fa3.softmax import (
     softmax,
     unpack,
 )
+from registry.toolbox.hopper import as_matrix, release, store_tile, store_wait, wait_full
 
 ROWS = gl.constexpr(64)
 
@@ -71,16 +71,16 @@ def store_output(o_map, o_tile, acc, b, h, row, DTYPE: gl.constexpr, T: gl.const
     if T.o_steps == 1:
         staged.store(acc.to(DTYPE))
         fence_async_shared()
-        tma_store(o_map, [b, h, row, 0], o_tile)
+        store_tile(o_map, [b, h, row, 0], o_tile)
     else:
         left, right = acc.to(DTYPE).reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         staged.store(left)
         fence_async_shared()
-        tma_store(o_map, [b, h, row, 0], o_tile)
-        tma_store_wait(0)
+        store_tile(o_map, [b, h, row, 0], o_tile)
+        store_wait(0)
         staged.store(right)
         fence_async_shared()
-        tma_store(o_map, [b, h, row, HALF], o_tile)
+        store_tile(o_map, [b, h, row, HALF], o_tile)
 
 
 @gluon.jit
@@ -222,7 +222,7 @@ def consumer(
             seqlen_q = extent[0]
             place = lse + (b * heads_q + h).to(gl.int64) * seqlen_q + out_rows
             gl.store(place, (last_m + gl.log2(total)) * LN2, mask=out_rows < seqlen_q)
-        tma_store_wait(0)
+        store_wait(0)
         acc = warpgroup_mma_wait(0, [o_pending])
         release(v_ring, i - 1)
         if T.overlap:
@@ -238,4 +238,4 @@ def consumer(
         b = next_b
     if GROUP == 0:
         take_turn(0, T)
-    tma_store_wait(0)
+    store_wait(0)

@@ -43,8 +43,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_fa3.consumer import consumer
-from registry.plugins.gluon_fa3.pipeline import ring
 from registry.plugins.gluon_fa3.producer import producer
+from registry.toolbox.hopper import ring
 
 ROWS = gl.constexpr(64)
 

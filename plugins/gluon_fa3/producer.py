@@ -4,9 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.compat import tma_load
-from registry.plugins.gluon_fa3.pipeline import wait_empty
 from registry.plugins.gluon_fa3.schedule import announce, key_blocks, next_tile, tile_at
+from registry.toolbox.hopper import load_tile, wait_empty
 
 ROWS = gl.constexpr(64)
 
@@ -16,7 +15,7 @@ def load_block(tensor, r, i, b, h, block, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
     tile, ready = wait_empty(r, i)
     mbarrier.expect(ready, tile.shape[2] * tile.shape[3] * 2)
-    tma_load(tensor, [b, h, block * T.block_n, 0], ready, tile)
+    load_tile(tensor, [b, h, block * T.block_n, 0], ready, tile)
 
 
 @gluon.jit
@@ -26,7 +25,7 @@ def load_queries(q_map, q_rings, turn, b, h, m, T: gl.constexpr):
     for g in gl.static_range(GROUPS):
         tile, ready = wait_empty(q_rings[g], turn)
         mbarrier.expect(ready, ROWS * T.head * 2)
-        tma_load(q_map, [b, h, m * T.block_m + g * ROWS, 0], ready, tile)
+        load_tile(q_map, [b, h, m * T.block_m + g * ROWS, 0], ready, tile)
 
 
 @gluon.jit

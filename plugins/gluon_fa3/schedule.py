@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.pipeline import release, wait_empty, wait_full
+from registry.toolbox.hopper import release, wait_empty, wait_full
 
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
 

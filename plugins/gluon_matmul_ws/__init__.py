@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.calls import MATMUL, int32_reasons, turned
 from registry.plugins.gluon_matmul_ws import host
-from registry.plugins.gluon_matmul_ws.kernel import INTS, matmul_ws
 
 # Measured facts: see the end of kernel.py. Speed of one tile shape against the fastest, where the chip is full.
 _TILES = (
@@ -30,6 +32,10 @@ _TILES_8BIT = (
 
 _EPILOGUE = {"gelu": 1.5e-4, "silu": 0.3e-4}
 """Microseconds for an element of a tile."""
+
+
+def _itemsize(dtype: str) -> int:
+    return getattr(torch, dtype).itemsize
 
 
 def config(
@@ -58,7 +64,7 @@ def config(
 
 def candidates(problem, most: int = 8) -> list[dict[str, Any]]:
     """Every tile worth trying, best first by `_microseconds`."""
-    size, count = host.item(problem.dtype), problem.target.sm_count or 132
+    size, count = _itemsize(problem.dtype), problem.target.sm_count or 132
     blocks = -(-problem.k * size // 128)
     found = []
     for mode, m, n, stages, speed in _TILES if size > 1 else _TILES_8BIT:
@@ -118,39 +124,8 @@ def design_of(config) -> Design:
 
 def _rule(problem, config) -> Iterable[Reason]:
     for fact in problem.operands:
-        turned = host.turned(fact.shape, fact.strides)
-        inner = len(fact.shape) - (2 if turned else 1)
-        if fact.base_alignment % 16:
-            yield Reason(
-                "alignment",
-                "base_alignment",
-                f"{fact.base_alignment} bytes",
-                "multiples of 16 bytes",
-                f"call .clone() on {fact.name}: its storage offset breaks the alignment",
-                fact.name,
-            )
-        if fact.shape[inner] > 1 and fact.strides[inner] != 1:
-            yield Reason(
-                "stride",
-                "unit_inner_stride",
-                fact.strides[-2:],
-                "stride 1 in one matrix dimension",
-                f"call .contiguous() on {fact.name}",
-                fact.name,
-            )
-        for dim, (extent, stride) in enumerate(zip(fact.shape, fact.strides, strict=True)):
-            if dim != inner and extent > 1 and stride * fact.itemsize % 16:
-                yield Reason(
-                    "alignment",
-                    "stride_alignment",
-                    f"{stride * fact.itemsize} bytes",
-                    "multiples of 16 bytes",
-                    f"pad {fact.name}: its stride of {stride * fact.itemsize} bytes in dimension {dim} is no "
-                    "multiple of 16",
-                    fact.name,
-                )
         wanted = fact.name == "b"
-        if fact.itemsize != 2 and turned != wanted:
+        if fact.itemsize != 2 and turned(fact) != wanted:
             yield Reason(
                 "layout",
                 "layout",
@@ -165,40 +140,14 @@ def _rule(problem, config) -> Iterable[Reason]:
         yield Reason("config", "SPLIT_K", host.split_k(config), "1, except for cooperative tiles", "SPLIT_K=1")
     if host.split_k(config) > -(-problem.k // config["BLOCK_K"]):
         yield Reason("config", "SPLIT_K", host.split_k(config), "at most one range for each block of K", "SPLIT_K=1")
-    if (
-        problem.dtype == "int8"
-        and problem.out_dtype == "int32"
-        and (problem.scaling or problem.activation not in ("", "relu"))
-    ):
-        yield Reason(
-            "out_dtype", "out_dtype", "int32", "a floating dtype with this epilogue", "out_dtype=torch.bfloat16"
-        )
-    if problem.dtype != "int8" and problem.out_dtype == "int32":
-        yield Reason("out_dtype", "out_dtype", "int32", "int8 operands", "out_dtype=torch.float32")
-
-
-def _switches(problem, config) -> host.Switches:
-    turned = {f.name: host.turned(f.shape, f.strides) for f in problem.operands}
-    dense = (problem.batch * problem.m, problem.n)
-    store = host.tma_can_store(dense, (problem.n, 1), 16, host.item(problem.out_dtype))
-    return host.switches(
-        problem.dtype,
-        problem.out_dtype,
-        config,
-        a_t=turned["a"],
-        b_t=turned["b"],
-        tma_store=store,
-        bias=problem.bias,
-        scaled=bool(problem.scaling),
-        activation=problem.activation or "",
-    )
+    yield from int32_reasons(problem)
 
 
 def _shared_memory(problem, config) -> int:
     """The ring, the buffers of C, and what the barriers and the hand-over to the warp groups take."""
-    ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * host.item(problem.dtype)
-    cfg = _switches(problem, config)
-    buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * host.item(problem.out_dtype)
+    ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * _itemsize(problem.dtype)
+    cfg = host.switches(problem, config, MATMUL.operands(problem))
+    buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * _itemsize(problem.out_dtype)
     return ring + buffers + (16 + 8 * cfg.ROUND) * cfg.STAGES + HAND_OVER
 
 
@@ -210,36 +159,6 @@ def _registers(problem, config) -> int:
     return 384 * 168
 
 
-def builds(problem, config) -> list[Any]:
-    """The one kernel that this config launches, for a fresh dense output."""
-    from registry.toolbox.builds import Build
-
-    cfg = _switches(problem, config)
-    block = host.blocks_of(cfg)
-
-    def described(name: str, kind: str) -> str:
-        rows, columns = block[name]
-        return f"tensordesc<{host.SHORT[kind]}[1, {rows}, {columns}],{host.layout(block[name], kind)!r}>"
-
-    out = f"*{host.SHORT[problem.out_dtype]}"
-    scale = "*fp32" if problem.scaling else out
-    signature = {
-        "a_desc": described("a", problem.dtype),
-        "b0_desc": described("b0", problem.dtype),
-        "b1_desc": described("b1", problem.dtype),
-        "c_desc": described("c", problem.out_dtype) if cfg.TMA_STORE else described("a", problem.dtype),
-        "c_ptr": out,
-        "bias_ptr": out,
-        "sa_ptr": scale,
-        "sb_ptr": scale,
-        "part_ptr": ("*i32" if problem.dtype == "int8" else "*fp32") if cfg.SPLIT_K > 1 else out,
-        "count_ptr": "*i32" if cfg.SPLIT_K > 1 else out,
-        **dict.fromkeys(INTS, "i32"),
-    }
-    aligned = dict.fromkeys(("c_ptr", "bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
-    return [Build(matmul_ws, signature, {"cfg": cfg}, aligned, {"num_warps": 4, "launch_pdl": cfg.PDL})]
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
@@ -247,6 +166,8 @@ def registry_variants() -> list[Variant]:
         dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
         layouts=("nn", "nt", "tn", "tt"),
         unit_inner_stride=False,
+        base_alignment=16,  # of a tensor map's address
+        stride_alignment=16,  # and of each of its strides
         batched=True,
         bias=True,
         out=True,
@@ -263,11 +184,11 @@ def registry_variants() -> list[Variant]:
         Variant(
             "gluon_matmul_ws",
             op="matmul",
-            run=host.matmul,
+            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=builds,
-            prepare=host.prepare,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
             design=Design(
                 warp_groups=2,
                 pipeline_stages=4,

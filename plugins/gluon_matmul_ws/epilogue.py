@@ -4,8 +4,8 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from registry.plugins.gluon_matmul_ws.compat import matrix, store_tile, store_wait
 from registry.toolbox.arithmetic import activate
+from registry.toolbox.hopper import as_matrix, store_tile, store_wait
 
 
 @gluon.jit
@@ -46,7 +46,7 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.con
     rows: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     for i in gl.static_range(parts):
         x = _finish(pieces[i], z, row, col + i * cfg.EN, M, N, epi, dtype, cfg)
-        slot = matrix(c_s.index(G * cfg.STORES + buffer % cfg.STORES), cfg.GM, cfg.EN)
+        slot = as_matrix(c_s.index(G * cfg.STORES + buffer % cfg.STORES), cfg.GM, cfg.EN)
         if cfg.TMA_STORE:
             store_wait(cfg.STORES - 1)
             slot.store(x)

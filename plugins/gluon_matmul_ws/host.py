@@ -1,8 +1,9 @@
-"""Host side of the warp-specialised product: from tensors (or a Problem) to compile-time switches and a launch."""
+"""Host side of the warp-specialised product: the compile-time switches of a kernel, and its launch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,53 +11,50 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from registry.ops.matmul.calls import (
+    MATMUL,
+    out_of,
+    scale_strides,
+    sizes_of,
+    strides_of,
+    tma_can_store,
+    tma_geometry,
+    turned,
+)
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
-from registry.toolbox.counters import zeroes
-from registry.toolbox.launch import Launcher
-from registry.toolbox.outputs import allocator
-
-GL = {
-    "float16": gl.float16,
-    "bfloat16": gl.bfloat16,
-    "float32": gl.float32,
-    "float8_e4m3fn": gl.float8e4nv,
-    "float8_e5m2": gl.float8e5,
-    "int8": gl.int8,
-    "int32": gl.int32,
-}
-SHORT = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "int8": "i8",
-    "int32": "i32",
-}
+from registry.toolbox.call import Call, Host, Operands, Zeroes
+from registry.toolbox.hopper import swizzled
+from registry.toolbox.launch import StandIn
 
 
-FLAGS = 256  # counters that a launch may have without making its own
-
-
+@dataclass(frozen=True)
 class Switches:
-    """Compile-time switches of one kernel: hashable, and equal where all are equal."""
+    """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-        self._key = tuple(sorted((name, str(value)) for name, value in values.items()))
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other._key == self._key
-
-    def __repr__(self) -> str:
-        return "Switches(" + ", ".join(f"{name}={value}" for name, value in self._key) + ")"
-
-
-def item(dtype: str) -> int:
-    return GL[dtype].primitive_bitwidth // 8
+    PARTS: int  # consumers that share a tile
+    GM: int  # rows of a consumer
+    N0: int
+    N1: int
+    BK: int
+    STAGES: int
+    STORES: int  # buffers of C for each consumer
+    EN: int  # columns of such a buffer
+    GROUP: int
+    SPLIT: int
+    SPLIT_K: int
+    AT_ONCE: int  # partial sums in flight while they are added up
+    REGS: int
+    ITEM: int  # bytes of an operand's element
+    PDL: bool
+    A_T: bool
+    B_T: bool
+    TMA_STORE: bool
+    EXACT: int  # fp8: blocks of K that are summed by themselves before they are added
+    ROUND: bool  # float32: round to tf32
+    BIAS: bool
+    SCALED: bool
+    ACT: str
+    ACC: Any
 
 
 def split_n(width: int) -> tuple[int, int]:
@@ -76,21 +74,11 @@ def _at_once(config: Mapping[str, Any]) -> int:
     return max(d for d in range(1, most + 1) if split_k(config) % d == 0)
 
 
-def switches(
-    dtype: str,
-    out_dtype: str,
-    config: Mapping[str, Any],
-    *,
-    a_t: bool,
-    b_t: bool,
-    tma_store: bool,
-    bias: bool,
-    scaled: bool,
-    activation: str,
-) -> Switches:
+def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switches:
+    """What this config means for a problem."""
     parts = 2 if config["MODE"] == "coop" else 1
     n0, n1 = split_n(config["BLOCK_N"])
-    split, fp8 = config["SPLIT"], dtype.startswith("float8")
+    split, out = config["SPLIT"], out_of(problem, given)
     return Switches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
@@ -99,215 +87,73 @@ def switches(
         BK=config["BLOCK_K"],
         STAGES=config["STAGES"],
         STORES=config["STORES"],
-        EN=min(128 // item(out_dtype), n1 or n0 // split),
+        EN=min(128 // out.dtype.itemsize, n1 or n0 // split),
         GROUP=config["GROUP"],
         SPLIT=split,
         SPLIT_K=split_k(config),
         AT_ONCE=_at_once(config),
         REGS=240,
-        ITEM=item(dtype),
+        ITEM=given["a"].dtype.itemsize,
         PDL=config.get("PDL", True),
-        A_T=a_t,
-        B_T=b_t,
-        TMA_STORE=tma_store,
-        EXACT=fp8 * (1 if n1 else 2),
-        ROUND=dtype == "float32",
-        BIAS=bias,
-        SCALED=scaled,
-        ACT=activation,
-        ACC=gl.int32 if dtype == "int8" else gl.float32,
+        A_T=turned(given["a"]),
+        B_T=turned(given["b"]),
+        TMA_STORE=tma_can_store(out),
+        EXACT=problem.dtype.startswith("float8") * (1 if n1 else 2),
+        ROUND=problem.dtype == "float32",
+        BIAS=problem.bias,
+        SCALED=bool(problem.scaling),
+        ACT=problem.activation,
+        ACC=gl.int32 if problem.dtype == "int8" else gl.float32,
     )
 
 
-def blocks_of(cfg: Switches) -> dict[str, tuple[int, int]]:
-    """The (rows, columns) of each descriptor's block."""
-    b = (lambda n: (n, cfg.BK)) if cfg.B_T else (lambda n: (cfg.BK, n))
-    return {
-        "a": (cfg.BK, cfg.GM) if cfg.A_T else (cfg.GM, cfg.BK),
-        "b0": b(cfg.N0),
-        "b1": b(cfg.N1 or cfg.N0 // cfg.SPLIT),
-        "c": (cfg.GM, cfg.EN),
-    }
+def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
+    """[batch, rows, columns], columns contiguous; a broadcast batch has one entry."""
+    shape, strides = tma_geometry(operand)
+    block = [1, columns, rows] if turned(operand) else [1, rows, columns]
+    return TensorDescriptor(operand, shape, strides, block, swizzled(block, operand.dtype))
 
 
-def layout(block: tuple[int, int], dtype: str) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([1, *block], GL[dtype])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _strides(t: torch.Tensor) -> tuple[int, int, int]:
-    return (0, *t.stride()) if t.dim() == 2 else tuple(t.stride())
-
-
-def _descriptor(t: torch.Tensor, turned: bool, block: tuple[int, int], dtype: str) -> TensorDescriptor:
-    """[batch, rows, columns], columns contiguous; a broadcast batch has one entry. Strides of extents of 1 are free."""
-    z, outer, inner = _strides(t)
-    rows, columns = t.shape[-2:]
-    if turned:
-        rows, columns, outer = columns, rows, inner
-    unit = 16 // t.element_size()
-    outer = outer if rows > 1 else -(-columns // unit) * unit
-    entries = t.shape[0] if t.dim() == 3 and z else 1
-    z = z if entries > 1 else -(-rows * outer // unit) * unit
-    return TensorDescriptor(t, [entries, rows, columns], [z, outer, 1], [1, *block], layout(block, dtype))
-
-
-def turned(shape, strides) -> bool:
-    """Whether an operand is contiguous along its second-last dimension rather than its last."""
-    return strides[-1] != 1 and (strides[-2] == 1 or shape[-2] == 1) and shape[-1] != 1
-
-
-def tma_can_store(shape, strides, base: int, size: int) -> bool:
-    """Unit inner stride, everything else a multiple of 16 bytes, the row too: TMA stores whole units of 16 bytes, so
-    a row that ends inside one would be written past its end."""
-    if strides[-1] != 1 or base % 16 or shape[-1] * size % 16:
-        return False
-    return all(extent == 1 or stride * size % 16 == 0 for extent, stride in zip(shape[:-1], strides[:-1], strict=True))
-
-
-def workspace(cfg: Switches, tiles: int) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """A function that makes the partial sums of a launch, and the counters of those who wrote them, two for each tile,
-    which it leaves at zero."""
-    kind = torch.int32 if cfg.ACC is gl.int32 else torch.float32
-    new_partial = allocator((tiles * cfg.SPLIT_K * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1),), kind)
-
-    def buffers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if 2 * tiles > FLAGS:
-            return new_partial(a), torch.zeros(2 * tiles, device=a.device, dtype=torch.int32)
-        return new_partial(a), zeroes(a.get_device(), FLAGS).take()
-
-    return buffers
-
-
-def arguments(a, b, out, config, bias, activation, scale_a, scale_b) -> tuple[tuple, tuple[int], int]:
-    """Kernel arguments, grid, number of tiles."""
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    z = a.shape[0] if a.dim() == 3 else 1
-    kind, out_kind = _name(a.dtype), _name(out.dtype)
-    a_t, b_t = turned(a.shape, a.stride()), turned(b.shape, b.stride())
-    scaled = scale_a is not None or scale_b is not None
-    if scaled and (scale_a is None or scale_b is None):
-        one = torch.ones((), device=a.device)
-        scale_a, scale_b = (one if s is None else s for s in (scale_a, scale_b))
-    store = tma_can_store(out.shape, out.stride(), out.data_ptr(), out.element_size())
-    cfg = switches(
-        kind,
-        out_kind,
-        config,
-        a_t=a_t,
-        b_t=b_t,
-        tma_store=store,
-        bias=bias is not None,
-        scaled=scaled,
-        activation=activation or "",
-    )
-    block = blocks_of(cfg)
-    a_desc = _descriptor(a, a_t, block["a"], kind)
-    b0, b1 = (_descriptor(b, b_t, block[x], kind) for x in ("b0", "b1"))
-    c_desc = _descriptor(out, False, block["c"], out_kind) if store else a_desc
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
+    a, b, out = given["a"], given["b"], out_of(problem, given)
+    cfg = switches(problem, config, given)
+    m, n, k, z = sizes_of(given)
     tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 + cfg.N1)
-    tiles = tiles_m * tiles_n * z
-    count = _sm_count(a.device)
-    grid = min(tiles * cfg.SPLIT * cfg.SPLIT_K, count)
-    whole = tiles // count * count if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
-    sa = (0, 0) if not scaled or scale_a.dim() == 0 else (0, *scale_a.stride())[-2:]
-    sb = 0 if not scaled or scale_b.dim() == 0 else scale_b.stride(-1)
-    bias = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
-    free = (out, out, out)
-    pointers = (
-        (bias if bias is not None else out, scale_a, scale_b)
-        if scaled
-        else (bias if bias is not None else out, *free[1:])
-    )
-    args = (
-        a_desc,
-        b0,
-        b1,
-        c_desc,
-        out,
-        *pointers,
-        *(workspace(cfg, tiles)(a) if cfg.SPLIT_K > 1 else free[:2]),
-        m,
-        n,
-        triton.cdiv(k, cfg.BK),
-        tiles,
-        whole,
-        tiles_m,
-        tiles_n,
-        int(a_desc.shape[0] > 1),
-        int(b0.shape[0] > 1),
-        *_strides(out),
-        *sa,
-        sb,
-        cfg,
-    )
-    return args, (grid,), tiles
+    tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
+    whole = tiles // sms * sms if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
+    a_desc, b_desc = _descriptor(a, cfg.GM, cfg.BK), _descriptor(b, cfg.BK, cfg.N0)
+    sums, counters = out, out
+    if cfg.SPLIT_K > 1:
+        elements = tiles * cfg.SPLIT_K * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1)
+        sums = StandIn((elements,), torch.int32 if problem.dtype == "int8" else torch.float32, name="sums")
+        counters = Zeroes(2 * tiles)
+    arguments = {
+        "a_desc": a_desc,
+        "b0_desc": b_desc,
+        "b1_desc": _descriptor(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
+        "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
+        "c_ptr": out,
+        "bias_ptr": given.get("bias", out),
+        "sa_ptr": given.get("scale_a", out),
+        "sb_ptr": given.get("scale_b", out),
+        "part_ptr": sums,
+        "count_ptr": counters,
+        "M": m,
+        "N": n,
+        "blocks": triton.cdiv(k, cfg.BK),
+        "tiles": tiles,
+        "whole": whole,
+        "tiles_m": tiles_m,
+        "tiles_n": tiles_n,
+        "z_a": int(a_desc.shape[0] > 1),
+        "z_b": int(b_desc.shape[0] > 1),
+        **dict(zip(("scz", "scm", "scn"), strides_of(out), strict=True)),
+        "s_az": 0,
+        **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
+    }
+    grid = (min(tiles * cfg.SPLIT * cfg.SPLIT_K, sms),)
+    return [Call(matmul_ws, grid, arguments, {"cfg": cfg}, {"num_warps": 4, "launch_pdl": cfg.PDL})]
 
 
-_sms: dict[Any, int] = {}
-
-
-def _sm_count(device: torch.device) -> int:
-    if device not in _sms:
-        _sms[device] = torch.cuda.get_device_properties(device).multi_processor_count
-    return _sms[device]
-
-
-def _new_out(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-    usual = torch.int32 if a.dtype == torch.int8 else torch.bfloat16 if a.element_size() == 1 else a.dtype
-    return torch.empty((*a.shape[:-1], b.shape[-1]), device=a.device, dtype=out_dtype or usual)
-
-
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    config: Mapping[str, Any],
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """act((a @ b) * scale_a * scale_b + bias) for 2-D or 3-D operands."""
-    out = _new_out(a, b, out_dtype) if out is None else out
-    args, grid, _ = arguments(a, b, out, config, bias, activation, scale_a, scale_b)
-    matmul_ws[grid](*args, num_warps=4, launch_pdl=args[-1].PDL)
-    return out
-
-
-def prepare(problem: Any, config: Mapping[str, Any]) -> Any:
-    """`matmul` with its host work done once, at the first call: later ones only fill in addresses."""
-    bound: Any = None
-    buffers: Any = None
-    stores = False
-    new_out = allocator((*problem.operands[0].shape[:-1], problem.n), getattr(torch, problem.out_dtype))
-
-    def launch(a, b, *, bias=None, out_dtype=None, scale_a=None, scale_b=None, out=None):
-        nonlocal bound, buffers, stores
-        out = new_out(a) if out is None else out
-        bias = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
-        if bound is None:
-            (*args, cfg), grid, tiles = arguments(a, b, out, config, bias, problem.activation, scale_a, scale_b)
-            stores = cfg.TMA_STORE
-            buffers = workspace(cfg, tiles) if cfg.SPLIT_K > 1 else None
-            launcher = Launcher(matmul_ws, constants={"cfg": cfg}, options={"num_warps": 4, "launch_pdl": cfg.PDL})
-            bound = launcher.bind(dict(zip(matmul_ws.arg_names, args, strict=False)), grid, device=a.device)
-        bound(
-            a,
-            b,
-            b,
-            out if stores else a,
-            out,
-            out if bias is None else bias,
-            out if scale_a is None else scale_a,
-            out if scale_b is None else scale_b,
-            *((out, out) if buffers is None else buffers(a)),
-        )
-        return out
-
-    return launch
+HOST = Host(MATMUL, call, contiguous=("bias",))

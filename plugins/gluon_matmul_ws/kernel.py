@@ -57,10 +57,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_matmul_ws.compat import block, load_tile, matrix, store_wait, thread_barrier
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
 from registry.toolbox.arithmetic import to_tf32
+from registry.toolbox.hopper import after_previous_kernel, as_box, as_matrix, group_barrier, load_tile, store_wait
 
 
 @gluon.jit
@@ -81,9 +81,9 @@ def _corner(tile, tiles_m, tiles_n, cfg: gl.constexpr):
 def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
     """One block of B into the first N columns of a stage."""
     if cfg.B_T:
-        load_tile(desc, [z, col, k], bar, block(b_s.index(s), N, cfg.BK))
+        load_tile(desc, [z, col, k], bar, as_box(b_s.index(s), N, cfg.BK))
     else:
-        load_tile(desc, [z, k, col], bar, block(b_s.index(s), cfg.BK, N))
+        load_tile(desc, [z, k, col], bar, as_box(b_s.index(s), cfg.BK, N))
 
 
 @gluon.jit
@@ -134,17 +134,17 @@ def _producer(descs, smem, bars, sizes, z_a, z_b, cfg: gl.constexpr):
 @gluon.jit
 def _operand_a(a_s, index, cfg: gl.constexpr):
     if cfg.A_T:
-        return matrix(a_s.index(index), cfg.BK, cfg.GM).permute((1, 0))
+        return as_matrix(a_s.index(index), cfg.BK, cfg.GM).permute((1, 0))
     else:
-        return matrix(a_s.index(index), cfg.GM, cfg.BK)
+        return as_matrix(a_s.index(index), cfg.GM, cfg.BK)
 
 
 @gluon.jit
 def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
     if cfg.B_T:
-        return matrix(b_s.index(index), N, cfg.BK).permute((1, 0))
+        return as_matrix(b_s.index(index), N, cfg.BK).permute((1, 0))
     else:
-        return matrix(b_s.index(index), cfg.BK, N)
+        return as_matrix(b_s.index(index), cfg.BK, N)
 
 
 @gluon.jit
@@ -213,12 +213,12 @@ def _arrived(
     mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
     if cfg.ROUND:
         mine: gl.constexpr = G * (cfg.PARTS - 1)
-        _round(matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
-        _round(matrix(b0_s.index(s), N0, cfg.BK).slice(mine * (N0 // cfg.PARTS), N0 // cfg.PARTS))
+        _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
+        _round(as_matrix(b0_s.index(s), N0, cfg.BK).slice(mine * (N0 // cfg.PARTS), N0 // cfg.PARTS))
         if N1:
-            _round(matrix(b1_s.index(s), N1, cfg.BK).slice(mine * (N1 // cfg.PARTS), N1 // cfg.PARTS))
+            _round(as_matrix(b1_s.index(s), N1, cfg.BK).slice(mine * (N1 // cfg.PARTS), N1 // cfg.PARTS))
         fence_async_shared()
-        thread_barrier()
+        group_barrier()
         if cfg.PARTS == 2:
             mbarrier.arrive(rounded.index(s), count=1)
             mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
@@ -318,39 +318,10 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
         store_wait(0)
 
 
-@gluon.jit
-def _after_previous_kernel():
-    """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+INTEGERS = "M N blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
 
 
-INTS = [
-    "M",
-    "N",
-    "blocks",
-    "tiles",
-    "whole",
-    "tiles_m",
-    "tiles_n",
-    "z_a",
-    "z_b",
-    "scz",
-    "scm",
-    "scn",
-    "s_az",
-    "s_am",
-    "s_bn",
-]
-
-
-@gluon.jit(do_not_specialize=INTS)
+@gluon.jit(do_not_specialize=INTEGERS.split())
 def matmul_ws(
     a_desc,
     b0_desc,
@@ -404,7 +375,7 @@ def matmul_ws(
     else:
         rounded = turn
     if cfg.PDL:
-        _after_previous_kernel()
+        after_previous_kernel()
     bars = (full, empty, turn, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)

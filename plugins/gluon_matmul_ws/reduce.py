@@ -8,7 +8,7 @@ can hang. The two consumers have counters of their own and never meet.
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.plugins.gluon_matmul_ws.compat import thread_barrier
+from registry.toolbox.hopper import group_barrier
 
 
 @gluon.jit
@@ -42,7 +42,7 @@ def reduce(acc0, acc1, G: gl.constexpr, item, tiles, workspace, cfg: gl.constexp
     gl.store(_places(base, acc0), acc0)
     if cfg.N1:
         gl.store(_places(base + cfg.GM * cfg.N0, acc1), acc1)
-    thread_barrier()
+    group_barrier()
     arrived = gl.atomic_add(count_ptr + tile * 2 + G, 1, sem="acq_rel", scope="gpu")
     last = arrived == cfg.SPLIT_K - 1
     if last:

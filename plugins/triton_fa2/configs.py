@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from registry import Design, Reason
-from registry.plugins.triton_fa2.host import padded
 from registry.plugins.triton_fa2.shared_memory import MEASURED
 
 Config = Mapping[str, Any]
@@ -118,6 +117,11 @@ def backward_configs(problem: Any) -> list[dict[str, Any]]:
     else:
         found = _tiles(problem, BACKWARD_TILES, CROWDED_BACKWARD)
     return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
+
+
+def padded(head_dim: int) -> int:
+    """The tile width that holds a head dim: the next power of two."""
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def options(config: Config, which: tuple[str, ...]) -> dict[str, int]:

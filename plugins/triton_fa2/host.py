@@ -1,44 +1,39 @@
 """The host side of the three kernels: masks as two bounds, strides in units, and the constants that each call fixes.
 
-`forward_call` and `backward_calls` return what a launch needs as (kernel, grid, arguments, constants); the same records
-serve `run`, the fast launcher and compiling ahead without a GPU.
+`FORWARD` and `BACKWARD` derive `run`, `prepare` and `builds` from the calls made here.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import triton
 
+from registry.ops.attention import calls
+from registry.ops.attention.calls import dense_like, out_of, row_sums
+from registry.plugins.triton_fa2 import configs
 from registry.plugins.triton_fa2.backward import key_gradients, query_gradients
+from registry.plugins.triton_fa2.configs import padded
 from registry.plugins.triton_fa2.forward import attention_forward
+from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
 SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
-Call = tuple[Any, tuple[int, ...], dict[str, Any], dict[str, Any]]
 
 
-def padded(head_dim: int) -> int:
-    """The tile width that holds a head dim: the next power of two."""
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def float32_precision() -> str:
-    """How float32 tiles are multiplied: torch's own setting for float32 matrix products, read at each call."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def bounds(causal: bool, window: tuple[int, int] | None, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+def bounds(problem: Any) -> tuple[int, int]:
     """(left, right) of the mask, -1 where that side hides nothing."""
-    left, right = window or (-1, -1)
-    if causal:
+    left, right = problem.window or (-1, -1)
+    if problem.causal:
         right = 0
     # A bound that no row can reach is no bound: the unmasked kernel runs.
-    left = -1 if left >= seqlen_k - 1 else left
-    right = -1 if right >= seqlen_q - 1 else right
+    left = -1 if left >= problem.seqlen_k - 1 else left
+    right = -1 if right >= problem.seqlen_q - 1 else right
     return left, right
 
 
@@ -55,11 +50,11 @@ def heads_per_section(masked: bool, row_bytes: int, rows: int, group: int, heads
     return max(1, min(heads, _l2_bytes() // 2 // (row_bytes * rows) * group))
 
 
-def _strides(names: str, tensors: list[torch.Tensor], outputs: int) -> tuple[dict[str, int], dict[str, Any]]:
+def _strides(names: str, tensors: list[StandIn], outputs: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Strides in units, and what the compiler may know of them. The last `outputs` tensors have unit columns."""
-    found = [[0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)] for t in tensors]
+    found = [[0 if size == 1 else stride for size, stride in zip(t.shape, t.strides, strict=True)] for t in tensors]
     unit_columns = all(t[3] == 1 for t in found)
-    unit = 16 // tensors[0].element_size()
+    unit = 16 // tensors[0].dtype.itemsize
     for strides in found:
         for stride in strides[: 3 if unit_columns or strides[3] == 1 else 4]:
             unit = math.gcd(unit, stride)
@@ -77,110 +72,86 @@ def _strides(names: str, tensors: list[torch.Tensor], outputs: int) -> tuple[dic
     return arguments, {"STRIDE_UNIT": unit, "UNIT_COLUMNS": unit_columns, "WIDE": wide}
 
 
-def _common(q: torch.Tensor, v: torch.Tensor, left: int, right: int, softcap: float) -> dict[str, Any]:
+def _common(problem: Any, left: int, right: int) -> dict[str, Any]:
     return dict(
-        HEAD_DIM=q.shape[3],
-        HEAD_DIM_V=v.shape[3],
-        PADDED_D=padded(q.shape[3]),
-        PADDED_V=padded(v.shape[3]),
-        PRECISION=float32_precision() if q.dtype == torch.float32 else "tf32",
+        HEAD_DIM=problem.head_dim,
+        HEAD_DIM_V=problem.head_dim_v,
+        PADDED_D=padded(problem.head_dim),
+        PADDED_V=padded(problem.head_dim_v),
+        PRECISION="ieee" if problem.ieee else "tf32",
         HAS_LEFT=left >= 0,
         HAS_RIGHT=right >= 0,
-        SOFTCAP=softcap != 0.0,
+        SOFTCAP=problem.softcap != 0.0,
     )
 
 
-def _scales(scale: float, softcap: float, left: int, right: int) -> dict[str, Any]:
+def _sizes(problem: Any, left: int, right: int, sign: int = 1) -> dict[str, Any]:
     """With a cap, scores * scale_log2 is the argument of tanh and softcap_log2 what it is multiplied by."""
     return dict(
-        scale_log2=scale / softcap if softcap else scale * LOG2_E,
-        softcap_log2=softcap * LOG2_E,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        scale_log2=PerCall("scale", sign * (1.0 / problem.softcap if problem.softcap else LOG2_E)),
+        softcap_log2=problem.softcap * LOG2_E,
         window_left=left,
         window_right=right,
     )
 
 
-def forward_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    *,
-    scale: float,
-    config: dict[str, Any],
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-) -> Call:
-    batch, heads_q, seqlen_q, _ = q.shape
-    heads_kv, seqlen_k = k.shape[1], k.shape[2]
-    left, right = bounds(causal, window, seqlen_q, seqlen_k)
+def _row_bytes(k: StandIn, v: StandIn) -> int:
+    """Of one key and its value."""
+    return (k.shape[3] + v.shape[3]) * k.dtype.itemsize
+
+
+def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
+    left, right = bounds(problem)
     strides, layout = _strides("q k v out", [q, k, v, out], outputs=1)
-    row_bytes = (k.shape[3] + v.shape[3]) * k.element_size()
-    heads, group = batch * heads_q, heads_q // heads_kv
     # The kernel takes maxima before it scales, so it wants a positive scale: a sign moves into q.
-    scales = _scales(max(abs(scale), 1e-30), softcap, left, right)
+    sizes = _sizes(problem, left, right, -1 if scale < 0 else 1)
+    if not scale > 0 and not scale < 0:
+        sizes["scale_log2"] = max(scale, 1e-30) * sizes["scale_log2"].factor
+    heads, group = problem.batch * problem.heads_q, problem.heads_q // problem.heads_kv
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
         v_ptr=v,
         out_ptr=out,
-        lse_ptr=lse,
+        lse_ptr=row_sums(q, "lse") if problem.lse else None,
         **strides,
-        heads_q=heads_q,
+        **sizes,
+        heads_q=problem.heads_q,
         group=group,
         heads=heads,
-        heads_per_section=heads_per_section(right >= 0 > left, row_bytes, seqlen_k, group, heads),
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        **scales,
+        heads_per_section=heads_per_section(right >= 0 > left, _row_bytes(k, v), problem.seqlen_k, group, heads),
     )
     constants = dict(
-        **_common(q, v, left, right, softcap),
+        **_common(problem, left, right),
         **layout,
-        RAGGED=seqlen_k % config["BLOCK_N"] != 0,
+        RAGGED=problem.seqlen_k % config["BLOCK_N"] != 0,
         NEGATE=scale < 0,
-        LSE=lse is not None,
+        LSE=problem.lse,
         BLOCK_M=config["BLOCK_M"],
         BLOCK_N=config["BLOCK_N"],
     )
-    if config["num_stages"] == 1 and q.element_size() == 2:
+    if config["num_stages"] == 1 and q.dtype.itemsize == 2:
         # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
         constants["PADDED_V"] = max(constants["PADDED_V"], min(SWIZZLE_16_BIT, constants["PADDED_D"]))
-    return attention_forward, (triton.cdiv(seqlen_q, config["BLOCK_M"]) * heads,), arguments, constants
+    grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads,)
+    return [Call(attention_forward, grid, arguments, constants, configs.options(config, configs.FORWARD))]
 
 
-def backward_calls(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    delta: torch.Tensor,
-    *,
-    scale: float,
-    config: dict[str, Any],
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    grad_lse: torch.Tensor | None = None,
-) -> list[Call]:
+def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The query pass, then the key pass (or one for dK and one for dV): they read the delta that the first leaves."""
-    batch, heads_q, seqlen_q, _ = q.shape
-    heads_kv, seqlen_k = k.shape[1], k.shape[2]
-    left, right = bounds(causal, window, seqlen_q, seqlen_k)
-    common, scales = _common(q, v, left, right, softcap), _scales(scale, softcap, left, right)
-    row_bytes = (k.shape[3] + v.shape[3]) * k.element_size()
-    heads, group = batch * heads_q, heads_q // heads_kv
-    sizes = dict(seqlen_q=seqlen_q, seqlen_k=seqlen_k, scale=scale, **scales)
+    q, k, v, out, grad_out, lse = (given[name] for name in ("q", "k", "v", "out", "grad_out", "lse"))
+    dq, dk, dv = (dense_like(x, f"d{x.name}") for x in (q, k, v))
+    delta = row_sums(q, "delta")
+    left, right = bounds(problem)
+    common, sizes = _common(problem, left, right), _sizes(problem, left, right) | {"scale": PerCall("scale")}
+    group, row_bytes = problem.heads_q // problem.heads_kv, _row_bytes(k, v)
 
     strides, layout = _strides("q k v out do dq", [q, k, v, out, grad_out, dq], outputs=1)
+    heads = problem.batch * problem.heads_q
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -188,28 +159,29 @@ def backward_calls(
         out_ptr=out,
         do_ptr=grad_out,
         lse_ptr=lse,
-        dlse_ptr=grad_lse,
+        dlse_ptr=given.get("grad_lse"),
         delta_ptr=delta,
         dq_ptr=dq,
         **strides,
-        heads_q=heads_q,
+        **sizes,
+        heads_q=problem.heads_q,
         group=group,
         heads=heads,
-        **sizes,
-        heads_per_section=heads_per_section(right >= 0 > left, row_bytes, seqlen_k, group, heads),
+        heads_per_section=heads_per_section(right >= 0 > left, row_bytes, problem.seqlen_k, group, heads),
     )
     constants = dict(
         **common,
         **layout,
-        RAGGED=seqlen_k % config["QUERY_N"] != 0,
-        GRAD_LSE=grad_lse is not None,
+        RAGGED=problem.seqlen_k % config["QUERY_N"] != 0,
+        GRAD_LSE=problem.grad_lse,
         BLOCK_M=config["QUERY_M"],
         BLOCK_N=config["QUERY_N"],
     )
-    query_pass = query_gradients, (triton.cdiv(seqlen_q, config["QUERY_M"]) * heads,), arguments, constants
+    grid = (triton.cdiv(problem.seqlen_q, config["QUERY_M"]) * heads,)
+    query_pass = Call(query_gradients, grid, arguments, constants, configs.options(config, configs.QUERY))
 
     strides, layout = _strides("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
-    heads = batch * heads_kv
+    heads, masked = problem.batch * problem.heads_kv, (left >= 0) != (right >= 0)
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -220,20 +192,27 @@ def backward_calls(
         dk_ptr=dk,
         dv_ptr=dv,
         **strides,
-        heads_kv=heads_kv,
-        heads=heads,
         **sizes,
-        heads_per_section=heads_per_section((left >= 0) != (right >= 0), row_bytes, seqlen_q * group, 1, heads),
+        heads_kv=problem.heads_kv,
+        heads=heads,
+        heads_per_section=heads_per_section(masked, row_bytes, problem.seqlen_q * group, 1, heads),
     )
     constants = dict(
         **common,
         **layout,
-        RAGGED=seqlen_q % config["KEY_M"] != 0,
+        RAGGED=problem.seqlen_q % config["KEY_M"] != 0,
         GROUP=group,
         BLOCK_M=config["KEY_M"],
         BLOCK_N=config["KEY_N"],
     )
-    grid = (triton.cdiv(seqlen_k, config["KEY_N"]) * heads,)
+    grid, options = (triton.cdiv(problem.seqlen_k, config["KEY_N"]) * heads,), configs.options(config, configs.KEY)
     wanted = [(True, False), (False, True)] if config["KEY_SPLIT"] else [(True, True)]
-    key_passes = [(key_gradients, grid, arguments, dict(constants, WANT_DK=dk, WANT_DV=dv)) for dk, dv in wanted]
+    key_passes = [
+        Call(key_gradients, grid, arguments, {**constants, "WANT_DK": with_dk, "WANT_DV": with_dv}, options)
+        for with_dk, with_dv in wanted
+    ]
     return [query_pass, *key_passes]
+
+
+FORWARD = Host(calls.FORWARD, forward)
+BACKWARD = Host(calls.BACKWARD, backward, contiguous=("lse", "grad_lse"))

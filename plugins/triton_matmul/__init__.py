@@ -5,30 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import triton
 
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.calls import MATMUL, int32_reasons, out_of, strides_of
 from registry.plugins.triton_matmul import host
-from registry.plugins.triton_matmul.kernel import INT_ARGS, matmul_tiles
 
 
 def _facts(problem) -> dict[str, Any]:
-    """`host.memory_facts` of a Problem: from its operand facts, or, where it has none, dense operands of its layout."""
-    m, n, k, z = problem.m, problem.n, problem.k, problem.batch or 1
-    facts = {f.name: f for f in getattr(problem, "operands", ()) or ()}
-    dense = {
-        "a": (m * k, k, 1) if problem.layout[0] == "n" else (m * k, 1, m),
-        "b": (k * n, n, 1) if problem.layout[1] == "n" else (k * n, 1, k),
-        "out": (m * n, n, 1),
-    }
-    kinds = {"a": problem.dtype, "b": problem.dtype_b or problem.dtype, "out": problem.out_dtype}
-    operands = []
-    for name in ("a", "b", "out"):
-        fact = facts.get(name)
-        strides = dense[name] if fact is None else tuple(fact.strides)
-        strides = strides if len(strides) == 3 else (0, *strides[-2:])
-        operands.append((strides, 16 if fact is None else fact.base_alignment, host.ITEM[kinds[name]]))
-    return {**host.memory_facts((m, n, k, z), *operands), "operands": operands}
+    """`host.memory_facts` of a Problem."""
+    given = MATMUL.operands(problem)
+    return {**host.memory_facts(given, out_of(problem, given)), **given}
 
 
 def cp_async_rule(problem, config) -> Iterable[Reason]:
@@ -38,7 +26,7 @@ def cp_async_rule(problem, config) -> Iterable[Reason]:
         ("a", "A_UNIT", "A_RUN", "M_RUN", "k"),
         ("b", "B_UNIT", "B_RUN", "N_RUN", "n"),
     ):
-        strides, base, item = facts["operands"][0 if name == "a" else 1]
+        strides, base, item = strides_of(facts[name]), facts[name].alignment, facts[name].dtype.itemsize
         elements = facts[run]
         along = facts[unit]
         if along == ("m" if name == "a" else "n"):  # the ragged edge of this dimension is masked
@@ -72,12 +60,16 @@ def cp_async_rule(problem, config) -> Iterable[Reason]:
         )
 
 
+def _itemsize(problem) -> int:
+    return getattr(torch, problem.dtype).itemsize
+
+
 def _narrow(problem) -> int:
     """Bytes of the shorter of the two operands' contiguous runs."""
     facts = _facts(problem)
     a = min(facts["A_RUN"], facts["M_RUN"] if facts["A_UNIT"] == "m" else 16) if facts["A_UNIT"] else 1
     b = min(facts["B_RUN"], facts["N_RUN"] if facts["B_UNIT"] == "n" else 16) if facts["B_UNIT"] else 1
-    return min(a, b) * host.ITEM[problem.dtype]
+    return min(a, b) * _itemsize(problem)
 
 
 def _rule(problem, config) -> Iterable[Reason]:
@@ -88,16 +80,7 @@ def _rule(problem, config) -> Iterable[Reason]:
         yield Reason("arch", "dtype", problem.dtype, "sm89 or newer for fp8", fix="upcast the operands to float16")
     if problem.dtype != (problem.dtype_b or problem.dtype):
         yield Reason("dtype_b", "dtype_b", problem.dtype_b, problem.dtype, fix="cast b to the dtype of a")
-    if (
-        problem.dtype == "int8"
-        and problem.out_dtype == "int32"
-        and (problem.activation not in ("", "relu") or problem.scaling)
-    ):
-        yield Reason(
-            "out_dtype", "out_dtype", "int32", "a floating dtype with this epilogue", fix="out_dtype=torch.bfloat16"
-        )
-    if problem.dtype != "int8" and problem.out_dtype == "int32":
-        yield Reason("out_dtype", "out_dtype", "int32", "int8 operands", fix="out_dtype=torch.float32")
+    yield from int32_reasons(problem)
 
 
 def _registers(problem, config) -> int:
@@ -109,7 +92,7 @@ def _shared_memory(problem, config) -> int:
     """Bytes of dynamic shared memory: the buffers between memory and the matrix units (wgmma reads a block that it
     has not yet released, mma.sync has it in registers), or what turning C around takes, if that is more."""
     m, n = config["BLOCK_M"], config["BLOCK_N"]
-    stage = (m + n) * config["BLOCK_K"] * host.ITEM[problem.dtype]
+    stage = (m + n) * config["BLOCK_K"] * _itemsize(problem)
     wgmma = problem.target.sm >= 90 and m >= 64 and not problem.ieee
     if wgmma and problem.dtype == "float32":  # B is put back after it was rounded
         ring = stage * (config["num_stages"] - 1) + n * config["BLOCK_K"] * 4
@@ -169,7 +152,7 @@ def _thin(rows: int, columns: int, bk: int, sms: int) -> list[tuple[int, int, in
 
 def configs(problem) -> list[dict[str, int]]:
     """Best first; the single-stage ones at the end are legal wherever cp.async is not."""
-    item = host.ITEM[problem.dtype]
+    item = _itemsize(problem)
     bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
     m, n = problem.m, problem.n
     if long := problem.k >= 16 * max(m, n) and max(m, n) <= 512 and min(m, n) > 16:  # all the work is along K
@@ -230,49 +213,6 @@ def design_of(config) -> Design:
     )
 
 
-def builds(problem, config) -> list[Any]:
-    """The one kernel that this config launches."""
-    from registry.toolbox.builds import Build
-
-    facts = _facts(problem)
-    operands = facts.pop("operands")
-    pointers = dict(
-        zip(
-            ("a_ptr", "b_ptr", "c_ptr"),
-            (problem.dtype, problem.dtype_b or problem.dtype, problem.out_dtype),
-            strict=True,
-        )
-    )
-    acc = "int32" if problem.dtype == "int8" else "float32"
-    scale = "float32" if problem.scaling else problem.out_dtype
-    signature = {p: f"*{host.SHORT[d]}" for p, d in pointers.items()}
-    signature |= {
-        "bias_ptr": f"*{host.SHORT[problem.out_dtype]}",
-        "sa_ptr": f"*{host.SHORT[scale]}",
-        "sb_ptr": f"*{host.SHORT[scale]}",
-    }
-    split = config["SPLIT"] > 1
-    signature |= {
-        "part_ptr": f"*{host.SHORT[acc if split else problem.out_dtype]}",
-        "count_ptr": f"*{host.SHORT['int32' if split else problem.out_dtype]}",
-    } | dict.fromkeys(INT_ARGS, "i32")
-    bases = [base for _, base, _ in operands]
-    alignment = {p: 16 for p, base in zip(pointers, bases, strict=True) if base >= 16}
-    alignment |= dict.fromkeys(("bias_ptr", "sa_ptr", "sb_ptr", "part_ptr", "count_ptr"), 16)
-    constants = host.constants_of(
-        facts,
-        config,
-        problem.dtype,
-        (problem.m, problem.n, problem.k),
-        bool(problem.bias),
-        bool(problem.scaling),
-        problem.activation,
-        problem.target.sm >= 90,
-        "ieee" if problem.ieee else "tf32",
-    )
-    return [Build(matmul_tiles, signature, constants, alignment, host.options_of(config, problem.target.sm >= 90))]
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
@@ -297,11 +237,11 @@ def registry_variants() -> list[Variant]:
         Variant(
             "triton_matmul",
             op="matmul",
-            run=host.matmul,
+            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=builds,
-            prepare=host.prepare,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
             design_of=design_of,
             summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",

@@ -28,7 +28,7 @@ class Query:
 
 
 _UNCLAIMED: Mapping[Any, Any] = {"flag": False, "closed": False, "member": (), "optional_member": (), "multiple": 1}
-_SIZES = ("fact", "multiple", "operands", "matrix_operands")
+_SIZES = ("fact", "multiple")
 _NOT_FACTS = ("target", "operands")
 _KEY = "registry.query"
 FACT = Query("fact", "")
@@ -154,7 +154,8 @@ class Problem:
 
     def kind(self) -> tuple[Any, ...]:
         """The problem class that a quarantine covers: everything but sizes."""
-        values = tuple(getattr(self, name) for name, how in self.queries().items() if how.rule not in _SIZES)
+        asked = {name: how for name, how in self.queries().items() if name not in _NOT_FACTS}
+        values = tuple(getattr(self, name) for name, how in asked.items() if how.rule not in _SIZES)
         return (self.op, self.target.arch, *values)
 
     def on(self, target: Target) -> Problem:

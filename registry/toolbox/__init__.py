@@ -1,1 +1,21 @@
-"""What a kernel author imports: launches, tensor maps, outputs, counters, arithmetic, builds."""
+"""All that a kernel author imports. What for what:
+
+call             `Call`, `Host`, `PerCall`, `Zeroes`: say once what is launched; `run`, `prepare` and `builds` follow.
+                 Start here; the op's side of it is in registry.ops.attention.calls and registry.ops.matmul.calls
+launch           `StandIn`: a tensor's shape, strides, dtype and alignment without its memory. `Launcher` binds one
+                 compiled kernel, for launches that a `Call` cannot say
+tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` encodes a map once per address
+outputs          `allocator`: memory of one geometry, faster than `torch.empty`
+counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
+arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon
+hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,
+                 named barriers
+builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy
+sass             loops and opcodes of machine code, for tests of what the compiler made
+capturing        whether a CUDA graph is being captured
+triton_internals what the launcher knows of Triton's inside; kernels have no use for it
+
+A Triton kernel needs `call` and the calls of its op; a Gluon kernel `hopper` besides; both have `arithmetic`. Tests
+of a kernel read its machine code through `builds`. See plugins/triton_fa2/host.py for a plain example, and
+plugins/gluon_matmul_ws/host.py for tensor maps, workspaces and counters.
+"""

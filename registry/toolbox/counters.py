@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["Zeroes", "zeroes"]
+__all__ = ["Zeroes", "zeroed", "zeroes"]
 
 
 class Zeroes:
@@ -63,3 +63,18 @@ class Zeroes:
 def zeroes(device: int, width: int) -> Zeroes:
     """The rows of `width` of one device."""
     return Zeroes(device, width)
+
+
+WIDTHS = (32, 256)  # a cache line, and as many as the tiles that a kernel on one chip may wait for
+
+
+def zeroed(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that gives a launch at least `count` zeroes on its tensor's device; beyond `WIDTHS`, fresh ones."""
+    width = next((width for width in WIDTHS if count <= width), None)
+
+    def counters(like: torch.Tensor) -> torch.Tensor:
+        if width is None or not like.is_cuda:
+            return torch.zeros(count, device=like.device, dtype=torch.int32)
+        return zeroes(like.get_device(), width).take()
+
+    return counters

@@ -1,19 +1,11 @@
 """A thin launcher over compiled Triton and Gluon kernels: a warm `kernel[grid](...)` without its host work.
 
-A variant's `prepare` binds once; the launch that it returns runs many times::
+registry.toolbox.call derives a variant's launches from what it declares, through this::
 
-    def prepare(problem, config):
-        q, k, v = (StandIn.of(operand) for operand in problem.operands)  # shapes and alignment, no memory
-        bound = Launcher(_kernel, constants={"BLOCK": config["BLOCK"]}, options={"num_warps": 4}).bind(
-            {"q": TensorDescriptor(q, ...), "k": k, "v": v, "out": StandIn(q.shape, q.dtype), "n": problem.seqlen_k,
-             "scale": 1.0}, grid=(...), vary=("scale",))
-        new_out = out_allocator(problem)  # of registry.ops.attention; registry.toolbox.outputs has the general one
-
-        def launch(q, k, v, *, scale):
-            out = new_out(q)
-            bound(q, k, v, out, scale)  # what varies, in the kernel's order; a tensor in place of its descriptor
-            return out, None
-        return launch
+    bound = Launcher(_kernel, constants={"BLOCK": 64}, options={"num_warps": 4}).bind(
+        {"q": TensorDescriptor(q, ...), "k": StandIn(shape, dtype), "out": out, "n": 1024, "scale": 1.0},
+        grid=(...), vary=("scale",))
+    bound(q, k, out, scale)  # what varies, in the kernel's order; a tensor in place of its descriptor
 
 What varies: every tensor, every descriptor's tensor, and the scalars named in `vary`; all other scalars are frozen at
 the value they had in `bind`. Example arguments may be real tensors, meta tensors or `StandIn`s; none is kept alive. An
@@ -31,6 +23,7 @@ Where Triton's inside is not what registry.toolbox.triton_internals knows, every
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -62,9 +55,15 @@ class StandIn:
     """Shape, strides, dtype and alignment of a tensor that is not there, as an example argument."""
 
     def __init__(
-        self, shape: Iterable[int], dtype: Any, strides: Iterable[int] | None = None, alignment: int = 16
+        self,
+        shape: Iterable[int],
+        dtype: Any,
+        strides: Iterable[int] | None = None,
+        alignment: int = 16,
+        name: str = "",
     ) -> None:
-        """Strides default to dense ones; `dtype` is torch's, or its name; `alignment` counts bytes."""
+        """Strides default to dense ones; `dtype` is torch's, or its name; `alignment` counts bytes. By its `name`
+        registry.toolbox.call knows what it stands in for."""
         import torch
 
         self.shape = tuple(shape)
@@ -73,11 +72,17 @@ class StandIn:
         dense = [*sizes][: len(self.shape)]
         self.strides = tuple(reversed(dense)) if strides is None else tuple(strides)
         self.alignment = alignment
+        self.name = name
 
     @classmethod
     def of(cls, operand: Any) -> StandIn:
         """From one of a Problem's operands."""
-        return cls(operand.shape, operand.dtype, operand.strides, operand.base_alignment)
+        return cls(operand.shape, operand.dtype, operand.strides, operand.base_alignment, operand.name)
+
+    @classmethod
+    def of_tensor(cls, name: str, tensor: Any) -> StandIn:
+        """From a real tensor."""
+        return cls(tensor.shape, tensor.dtype, tensor.stride(), math.gcd(tensor.data_ptr(), 16), name)
 
     def data_ptr(self) -> int:
         """An address of the stated alignment."""
@@ -147,11 +152,11 @@ class _Slow:
         self.vary = frozenset(vary)
         for name in self.names:
             value = given[name]
-            if _is_descriptor(value):
+            if is_descriptor(value):
                 self.templates[name], self.dtypes[name] = without_base(value), value.base.dtype
             elif hasattr(value, "data_ptr"):
                 self.dtypes[name] = value.dtype
-            elif isinstance(value, tuple) and any(_is_descriptor(one) or hasattr(one, "data_ptr") for one in value):
+            elif isinstance(value, tuple) and any(is_descriptor(one) or hasattr(one, "data_ptr") for one in value):
                 raise TypeError(f"{self.kernel.__name__}: {name} is a tuple with tensors, which cannot be bound")
             else:
                 self.frozen[name] = value
@@ -176,7 +181,11 @@ class _Slow:
 
     def wrapped(self) -> Any:
         """`launch` with the parameters' names."""
-        return _function(self, [f"return slow_.launch({_listed(self.varying)})"], {"slow_": self})
+        return self.written([f"return slow_.launch({_listed(self.varying)})"], {"slow_": self})
+
+    def written(self, lines: Iterable[str], scope: dict[str, Any]) -> Any:
+        """A function of what varies."""
+        return function(f"bound({_listed(self.varying)})", lines, scope, self.kernel.__name__)
 
     def respecialised(self, *varying: Any) -> None:
         """A call that differs from the example in alignment or integers: Triton compiles another kernel for it."""
@@ -251,7 +260,7 @@ def _generate(slow: _Slow, compiled: Any) -> Any:
         "if hooked_: " + inside.launch_form.format(hooks=hooks, **holes),
         "else: " + inside.launch_form.format(hooks="None, None, None", **holes),
     ]
-    slow.fast = _function(slow, lines if x * y * z else ["return"], scope)
+    slow.fast = slow.written(lines if x * y * z else ["return"], scope)
     return slow.fast
 
 
@@ -308,18 +317,21 @@ _RANGES = {
 }
 
 
-def _function(slow: _Slow, lines: Sequence[str], scope: dict[str, Any]) -> Any:
-    source = f"def bound({_listed(slow.varying)}):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, f"<launch of {slow.kernel.__name__}>", "exec"), scope)
-    scope["bound"].source = source
-    return scope["bound"]
+def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel: str) -> Any:
+    """The function of this source; what it calls is in `scope`."""
+    source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+    exec(compile(source, f"<launch of {kernel}>", "exec"), scope)
+    made = scope[signature.partition("(")[0]]
+    made.source = source
+    return made
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def _is_descriptor(value: Any) -> bool:
+def is_descriptor(value: Any) -> bool:
+    """Whether an argument is a tensor map."""
     return type(value).__name__.startswith("TensorDescriptor") and hasattr(value, "base")
 
 

@@ -78,7 +78,10 @@ else:
     interpreter._patch_lang_tensor = _scalar_index
     interpreter.InterpreterBuilder.create_dot = _dot
 
-    RUNS = {"pointers": (triton_matmul.host.matmul, pointers), "descriptors": (triton_matmul_tma.matmul, descriptors)}
+    RUNS = {
+        "pointers": (triton_matmul.host.HOST.run, pointers),
+        "descriptors": (triton_matmul_tma.HOST.run, descriptors),
+    }
 
     @pytest.fixture(autouse=True)
     def _seed():
@@ -99,7 +102,7 @@ else:
     def test_ragged_shapes(shape, layout):
         m, n, k = shape
         check(
-            triton_matmul.host.matmul,
+            triton_matmul.host.HOST.run,
             matrix(m, k, layout[0], torch.float16),
             matrix(k, n, layout[1], torch.float16),
             pointers(),
@@ -109,12 +112,15 @@ else:
     def test_ragged_shapes_of_descriptors(shape):
         m, n, k = shape
         check(
-            triton_matmul_tma.matmul, matrix(m, k, "n", torch.float16), matrix(k, n, "n", torch.float16), descriptors()
+            triton_matmul_tma.HOST.run,
+            matrix(m, k, "n", torch.float16),
+            matrix(k, n, "n", torch.float16),
+            descriptors(),
         )
 
     def test_columns_that_tma_cannot_store():
         check(
-            triton_matmul_tma.matmul,
+            triton_matmul_tma.HOST.run,
             matrix(20, 40, "n", torch.float16),
             matrix(40, 33, "t", torch.float16),
             descriptors(),
@@ -147,13 +153,13 @@ else:
     @pytest.mark.parametrize("k", [224, 200, 65])
     def test_split_k(split, k):
         a, b = matrix(20, k, "n", torch.float16), matrix(k, 40, "t", torch.float16)
-        check(triton_matmul.host.matmul, a, b, pointers(split=split), bias=torch.randn(40).half(), activation="gelu")
-        first, second = (triton_matmul.host.matmul(a, b, config=pointers(split=split)) for _ in range(2))
+        check(triton_matmul.host.HOST.run, a, b, pointers(split=split), bias=torch.randn(40).half(), activation="gelu")
+        first, second = (triton_matmul.host.HOST.run(a, b, config=pointers(split=split)) for _ in range(2))
         assert torch.equal(first, second)
 
     def test_split_k_of_int8():
         check(
-            triton_matmul.host.matmul,
+            triton_matmul.host.HOST.run,
             matrix(20, 200, "n", torch.int8),
             matrix(200, 40, "t", torch.int8),
             pointers(split=3),
@@ -188,7 +194,7 @@ else:
         """One column in three batches: the shape on which this once did not compile."""
         a, b = matrix(30, 77, "n", torch.int8, (3,)), matrix(77, 1, "t", torch.int8, (3,))
         check(
-            triton_matmul.host.matmul,
+            triton_matmul.host.HOST.run,
             a,
             b,
             pointers(n=16, split=2),
@@ -224,8 +230,8 @@ else:
 
     def test_any_strides():
         a, b = torch.randn(60, 90).half()[::2, 1::2], torch.randn(45, 120).half()[:, ::3]
-        check(triton_matmul.host.matmul, a, b, pointers())
-        check(triton_matmul.host.matmul, a, b, pointers(), out=torch.empty(40, 30).half().mT)
+        check(triton_matmul.host.HOST.run, a, b, pointers())
+        check(triton_matmul.host.HOST.run, a, b, pointers(), out=torch.empty(40, 30).half().mT)
 
     @pytest.mark.parametrize("way", RUNS)
     def test_out_dtypes_and_strided_out(way):

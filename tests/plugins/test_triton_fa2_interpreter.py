@@ -148,7 +148,7 @@ else:
         before = [t.clone() for t in (q, k, v)]
         what = dict(causal=c["causal"], window=c["window"], softcap=c["softcap"], scale=c["scale"])
         config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
-        out, lse = triton_fa2.attention(q, k, v, config=config, return_lse=True, **what)
+        out, lse = triton_fa2.host.FORWARD.run(q, k, v, config=config, return_lse=True, **what)
         assert out.dtype == q.dtype and out.shape == (*q.shape[:3], c["dv"]) and lse.dtype == torch.float32
 
         leaves = [t.double().requires_grad_() for t in (q, k, v)]
@@ -173,7 +173,7 @@ else:
             key_stages=2,
             KEY_SPLIT=c["split"],
         )
-        found = triton_fa2.attention_backward(grad_out, q, k, v, out, lse, config=config, grad_lse=grad_lse, **what)
+        found = triton_fa2.host.BACKWARD.run(grad_out, q, k, v, out, lse, config=config, grad_lse=grad_lse, **what)
         total = (expected * grad_out.double()).sum()
         if grad_lse is not None:
             total = total + (torch.where(seen, expected_lse, 0.0) * grad_lse.double()).sum()

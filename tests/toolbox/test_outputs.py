@@ -3,15 +3,20 @@
 import pytest
 import torch
 
-import registry
-from registry.ops.attention.outputs import grad_allocators, lse_allocator, new_lse, new_out, out_allocator
+from registry.ops.attention.calls import dense_like, out_of, row_sums
+from registry.ops.attention.outputs import new_lse, new_out
 from registry.ops.parts.memory import WatchedAllocations
 from registry.toolbox import outputs
+from registry.toolbox.launch import StandIn
 from registry.toolbox.outputs import allocator, dense
 
 
 def same_geometry(found, expected):
-    assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert (tuple(found.shape), found.stride(), found.dtype) == (
+        tuple(expected.shape),
+        expected.stride(),
+        expected.dtype,
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1,), (2, 1, 7), ()])
@@ -20,18 +25,16 @@ def test_dense_is_contiguous(shape):
 
 
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
-def test_attention_allocates_as_new_out_does(order):
+def test_calls_of_attention_allocate_as_new_out_does(order):
     shapes = (2, 4, 33, 64), (2, 2, 40, 64), (2, 2, 40, 128)
     q, k, v = (torch.randn(*shape, dtype=torch.bfloat16) for shape in shapes)
     if order == "bshd":
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
-    problem, _ = registry.attention.problem_of(q, k, v, return_lse=True)
-    same_geometry(out_allocator(problem)(q), new_out(q, v))
-    same_geometry(lse_allocator(problem)(q), new_lse(q))
-    for allocate, like in zip(grad_allocators(problem), (q, k, v), strict=True):
-        same_geometry(allocate(like), new_out(like, like))
-    without, _ = registry.attention.problem_of(q, k, v)
-    assert lse_allocator(without)(q) is None
+    given = {name: StandIn.of_tensor(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))}
+    same_geometry(out_of(given), new_out(q, v))
+    same_geometry(row_sums(given["q"], "lse"), new_lse(q))
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        same_geometry(dense_like(given[name], "gradient"), new_out(tensor, tensor))
 
 
 def test_the_direct_allocation_gives_way_to_dispatch_modes(monkeypatch):

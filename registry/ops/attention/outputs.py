@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-
-from registry.ops.attention.problem import AttentionProblem
-from registry.toolbox.outputs import allocator
 
 
 def out_geometry(
@@ -28,30 +25,3 @@ def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def new_lse(q: torch.Tensor) -> torch.Tensor:
     """An uninitialised float32 LSE [B, H, S]."""
     return q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-Allocate = Callable[[torch.Tensor], torch.Tensor]
-
-
-def out_allocator(problem: AttentionProblem) -> Allocate:
-    """`new_out` for a bound launch: `new_out = out_allocator(problem)` in `prepare`, `out = new_out(q)` per call."""
-    return _allocator_like(problem, 0, problem.head_dim_v)
-
-
-def lse_allocator(problem: AttentionProblem) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """`new_lse` for a bound launch, or None per call where the problem asks for no LSE."""
-    if not problem.lse:
-        return lambda q: None
-    return allocator((problem.batch, problem.heads_q, problem.seqlen_q), torch.float32)
-
-
-def grad_allocators(problem: AttentionProblem) -> tuple[Allocate, Allocate, Allocate]:
-    """The same for the gradients of q, k and v: dense, in the memory order of what they are gradients of."""
-    d = problem.head_dim
-    return tuple(_allocator_like(problem, number, size) for number, size in enumerate((d, d, problem.head_dim_v)))  # type: ignore[return-value]
-
-
-def _allocator_like(problem: AttentionProblem, number: int, head_dim: int) -> Allocate:
-    fact = problem.operands[number]
-    shape, strides = out_geometry(fact.shape, fact.strides, head_dim)
-    return allocator(shape, getattr(torch, problem.dtype), strides)

@@ -25,6 +25,26 @@ def _same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iter
         yield Reason("unclaimed", name, got, ", ".join((problem.dtype, *claim)))
 
 
+def _alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """Of each operand's base, and of every stride but that of its contiguous dimension (which dimension that is, is the
+    business of the layout claim). A stride of one element in another dimension counts: it walks over the same memory.
+    """
+    base, unit = requires.base_alignment, requires.stride_alignment
+    for one in problem.operands:
+        if one.base_alignment < base:
+            fix = f"call .clone() on {one.name}: its storage offset breaks the alignment"
+            got, allowed = f"{one.base_alignment} bytes", f"multiples of {base} bytes"
+            yield Reason("alignment", "base_alignment", got, allowed, fix, one.name)
+        inner = len(one.shape) - (2 if one.shape[-1] != 1 and one.strides[-1] != 1 else 1)
+        for dim, (extent, elements) in enumerate(zip(one.shape, one.strides, strict=True)):
+            stride = elements * one.itemsize
+            if dim != inner and extent > 1 and stride % unit:
+                fix = f"pad {one.name}: its stride of {stride} bytes in dimension {dim} is no multiple of {unit}"
+                yield Reason(
+                    "alignment", "stride_alignment", f"{stride} bytes", f"multiples of {unit} bytes", fix, one.name
+                )
+
+
 def _unit_dimension(got: Any, claim: Any) -> str:
     return "call .contiguous() on the operand of which neither matrix dimension has stride 1"
 
@@ -57,7 +77,7 @@ class MatmulProblem(Problem):
         "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
     )
     batched: bool = field(init=False, metadata=query("flag", claim="batched", default=False).metadata)
-    operands: tuple[OperandFact, ...] = query("matrix_operands", claim="base_alignment", default=())
+    operands: tuple[OperandFact, ...] = query(_alignment, claim="base_alignment", default=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batched", self.batch != 1)

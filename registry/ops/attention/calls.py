@@ -1,0 +1,67 @@
+"""What every kernel of attention says the same way on its host side: operands and outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.ops.attention.outputs import out_geometry
+from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
+from registry.toolbox.call import Interface, Operands
+from registry.toolbox.launch import StandIn
+
+
+def dense_like(operand: StandIn, name: str, columns: int | None = None) -> StandIn:
+    """An output of this name: dense, in the memory order of `operand`."""
+    columns = operand.shape[3] if columns is None else columns
+    shape, strides = out_geometry(operand.shape, operand.stride(), columns)
+    return StandIn(shape, operand.dtype, strides, name=name)
+
+
+def out_of(given: Operands) -> StandIn:
+    """The output of attention."""
+    return dense_like(given["q"], "out", given["v"].shape[3])
+
+
+def row_sums(q: StandIn, name: str) -> StandIn:
+    """float32 [B, H, S]: an LSE, or what else there is one of for each row."""
+    return StandIn(q.shape[:3], "float32", name=name)
+
+
+def _forward_operands(problem: AttentionProblem) -> dict[str, StandIn]:
+    return {fact.name: StandIn.of(fact) for fact in problem.operands}
+
+
+def _backward_operands(problem: AttentionBackwardProblem) -> dict[str, StandIn]:
+    found = _forward_operands(problem)
+    found = {"out": out_of(found), "grad_out": dense_like(found["q"], "grad_out", found["v"].shape[3])} | found
+    found["lse"] = row_sums(found["q"], "lse")
+    if problem.grad_lse:
+        found["grad_lse"] = row_sums(found["q"], "grad_lse")
+    return found
+
+
+def _forward_problem(*tensors: torch.Tensor, **given: Any) -> Any:
+    from registry.ops.attention import attention
+
+    return attention.problem_of(*tensors, **given)[0]
+
+
+def _backward_problem(*tensors: torch.Tensor, deterministic: bool = False, **given: Any) -> Any:
+    from registry.ops.attention import attention
+
+    return attention.backward.problem_of(*tensors, **given)[0]
+
+
+FORWARD = Interface(
+    tensors=("q", "k", "v"), results=("out", "lse"), scale=True, operands=_forward_operands, problem_of=_forward_problem
+)
+BACKWARD = Interface(
+    tensors=("grad_out", "q", "k", "v", "out", "lse"),
+    optional=("grad_lse",),
+    results=("dq", "dk", "dv"),
+    scale=True,
+    operands=_backward_operands,
+    problem_of=_backward_problem,
+)

@@ -1,0 +1,224 @@
+"""One `Call` for each kernel of a (problem, config); from it follow `run`, `prepare` and `builds`.
+
+A plugin says once what it launches. Operands are stand-ins (shape, strides, dtype, alignment), whether the question is
+asked with tensors or without a GPU::
+
+    def call(problem, config, given, scale):
+        out = StandIn(..., name="out")                    # not among what was given: allocated for each launch
+        arguments = {
+            "q_map": TensorDescriptor(given["q"], ...),   # a tensor map
+            "out": out,                                   # a pointer
+            "n": problem.seqlen_k,                        # fixed
+            "scale_log2": PerCall("scale", 1.44),         # what the call brings, times a number
+            "counter": Zeroes(1),                         # zero before a launch, left at zero by it
+            "unused": StandIn((1,), "float32"),           # without a name: a null pointer
+        }
+        return [Call(_kernel, (grid,), arguments, constants={...}, options={"num_warps": 4})]
+
+    HOST = Host(FORWARD, call)
+    Variant(run=HOST.run, prepare=HOST.prepare, builds=HOST.builds, ...)
+
+`FORWARD` is the op's: what its launches take and return (registry.ops.attention.calls, registry.ops.matmul.calls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from registry.toolbox.launch import Launcher, StandIn, function, is_descriptor
+from registry.toolbox.tensor_maps import Address, with_base, without_base
+
+if TYPE_CHECKING:
+    from registry.toolbox.builds import Build
+
+__all__ = ["Call", "Host", "Interface", "PerCall", "Zeroes"]
+
+Launch = Callable[..., Any]
+Operands = Mapping[str, StandIn]
+
+
+@dataclass(frozen=True)
+class PerCall:
+    """A float argument: what the call passes as `name`, times `factor`."""
+
+    name: str
+    factor: float = 1.0
+
+
+class Zeroes(StandIn):
+    """int32 zeroes for one launch, which leaves them at zero: see registry.toolbox.counters."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__((count,), "int32", name="counters")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch of one kernel: all but addresses, stream, and the floats that differ from call to call."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def operands(self) -> dict[str, StandIn]:
+        """Parameter -> what it points to, for tensors and tensor maps."""
+        found = {name: value.base if is_descriptor(value) else value for name, value in self.arguments.items()}
+        return {name: value for name, value in found.items() if isinstance(value, StandIn)}
+
+    def varying(self) -> dict[str, str]:
+        """Parameter -> code for what a launch passes, in the kernel's order."""
+        operands, found = self.operands(), {}
+        for name in self.kernel.arg_names:
+            value = self.arguments.get(name)
+            if name in operands:
+                found[name] = operands[name].name or "0"
+            elif isinstance(value, PerCall):
+                found[name] = f"{value.name} * {value.factor!r}"
+        return found
+
+    def example(self) -> dict[str, Any]:
+        return {name: one.factor if isinstance(one, PerCall) else one for name, one in self.arguments.items()}
+
+    def build(self, arch: Any) -> Build:
+        """What the compiler would be given."""
+        from registry.toolbox.builds import Build
+
+        return Build.of(self.kernel, self.example(), constants=self.constants, options=self.options, arch=arch)
+
+    def bind(self, device: Any = None) -> Launch:
+        """The fast launch; it takes `varying`, by position."""
+        launcher = Launcher(self.kernel, constants=self.constants, options=self.options)
+        vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
+        return launcher.bind(self.example(), self.grid, vary=vary, device=device)
+
+    def plain(self) -> Launch:
+        """The launch through `kernel[grid]`, which Triton's interpreter has too."""
+        names, operands = tuple(self.varying()), self.operands()
+
+        def launch(*varying: Any) -> None:
+            arguments = dict(self.arguments)
+            for name, value in zip(names, varying, strict=True):
+                base = Address(value, operands[name].dtype) if name in operands and isinstance(value, int) else value
+                template = self.arguments[name]
+                arguments[name] = with_base(without_base(template), base) if is_descriptor(template) else base
+            self.kernel[self.grid](**arguments, **self.constants, **self.options)
+
+        return launch
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How an op calls the launches of its variants."""
+
+    tensors: tuple[str, ...]
+    """By position."""
+    results: tuple[str, ...]
+    """Names of the operands that a launch returns."""
+    operands: Callable[[Any], Operands]
+    """From a Problem: the operands that it has."""
+    problem_of: Callable[..., Any]
+    """The Problem of the arguments of `run`."""
+    optional: tuple[str, ...] = ()
+    """Tensors by keyword, or None."""
+    scale: bool = False
+    """Whether calls bring a `scale`."""
+    ignored: tuple[str, ...] = ()
+    """Keywords that the Problem has already answered."""
+    late: Callable[[Any], bool] = lambda problem: False
+    """Whether a launch depends on more than the Problem tells: strides of an optional tensor, say."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The host side of a variant, from a function that makes its calls."""
+
+    interface: Interface
+    calls: Callable[[Any, Mapping[str, Any], Operands, float], Sequence[Call]]
+    """(problem, config, operands, scale) -> the launches, in order. The scale is 1 where the op has none."""
+    contiguous: tuple[str, ...] = ()
+    """Vectors that the kernel wants dense; they are copied where they are not."""
+
+    def builds(self, problem: Any, config: Mapping[str, Any]) -> list[Build]:
+        """The kernels that a call with a positive scale compiles."""
+        calls = self.calls(problem, config, self.interface.operands(problem), 1.0)
+        return [call.build(problem.target) for call in calls]
+
+    def prepare(self, problem: Any, config: Mapping[str, Any]) -> Launch:
+        """A launch with all host work but the addresses done once, here or at its first call."""
+        if not self.interface.late(problem):
+            return self._bound(problem, config, self.interface.operands(problem), 1.0)
+        bound: Launch | None = None
+
+        def launch(*tensors: Any, **given: Any) -> Any:
+            nonlocal bound
+            if bound is None:
+                operands = self._operands_of(tensors, given)
+                bound = self._bound(problem, config, operands, 1.0, tensors[0].device)
+            return bound(*tensors, **given)
+
+        return launch
+
+    def run(self, *tensors: Any, config: Mapping[str, Any], **given: Any) -> Any:
+        """The same launch through Triton's own, slower way; `given` are the op's keywords."""
+        problem, scale = self.interface.problem_of(*tensors, **given), given.get("scale", 1.0)
+        passed = (*self.interface.optional, *(["scale"] if self.interface.scale else ()))
+        given = {name: given[name] for name in passed if name in given}
+        operands = self._operands_of(tensors, given)
+        calls = self.calls(problem, config, operands, scale)
+        return self._generate(calls, [call.plain() for call in calls], operands)(*tensors, **given)
+
+    def _operands_of(self, tensors: Sequence[Any], given: Mapping[str, Any]) -> Operands:
+        named = dict(zip(self.interface.tensors, tensors, strict=True))
+        named |= {name: given[name] for name in self.interface.optional if given.get(name) is not None}
+        dense = {name: one.contiguous() if name in self.contiguous else one for name, one in named.items()}
+        return {name: StandIn.of_tensor(name, one) for name, one in dense.items()}
+
+    def _bound(
+        self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
+    ) -> Launch:
+        """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
+        calls = self.calls(problem, config, operands, scale)
+        launches: dict[Any, Launch] = {}
+
+        def otherwise(*passed: Any, scale: float, **given: Any) -> Any:
+            key = -1 if scale < 0 else repr(scale)  # negative, or one of "0.0", "-0.0" and "nan"
+            if key not in launches:
+                launches[key] = self._bound(problem, config, operands, scale, device)
+            return launches[key](*passed, scale=scale, **given)
+
+        positive = otherwise if self.interface.scale and scale > 0 else None
+        return self._generate(calls, [call.bind(device) for call in calls], operands, positive)
+
+    def _generate(
+        self, calls: Sequence[Call], launches: Sequence[Launch], given: Operands, otherwise: Launch | None = None
+    ) -> Launch:
+        """Write the launch: memory for what is not given, the kernels, and what is returned."""
+        from registry.toolbox.counters import zeroed
+        from registry.toolbox.outputs import allocator
+
+        op = self.interface
+        first, scale = op.tensors[0], ["scale"] if op.scale else []
+        used = {one.name: one for call in calls for one in call.operands().values() if one.name}
+        scope: dict[str, Any] = {"otherwise_": otherwise}
+        lines = [f"{name} = {name}.contiguous()" for name in self.contiguous if name in used and name in given]
+        if otherwise:
+            passed = [*op.tensors, *(f"{name}={name}" for name in (*scale, *op.optional))]
+            lines.insert(0, f"if not scale > 0.0: return otherwise_({', '.join(passed)})")
+        for name, one in used.items():
+            if name not in given:
+                fresh = (
+                    zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)
+                )
+                scope[f"new_{name}"] = fresh
+                lines.append(f"{name} = new_{name}({first})")
+        for number, (call, launch) in enumerate(zip(calls, launches, strict=True)):
+            scope[f"launch_{number}"] = launch
+            lines.append(f"launch_{number}({', '.join(call.varying().values())})")
+        lines.append("return " + ", ".join(name if name in used else "None" for name in op.results))
+        keywords = ", ".join([*op.tensors, "*", *scale, *(f"{name}=None" for name in (*op.optional, *op.ignored))])
+        made: Launch = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
+        return made

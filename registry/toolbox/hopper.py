@@ -1,0 +1,154 @@
+"""What Gluon kernels for Hopper are made of: TMA names, shared-memory views, rings of tiles, named barriers.
+
+TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's names moved between triton 3.6 and 3.9
+views        `swizzled` is the layout in which a box of a tensor map lands; `as_matrix` reads it as wgmma does, `as_box`
+             is the front of a tile as a box of its own
+rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
+             (i // stages) & 1, so producer and consumers agree by counting
+barriers     `FREE_BARRIERS` are the hardware barriers that the compiler leaves alone: give them names in an enum, and
+             `barrier_asm` of one to `gl.inline_asm_elementwise`
+launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True`
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import functools
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+store_wait = tma.store_wait
+group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # of the threads of one partition
+
+DTYPES = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+    torch.int8: gl.int8,
+    torch.int32: gl.int32,
+}
+FREE_BARRIERS = range(8, 16)  # 0 to 7 are the compiler's: one for each partition, and one for all
+
+
+# --- shared memory --------------------------------------------------------------------------------------------------
+
+
+def swizzled(block, dtype):
+    """The layout in which a box of a tensor map lands, for torch's dtype."""
+    return _swizzled(tuple(block), dtype)
+
+
+@functools.cache
+def _swizzled(block, dtype):
+    return gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
+
+
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """A tile as a swizzled matrix, as wgmma reads it."""
+        return tile.reinterpret(
+            tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype)
+        )
+
+    @gluon.jit
+    def as_box(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """The front of a tile as a box of a rank-3 tensor map."""
+        return tile.reinterpret(
+            tile.dtype, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype)
+        )
+else:
+
+    @gluon.jit
+    def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """A tile as a swizzled matrix, as wgmma reads it."""
+        return tile._reinterpret(
+            tile.dtype, [ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype)
+        )
+
+    @gluon.jit
+    def as_box(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """The front of a tile as a box of a rank-3 tensor map."""
+        return tile._reinterpret(
+            tile.dtype, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype)
+        )
+
+
+# --- rings of tiles -------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def ring(tiles, STAGES: gl.constexpr, READERS: gl.constexpr):
+    """(tiles, full, empty) around `tiles`, whose first dimension counts the stages: `full` completes when the bulk copy
+    has delivered its bytes, `empty` when each of the groups that read the slot has let go of it."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=READERS)
+    return tiles, full, empty
+
+
+@gluon.jit
+def slot(i, tiles):
+    """(slot, phase) of use i."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    return i % STAGES, (i // STAGES) & 1
+
+
+@gluon.jit
+def wait_full(r, i):
+    """Reader: wait for use i; gives its tile."""
+    tiles, full, empty = r
+    s, phase = slot(i, tiles)
+    mbarrier.wait(full.index(s), phase)
+    return tiles.index(s)
+
+
+@gluon.jit
+def release(r, i):
+    """Reader: this group is done with use i."""
+    tiles, full, empty = r
+    s, _ = slot(i, tiles)
+    mbarrier.arrive(empty.index(s), count=1)
+
+
+@gluon.jit
+def wait_empty(r, i):
+    """Writer: wait until use i may be written; gives its tile and the barrier that announces it."""
+    tiles, full, empty = r
+    s, phase = slot(i, tiles)
+    mbarrier.wait(empty.index(s), phase ^ 1)
+    return tiles.index(s), full.index(s)
+
+
+# --- hardware barriers ----------------------------------------------------------------------------------------------
+
+
+@gluon.constexpr_function
+def barrier_asm(verb, barrier, threads):
+    """PTX that waits at a named barrier ("sync") for that many threads, or comes to it and goes on ("arrive")."""
+    return f"bar.{verb} {int(barrier)}, {int(threads)}; mov.u32 $0, 0;"
+
+
+# --- the kernel before this one -------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def after_previous_kernel():
+    """Programmatic dependent launch: all before this may overlap the previous kernel's tail, nothing after it."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
