@@ -154,11 +154,10 @@ class PlanCache:
     ) -> None:
         """Keep a guard for a plan that was found by its facts. The first few of a key stay: they could take turns."""
         kept = self._get(key, ())
-        for entry in kept:
-            if entry[-1] is plan:
-                return  # a guard takes each tensor once only: self-attention of one tensor goes by its facts
         if len(kept) >= GUARDS or any(t.data_ptr() & ALIGNED for t in tensors):
             return
+        if len(set(map(id, tensors))) < len(tensors):
+            return  # a guard takes no tensor twice: self-attention of one tensor goes by its facts
         guards = _tensor_guards()
         if guards is None:
             return

@@ -78,6 +78,18 @@ def test_state_of_torch_tells_plans_apart():
     assert cache.find("settings", *tensors) is plan
 
 
+def test_inference_mode_gets_a_guard_of_its_own(monkeypatch):
+    """A model is often tried outside of inference mode first; the plan is the same, but torch's guards differ."""
+    cache = a_cache()
+    plan = cache.find("settings", *pair(4, 4))
+    with torch.inference_mode():
+        tensors = pair(4, 4)
+        assert cache.find("settings", *tensors) is plan
+        monkeypatch.setattr(cache, "by_facts", None)
+        assert cache.find("settings", *tensors) is plan
+    assert cache.find("settings", *pair(4, 4)) is plan
+
+
 def test_optional_tensors_have_their_places():
     cache, (a, b) = a_cache(), pair(4, 4)
     plans = {cache.by_facts("settings", a, b, *rest) for rest in ((), (a, None), (None, a), (a, a))}
