@@ -257,11 +257,6 @@ def _operands(requires: Requires, problem: Problem, name: str, how: Query) -> It
     yield from _alignment(requires, problem)
 
 
-def _matrix_operands(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
-    """As `operands`, where which dimension is contiguous is the business of the layout claim."""
-    return _alignment(requires, problem)
-
-
 def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
     for fact in problem.operands:
         if fact.base_alignment < requires.base_alignment:
@@ -288,5 +283,4 @@ RULES: dict[str, Callable[[Requires, Any, str, Query], Iterator[Reason]]] = {
     "multiple": _multiple,
     "closed": _closed,
     "operands": _operands,
-    "matrix_operands": _matrix_operands,
 }

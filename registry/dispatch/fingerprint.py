@@ -30,10 +30,9 @@ def fingerprint_of(variant: Variant) -> str:
 
 def _files(origin: str, module: str) -> list[Path]:
     """The plugin's own files: those of its package, or the one file of a plugin module."""
-    plugin = (
-        origin.rpartition("(")[2].rstrip(")").partition(":")[0]
-    )  # "acme (acme_kernels:plugin)" or the module itself
-    names = [name for name in (plugin, module) if name in sys.modules]
+    plugin = origin.rpartition("(")[2].rstrip(")").partition(":")[0]  # of "acme (acme_kernels:plugin)", or the module
+    ours = module.startswith("registry.") and not module.startswith(f"{BUILTIN_PACKAGE}.")  # `run` made by the toolbox
+    names = [name for name in (plugin, "" if ours else module) if name in sys.modules]
     found: set[Path] = set()
     for name in names:
         file = getattr(sys.modules[name], "__file__", None)
