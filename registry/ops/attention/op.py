@@ -15,7 +15,7 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import Candidate, Decision
+from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle
@@ -28,7 +28,6 @@ from registry.ops.fastpath import ALIGNED, WarmPlan, WarmPlans, never
 from registry.ops.op import Op, with_variant
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
-NO_KERNEL = "(none)"
 _is_compiling = torch.compiler.is_compiling
 _function_modes = torch._C._len_torch_function_stack
 _deterministic = torch.are_deterministic_algorithms_enabled

@@ -9,17 +9,29 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from registry.contract.problem import Problem
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
-from registry.ops.parts.cases import Case, Layout
 
 Tensors = dict[str, Any]
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides (both in elements) and base alignment (in bytes) of one recorded operand."""
 MAX_COPIES = 32
+
+
+class Case(Protocol):
+    """What is needed of a registry.ops.parts.cases.Case, which makes workloads itself."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def operands(self) -> tuple[tuple[str, Layout], ...]: ...
+    @property
+    def sizes(self) -> dict[str, Any]: ...
 
 
 class Workload:
