@@ -1,4 +1,7 @@
-"""Fixtures shared by all tests: made-up variants that come and go, and a registry that forgets between tests."""
+"""Fixtures shared by all tests: made-up variants that come and go, and a registry that forgets between tests.
+
+Also what the processes of a session share, and the order of the tests among them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from made_up import math_run
+import shared
 
-import registry
-from registry import notices
-from registry.dispatch.quarantine import quarantine
+_end_of_session = shared.begin()  # before anything imports torch
+
+from made_up import math_run  # noqa: E402
+
+import registry  # noqa: E402
+from registry import notices  # noqa: E402
+from registry.dispatch.quarantine import quarantine  # noqa: E402
+
+
+def pytest_unconfigure() -> None:
+    _end_of_session()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The slowest tests first, so that no worker is left alone with one at the end.
+
+    With --dist worksteal each worker begins with its own stretch of the list: each stretch gets its share of them.
+    """
+    seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
+    slow = sorted(seconds, key=lambda item: -seconds[item])  # type: ignore[arg-type]
+    rest = [item for item in items if item not in seconds]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        stretch = len(items) * (worker + 1) // workers - len(ordered)
+        own = slow[worker::workers]
+        fill = max(0, stretch - len(own))
+        ordered += own + rest[:fill]
+        rest = rest[fill:]
+    items[:] = ordered + rest
 
 
 @pytest.fixture(autouse=True)

@@ -195,7 +195,7 @@ def plugin(tmp_path, monkeypatch):
     yield
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_compilers_that_die_or_hang_cost_their_own_kernel_alone(plugin, cache):
     shapes = [
         "s=128,d=64,dtype=float16,causal",

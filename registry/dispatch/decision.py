@@ -10,6 +10,9 @@ from registry.contract.capability import Config, Reason
 from registry.contract.describe import config_text, problem_data, reason_data
 from registry.contract.problem import Problem
 
+NO_KERNEL = "(none)"
+"""What stands in the place of a variant where an op answers by itself."""
+
 
 def decision_text(decision: Decision) -> str:
     """What was picked, why, and how every other variant stands."""

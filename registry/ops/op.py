@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from registry.contract.capability import Config
 from registry.contract.problem import Problem
@@ -20,10 +20,6 @@ from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import Forced, Scope, current
 from registry.dispatch.select import decide
 from registry.errors import UnknownOp
-
-if TYPE_CHECKING:
-    from registry.ops.parts.kit import Kit
-    from registry.ops.parts.tuning import Tuning
 from registry.ops.tensors import plain
 
 
@@ -50,16 +46,14 @@ class Op:
         return catalog.get().of(self.name)
 
     @functools.cached_property
-    def tuning(self) -> Tuning:
-        """What the tuner needs to know, from tuning.py in the op's folder; imported when first asked for."""
-        found: Tuning = self._part("tuning")
-        return found
+    def tuning(self) -> Any:
+        """What the tuner needs to know, a parts.tuning.Tuning from tuning.py in the op's folder; not imported before."""
+        return self._part("tuning")
 
     @functools.cached_property
-    def conformance(self) -> Kit:
-        """What the conformance kit needs to know, from conformance.py in the op's folder."""
-        found: Kit = self._part("conformance")
-        return found
+    def conformance(self) -> Any:
+        """What the conformance kit needs to know, a parts.kit.Kit from conformance.py in the op's folder."""
+        return self._part("conformance")
 
     def _part(self, name: str) -> Any:
         folder = type(self).__module__.rpartition(".")[0]

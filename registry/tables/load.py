@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -13,9 +13,7 @@ from registry.tables.match import BadValue, Condition, Field, Kind, compile_cond
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reader import MAX_BYTES, Document, Path, read_document, type_name
 from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
-
-if TYPE_CHECKING:
-    from registry.tables import OpFields, Source
+from registry.tables.sources import OpFields, Source
 
 ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
 

@@ -94,14 +94,12 @@ class Child:
         """Make sure that a worker runs and has answered the hello."""
         if self._process is not None:
             return
-        import registry
-
         command_in, self._commands = os.pipe()
         self._answers, answer_out = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _tail)
         self._buffer = b""
         path = [place or os.getcwd() for place in sys.path]
-        boot = json.dumps([path, list(registry.__path__), self._module, command_in, answer_out])
+        boot = json.dumps([path, list(sys.modules["registry"].__path__), self._module, command_in, answer_out])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, boot],
             pass_fds=(command_in, answer_out),

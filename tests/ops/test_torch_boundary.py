@@ -68,6 +68,7 @@ def test_opcheck_matmul(shape, bias, grad):
 # --- torch.compile ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(7)
 def test_compile_fullgraph_with_dynamic_shapes():
     torch._dynamo.reset()
     compiled = torch.compile(

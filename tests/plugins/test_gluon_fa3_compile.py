@@ -8,9 +8,11 @@ import pytest
 
 from registry import Target
 from registry.ops.attention.problem import AttentionProblem
-from registry.toolbox.builds import compile_build, inspect, loop_spills
+from registry.toolbox.builds import loop_spills
 
 pytest.importorskip("triton")
+
+from compiled import resources
 
 from registry.plugins import gluon_fa3
 from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, traits_of, window_bounds
@@ -45,7 +47,7 @@ def named(problems, configs):
 
 def built(p, config):
     (build,) = VARIANT.builds(p, config)
-    return inspect(compile_build(build, "sm90"))
+    return resources(build)
 
 
 def hot_loops(found):

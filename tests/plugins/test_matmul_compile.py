@@ -5,18 +5,16 @@ Set KREG_NEWEST_TRITON to a folder that holds another triton to compile with tha
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from registry import Target
 from registry.contract.problem import OperandFact
 from registry.ops.matmul.problem import MatmulProblem
-from registry.toolbox.builds import compile_build, inspect
 
 pytest.importorskip("triton")
+
+from again import needs_newest_triton, run_with_newest_triton
+from compiled import resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 
@@ -35,7 +33,7 @@ def compiled(variant, p, config, slack=0):
     """The kernel's resources, after the checks that hold for every shipped config."""
     assert not variant.reasons(p)
     (build,) = variant.builds(p, config)
-    found = inspect(compile_build(build, p.target))
+    found = resources(build, p.target)
     assert found.spills == 0
     declared = variant.requires.shared_memory(p, config)
     assert found.shared <= declared <= found.shared + slack
@@ -278,10 +276,7 @@ def test_what_split_k_cannot():
         assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}
 
 
-@pytest.mark.skipif(not os.environ.get("KREG_NEWEST_TRITON"), reason="KREG_NEWEST_TRITON names no folder")
+@pytest.mark.slow(95)
+@needs_newest_triton
 def test_with_the_newest_triton():
-    folder = os.environ["KREG_NEWEST_TRITON"]
-    rest = {name: value for name, value in os.environ.items() if name != "KREG_NEWEST_TRITON"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**rest, "PYTHONPATH": folder}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_with_newest_triton(__file__)

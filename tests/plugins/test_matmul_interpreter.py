@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import INTERPRETED, run_interpreted
+from again import INTERPRETED, run_interpreted
 
 ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
@@ -49,7 +49,7 @@ def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
 
 if not INTERPRETED:
 
-    @pytest.mark.timeout(170)
+    @pytest.mark.slow(18)
     def test_interpreted():
         run_interpreted(__file__)
 

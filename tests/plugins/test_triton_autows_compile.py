@@ -8,31 +8,18 @@ file checks instead what the kernel computes, whoever computes it: one test does
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 triton = pytest.importorskip("triton")
+
+from again import INTERPRETED, needs_newest_triton, run_interpreted, run_with_newest_triton  # noqa: E402
 
 from registry import Target, variants  # noqa: E402
 from registry.dispatch import in_force  # noqa: E402
 from registry.dispatch.select import all_reasons  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PINNED = triton.__version__.startswith("3.6.")
-NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
 NAME = "triton_autows"
-
-
-def again(**environment: str) -> None:
-    """This file in a process of its own."""
-    path = os.pathsep.join(filter(None, (environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    given = {**os.environ, **environment, "PYTHONPATH": path}
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
 
 
 if INTERPRETED:
@@ -56,8 +43,7 @@ if INTERPRETED:
 
 else:
     from autows_forms import FORMS, ILLEGAL, LEGAL, PAGE, SPECIALIZED, outcome, problem, with_forms
-
-    from registry.toolbox.builds import compile_build, inspect
+    from compiled import resources
 
     @pytest.mark.parametrize("title", FORMS)
     def test_the_compiler_does_what_is_known_of_it(title):
@@ -87,7 +73,7 @@ else:
         assert configs
         for config in configs:
             (build,) = variant.builds(p, config)
-            found = inspect(compile_build(build, "sm90"))
+            found = resources(build)
             assert found.threads == 384 and ".reqntid 384" in found.ptx, "three warp groups from num_warps=4"
             assert {40, 232} <= set(found.setmaxnreg), "the producer hands its registers to the consumers"
             assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["SYNCS"]
@@ -104,10 +90,11 @@ else:
         text = PAGE.read_text(encoding="utf-8")
         assert with_forms(text) == text, "python tests/support/autows_forms.py --write"
 
+    @pytest.mark.slow(8)
     def test_it_is_right_under_the_interpreter():
-        again(TRITON_INTERPRET="1")
+        run_interpreted(__file__)
 
-    @pytest.mark.skipif(not NEWEST, reason="KREG_NEWEST_TRITON names no folder")
-    @pytest.mark.skipif(not PINNED, reason="this is the newest")
+    @pytest.mark.slow(60)
+    @needs_newest_triton
     def test_newest_triton():
-        again(PYTHONPATH=NEWEST)
+        run_with_newest_triton(__file__)

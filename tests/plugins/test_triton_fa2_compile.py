@@ -7,10 +7,7 @@ they must be and nowhere else. Set KREG_NEWEST_TRITON to a folder with an unpack
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,12 +15,14 @@ import torch
 from registry import Target, variants
 from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
-from registry.toolbox.builds import compile_build, inspect, loop_spills
+from registry.toolbox.builds import loop_spills
 
 triton = pytest.importorskip("triton")
 
+from again import needs_newest_triton, run_with_newest_triton  # noqa: E402
+from compiled import resources  # noqa: E402
+
 PINNED = triton.__version__.startswith("3.6.")
-NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
 FORWARD, BACKWARD = "triton_fa2", "triton_fa2_backward"
 
 
@@ -39,7 +38,7 @@ def built(p, config=None):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if p.ieee else "high")
     try:
-        return [inspect(compile_build(build, p.target)) for build in variant.builds(p, config)]
+        return [resources(build, p.target) for build in variant.builds(p, config)]
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -305,8 +304,8 @@ def test_asynchronous_copies_where_rows_allow_them(by):
     assert f", {hex(size)}" in one.ptx or f", {size}" in one.ptx
 
 
-@pytest.mark.skipif(not NEWEST, reason="KREG_NEWEST_TRITON names no folder")
-@pytest.mark.skipif(not PINNED, reason="this is the newest")
+@pytest.mark.slow(31)
+@needs_newest_triton
 def test_newest_triton():
     chosen = " or ".join(
         (
@@ -320,7 +319,4 @@ def test_newest_triton():
             "cannot_be",
         )
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((NEWEST, os.environ.get("PYTHONPATH", "")))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen, __file__]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    run_with_newest_triton(__file__, chosen)

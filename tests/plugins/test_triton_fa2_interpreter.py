@@ -11,7 +11,7 @@ import random
 
 import pytest
 import torch
-from interpreted import INTERPRETED, run_interpreted
+from again import INTERPRETED, run_interpreted
 
 ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
 BASE = dict(
@@ -111,7 +111,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 if not INTERPRETED:
 
-    @pytest.mark.timeout(400)
+    @pytest.mark.slow(21)
     def test_interpreted():
         pytest.importorskip("triton")
         ran = run_interpreted(__file__)

@@ -384,6 +384,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(capsys.readouterr().out.splitlines()) < 10
 
 
+@pytest.mark.slow(14)
 def test_pytest_plugin(tmp_path: Path) -> None:
     def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *arguments]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import INTERPRETED, run_interpreted
+from again import INTERPRETED, run_interpreted
 
 SIZE = 4096
 EDGES = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 13.0, -13.0, 100.0, -100.0, 3e38, -3e38, float("inf"), float("nan")])
 
 if not INTERPRETED:
 
-    @pytest.mark.timeout(170)
     def test_interpreted():
         run_interpreted(__file__)
 
@@ -42,7 +41,8 @@ else:
         return torch.where(x == -torch.inf, 0.0, exact)
 
     @pytest.mark.parametrize("name", ["", "relu", "gelu", "silu"])
-    def test_activations_are_as_exact_as_torchs(name):
+    def test_activations_are_exact_to_the_last_bits(name):
+        """Against float64, never against what torch makes of it in float32: that differs from one CPU to another."""
         function = {
             "": lambda x: x,
             "relu": torch.relu,
@@ -50,9 +50,8 @@ else:
             "silu": torch.nn.functional.silu,
         }
         x = torch.randn(SIZE) * 3
-        expected = function[name](x.double())
-        error, torchs = ((y - expected).abs().max() for y in (activated(x, name), function[name](x)))
-        assert error <= 1.5 * torchs + 1e-9
+        error = (activated(x, name) - function[name](x.double())).abs()
+        assert (error <= 2**-19 * x.double().abs()).all()  # float32 has 24 bits
 
     @pytest.mark.parametrize("name", ["relu", "gelu"])
     def test_activations_at_the_edges(name):

@@ -8,6 +8,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from compiled import resources  # noqa: E402
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma  # noqa: E402
@@ -178,7 +179,10 @@ def test_gluon_with_a_tensor_descriptor():
 
 def test_spills_are_seen():
     """Far too few registers for the tile: also the hot loop spills."""
-    found = inspect(compile_build(_product_build(num_warps=4, maxnreg=64), "sm80"))
+    build = _product_build(num_warps=4, maxnreg=64)
+    while_compiling = resources(build, "sm80")
+    found = inspect(compile_build(build, "sm80"))
+    assert found == while_compiling, "what ptxas said as it compiled is what it says when asked again"
     assert found.registers <= 64
     assert found.spill_stores > 0
     assert found.spill_loads > 0

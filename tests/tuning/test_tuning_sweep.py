@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import shared
 
 from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
@@ -38,9 +40,12 @@ def child():
 @pytest.fixture(scope="module")
 def bad_company(tmp_path_factory):
     """One sweep over every kind of misbehaviour."""
-    path = tmp_path_factory.mktemp("sweep") / "results.jsonl"
-    report = sweep(path)
-    return report, journal.read(path)
+
+    def run():
+        path = tmp_path_factory.mktemp("sweep") / "results.jsonl"
+        return pickle.dumps((sweep(path), journal.read(path)))
+
+    return pickle.loads(shared.once("a sweep in bad company", run))
 
 
 def entries(results):
@@ -48,6 +53,7 @@ def entries(results):
     return {(e.variant, e.config.get("sleep_us")): e for e in case.entries.values()}
 
 
+@pytest.mark.slow(19)
 def test_every_misbehaviour_is_recorded_and_the_sweep_goes_on(bad_company):
     report, results = bad_company
     why = {name: e.failure["why"] for (name, _), e in entries(results).items() if e.failure}

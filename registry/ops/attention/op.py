@@ -15,7 +15,7 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import Candidate, Decision
+from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle
@@ -27,7 +27,6 @@ from registry.ops.attention.torch_op import Settings, define, through_torch
 from registry.ops.op import Op, with_variant
 from registry.ops.tensors import autocast, dtype_name, operand
 
-NO_KERNEL = "(none)"
 BackwardSettings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether there is a gradient of the LSE, variant."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

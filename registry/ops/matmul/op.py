@@ -13,11 +13,10 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import Candidate, Decision
+from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
-from registry.ops.attention.op import NO_KERNEL
 from registry.ops.matmul import arguments
 from registry.ops.matmul.oracle import activate
 from registry.ops.matmul.problem import MatmulProblem, layout_letter

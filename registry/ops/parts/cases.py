@@ -64,9 +64,8 @@ class Case:
 
     def problem(self, target: Any) -> Problem:
         """The problem that a call of this case would be, on a real or made-up target; allocates nothing."""
-        from registry.ops.parts.workload import workload
-
-        return workload(self, "meta").problem(target)
+        problem: Problem = op_named(self.op).tuning.workload(self, "meta", 0).problem(target)
+        return problem
 
     def data(self) -> dict[str, Any]:
         """As JSON holds it; `from_data` reads it back."""

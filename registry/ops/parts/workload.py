@@ -121,7 +121,8 @@ class Workload:
 
 def workload(case: Case, device: str, seed: int = 0) -> Workload:
     """The workload of a case, as its op makes it."""
-    return op_named(case.op).tuning.workload(case, device, seed)
+    found: Workload = op_named(case.op).tuning.workload(case, device, seed)
+    return found
 
 
 def torch_dtype(name: str) -> torch.dtype:

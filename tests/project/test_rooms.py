@@ -1,0 +1,145 @@
+"""The order of the rooms: each imports only what comes before it, and nothing imports in a circle.
+
+All import statements count: those inside of functions, which run later, and those for types, which never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import registry
+
+ROOT = Path(__file__).parents[2]
+ROOMS = [
+    "version",
+    "errors",
+    "notices",
+    "contract",
+    "hookspecs",
+    "toolbox",
+    "tables",
+    "dispatch",
+    "ops",
+    "tuning",
+    "testing",
+    "warming",
+    "doctor",
+    "pytest_plugin",
+    "cli",
+    "",  # registry/__init__.py, the front door
+]
+"""The folders and files of the registry, those that need nothing first."""
+OLDEST = (3, 10)
+
+
+def files() -> dict[str, Path]:
+    """Each module of the package by its name."""
+    found = {}
+    for name, folder in (("registry", ROOT / "registry"), ("registry.plugins", ROOT / "plugins")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join((name, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+def imports(name: str) -> Iterator[tuple[str, str]]:
+    """What a module imports of the package, lazily and for types too, and where."""
+    path = FILES[name]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            asked = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: write imports in full"
+            asked = [f"{node.module}.{alias.name}" for alias in node.names]
+            asked = [full if full in FILES else str(node.module) for full in asked]
+        else:
+            continue
+        for module in asked:
+            if module in FILES and module != name:
+                yield module, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+FILES = files()
+IMPORTS = {name: list(imports(name)) for name in FILES}
+
+
+PLUGINS = [name for name in FILES if name.startswith("registry.plugins.")]
+GENERIC = [name for name in FILES if not name.startswith("registry.plugins")]
+
+
+def part(name: str, depth: int) -> str:
+    """The part of a module's name at a depth: part("registry.ops.matmul.op", 2) is "matmul"."""
+    return (*name.split("."), *[""] * depth)[depth]
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The modules that import each other: whatever is left when those without imports go, and go again."""
+    left = {name: set(wanted) for name, wanted in graph.items()}
+    for turned in (False, True):
+        if turned:  # and what only leads into a circle, by going through it backwards
+            left = {name: {other for other in left if name in left[other]} for name in left}
+        while ends := {name for name in left if not left[name]}:
+            left = {name: wanted - ends for name, wanted in left.items() if name not in ends}
+    return [[name, *sorted(left[name])] for name in sorted(left)]
+
+
+def test_every_room_has_its_place():
+    assert {part(name, 1) for name in GENERIC} == set(ROOMS)
+
+
+def test_no_room_imports_a_later_one():
+    for name in GENERIC:
+        for to, where in IMPORTS[name]:
+            assert ROOMS.index(part(to, 1)) <= ROOMS.index(part(name, 1)), f"{where} imports {to}"
+
+
+def test_no_import_circle():
+    assert not circles({name: {to for to, _ in IMPORTS[name]} for name in FILES})
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"], ["c", "b"]]
+
+
+def test_an_op_is_imported_by_itself_and_the_front_door_alone():
+    folders = {f"registry.ops.{path.parent.name}" for path in (ROOT / "registry" / "ops").glob("*/op.py")}
+    assert len(folders) > 1
+    for name in GENERIC:
+        for to, where in IMPORTS[name]:
+            op = ".".join(to.split(".")[:3])
+            if op in folders and name not in {"registry"}:
+                assert name == op or name.startswith(op + "."), f"{where} imports {to}"
+
+
+def test_a_plugin_imports_the_registry_and_itself_alone():
+    for name in PLUGINS:
+        for to, where in IMPORTS[name]:
+            allowed = (
+                to in ("registry", "registry.errors")
+                or part(to, 1) in ("contract", "toolbox")
+                or (part(to, 1) == "ops" and part(to, 3))
+                or (part(to, 1) == "plugins" and part(to, 2) == part(name, 2))
+            )
+            assert allowed, f"{where} imports {to}"
+
+
+def docstrings(tree: ast.AST) -> set[ast.AST]:
+    """Texts that stand alone as a statement: they say something and do nothing."""
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def test_generic_code_names_no_variant():
+    for name in GENERIC:
+        tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
+        texts = {node for node in ast.walk(tree) if isinstance(node, ast.Constant)} - docstrings(tree)
+        assert not {node.value for node in texts} & set(registry.variants()), name
+
+
+@pytest.mark.parametrize("folder", ["registry", "plugins", "tests", "tools", "benchmarks", "examples"])
+def test_the_oldest_python_can_read_it(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=OLDEST)

@@ -1,0 +1,54 @@
+"""What all processes of one test session share: the workers, and the runs that tests start.
+
+A folder that the first of these processes makes and removes. Triton's cache lies in it, so a kernel that several tests
+ask for is compiled once, and so do answers that cost seconds (`once`). Each process computes with one thread: the
+workers are as many as the cores.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+
+FOLDER = "KREG_TESTS_SHARED"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def begin(environment: MutableMapping[str, str] = os.environ) -> Callable[[], None]:
+    """Set the session up, or join the one that this process was started by. Returns what ends it.
+
+    To be called before torch is imported, which looks for its threads then.
+    """
+    for name in THREADS:
+        environment.setdefault(name, "1")
+    if FOLDER in environment:
+        return lambda: None
+    folder = tempfile.mkdtemp(prefix="kernel-registry-tests-")
+    environment[FOLDER] = folder
+    environment.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
+
+    def end() -> None:
+        environment.pop(FOLDER, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    return end
+
+
+def once(question: str, answer: Callable[[], bytes]) -> bytes:
+    """The answer to a question, found by the first process that asks while the others wait for it."""
+    if FOLDER not in os.environ:  # no session: a script that shares code with the tests
+        return answer()
+    path = Path(os.environ[FOLDER], hashlib.sha256(question.encode()).hexdigest())
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            found = answer()
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_bytes(found)
+            unfinished.rename(path)
+    return path.read_bytes()
