@@ -47,7 +47,7 @@ class Op:
 
     @functools.cached_property
     def tuning(self) -> Any:
-        """What the tuner needs to know, a parts.tuning.Tuning from tuning.py in the op's folder; not imported before."""
+        """What the tuner needs to know, a parts.tuning.Tuning, from the folder's tuning.py when first asked."""
         return self._part("tuning")
 
     @functools.cached_property
