@@ -84,7 +84,7 @@ class AttentionKit(Kit):
             heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.large else [])
         return {
             "dtype": list(requires.dtypes),
-            "batch": [2, 1, 3],
+            "batch": [2, 1, 3] + ([64] if size.large else []),
             "heads": heads,
             "lengths": _lengths(requires, size),
             "head_dim": dims,
@@ -111,6 +111,13 @@ class AttentionKit(Kit):
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"memory": "fused", "heads": (4, 2), "mask": causal},
             {"lengths": (1, 300), "mask": causal},
+        )
+
+    def crowded(self) -> Sequence[Spec]:
+        many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
+        return tuple(
+            {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}
+            for d, s, causal in ((128, 77, False), (128, 129, True), (64, 129, False))
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:

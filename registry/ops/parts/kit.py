@@ -11,7 +11,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,10 @@ class Kit:
         """Combinations that are always tried where they are legal."""
         return ()
 
+    def crowded(self) -> Sequence[Spec]:
+        """Large problems of many short tiles, tried with every config: what one tile leaves behind meets the next."""
+        return ()
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """By description: axis values just outside of the claims, which must be refused."""
         return {}
@@ -137,6 +141,8 @@ class Drawn:
 
 
 TRIES = 60
+_CROWDED = "crowded"
+MOST_CONFIGS = 1000
 DRAWS = 3000
 
 
@@ -164,7 +170,9 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
         (f"{axis}={value}", {axis: value}) for axis, values in axes.items() for value in _some(values, size.values)
     ]
     wanted += [("", {}) for _ in range(size.samples)]
+    wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded()]
     found: dict[str, tuple[Spec, Problem]] = {}
+    crowded = set()
     uncovered = []
     for label, fixed in wanted:
         if any(axis not in axes or value not in axes[axis] for axis, value in fixed.items()):
@@ -173,12 +181,16 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
         if legal is None:
             # A claim that errata alone refuse is no idle claim: it is waited for.
             awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons)
-            uncovered += [label] if label and awaited is None else []
+            uncovered += [label] if label not in ("", _CROWDED) and awaited is None else []
             continue
-        found.setdefault(spec_name(kit, legal[0], axes), legal)
+        name = spec_name(kit, legal[0], axes)
+        found.setdefault(name, legal)
+        crowded |= {name} if label == _CROWDED else set()
     trials: list[Trial] = []
     for name, (spec, problem) in found.items():
-        trials += _with_configs(variant, name, spec, problem, len(trials) == 0 or _spread(name, size, len(found)), size)
+        every = name in crowded or not trials or _spread(name, size, len(found))
+        most = replace(size, configs=MOST_CONFIGS) if name in crowded else size
+        trials += _with_configs(variant, name, spec, problem, every, most)
     return Drawn(tuple(trials), tuple(uncovered))
 
 
