@@ -8,6 +8,9 @@ from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bo
 
 OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
 THREE_GROUPS_FROM = 1536  # causal rows at head dim 64: below, the last of the tiles of 192 rows is too empty
+SHORT = 128  # rows of a head up to which tiles of 64 are faster: 1.05 to 1.20 on shapes drawn at random
+SHORT_CAUSAL = {64: 128, 128: 640, 256: 128}  # 1.1 to 1.47 at head dim 128
+LONG_KEYS = 1536  # from which one block of 128 keys an SM is faster than two of 64: 1.09 to 1.13, with few queries
 TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
 
 
@@ -43,8 +46,10 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     tiles = _tiles(problem, 2)
     overlap = tiles >= OVERLAP_FROM * sms
     # 64-row tiles reach SMs that 128-row tiles would leave idle; at head dim 64 two of them share an SM besides. And
-    # where no head has more rows than that, as in decoding, a second group would have nothing to do.
-    few = tiles <= (sms if triangular or wide == 64 else sms // 2) or problem.seqlen_q <= ROWS
+    # where no head has more rows than that, as in decoding, a second group would have nothing to do. Short heads end in
+    # tiles that are mostly empty or masked, which costs a block of one group half as much.
+    few = tiles <= (sms if triangular or wide == 64 else sms // 2)
+    few = few or problem.seqlen_q <= (SHORT_CAUSAL[wide] if triangular else SHORT)
     made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, triangular, overlap)
     return made[-1:] + made[:-1] if few else made
 
@@ -78,7 +83,7 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     shared = _config(64, 1, "off", 0, "dynamic")  # two blocks of it fit an SM
     alone = _config(128, 1, "off", 0, "dynamic")
-    small = [alone, shared] if problem.seqlen_q <= ROWS else [shared, alone]
+    small = [shared, alone] if problem.seqlen_k >= LONG_KEYS else [alone, shared]
     if triangular:
         best = _config(128, 2, "pair", 64, "dynamic", overlap=overlap)
         more = [{**best, "q_columns": 128}] if padded(problem.head_dim) == 128 else []

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
+from registry.dispatch.catalog import catalog
 from registry.ops.known import op_named
 from registry.ops.parts.cases import fold_of, held_out
 from registry.tables.match import kind_of
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.timing import quantile
-from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, plainness, prune
+from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, leaves, plainness, prune
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
 RULE_COSTS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
 FOLDS = 5
+CONFIGS = 12
+"""Named configs that a rule may pick, those measured on most shapes: what few shapes say of a config holds for few."""
+LEAST_SHAPES = 8
+LOSS_WEIGHT = 4.0
+"""A kernel of ours is put before the library's only on so many shapes, and where what it loses, weighed so, is less
+than what it gains: to be slower than without us is worse than to miss a gain."""
 SIMPLER = 0.001
 """Log time a shape that shorter tables may lose in cross-validation: a reader's time counts as well."""
 
@@ -51,6 +59,8 @@ class Fit:
     points: list[Point]
     kinds: Mapping[str, str]
     rule_cost: float
+    libraries: frozenset[str]
+    """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     skipped: list[str] = field(default_factory=list)
     """Shapes whose contestants were not all timed, so that no comparison is fair."""
 
@@ -69,13 +79,37 @@ def fit(cases: Sequence[CaseResults], settings: Settings | None = None) -> Fit:
     rule_cost = settings.rule_cost if settings.rule_cost is not None else validated_rule_cost(tuning, op, kinds)
     tree = _grown(tuning, op, kinds)
     prune(tree, rule_cost)
+    libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
+    distrust(tree, libraries)
     skipped = [case.text for case in cases if not comparable(case, settings)]
-    return Fit(op, tree, points, kinds, rule_cost, skipped)
+    return Fit(op, tree, points, kinds, rule_cost, libraries, skipped)
 
 
 def _grown(points: list[Point], op: str, kinds: Mapping[str, str]) -> Node:
-    choices = sorted({choice for point in points for choice in point.cost}, key=plainness)
+    measured = Counter(choice for point in points for choice in point.cost)
+    usual = [choice for choice, count in measured.most_common() if choice.config and count >= len(points) / 5]
+    choices = sorted({*(choice for choice in measured if not choice.config), *usual[:CONFIGS]}, key=plainness)
     return grow(points, _varying(points, op, kinds), kinds, choices, None)
+
+
+def distrust(tree: Node, libraries: frozenset[str]) -> None:
+    """Give leaves back to a library's kernel where ours has not shown, on enough shapes, to be never much slower."""
+    for leaf, _ in leaves(tree):
+        if leaf.choice.variant in libraries:
+            continue
+        theirs = library_choice(leaf.points, libraries)
+        if theirs is None:
+            continue
+        measured = [point for point in leaf.points if leaf.choice in point.cost]
+        lost = [cost_of(point, leaf.choice) - cost_of(point, theirs) for point in measured]
+        if len(lost) < LEAST_SHAPES or sum(x * LOSS_WEIGHT if x > 0 else x for x in lost) >= 0:
+            leaf.choice, leaf.cost = theirs, sum(cost_of(point, theirs) for point in leaf.points)
+
+
+def library_choice(points: Sequence[Point], libraries: frozenset[str]) -> Choice | None:
+    """The library's kernel that serves these shapes best, if one was measured."""
+    known = {choice for point in points for choice in point.cost if choice.variant in libraries and not choice.config}
+    return min(known, key=lambda c: (sum(cost_of(point, c) for point in points), plainness(c)), default=None)
 
 
 def validated_rule_cost(points: list[Point], op: str, kinds: Mapping[str, str]) -> float:

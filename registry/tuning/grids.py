@@ -11,6 +11,7 @@ from pathlib import Path
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, from_file, spread, unique
+from registry.ops.parts.draws import drawn
 
 TRIAL = ("tiny", "quick")
 """Grids that every op has, which "all" leaves out."""
@@ -20,13 +21,29 @@ def names(op: str) -> list[str]:
     return list(op_named(op).tuning.grids)
 
 
+def random_grid(op: str, name: str) -> list[Case]:
+    """The shapes of "random:SEED:COUNT": no grid holds them, and none was ever looked at before a table was fitted."""
+    draw = op_named(op).tuning.draw
+    words = name.split(":")[1:]
+    if draw is None or len(words) != 2 or not all(word.isdecimal() and len(word) < 10 for word in words):
+        allowed = (
+            "random:SEED:COUNT, two whole numbers" if draw is not None else f"grids of {op}, which draws no shapes"
+        )
+        raise InvalidArgument("grid", repr(name), allowed)
+    return drawn(draw, *map(int, words))
+
+
 def grid(op: str, name: str) -> list[Case]:
     """The cases of a grid, or of several: "paper18+gqa"; "all" is everything but the trial grids."""
     wanted = [n for n in names(op) if n not in TRIAL] if name == "all" else name.split("+")
     found: list[Case] = []
     for one in wanted:
+        if one.startswith("random:"):
+            found += random_grid(op, one)
+            continue
         if one not in names(op):
-            raise InvalidArgument("grid", repr(one), ", ".join([*names(op), "all"]) + f" for {op}, joined by +")
+            known = ", ".join([*names(op), "all", "random:SEED:COUNT"])
+            raise InvalidArgument("grid", repr(one), f"{known} for {op}, joined by +")
         found += spread(op_named(op).tuning.grids[one](op))
     return unique(found)
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from registry.contract.problem import PROBLEM_TYPES
+from registry.contract.target import Target
 from registry.errors import RegistryError
-from registry.ops.parts.cases import digest
+from registry.ops.parts.cases import Case, digest
 from registry.tuning.timing import quantile
 
 FORMAT = 1
@@ -170,11 +172,23 @@ class Results:
     bad_lines: list[int] = field(default_factory=list)
 
     def of(self, op: str) -> list[CaseResults]:
-        return [case for case in self.cases.values() if case.op == op]
+        found = [case for case in self.cases.values() if case.op == op]
+        for case in found:
+            _complete(case)
+        return found
 
     @property
     def ops(self) -> list[str]:
         return list(dict.fromkeys(case.op for case in self.cases.values()))
+
+
+def _complete(case: CaseResults) -> None:
+    """Derive facts that tables have learnt to ask for since the case was recorded."""
+    known = PROBLEM_TYPES.get(case.op)
+    if known is None or not known.derived_kinds.keys() - case.facts.keys() or "op" not in case.shape:
+        return
+    derived = Case.from_data(case.shape).problem(Target.named("cpu")).derived_facts()
+    case.facts.update({name: value for name, value in derived.items() if name not in case.facts})
 
 
 def records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:

@@ -6,6 +6,7 @@ evaluated by loading the table as the dispatcher does and walking its rules.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,9 @@ import yaml
 from registry.ops.known import op_named
 from registry.tables.model import TableSet
 from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret
-from registry.tuning.fit import WRONG, Fit, Settings, excluded
+from registry.tuning.fit import WRONG, Fit, Settings, excluded, library_choice
 from registry.tuning.journal import CaseResults, Results
-from registry.tuning.tree import NEVER, Choice, Node, Point, leaves
+from registry.tuning.tree import NEVER, Choice, Point, leaves
 
 HALVES = ["bfloat16", "float16"]
 SMALL = 64
@@ -47,7 +48,7 @@ def make_table(
 ) -> Fitted:
     """The table of a fit. `run` names the raw results in evidence; `device` narrows the table to that device."""
     settings = settings or Settings()
-    rules = _rules(found.tree, found.kinds, settings)
+    rules = _rules(found, settings)
     base = _base(found)
     for rule in rules:
         rule["when"] = {**{name: value for name, value in base.items() if name not in rule["when"]}, **rule["when"]}
@@ -88,19 +89,32 @@ def loaded(table: Mapping[str, Any], op: str) -> TableSet:
     return load_text(dump(table), op)
 
 
-def _rules(tree: Node, kinds: Mapping[str, str], settings: Settings) -> list[dict[str, Any]]:
-    """A rule for each part of the space that wants something else than most of it does, then one for the rest."""
-    parts = list(leaves(tree))
-    usual = max(parts, key=lambda part: sum(len(leaf.points) for leaf, _ in parts if leaf.choice == part[0].choice))[
-        0
-    ].choice
-    found = [
-        {"when": _when(path, kinds, tree.points), "use": rule_use(leaf.choice, leaf.points, settings)}
-        for leaf, path in parts
-        if leaf.choice != usual
-    ]
+def _rules(found: Fit, settings: Settings) -> list[dict[str, Any]]:
+    """A rule for each part of the space that wants something else than most of it does, then one for the rest.
+
+    Where a library's kernel was measured, the rest is its: a rule for one of ours reaches no further than its shapes.
+    """
+    parts = list(leaves(found.tree))
+    sizes: Counter[Choice] = Counter()
+    for leaf, _ in parts:
+        sizes[leaf.choice] += len(leaf.points)
+    theirs = library_choice(found.tree.points, found.libraries)
+    usual = theirs or max(sizes, key=lambda choice: sizes[choice])
+    rules = []
+    for leaf, path in parts:
+        if leaf.choice == usual:
+            continue
+        when = _when(path, found.kinds, found.tree.points)
+        if theirs is not None and leaf.choice.variant not in found.libraries:
+            when |= _measured_bounds(leaf.points, op_named(found.op).tuning.leading)
+        rules.append({"when": when, "use": rule_use(leaf.choice, leaf.points, settings, found.libraries)})
     rest = [point for leaf, _ in parts if leaf.choice == usual for point in leaf.points]
-    return [*found, {"when": {}, "use": rule_use(usual, rest, settings)}]
+    return [*rules, {"when": {}, "use": rule_use(usual, rest or found.tree.points, settings)}]
+
+
+def _measured_bounds(points: Sequence[Point], names: Sequence[str]) -> dict[str, str]:
+    values = {name: [point.facts[name] for point in points] for name in names}
+    return {name: _range(min(found), max(found)) for name, found in values.items()}
 
 
 def _when(path: Sequence[tuple[str, Any, bool]], kinds: Mapping[str, str], points: Sequence[Point]) -> dict[str, Any]:
@@ -138,15 +152,18 @@ def _at_least(condition: Any, low: int) -> str:
     return _range(max(low, known or 0), high)
 
 
-def rule_use(choice: Choice, points: Sequence[Point], settings: Settings) -> list[Any]:
-    """The choice, then every other variant by how it did on these shapes."""
+def rule_use(
+    choice: Choice, points: Sequence[Point], settings: Settings, libraries: frozenset[str] = frozenset()
+) -> list[Any]:
+    """The choice, then every other variant by how it did on these shapes, those of libraries first."""
     others: dict[str, list[float]] = {}
     for point in points:
         for other, cost in point.cost.items():
             if not other.config and other.variant != choice.variant:
                 others.setdefault(other.variant, []).append(cost)
     ranked = sorted(
-        (n for n, costs in others.items() if max(costs) < NEVER), key=lambda n: (sum(others[n]) / len(others[n]), n)
+        (n for n, costs in others.items() if max(costs) < NEVER),
+        key=lambda n: (n not in libraries, sum(others[n]) / len(others[n]), n),
     )
     first = {"variant": choice.variant, **({"config": choice.settings} if choice.config else {})}
     return [first, *({"variant": name} for name in ranked)]
@@ -169,6 +186,8 @@ def _with_its_half(dtypes: list[str], points: Sequence[Point]) -> list[str]:
 
 
 def _floors(found: Fit) -> dict[str, int]:
+    if library_choice(found.tree.points, found.libraries) is not None:
+        return {}  # the rules for kernels of ours have bounds of their own
     smallest = {name: min(point.facts[name] for point in found.points) for name in op_named(found.op).tuning.leading}
     return {name: -(-low // 2) for name, low in smallest.items() if low > SMALL}
 

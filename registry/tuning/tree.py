@@ -10,6 +10,8 @@ from typing import Any
 
 from registry.tuning.journal import CaseResults, Entry
 
+CUTS = 40
+"""Most places at which a fact is cut, between as many of its values."""
 NEVER, UNKNOWN, ILLEGAL = 10.0, 0.4, 0.05
 """Costs of a choice that fails, was not measured with that config, or is illegal and so gives way to the next."""
 
@@ -179,6 +181,8 @@ def _tests(values: Sequence[Any], kind: str) -> list[Any]:
     """Where a fact can be cut: round numbers between neighbours, or one value against the rest."""
     distinct = sorted(set(values))
     if kind in ("int", "float"):
+        if len(distinct) > CUTS:  # an even choice among the ranks: random shapes have a value each
+            distinct = [distinct[round(i * (len(distinct) - 1) / (CUTS - 1))] for i in range(CUTS)]
         return [border(low, high) for low, high in zip(distinct, distinct[1:], strict=False)]
     return distinct if len(distinct) > 2 else distinct[1:]
 

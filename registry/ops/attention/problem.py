@@ -45,7 +45,9 @@ class AttentionProblem(Problem):
     """softmax(scale * q k^T) v, with its masks, for one call."""
 
     op: ClassVar[str] = "attention"
-    derived_kinds: ClassVar[Mapping[str, str]] = {"batch_heads": "int", "group": "int", "tokens": "int", "rows": "int"}
+    derived_kinds: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("batch_heads", "group", "tokens", "rows", "blocks"), "int"
+    )
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, FLOATS))),
         "layout": (*LAYOUTS, "strided"),
@@ -80,6 +82,7 @@ class AttentionProblem(Problem):
             "group": self.heads_q // max(self.heads_kv, 1),
             "tokens": self.batch * self.seqlen_q,
             "rows": self.batch * self.heads_q * self.seqlen_q,
+            "blocks": self.batch * self.heads_q * -(-self.seqlen_q // 64),
         }
 
     @classmethod

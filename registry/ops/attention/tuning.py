@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from registry.ops.attention.arguments import canonical_window, check_window
+from registry.ops.attention.draws import draw
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import Expected, Tolerance
@@ -329,7 +331,8 @@ _FORWARD = Tuning(
         "window",
     ),
     redundant=_REDUNDANT,
-    leading=("seqlen_q",),
+    leading=("seqlen_q", "seqlen_k", "blocks"),
+    draw=draw,
 )
 BY_OP = {
     "attention": _FORWARD,
@@ -339,5 +342,6 @@ BY_OP = {
         workload=AttentionBackwardWorkload,
         grids={"training": training, **GRIDS},
         redundant=(*_REDUNDANT, "lse"),
+        draw=partial(draw, op="attention_backward"),
     ),
 }

@@ -54,7 +54,7 @@ class MatmulProblem(Problem):
     """a @ b with its epilogue, for one call, over matrices [M, K] and [K, N] or batches of them."""
 
     op: ClassVar[str] = "matmul"
-    derived_kinds: ClassVar[Mapping[str, str]] = {"elements": "int"}
+    derived_kinds: ClassVar[Mapping[str, str]] = {"elements": "int", "pitch": "int"}
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, DTYPES))),
         "layout": (*_LAYOUTS, "strided"),
@@ -83,7 +83,14 @@ class MatmulProblem(Problem):
         object.__setattr__(self, "batched", self.batch != 1)
 
     def derived_facts(self) -> dict[str, Any]:
-        return {"elements": self.batch * self.m * self.n}
+        return {"elements": self.batch * self.m * self.n, "pitch": self.pitch}
+
+    @property
+    def pitch(self) -> int:
+        """Bytes, up to 16, that divide every row's distance from the next, in both operands and the result: what
+        decides which of a library's kernels can run."""
+        result: int = self.n * getattr(torch, self.out_dtype).itemsize | 16
+        return min([fact.stride_alignment for fact in self.operands] + [result & -result])
 
     @classmethod
     def of_shape(

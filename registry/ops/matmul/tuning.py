@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from registry.ops.matmul.arguments import default_out_dtype
+from registry.ops.matmul.draws import draw
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
@@ -156,7 +157,8 @@ BY_OP = {
         defaults,
         MatmulWorkload,
         {"quick": quick, "tiny": tiny, "llm": llm, "squares": squares, "fp8": fp8, "fused": fused},
-        order=("layout", "dtype", "m", "n", "k", "batch", "elements"),
+        draw=draw,
+        order=("pitch", "m", "n", "k", "layout", "dtype", "batch", "elements"),
         redundant=("batched", "ieee"),
         leading=("m", "n", "k"),
         as_measured=("batch",),

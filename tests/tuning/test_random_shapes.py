@@ -1,0 +1,38 @@
+"""Shapes by seed: the same in every process, legal calls all, and none rounded to what grids hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry import Target
+from registry.errors import InvalidArgument
+from registry.ops.known import all_ops
+from registry.ops.parts.cases import Case
+from registry.tuning.grids import grid
+
+DRAWN = sorted(name for name, op in all_ops().items() if op.tuning.draw is not None)
+
+
+@pytest.mark.parametrize("op", DRAWN)
+def test_a_seed_always_gives_the_same_shapes_and_a_longer_draw_begins_with_a_shorter(op):
+    found = grid(op, "random:7:40")
+    assert len(found) == 40 and found[:10] == grid(op, "random:7:10") and found != grid(op, "random:8:40")
+
+
+@pytest.mark.parametrize("op", DRAWN)
+def test_every_drawn_shape_is_a_call(op):
+    target = Target.named("H200")
+    for case in grid(op, "random:11:60"):
+        assert case.problem(target).op == op and Case.parse(op, case.text) == case
+
+
+def test_matmul_sizes_are_not_rounded():
+    sizes = [case.sizes for case in grid("matmul", "random:3:80")]
+    assert sum(size["m"] % 2 for size in sizes) > 20 and sum(size["k"] % 8 != 0 for size in sizes) > 15
+    assert min(size["m"] for size in sizes) < 8 and max(size["m"] for size in sizes) > 4096
+
+
+@pytest.mark.parametrize("name", ["random", "random:", "random:1", "random:1:x", "random:-1:4", "random:1:2:3"])
+def test_a_draw_needs_a_seed_and_a_count(name):
+    with pytest.raises(InvalidArgument, match="random:SEED:COUNT"):
+        grid("matmul", name)
