@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-attention_peers or call_overhead;
+attention_peers, regret or call_overhead;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -52,7 +52,7 @@ def read_results(folder: Path) -> list[Results]:
             results = journal.read(path)
         except journal.ResultsError:
             continue
-        if results.cases and results.mode == "events":
+        if results.cases and results.mode == "events" and not path.stem.startswith(("random_", "judged_")):
             found.append(results)
     return found
 
@@ -188,6 +188,31 @@ def dispatched(results: Results, case: CaseResults) -> Entry | None:
     return case.timed.get(journal.contestant_key(decision.variant, decision.config))
 
 
+def regret(folder: Path) -> str:
+    """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
+    table was fitted to (judged_*.jsonl, beside random_*.jsonl, to which they were)."""
+    lines = ["| op | drawn shapes | mean | 95th percentile | worst | of it, the library's kernel alone |"]
+    lines += ["|---|--:|--:|--:|--:|--:|"]
+    worst: list[str] = []
+    for path in sorted(folder.rglob("judged_*.jsonl")):
+        results = journal.read(path)
+        for op in results.ops:
+            lost: list[tuple[float, str, str]] = []
+            alone: list[float] = []
+            for case in results.of(op):
+                pick, best = dispatched(results, case), fastest(case, "*")
+                if pick is None or best is None:
+                    continue
+                lost.append((pick.ms / best - 1, case.text, pick.variant))
+                alone += [min(ms for name in ("torch_*",) if (ms := fastest(case, name))) / best - 1]
+            lost.sort(reverse=True)
+            shares = [share for share, _, _ in lost]
+            columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
+            lines.append(f"| {op} | {len(shares)} | " + " | ".join(f"{100 * x:.1f}%" for x in columns) + " |")
+            worst += [f"- {op} `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
+    return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
+
+
 def attention_peers(folder: Path) -> str:
     """Per run of shapes/peers.txt: gluon_fa3 over the best peer of each shape, by set."""
     sets = shape_sets("attention", "peers")
@@ -316,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, attention_peers)
+    writers = (call_overhead, matmul_ratios, attention_peers, regret)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

@@ -342,3 +342,44 @@ def test_a_pick_that_does_not_fit_gives_way_to_the_next(shipped):
 
 def test_settings_are_plain_data():
     assert asdict(Settings())["exclude"] == ("peer.*",)
+
+
+# --- a rule for a kernel of ours reaches as far as its shapes ---------------------------------------------------------
+
+OURS, LIBRARY = "triton_fa2", "torch_flash"
+
+
+def beyond(rules, **facts):
+    """The rules' picks for facts that no shape here has."""
+    from registry.tuning.evidence import load_text
+    from registry.tuning.rules import dump
+
+    table = load_text(dump({"op": "attention", "arch": "sm90", "rules": rules}), "attention")
+    asked = {**Case.of("attention", b=2, hq=8, s=1024, d=64).problem(Target.named("H200")).facts(), **facts}
+    return [use.variant for match in table.match("attention", asked, "sm90", "NVIDIA H200") for use in match.rule.use]
+
+
+def test_a_kernel_of_ours_is_put_first_between_its_shapes_only():
+    made = table_of(results_of(attention_cases(), lambda f: {one(OURS): 1.0, one(LIBRARY): 2.0}))
+    assert made.tuning.worst == 0 and beyond(made.rules)[0] == OURS
+    for facts in ({"seqlen_q": 32, "seqlen_k": 32}, {"seqlen_q": 65536, "seqlen_k": 65536}, {"blocks": 1}):
+        assert beyond(made.rules, **facts)[0] == LIBRARY
+
+
+def test_few_shapes_prove_nothing():
+    few = attention_cases(heads=(8,), dims=(64,), lengths=(512, 1024))
+    made = table_of(results_of(few, lambda f: {one(OURS): 1.0, one(LIBRARY): 1.5}))
+    assert [use["variant"] for use in made.rules[0]["use"]] == [LIBRARY, OURS]
+
+
+def test_what_is_lost_weighs_more_than_what_is_gained():
+    def times(facts):
+        return {one(OURS): 1.6 if facts["causal"] and facts["seqlen_q"] == 1024 else 0.93, one(LIBRARY): 1.0}
+
+    made = table_of(results_of(attention_cases(), times), Settings(held_out=0.0, rule_cost=9.0))
+    assert [rule["use"][0]["variant"] for rule in made.rules] == [LIBRARY]
+
+
+def test_where_ours_cannot_run_the_librarys_kernel_is_next():
+    made = table_of(results_of(attention_cases(), lambda f: {one(OURS): 1.0, one(LIBRARY): 2.0, one("gluon_fa3"): 1.5}))
+    assert [use["variant"] for use in made.rules[0]["use"]] == [OURS, LIBRARY, "gluon_fa3"]
