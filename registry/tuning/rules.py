@@ -61,10 +61,12 @@ def make_table(
         head["device"] = results.machine["device"]
     table = loaded({**head, "rules": rules}, found.op)
     reached = cases_by_rule(table, [point.case for point in found.points])
-    rules = [rule for index, rule in enumerate(rules) if reached.get(index)]
+    rules = [rule for index, rule in enumerate(rules) if reached.get(index) or index == len(rules) - 1]
     table = loaded({**head, "rules": rules}, found.op)
     reached = cases_by_rule(table, [point.case for point in found.points])
     for index, rule in enumerate(rules):
+        if not reached.get(index):
+            continue  # the last one: what runs where nobody has measured has no evidence
         rule["evidence"] = evidence(results, table.tables[0].rules[index], reached[index], run, settings)
     text = HEADER + _summary(found, results, settings) + dump({**head, "rules": rules})
     parts = {held: [p.case for p in found.points if p.held is held] for held in (False, True)}
