@@ -91,6 +91,8 @@ def test_pointers_features(arch, more):
         ("sm90", {"layout": "tt", "b": 2}),
         ("sm90", {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
         ("sm90", {"dtype": "float32"}),
+        ("sm90", {"dtype": "float32", "layout": "nt"}),
+        ("sm100", {"dtype": "float32", "layout": "tn"}),
         ("sm90", {"bias": True}),
         ("sm90", {"m": 48, "dtype": "float8_e5m2", "layout": "nt", "scaling": "rowwise"}),
         ("sm90", {"n": 4100, "layout": "nt", "bias": True, "activation": "silu"}),
