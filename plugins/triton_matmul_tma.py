@@ -7,11 +7,12 @@ descriptors; a broadcast one has a single entry.
 
 Schedule.  One loop over tiles with a pipelined loop over K inside; the compiler keeps a wgmma in flight and issues the
 next TMA loads.  C leaves by TMA where its rows are 16-byte multiples, else by masked stores.
+float32 becomes tf32 in the TMA unit, or in registers where a launch has no such tensor maps.
 TMA's rules.  Base and every stride but the unit one must be multiples of 16 bytes.
 
 Measured facts (H200, ratios to cuBLAS of the same run).  bf16, M >= 512: 0.96 by geometric mean, least 0.77 (1.2 rounds
-over the chip); fp8 0.68 (the exact sum); tf32 (nt) 0.38, for B goes back to shared memory; ieee is not
-claimed: its FMA products spill (in triton 3.6 all but nn, in 3.9 all).
+over the chip); fp8 0.68 (the exact sum); tf32 (nt) rounded in registers 0.38, for B goes back to shared memory; ieee is
+not claimed: its FMA products spill (in triton 3.6 all but nn, in 3.9 all).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from registry.ops.matmul.calls import (
 from registry.toolbox.arithmetic import activate, to_tf32
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
+from registry.toolbox.tensor_maps import rounded_to_tf32
 
 _INT_ARGS = ["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"]
 
@@ -101,6 +103,7 @@ def _matmul_tma(
     C_BATCHED: tl.constexpr,
     TMA_STORE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUNDED: tl.constexpr,  # by the tensor maps
     IMPRECISE: tl.constexpr,
     ACC: tl.constexpr,
     BIAS: tl.constexpr,
@@ -146,7 +149,7 @@ def _matmul_tma(
                 b = b_desc.load([n0, k0]).T
             else:
                 b = b_desc.load([k0, n0])
-            if PRECISION == "tf32":
+            if PRECISION == "tf32" and not ROUNDED:
                 a, b = to_tf32(a), to_tf32(b)
             acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
 
@@ -175,11 +178,17 @@ def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(operand, shape[1:], strides[1:], block)
 
 
+def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
+    """As it is multiplied: float32 arrives as tf32."""
+    found = _descriptor(operand, rows, columns)
+    return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
+
+
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     a, b, out = given["a"], given["b"], out_of(problem, given)
     m, n, k, z = sizes_of(given)
     bm, bn, bk = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    a_desc, b_desc = _descriptor(a, bm, bk), _descriptor(b, bk, bn)
+    a_desc, b_desc = _operand(a, bm, bk), _operand(b, bk, bn)
     stores = tma_can_store(out)
     c_desc = _descriptor(out, bm, bn) if stores else a_desc
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn) * z
@@ -199,6 +208,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "TMA_STORE": stores,
         "C_BATCHED": z > 1,
         "PRECISION": "ieee" if problem.ieee else "tf32",
+        "ROUNDED": problem.dtype == "float32",
         "IMPRECISE": min(bk, 128) if problem.dtype.startswith("float8") else 0,
         "ACC": tl.int32 if problem.dtype == "int8" else tl.float32,
         "BIAS": problem.bias,
@@ -213,7 +223,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     }
     grid = (min(tiles, problem.target.sm_count or 4),)
     arguments = dict(zip(_matmul_tma.arg_names, values, strict=False))
-    return [Call(_matmul_tma, grid, arguments, constants, options)]
+    return [Call(_matmul_tma, grid, arguments, constants, options, if_unrounded={"ROUNDED": False})]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))
@@ -234,8 +244,9 @@ def _shared_memory(problem, config) -> int:
     stage = (m + n) * config["BLOCK_K"] * _itemsize(problem.dtype)
     row = 4 * n if problem.bias or problem.scaling else 0
     ring = config["num_stages"] * (stage + 16)
-    if problem.dtype == "float32" and not problem.ieee:  # a stage less, but B is put back after it was rounded
-        ring += n * config["BLOCK_K"] * 4 - stage
+    if problem.dtype == "float32" and problem.target.sm >= 100:  # tcgen05 wants tf32 along K: others are turned, twice
+        across = m * (problem.layout[0] == "t") + n * (problem.layout[1] == "n")
+        ring += 2 * across * config["BLOCK_K"] * 4 + 64
     return ring + 16 + m * n * _itemsize(problem.out_dtype) + row
 
 

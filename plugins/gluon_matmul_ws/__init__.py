@@ -144,11 +144,12 @@ def _rule(problem, config) -> Iterable[Reason]:
 
 
 def _shared_memory(problem, config) -> int:
-    """The ring, the buffers of C, and what the barriers and the hand-over to the warp groups take."""
+    """The ring, the buffers of C, and what the barriers (float32 may need more) and the hand-over to the warp groups
+    take."""
     ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * _itemsize(problem.dtype)
     cfg = host.switches(problem, config, MATMUL.operands(problem))
     buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * _itemsize(problem.out_dtype)
-    return ring + buffers + (16 + 8 * cfg.ROUND) * cfg.STAGES + HAND_OVER
+    return ring + buffers + (24 if problem.dtype == "float32" else 16) * cfg.STAGES + HAND_OVER
 
 
 HAND_OVER = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
+from registry.toolbox.tensor_maps import rounded_to_tf32
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Switches:
     B_T: bool
     TMA_STORE: bool
     EXACT: int  # fp8: blocks of K that are summed by themselves before they are added
-    ROUND: bool  # float32: round to tf32
+    ROUND: bool  # float32 that the tensor maps do not round to tf32
     BIAS: bool
     SCALED: bool
     ACT: str
@@ -99,7 +100,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         B_T=turned(given["b"]),
         TMA_STORE=tma_can_store(out),
         EXACT=problem.dtype.startswith("float8") * (1 if n1 else 2),
-        ROUND=problem.dtype == "float32",
+        ROUND=False,
         BIAS=problem.bias,
         SCALED=bool(problem.scaling),
         ACT=problem.activation,
@@ -114,6 +115,12 @@ def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(operand, shape, strides, block, swizzled(block, operand.dtype))
 
 
+def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
+    """As it is multiplied: float32 arrives as tf32."""
+    found = _descriptor(operand, rows, columns)
+    return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
+
+
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
     a, b, out = given["a"], given["b"], out_of(problem, given)
@@ -122,7 +129,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
     whole = tiles // sms * sms if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
-    a_desc, b_desc = _descriptor(a, cfg.GM, cfg.BK), _descriptor(b, cfg.BK, cfg.N0)
+    a_desc, b_desc = _operand(a, cfg.GM, cfg.BK), _operand(b, cfg.BK, cfg.N0)
     sums, counters = out, out
     if cfg.SPLIT_K > 1:
         elements = tiles * cfg.SPLIT_K * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1)
@@ -131,7 +138,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     arguments = {
         "a_desc": a_desc,
         "b0_desc": b_desc,
-        "b1_desc": _descriptor(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
+        "b1_desc": _operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
         "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
@@ -153,7 +160,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
     grid = (min(tiles * cfg.SPLIT * cfg.SPLIT_K, sms),)
-    return [Call(matmul_ws, grid, arguments, {"cfg": cfg}, {"num_warps": 4, "launch_pdl": cfg.PDL})]
+    options = {"num_warps": 4, "launch_pdl": cfg.PDL}
+    return [Call(matmul_ws, grid, arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)})]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))

@@ -99,7 +99,8 @@ def _shared_memory(problem, config) -> int:
     else:
         ring = stage * max(config["num_stages"] - (not wgmma), 1)
     ring += 16 if wgmma and problem.target.sm >= 100 else 0
-    return max(ring, m * n * (4 if config["SPLIT"] > 1 else 2) if ring < m * n * 4 else 0)
+    out = 4 if config["SPLIT"] > 1 else max(2, getattr(torch, problem.out_dtype).itemsize)
+    return max(ring, m * n * out if ring < m * n * 4 else 0)
 
 
 def config_of(m, n, k, warps, stages, group=8, split=1) -> dict[str, int]:
@@ -151,7 +152,8 @@ def _thin(rows: int, columns: int, bk: int, sms: int) -> list[tuple[int, int, in
 
 
 def configs(problem) -> list[dict[str, int]]:
-    """Best first; the single-stage ones at the end are legal wherever cp.async is not."""
+    """Best first. The single-stage ones, legal wherever cp.async is not, come last, but first where its copies would be
+    shorter than 16 bytes (see kernel.py)."""
     item = _itemsize(problem)
     bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
     m, n = problem.m, problem.n
@@ -186,8 +188,9 @@ def configs(problem) -> list[dict[str, int]]:
         )
     ):
         shapes = shapes[1:]  # the largest tile would spill in its tail, its epilogue or its loads
-    if _narrow(problem) < 4 and problem.target.sm >= 90:
-        shapes = []  # single elements: nothing to pipeline
+    narrow = _narrow(problem) if problem.target.sm >= 90 else 16  # (the rule below is measured on Hopper)
+    if narrow < 8:
+        shapes = []  # copies of one element or two: not worth a pipeline
     if problem.dtype == "float32" or item == 1:
         shapes = [s for s in shapes if s[0] * s[1] <= 128 * 128]
     tf32 = problem.dtype == "float32" and not problem.ieee
@@ -195,14 +198,20 @@ def configs(problem) -> list[dict[str, int]]:
         shapes = [s for s in shapes if s[:2] != (128, 64)]  # spills
     wide = 8 if tf32 and problem.target.sm >= 100 else 4  # so do four warps there
     shapes = [(bm, bn, k, max(warps, wide), stages) for bm, bn, k, warps, stages in shapes]
-    found = [
-        config_of(bm, bn, k, warps, stages, split=split_of(problem, bm, bn, k)) for bm, bn, k, warps, stages in shapes
-    ]
-    found += [{**found[0], "SPLIT": 1}] if found and found[0]["SPLIT"] > 1 else []
     bm, bn = (min(64, max(16, triton.next_power_of_2(x))) for x in (m, n))
     last = 64 // max(item, 2) if _narrow(problem) < 4 else 2 * bk if bm < 64 else bk
-    found.append(config_of(bm, bn, last, wide, 1, split=split_of(problem, bm, bn, last)))
-    return found
+    single = [(bm, bn, last, wide, 1)]
+    if 4 <= narrow < 16:
+        if item == 1:  # longer blocks of K spill
+            single = [(bm, bn, bk // 2 if bm == 64 else bk, wide, 1)]
+        else:
+            single = [*dict.fromkeys((*single, (64, 64, bk, wide, 1), (64, 64, bk // 2, wide, 1)))]
+        shapes, single = single + shapes, []
+    found, rest = (
+        [config_of(*shape, split=split_of(problem, *shape[:3])) for shape in some] for some in (shapes, single)
+    )
+    found += [{**found[0], "SPLIT": 1}] if found and found[0]["SPLIT"] > 1 else []
+    return found + rest
 
 
 def design_of(config) -> Design:

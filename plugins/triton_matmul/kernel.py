@@ -14,7 +14,8 @@ in the order of their index, applies the epilogue and resets the tile's counter.
 
 Ampere's rule (`cp_async_rule`).  cp.async copies 4, 8 or 16 bytes per thread.  An operand whose contiguous run is
 shorter than 4 bytes, because of its strides, base or ragged edge, can not go through it, so there only configs with
-num_stages=1 are legal.
+num_stages=1 are legal.  On Hopper runs shorter than 16 bytes put those first: a pipeline of 4-byte copies took 2762 us
+for 16 x 10686 x 13822 (nn) where cuBLAS takes 137.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, in graphs).
 - Llama projections, best config: M = 1 1.06 by geometric mean, least 1.00; M = 16 1.04, least 0.99; cuBLAS itself reads

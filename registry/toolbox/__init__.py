@@ -4,7 +4,8 @@ call             `Call`, `Host`, `PerCall`, `Zeroes`: say once what is launched;
                  Start here; the op's side of it is in registry.ops.attention.calls and registry.ops.matmul.calls
 launch           `StandIn`: a tensor's shape, strides, dtype and alignment without its memory. `Launcher` binds one
                  compiled kernel, for launches that a `Call` cannot say
-tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` encodes a map once per address
+tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` encodes a map once per address.
+                 `rounded_to_tf32`: float32 that the TMA unit rounds while it loads
 outputs          `allocator`: memory of one geometry, faster than `torch.empty`
 counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
 arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon

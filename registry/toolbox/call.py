@@ -6,7 +6,7 @@ asked with tensors or without a GPU::
     def call(problem, config, given, scale):
         out = StandIn(..., name="out")                    # not among what was given: allocated for each launch
         arguments = {
-            "q_map": TensorDescriptor(given["q"], ...),   # a tensor map
+            "q_map": TensorDescriptor(given["q"], ...),   # a tensor map; `rounded_to_tf32` of one: see Call
             "out": out,                                   # a pointer
             "n": problem.seqlen_k,                        # fixed
             "scale_log2": PerCall("scale", 1.44),         # what the call brings, times a number
@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.toolbox.launch import Launcher, StandIn, function, is_descriptor
+from registry.toolbox.launch import Launcher, StandIn, function, is_descriptor, unrounded_constants
 from registry.toolbox.tensor_maps import Address, with_base, without_base
+from registry.toolbox.triton_internals import encoder_can_round
 
 if TYPE_CHECKING:
     from registry.toolbox.builds import Build
@@ -63,6 +64,9 @@ class Call:
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    if_unrounded: Mapping[str, Any] = field(default_factory=dict)
+    """Where a tensor map is to round to tf32: the constants with which the kernel does it, for launches without such
+    maps (those through `kernel[grid]`, where Triton is older than 3.8)."""
 
     def operands(self) -> dict[str, StandIn]:
         """Parameter -> what it points to, for tensors and tensor maps."""
@@ -87,17 +91,20 @@ class Call:
         """What the compiler would be given."""
         from registry.toolbox.builds import Build
 
-        return Build.of(self.kernel, self.example(), constants=self.constants, options=self.options, arch=arch)
+        unrounded = self._unrounded()
+        constants = {**self.constants, **(unrounded if unrounded and not encoder_can_round() else {})}
+        return Build.of(self.kernel, self.example(), constants=constants, options=self.options, arch=arch)
 
     def bind(self, device: Any = None) -> Launch:
         """The fast launch; it takes `varying`, by position."""
-        launcher = Launcher(self.kernel, constants=self.constants, options=self.options)
+        launcher = Launcher(self.kernel, constants=self.constants, options=self.options, if_unrounded=self.if_unrounded)
         vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
         return launcher.bind(self.example(), self.grid, vary=vary, device=device)
 
     def plain(self) -> Launch:
         """The launch through `kernel[grid]`, which Triton's interpreter has too."""
         names, operands = tuple(self.varying()), self.operands()
+        constants = {**self.constants, **self._unrounded()}
 
         def launch(*varying: Any) -> None:
             arguments = dict(self.arguments)
@@ -105,9 +112,12 @@ class Call:
                 base = Address(value, operands[name].dtype) if name in operands and isinstance(value, int) else value
                 template = self.arguments[name]
                 arguments[name] = with_base(without_base(template), base) if is_descriptor(template) else base
-            self.kernel[self.grid](**arguments, **self.constants, **self.options)
+            self.kernel[self.grid](**arguments, **constants, **self.options)
 
         return launch
+
+    def _unrounded(self) -> Mapping[str, Any]:
+        return unrounded_constants(self.arguments, self.if_unrounded)
 
 
 @dataclass(frozen=True)

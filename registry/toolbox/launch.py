@@ -17,6 +17,9 @@ and, for descriptors, of the example's shape and strides. It checks what compile
 values of integers that Triton specialises on. A call that differs there is launched through `kernel[grid]`, slower and
 still right.
 
+Descriptors that round to tf32 (registry.toolbox.tensor_maps) want `if_unrounded`: constants with which the kernel
+itself rounds. They replace others wherever a launch cannot have such maps.
+
 Where Triton's inside is not what registry.toolbox.triton_internals knows, every launch goes that way, with one notice.
 """
 
@@ -31,8 +34,8 @@ from typing import Any, Protocol
 from registry.errors import CaptureError, InvalidArgument
 from registry.notices import notice
 from registry.toolbox.capturing import capturing
-from registry.toolbox.tensor_maps import Address, maps_for, with_base, without_base
-from registry.toolbox.triton_internals import c_launcher, internals, refusal
+from registry.toolbox.tensor_maps import Address, maps_for, rounds_to_tf32, with_base, without_base
+from registry.toolbox.triton_internals import c_launcher, encoder_can_round, internals, refusal, triton_rounds
 
 __all__ = ["Bound", "Launcher", "StandIn"]
 
@@ -97,11 +100,17 @@ class Launcher:
     """One JIT function, its compile-time constants, and Triton's options such as `num_warps`."""
 
     def __init__(
-        self, kernel: Any, *, constants: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        kernel: Any,
+        *,
+        constants: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        if_unrounded: Mapping[str, Any] | None = None,
     ) -> None:
         if hasattr(kernel, "configs") or not hasattr(kernel, "arg_names"):
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
+        self.if_unrounded = dict(if_unrounded or {})
 
     def bind(self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None) -> Bound:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
@@ -113,8 +122,11 @@ class Launcher:
 
         parameters = self.kernel.signature.parameters
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        unrounded = unrounded_constants(arguments, self.if_unrounded)
         given = {**defaults, **arguments, **self.constants}
-        if unknown := [n for n in (*given, *vary) if n not in parameters]:
+        if unrounded and not encoder_can_round():
+            given |= unrounded
+        if unknown := [n for n in (*given, *self.if_unrounded, *vary) if n not in parameters]:
             raise TypeError(f"{self.kernel.__name__} has no parameters {unknown}")
         if capturing():
             raise CaptureError(
@@ -123,12 +135,13 @@ class Launcher:
             )
         index = _device_index(device, arguments.values())
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
-        slow = _Slow(self, given, (*blocks, 1, 1)[:3], vary, index)
+        slow = _Slow(self, given, (*blocks, 1, 1)[:3], vary, index, unrounded)
         with torch.cuda.device(index):
-            compiled = self.kernel.warmup(**given, **self.options, grid=blocks)
-            compiled = compiled.result() if hasattr(compiled, "result") else compiled
+            compiled = self._compiled(given, blocks)
             with _loading:
                 why = refusal(self.kernel, compiled)  # loads the kernel: OutOfResources is raised here
+            if why and unrounded:  # the slower path takes another kernel
+                compiled = self._compiled({**given, **unrounded}, blocks)
         if why:
             notice(f"kernels are launched through Triton's own, slower path: {why}")
             bound: Any = slow.wrapped()
@@ -137,14 +150,25 @@ class Launcher:
         bound.parameters, bound.compiled, bound.fast = slow.varying, compiled, not why
         return bound  # type: ignore[no-any-return]
 
+    def _compiled(self, given: Mapping[str, Any], blocks: tuple[int, ...]) -> Any:
+        compiled = self.kernel.warmup(**given, **self.options, grid=blocks)
+        return compiled.result() if hasattr(compiled, "result") else compiled
+
 
 class _Slow:
     """The launch through `kernel[grid]`, for all that a generated launch leaves out."""
 
     def __init__(
-        self, launcher: Launcher, given: Mapping[str, Any], grid: tuple[int, ...], vary: Collection[str], index: int
+        self,
+        launcher: Launcher,
+        given: Mapping[str, Any],
+        grid: tuple[int, ...],
+        vary: Collection[str],
+        index: int,
+        unrounded: Mapping[str, Any],
     ) -> None:
         self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
+        self.unrounded = unrounded  # constants for `kernel[grid]`
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
         self.frozen: dict[str, Any] = {}
@@ -177,7 +201,7 @@ class _Slow:
         import torch
 
         with torch.cuda.device(self.index):
-            self.kernel[self.grid](**self.arguments(varying), **self.options)
+            self.kernel[self.grid](**{**self.arguments(varying), **self.unrounded}, **self.options)
 
     def wrapped(self) -> Any:
         """`launch` with the parameters' names."""
@@ -333,6 +357,14 @@ def _listed(names: Sequence[str]) -> str:
 def is_descriptor(value: Any) -> bool:
     """Whether an argument is a tensor map."""
     return type(value).__name__.startswith("TensorDescriptor") and hasattr(value, "base")
+
+
+def unrounded_constants(arguments: Mapping[str, Any], if_unrounded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `kernel[grid]` needs instead of other constants: nothing where Triton's own descriptors round to tf32."""
+    rounded = [name for name, value in arguments.items() if is_descriptor(value) and rounds_to_tf32(value)]
+    if rounded and not if_unrounded:
+        raise TypeError(f"maps of {rounded} round to tf32, and if_unrounded does not say what the kernel does without")
+    return if_unrounded if rounded and not triton_rounds() else {}
 
 
 def _device_index(device: Any, examples: Iterable[Any]) -> int:

@@ -2,6 +2,9 @@
 
 A map is an address plus geometry, nothing else: it does not hold memory and does not know who owns it. So a map may be
 reused for a reused address exactly when the whole geometry is the same, and each `TensorMaps` serves one geometry.
+
+A map may also say that the TMA unit rounds float32 to the nearest tf32 while it loads (ties to even; NaNs and
+infinities stay), which saves kernels `to_tf32`: see `rounded_to_tf32`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Address", "TensorMaps", "geometry", "maps_for", "without_base"]
+__all__ = ["Address", "TensorMaps", "geometry", "maps_for", "rounded_to_tf32", "rounds_to_tf32", "without_base"]
 
 LIMIT = 1024
 """Addresses that one geometry remembers; twice as many at most."""
@@ -93,7 +96,23 @@ def maps_for(descriptor: Any, metadata: Mapping[str, Any], encode: Callable[[Any
 def geometry(descriptor: Any, metadata: Any = None) -> Any:
     """Everything about a descriptor but its address, hashable."""
     fields = [(f.name, getattr(descriptor, f.name)) for f in dataclasses.fields(descriptor) if f.name != "base"]
-    return _frozen([type(descriptor).__qualname__, str(descriptor.base.dtype), fields, metadata])
+    kind = [type(descriptor).__qualname__, str(descriptor.base.dtype), rounds_to_tf32(descriptor)]
+    return _frozen([*kind, fields, metadata])
+
+
+def rounded_to_tf32(descriptor: Any) -> Any:
+    """A copy of a float32 descriptor whose map rounds to the nearest tf32 what is loaded through it.
+
+    Where a launch cannot give it such a map, the kernel has to round: the `if_unrounded` of a Call or Launcher.
+    """
+    if str(descriptor.base.dtype) != "torch.float32":
+        raise TypeError(f"a tensor map rounds float32 to tf32, not {descriptor.base.dtype}")
+    return with_base(descriptor, descriptor.base, round_f32_to_tf32=True)  # a field of triton's since 3.8
+
+
+def rounds_to_tf32(descriptor: Any) -> bool:
+    """Whether it was asked to."""
+    return bool(getattr(descriptor, "round_f32_to_tf32", False))
 
 
 def _frozen(value: Any) -> Any:

@@ -12,10 +12,12 @@ import inspect
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["Internals", "c_launcher", "internals", "refusal"]
+from registry.toolbox.tensor_maps import rounds_to_tf32
+
+__all__ = ["Internals", "c_launcher", "encoder_can_round", "internals", "refusal", "triton_rounds"]
 
 # The arguments that CudaLauncher.__call__ hands to its C function, and the same call as a generated launch writes it.
 _GRID = "gridX, gridY, gridZ, stream, function, self.launch_cooperative_grid, self.launch_pdl, "
@@ -35,6 +37,8 @@ _JIT_CALL = (
     "knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *bound_args.values()"
 )
 _DESCRIPTOR_ARGUMENTS = "return [cu_tensor_map, *shape, *strides]"
+_ELEMENT_TYPE = ('elem_type = metadata["elem_type"]', "TMA_DTYPE_DEVICE_TO_HOST[elem_type]")
+_TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Internals:
 
     def encode(self, descriptor: Any, metadata: Any) -> Any:
         """The tensor map of a descriptor."""
+        if rounds_to_tf32(descriptor) and encoder_can_round() and not triton_rounds():
+            metadata = {**metadata, "elem_type": _TFLOAT32}
         return self.make_descriptor(descriptor, metadata)[0]
 
     def descriptor_rest(self, descriptor: Any, metadata: Any) -> list[Any]:
@@ -88,6 +94,30 @@ def internals() -> Internals:
         current_device=torch._C._cuda_getDevice,
         make_descriptor=lambda descriptor, metadata: make(descriptor, metadata, *unused),
     )
+
+
+@functools.cache
+def triton_rounds() -> bool:
+    """Whether Triton's own descriptors know how to round to tf32, so that every way to launch them does."""
+    from triton.experimental.gluon.nvidia import hopper
+    from triton.tools import tensor_descriptor
+
+    kinds = (tensor_descriptor.TensorDescriptor, hopper.TensorDescriptor)
+    return all("round_f32_to_tf32" in {field.name for field in fields(kind)} for kind in kinds)
+
+
+@functools.cache
+def encoder_can_round() -> bool:
+    """Whether a bound launch can have maps that round to tf32. Asked without a GPU too: builds depend on it."""
+    if triton_rounds():
+        return True
+    try:
+        from triton.backends.nvidia import driver
+
+        source = inspect.getsource(driver.make_tensordesc_arg)
+        return all(one in source for one in _ELEMENT_TYPE) and driver.TMA_DTYPE_DEVICE_TO_HOST[_TFLOAT32] == _TFLOAT32
+    except Exception:  # as in `refusal`
+        return False
 
 
 def _arguments(function: Any, callee: str) -> str:

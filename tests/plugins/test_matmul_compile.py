@@ -91,6 +91,8 @@ def test_pointers_features(arch, more):
         ("sm90", {"layout": "tt", "b": 2}),
         ("sm90", {"dtype": "float8_e4m3fn", "layout": "nt", "scaling": "rowwise"}),
         ("sm90", {"dtype": "float32"}),
+        ("sm90", {"dtype": "float32", "layout": "nt"}),
+        ("sm100", {"dtype": "float32", "layout": "tn"}),
         ("sm90", {"bias": True}),
         ("sm90", {"m": 48, "dtype": "float8_e5m2", "layout": "nt", "scaling": "rowwise"}),
         ("sm90", {"n": 4100, "layout": "nt", "bias": True, "activation": "silu"}),
@@ -228,6 +230,28 @@ def test_an_unlucky_edge_is_named():
 
 def test_hopper_is_not_bound_by_it():
     assert not list(POINTERS.requires.rule(strided((8193, 1), arch="sm90"), CLASSIC))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"m": 16, "n": 10686, "k": 13822},
+        {"m": 2, "n": 178, "k": 154},
+        {"m": 300, "n": 302, "k": 303, "dtype": "float32", "layout": "nt"},
+        {"m": 4092, "n": 4092, "k": 4092, "dtype": "int8", "layout": "nt"},
+    ],
+)
+def test_hopper_does_not_pipeline_four_bytes_at_a_time(more):
+    p = problem(**more)
+    legal = POINTERS.legal_configs(p)
+    assert legal and all(config["num_stages"] == 1 for config in legal)
+    assert compiled(POINTERS, p, legal[0], slack=1 << 14).counts["cp.async"] == 0
+
+
+@pytest.mark.parametrize("n, pipelined", [(4096, True), (4100, False)])
+def test_hopper_pipelines_longer_copies(n, pipelined):
+    stages = [config["num_stages"] for config in POINTERS.legal_configs(problem(n=n))]
+    assert (stages[0] > 1) == pipelined and 1 in stages and max(stages) > 1
 
 
 # --- what TMA cannot address ---------------------------------------------------------------------------------------

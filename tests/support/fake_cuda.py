@@ -87,6 +87,10 @@ class FakeCuda:
         values = [struct.unpack_from(how, data)[0] for how, data in zip(self._formats, raw, strict=True)]
         return [struct.unpack("16Q", one) if isinstance(one, bytes) else one for one in values]
 
+    def element_types(self) -> list[int]:
+        """The CUtensorMapDataType of each tensor map among `parameters`: 7 is FLOAT32, 11 TFLOAT32."""
+        return [words[1] >> 8 & 255 for words in self.parameters if isinstance(words, tuple)]
+
     @contextlib.contextmanager
     def installed(self, monkeypatch: Any, folder: Path) -> Iterator[FakeCuda]:
         """Make Triton and torch see one (or `devices`) sm90 GPU behind this driver."""

@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import notices
 from registry.toolbox import triton_internals
+from registry.toolbox.arithmetic import to_tf32
 from registry.toolbox.launch import Launcher, StandIn
 
 needs_fake_cuda = pytest.mark.skipif(not FakeCuda.possible(), reason="needs gcc, Python's headers and no real GPU")
@@ -46,6 +47,14 @@ def defaults(x, n, shift=3, BLOCK: tl.constexpr = 32):
 def described(source, target, rows, BLOCK: tl.constexpr):
     for row in range(0, rows, BLOCK):
         target.store([row, 0], source.load([row, 0]))
+
+
+@triton.jit
+def shifted(source, target, shift, ROUND: tl.constexpr):
+    tile = source.load([0, 0])
+    if ROUND:
+        tile = to_tf32(tile)
+    target.store([0, 0], tile + tl.load(shift))
 
 
 @triton.jit
@@ -80,7 +89,7 @@ def fake_gpu(monkeypatch):
     triton_internals.internals.cache_clear()
     with fake.installed(monkeypatch, folder):
         yield fake
-        for kernel in (scale, defaults, described, nothing, copy_tile):
+        for kernel in (scale, defaults, described, shifted, nothing, copy_tile):
             kernel.device_caches.clear()  # these hold this test's driver, and what it has loaded
         gc.collect()
     triton_internals.internals.cache_clear()

@@ -19,14 +19,17 @@ from launch_support import (  # noqa: E402
     expect_descriptors,
     fake_gpu,
     needs_fake_cuda,
+    shifted,
     tensor,
 )
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from registry.errors import InvalidArgument  # noqa: E402
-from registry.toolbox import tensor_maps, triton_internals  # noqa: E402
+from registry.toolbox import call, launch, tensor_maps, triton_internals  # noqa: E402
 from registry.toolbox.builds import Build, compile_build  # noqa: E402
+from registry.toolbox.call import Call  # noqa: E402
 from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
+from registry.toolbox.tensor_maps import rounded_to_tf32  # noqa: E402
 
 pytestmark = needs_fake_cuda
 
@@ -214,3 +217,96 @@ def test_falls_back_with_descriptors(cuda, monkeypatch, kind):
     expect_descriptors(cuda, kind)
     bound(a, b.data_ptr())
     assert (cuda.parameters[0][0], cuda.parameters[5][0]) == (a.data_ptr(), b.data_ptr())
+
+
+# --- float32 that the TMA unit rounds to tf32 ------------------------------------------------------------------------
+
+FLOAT32, TFLOAT32 = 7, 11
+
+
+def shifted_call(**changes):
+    """A source whose map rounds, a target whose map does not."""
+    source, target = (
+        TensorDescriptor(StandIn((64, 32), "float32", name=name), [64, 32], [32, 1], [64, 32]) for name in ("a", "out")
+    )
+    arguments = {"source": rounded_to_tf32(source), "target": target, "shift": StandIn((1,), "float32", name="shift")}
+    return Call(shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_unrounded": {"ROUND": True}, **changes})
+
+
+def launched(cuda, launch, shift=0):
+    """(element types of the two maps, the function) of one launch."""
+    a, b, c = tensor(64, 32), tensor(64, 32), tensor(8)
+    cuda.expect(*("128s", "i", "i", "q", "q") * 2, "Q")
+    launch(a, b, c[shift:])
+    assert cuda.parameters[0][0] == a.data_ptr()
+    return cuda.element_types(), cuda.last.function
+
+
+def function_of(rounds, alignment):
+    """Of the kernel that rounds, or does not, for a shift of this alignment."""
+    plain, shift = shifted_call().arguments["target"], StandIn((1,), "float32", alignment=alignment)
+    launcher = Launcher(shifted, constants={"ROUND": rounds})
+    return launcher.bind({"source": plain, "target": plain, "shift": shift}, (1,)).compiled.function
+
+
+def otherwise(aligned=16):
+    """Through `kernel[grid]`: Triton's own descriptors round since 3.8, before it the kernel does."""
+    native = triton_internals.triton_rounds()
+    return [TFLOAT32 if native else FLOAT32, FLOAT32], function_of(not native, aligned)
+
+
+def test_maps_round_to_tf32(cuda):
+    bound = shifted_call().bind(0)
+    assert bound.fast
+    assert launched(cuda, bound) == ([TFLOAT32, FLOAT32], function_of(False, 16))
+    assert "-8192" not in bound.compiled.asm["ttir"]
+
+
+def test_the_ordinary_launch_rounds_too(cuda):
+    assert launched(cuda, shifted_call().plain()) == otherwise()
+
+
+def test_an_unexpected_alignment_rounds_too(cuda):
+    assert launched(cuda, shifted_call().bind(0), shift=1) == otherwise(4)
+
+
+def test_an_unknown_launcher_rounds_too(cuda, monkeypatch):
+    monkeypatch.setattr(triton_internals, "_FORMS", {})
+    bound = shifted_call().bind(0)
+    assert not bound.fast
+    assert launched(cuda, bound) == otherwise()
+
+
+def test_an_unknown_encoder_rounds_too(cuda, monkeypatch):
+    for module in (call, launch, triton_internals):
+        monkeypatch.setattr(module, "encoder_can_round", lambda: False)
+        monkeypatch.setattr(module, "triton_rounds", lambda: False, raising=False)
+    monkeypatch.setattr(triton_internals, "_TFLOAT32", "not to be used")
+    bound = shifted_call().bind(0)
+    assert bound.fast and "-8192" in bound.compiled.asm["ttir"]
+    assert shifted_call().build("sm90").constants["ROUND"] is True
+
+
+def test_rounding_and_plain_maps_of_one_address_differ(cuda):
+    rounding, plain = shifted_call().bind(0), shifted_call().arguments["target"]
+    bound = Launcher(shifted, constants={"ROUND": False}).bind({**shifted_call().arguments, "source": plain}, (1,))
+    x, shift = tensor(64, 32), tensor(1)
+    cuda.expect(*("128s", "i", "i", "q", "q") * 2, "Q")
+    for one, kind in ((rounding, TFLOAT32), (bound, FLOAT32), (rounding, TFLOAT32)):
+        one(x, x, shift)
+        assert cuda.element_types() == [kind, FLOAT32]
+
+
+def test_the_build_is_what_is_bound(cuda):
+    assert shifted_call().build("sm90").constants["ROUND"] is False
+
+
+def test_a_rounding_map_needs_a_kernel_that_can_do_without(cuda):
+    for make in (Call.plain, Call.bind, lambda one: one.build("sm90")):
+        with pytest.raises(TypeError, match="source.*if_unrounded"):
+            make(shifted_call(if_unrounded={}))
+
+
+def test_only_float32_is_rounded_to_tf32():
+    with pytest.raises(TypeError, match="not torch.bfloat16"):
+        rounded_to_tf32(TensorDescriptor(StandIn((64, 64), "bfloat16"), [64, 64], [64, 1], [64, 64]))

@@ -1,0 +1,83 @@
+"""float32 operands of the products over tensor maps: the maps round them to tf32, and not what is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from again import needs_newest_triton, run_with_newest_triton
+from launch_support import fake_gpu, needs_fake_cuda
+
+from registry import Target
+from registry.ops.matmul.calls import MATMUL
+from registry.ops.matmul.problem import MatmulProblem
+from registry.plugins import triton_matmul_tma
+from registry.plugins.gluon_matmul_ws import configs, host
+from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
+from registry.toolbox.triton_internals import triton_rounds
+
+FLOAT32, TFLOAT32, BFLOAT16 = 7, 11, 9
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    yield from fake_gpu(monkeypatch)
+    for kernel in (matmul_ws, triton_matmul_tma._matmul_tma):
+        kernel.device_caches.clear()
+
+
+def calls_of(module, found, **shape):
+    problem = MatmulProblem.of_shape(Target.named("H200"), **{"m": 512, "n": 512, "k": 512, "layout": "nt", **shape})
+    (call,) = module.call(problem, found(problem)[0], MATMUL.operands(problem), 1.0)
+    return call
+
+
+def element_types(cuda, call, launch):
+    formats = []
+    for value in call.arguments.values():
+        if hasattr(value, "block_shape"):
+            rank = len(value.shape)
+            formats += ["128s", *["i"] * rank, *["q"] * rank]
+    cuda.expect(*formats)
+    launch(*[1 << 20] * len(call.varying()))
+    return cuda.element_types()
+
+
+KINDS = {"gluon_matmul_ws": (host, configs, 3), "triton_matmul_tma": (triton_matmul_tma, triton_matmul_tma.configs, 2)}
+
+
+@needs_fake_cuda
+@pytest.mark.parametrize("name", KINDS)
+def test_float32_operands_are_rounded_by_their_maps(cuda, name):
+    module, found, operands = KINDS[name]
+    call = calls_of(module, found, dtype="float32")
+    bound = call.bind(0)
+    assert bound.fast
+    assert element_types(cuda, call, bound) == [TFLOAT32] * operands + [FLOAT32]
+    assert "-8192" not in bound.compiled.asm["ttgir"]
+
+
+@needs_fake_cuda
+@pytest.mark.parametrize("name", KINDS)
+def test_the_ordinary_launch_rounds_too(cuda, name):
+    module, found, operands = KINDS[name]
+    call = calls_of(module, found, dtype="float32")
+    native = triton_rounds()
+    assert element_types(cuda, call, call.plain()) == [TFLOAT32 if native else FLOAT32] * operands + [FLOAT32]
+    launched = call.kernel.device_caches[0][0].values()
+    assert [("-8192" in one.asm["ttgir"]) for one in launched] == [not native]
+
+
+@needs_fake_cuda
+@pytest.mark.parametrize("name", KINDS)
+def test_other_dtypes_are_left_alone(cuda, name):
+    module, found, operands = KINDS[name]
+    call = calls_of(module, found, dtype="bfloat16")
+    assert element_types(cuda, call, call.bind(0)) == [BFLOAT16] * (operands + 1)
+
+
+@pytest.mark.slow(60)
+@needs_newest_triton
+def test_with_the_newest_triton():
+    run_with_newest_triton(__file__)
