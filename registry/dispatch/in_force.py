@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from registry import notices
@@ -14,9 +13,9 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
 from registry.tables import (
+    Erratum,
     Field,
     Layer,
-    Match,
     Source,
     TableSet,
     TableStore,
@@ -92,13 +91,11 @@ def tuned_folder() -> Path:
     return cache_folder() / "tables"
 
 
-def matches(problem: Problem) -> Iterator[Match]:
-    """The rule that counts in each table that applies, highest layer first."""
-    target = problem.target
-    return tables().match(problem.op, problem.facts(), target.arch, target.name)
-
-
 def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Known-bad combinations as reasons."""
     found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in found]
+    return [erratum_reason(erratum) for erratum in found]
+
+
+def erratum_reason(erratum: Erratum) -> Reason:
+    return Reason("erratum", "errata", erratum.reason, erratum.unaffected, f"see {erratum.reference}")
