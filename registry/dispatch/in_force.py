@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from registry import notices
 from registry.contract.capability import Reason
@@ -13,7 +15,6 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
 from registry.tables import (
-    Erratum,
     Field,
     Layer,
     Source,
@@ -91,11 +92,11 @@ def tuned_folder() -> Path:
     return cache_folder() / "tables"
 
 
-def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
-    """Known-bad combinations as reasons."""
-    found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [erratum_reason(erratum) for erratum in found]
-
-
-def erratum_reason(erratum: Erratum) -> Reason:
-    return Reason("erratum", "errata", erratum.reason, erratum.unaffected, f"see {erratum.reference}")
+def errata_reasons(
+    variant: Variant, problem: Problem, found: TableSet | None = None, facts: Mapping[str, Any] | None = None
+) -> list[Reason]:
+    """Known-bad combinations as reasons; of these tables, if they are not those in force now."""
+    found = tables() if found is None else found
+    facts = problem.facts() if facts is None else facts
+    errata = found.errata_for(problem.op, variant.name, facts, problem.target)
+    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in errata]

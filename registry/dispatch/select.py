@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
-from registry.dispatch import in_force
 from registry.dispatch.catalog import Catalog, catalog
 from registry.dispatch.decision import Candidate, Decision
 from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
 from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
-from registry.tables import Match, TableSet
+
+if TYPE_CHECKING:  # tables are read at the first decision, not at import
+    from registry.tables import Match, TableSet
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class _Moment:
     @classmethod
     def now(cls) -> _Moment:
         global _latest
+        from registry.dispatch import in_force
+
         found, tables, held = catalog.get(), in_force.tables(), quarantine.held
         latest = _latest
         if latest is None or not (latest.catalog is found and latest.tables is tables and latest.held is held):
@@ -121,10 +125,10 @@ class _Question:
 
     def _known_bad(self, variant: Variant) -> Iterator[Reason]:
         """What was found out after the declaration: errata and quarantines."""
-        problem = self.problem
-        for erratum in self.tables.errata_for(problem.op, variant.name, self._facts, problem.target):
-            yield in_force.erratum_reason(erratum)
-        held = quarantine_reason(self._held, variant.name, problem)
+        from registry.dispatch import in_force
+
+        yield from in_force.errata_reasons(variant, self.problem, self.tables, self._facts)
+        held = quarantine_reason(self._held, variant.name, self.problem)
         if held is not None:
             yield held
 
