@@ -1,10 +1,13 @@
-"""What a decision that was made before costs on the CPU, without allocation and launch. The gate holds anywhere.
+"""What decisions cost on the CPU, without allocation and launch: one made before, and one for a new shape.
+
+The gates hold anywhere.
 
 pytest benchmarks/test_dispatch_overhead.py
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 import timeit
 
@@ -17,6 +20,8 @@ from registry.ops.matmul.op import matmul
 
 DECISION_US = 2.5
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
+NEW_SHAPE_US = 150.0
+"""The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
 YARDSTICK_US = 0.6
 """What `yardstick` takes on such a machine."""
 
@@ -74,6 +79,47 @@ def test_a_decision_made_before_is_within_its_budget(tensors):
                 break
         else:
             pytest.fail(f"{taken:.2f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
+
+
+H200 = registry.Target.named("H200")
+
+
+def new_shapes(count=2048):
+    """Calls of lengths not seen before, as on an H200: all that is done for one but compiling and launching."""
+    tensors = [torch.empty(1, 8, 1 + length, 128, dtype=torch.bfloat16, device="meta") for length in range(count)]
+    turn = itertools.count()
+
+    def one_more():
+        q = tensors[next(turn) % count]
+        return attention._plan(*attention.problem_of(q, q, q, causal=True, target=H200), False)
+
+    def one_more_gradient():
+        q = tensors[next(turn) % count]
+        lse = q[..., 0]
+        return attention.backward._plan(*attention.backward.problem_of(q, q, q, q, q, lse, target=H200), False)
+
+    def one_more_product():
+        a = tensors[next(turn) % count][0, 0]
+        return matmul._plan(*matmul.problem_of(a, a.mT, target=H200), False)
+
+    return {"attention": one_more, "attention_backward": one_more_gradient, "matmul": one_more_product}
+
+
+@pytest.mark.parametrize("op", new_shapes(1))
+def test_a_new_shape(benchmark, op):
+    assert benchmark(new_shapes()[op]).decision.variant
+
+
+@pytest.mark.parametrize("op", new_shapes(1))
+def test_a_new_shape_is_within_its_budget(op):
+    new = new_shapes()[op]
+    new()
+    for _ in range(5):
+        (taken,), (known,) = best_us(new, number=50, repeat=40), best_us(yardstick())
+        if taken / max(1.0, known / YARDSTICK_US) < NEW_SHAPE_US:
+            break
+    else:
+        pytest.fail(f"{taken:.0f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
 
 
 def test_whole_call_of_a_kernel_that_does_nothing(benchmark, tensors):

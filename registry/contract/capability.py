@@ -143,11 +143,19 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
     """Every reason, whatever the config, why a variant with these claims may not run the problem."""
-    found = list(_target_reasons(requires, problem))
+    return list(_reasons(requires, problem))
+
+
+def meets(requires: Requires, problem: Problem) -> bool:
+    """Whether `reasons_against` is empty, told by the first reason."""
+    return next(_reasons(requires, problem), None) is None
+
+
+def _reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
+    yield from _target_reasons(requires, problem)
     for name, how in problem.queries().items():
         rule = RULES[how.rule] if isinstance(how.rule, str) else how.rule
-        found.extend(rule(requires, problem, name, how))
-    return found
+        yield from rule(requires, problem, name, how)
 
 
 def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
@@ -172,6 +180,11 @@ def _specifiers(spec: str) -> SpecifierSet:
     return SpecifierSet(spec)
 
 
+@functools.cache
+def _within(spec: str, version: str) -> bool:
+    return _specifiers(spec).contains(version, prereleases=True)
+
+
 def arch_matches(claims: Iterable[str], arch: str) -> bool:
     """Whether an architecture is among claims such as "sm90", "sm80+", "cpu", "any"."""
     for entry in claims:
@@ -190,7 +203,7 @@ def _target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
         version = getattr(target, name, "")
         if not version and target.arch == "cpu" and name == "driver":
             continue
-        if not version or not _specifiers(spec).contains(version, prereleases=True):
+        if not version or not _within(spec, version):
             yield Reason("toolchain", name, version or "not installed", spec, f'pip install "{name}{spec}"')
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, reasons_against
+from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, meets, reasons_against
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError
 from registry.notices import notice
@@ -81,6 +81,19 @@ class Variant:
             text = f"{type(error).__name__}: {error}"
             notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
             return [Reason("declaration", "requires", text, "a declaration that answers")]
+
+    def first_legal(self, problem: Problem) -> Config | None:
+        """The first config that may run the problem; None exactly where `reasons` gives some. Stops as early as it can.
+
+        It answers for a launch, so it makes no more reasons than it takes to refuse.
+        """
+        try:
+            if not meets(self.requires, problem):
+                return None
+            return next((c for c in self.configs_for(problem) if not config_reasons(self.requires, problem, c)), None)
+        except Exception:
+            self.reasons(problem)  # which tells of it
+            return None
 
     def legal_configs(self, problem: Problem) -> list[Config]:
         """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""

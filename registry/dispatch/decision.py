@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +35,17 @@ def decision_text(decision: Decision) -> str:
             lines.append(
                 f"  legal   {candidate.variant}" + (f" (rank {candidate.rank})" if candidate.rank is not None else "")
             )
+            lines.extend(f"            - configs ruled out: {reason}" for reason in _few(candidate.refused_configs))
         else:
             lines.append(f"  illegal {candidate.variant}")
             lines.extend(f"            - {reason}" for reason in candidate.reasons)
     return "\n".join(lines)
+
+
+def _few(reasons: Sequence[Reason], shown: int = 2) -> list[str]:
+    """The first reasons, and how many more there are; `to_dict` holds them all."""
+    more = len(reasons) - shown
+    return [*map(str, reasons[:shown]), *([f"and {more} more reasons"] if more > 0 else [])]
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:
@@ -97,10 +105,19 @@ class Decision:
     variant: str
     config: Config
     source: str
-    candidates: tuple[Candidate, ...]
+    standing: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = field(compare=False, repr=False)
+    """`candidates`, or what finds them: a launch needs none of them."""
     evidence: Mapping[str, Any] | None = field(default=None, compare=False)
     fallback_from: tuple[str, ...] = ()
     """Preferred names that were passed over because they are illegal here."""
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """How every variant stands, under the variants, tables and quarantines that the decision was made under."""
+        return self.standing if isinstance(self.standing, tuple) else self.standing()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "standing": self.candidates}
 
     def __str__(self) -> str:
         return decision_text(self)

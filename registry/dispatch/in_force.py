@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from registry import notices
 from registry.contract.capability import Reason
@@ -16,7 +17,6 @@ from registry.dispatch.staleness import stale_rule
 from registry.tables import (
     Field,
     Layer,
-    Match,
     Source,
     TableSet,
     TableStore,
@@ -92,13 +92,11 @@ def tuned_folder() -> Path:
     return cache_folder() / "tables"
 
 
-def matches(problem: Problem) -> Iterator[Match]:
-    """The rule that counts in each table that applies, highest layer first."""
-    target = problem.target
-    return tables().match(problem.op, problem.facts(), target.arch, target.name)
-
-
-def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:
-    """Known-bad combinations as reasons."""
-    found = tables().errata_for(problem.op, variant.name, problem.facts(), problem.target)
-    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in found]
+def errata_reasons(
+    variant: Variant, problem: Problem, found: TableSet | None = None, facts: Mapping[str, Any] | None = None
+) -> list[Reason]:
+    """Known-bad combinations as reasons; of these tables, if they are not those in force now."""
+    found = tables() if found is None else found
+    facts = problem.facts() if facts is None else facts
+    errata = found.errata_for(problem.op, variant.name, facts, problem.target)
+    return [Reason("erratum", "errata", e.reason, e.unaffected, f"see {e.reference}") for e in errata]

@@ -24,7 +24,7 @@ from registry.dispatch.plan import Plan
 from registry.dispatch.scope import current
 
 ENTRIES = 3 * 4096
-"""Entries kept per cache, guards and facts together; the oldest quarter goes when it is full."""
+"""Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
 GUARDS = 8
 """Guards tried for one small key (shapes of one size, dtypes, layouts); calls beyond them go by their facts."""
 ALIGNED = 15
@@ -170,7 +170,7 @@ class PlanCache:
 
     def _keep(self, key: Hashable, entry: Any) -> None:
         if len(self._entries) >= self.limit:
-            for old in list(itertools.islice(self._entries, max(1, self.limit // 4))):
+            for old in list(itertools.islice(self._entries, max(1, self.limit // 64))):
                 del self._entries[old]
         self._entries[key] = entry
 

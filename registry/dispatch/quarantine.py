@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from registry import notices
 from registry.contract.capability import Reason
 from registry.contract.problem import Problem
 from registry.errors import KernelDoesNotFit
 
+Held = Mapping[tuple[str, Hashable], str]
+"""(variant, problem class) -> the error."""
+
 
 class Quarantine:
     """Variants whose kernel failed to compile or to fit, by problem class. Kept for the life of the process."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, Hashable], str] = {}
+        self.held: Held = {}
+        """Replaced, never changed, so that a decision can keep what it was made under."""
 
     def add(self, variant: str, problem: Problem, error: BaseException) -> None:
         text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-        self._held[variant, problem.kind()] = text
+        self.held = {**self.held, (variant, problem.kind()): text}
         notices.notice(f"{variant} is quarantined for {problem.summary()}: {text}")
 
     def reason(self, variant: str, problem: Problem) -> Reason | None:
-        text = self._held.get((variant, problem.kind())) if self._held else None
-        return Reason("quarantine", "compiles", text, "a kernel that compiles and fits") if text else None
+        return quarantine_reason(self.held, variant, problem)
 
     def items(self) -> list[tuple[str, Hashable, str]]:
-        return [(variant, kind, text) for (variant, kind), text in self._held.items()]
+        return [(variant, kind, text) for (variant, kind), text in self.held.items()]
 
     def clear(self) -> None:
-        self._held.clear()
+        self.held = {}
+
+
+def quarantine_reason(held: Held, variant: str, problem: Problem) -> Reason | None:
+    """Why a variant is kept from a problem, if it is."""
+    text = held.get((variant, problem.kind())) if held else None
+    return Reason("quarantine", "compiles", text, "a kernel that compiles and fits") if text else None
 
 
 quarantine = Quarantine()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import catalog
+from registry.dispatch.catalog import Catalog, catalog
 from registry.dispatch.decision import Candidate, Decision
-from registry.dispatch.quarantine import quarantine
+from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
 from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
+
+if TYPE_CHECKING:  # tables are read at the first decision, not at import
+    from registry.tables import Match, TableSet
 
 
 @dataclass(frozen=True)
@@ -24,56 +28,160 @@ class _Ranked:
     variant: str
     config: Config | None
     source: str
-    evidence: Mapping[str, Any] | None = None
+    match: Match | None = None
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What decisions follow from besides their problems: nothing in it changes, so reasons may be asked for later."""
+
+    catalog: Catalog
+    tables: TableSet
+    held: Held
+
+    @classmethod
+    def now(cls) -> _Moment:
+        global _latest
+        from registry.dispatch import in_force
+
+        found, tables, held = catalog.get(), in_force.tables(), quarantine.held
+        latest = _latest
+        if latest is None or not (latest.catalog is found and latest.tables is tables and latest.held is held):
+            _latest = latest = cls(found, tables, held)
+        return latest
+
+
+_latest: _Moment | None = None
+"""Shared by the decisions made under it: a plan keeps its own for as long as it lives."""
+
+
+class _Question:
+    """One problem put to the variants of a moment. The launch asks it for a pick; `explain` and errors for reasons."""
+
+    def __init__(self, problem: Problem, moment: _Moment, preferred: tuple[str, ...]) -> None:
+        self.problem, self.preferred, self.tables = problem, preferred, moment.tables
+        self.variants = moment.catalog.of(problem.op)
+        self._held = moment.held
+        self._facts = problem.facts()
+
+    def rank(self) -> Iterator[_Ranked]:
+        """Every variant, best first: preferences, then table rules from the highest layer down, then heuristics."""
+        problem, target = self.problem, self.problem.target
+        for name in self.preferred:
+            yield _Ranked(name, None, "preferred")
+        for match in self.tables.match(problem.op, self._facts, target.arch, target.name):
+            for use in match.use:
+                yield _Ranked(use.variant, use.config, match.source, match)
+        for variant in sorted(self.variants.values(), key=lambda variant: (_generality(variant), variant.name)):
+            yield _Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
+
+    def places(self) -> Iterator[_Ranked]:
+        """The first place of each variant there is."""
+        seen = set()
+        for place in self.rank():
+            if place.variant not in seen and place.variant in self.variants:
+                seen.add(place.variant)
+                yield place
+
+    def pick(self) -> tuple[_Ranked, Config] | None:
+        """The first place whose variant may run, and the config for it. Stops there."""
+        for place in self.places():
+            variant = self.variants[place.variant]
+            first = variant.first_legal(self.problem)
+            if first is not None and next(self._known_bad(variant), None) is None:
+                return place, _config_for(variant, self.problem, place, first)
+        return None
+
+    def reasons(self, variant: Variant) -> list[Reason]:
+        """Declared reasons, known errata and quarantines together; empty where the variant may run."""
+        return [*variant.reasons(self.problem), *self._known_bad(variant)]
+
+    def all_reasons(self) -> dict[str, list[Reason]]:
+        return {name: self.reasons(variant) for name, variant in self.variants.items()}
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """How every variant stands: legal ones by rank (counted anew among the legal), then the others."""
+        legal: list[Candidate] = []
+        illegal: list[Candidate] = []
+        for place in self.places():
+            found = self._candidate(place.variant, place.source)
+            if found.legal:
+                legal.append(replace(found, rank=len(legal)))
+            else:
+                illegal.append(found)
+        return (*legal, *illegal)
+
+    def candidates_beside(self, picked: str) -> tuple[Candidate, ...]:
+        """How every variant stands where one was asked for by name."""
+        refused = tuple(self.variants[picked].config_refusals(self.problem))
+        others = (self._candidate(name, "") for name in self.variants if name != picked)
+        return Candidate(picked, (), 0, "", refused), *others
+
+    def _candidate(self, name: str, source: str) -> Candidate:
+        variant = self.variants[name]
+        reasons = self.reasons(variant)
+        refused = () if reasons else tuple(variant.config_refusals(self.problem))
+        return Candidate(name, tuple(reasons), None, source, refused)
+
+    def _known_bad(self, variant: Variant) -> Iterator[Reason]:
+        """What was found out after the declaration: errata and quarantines."""
+        from registry.dispatch import in_force
+
+        yield from in_force.errata_reasons(variant, self.problem, self.tables, self._facts)
+        held = quarantine_reason(self._held, variant.name, self.problem)
+        if held is not None:
+            yield held
 
 
 def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     """Choose a variant and a config for a problem, launching nothing.
 
+    Stops at the first variant that may run: how the others stand is found out when `Decision.candidates` is read.
     Raises IllegalVariant for a forced variant that may not run, NoLegalVariant where nothing may.
     """
-    variants = catalog.get().of(problem.op)
-    forced = scope.forced_for(problem.op)
+    moment = _Moment.now()
+    forced = scope.forced_for(problem.op) if scope.forced else None
     if forced is not None:
-        return _decide_forced(problem, variants, forced)
-    reasons = {name: all_reasons(variant, problem) for name, variant in variants.items()}
-    order = _rank(problem, variants, scope)
-    picked: tuple[_Ranked, Config] | None = None
-    candidates: dict[str, Candidate] = {}
-    for place in order:
-        name = place.variant
-        if name in candidates or name not in variants:
-            continue
-        refused = () if reasons[name] else tuple(variants[name].config_refusals(problem))
-        candidates[name] = Candidate(name, tuple(reasons[name]), None, place.source, refused)
-        if picked is None and not reasons[name]:
-            picked = place, _config_for(variants[name], problem, place)
+        return _decide_forced(_Question(problem, moment, ()), moment, forced)
+    question = _Question(problem, moment, scope.preferred)
+    picked = question.pick()
     if picked is None:
-        raise NoLegalVariant(problem, reasons)
+        raise NoLegalVariant(problem, question.all_reasons())
     place, config = picked
-    passed_over = tuple(name for name in scope.preferred if name in variants and name != place.variant)
-    passed_over = passed_over if place.variant not in scope.preferred else ()
+    passed_over: tuple[str, ...] = ()
+    if place.variant not in scope.preferred:
+        passed_over = tuple(name for name in scope.preferred if name in question.variants)
     return Decision(
-        problem, place.variant, config, place.source, _in_order(candidates), place.evidence, fallback_from=passed_over
+        problem,
+        place.variant,
+        config,
+        place.source,
+        functools.partial(_candidates, problem, moment, scope.preferred),
+        place.match.evidence if place.match is not None else None,
+        fallback_from=passed_over,
     )
+
+
+def _candidates(problem: Problem, moment: _Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
+    return _Question(problem, moment, preferred).candidates()
+
+
+def _candidates_beside(picked: str, problem: Problem, moment: _Moment) -> tuple[Candidate, ...]:
+    return _Question(problem, moment, ()).candidates_beside(picked)
 
 
 def all_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Declared reasons, known errata and quarantines together; empty where the variant may run."""
-    from registry.dispatch import in_force
-
-    reasons = variant.reasons(problem)
-    reasons.extend(in_force.errata_reasons(variant, problem))
-    held = quarantine.reason(variant.name, problem)
-    return [*reasons, held] if held else reasons
+    return _Question(problem, _Moment.now(), ()).reasons(variant)
 
 
-def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Forced) -> Decision:
+def _decide_forced(question: _Question, moment: _Moment, forced: Forced) -> Decision:
+    problem, variants = question.problem, question.variants
     variant = variants.get(forced.variant)
     if variant is None:
         raise UnknownVariant(forced.variant, problem.op, sorted(variants))
     if forced.config is None:
-        reasons = all_reasons(variant, problem)
+        reasons = question.reasons(variant)
     else:
         reasons = reasons_against(variant.requires, problem) or config_reasons(
             variant.requires, problem, dict(forced.config)
@@ -83,30 +191,10 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
     if forced.config is not None:
         config: Config = dict(forced.config)
     else:
-        ranked = [place for place in _rank(problem, variants, EMPTY) if place.variant == variant.name]
-        config = _config_for(variant, problem, ranked[0])
-    others = tuple(
-        Candidate(name, tuple(all_reasons(other, problem))) for name, other in variants.items() if name != variant.name
-    )
-    return Decision(
-        problem,
-        variant.name,
-        config,
-        "asked for by name",
-        (Candidate(variant.name, (), 0, "", tuple(variant.config_refusals(problem))), *others),
-    )
-
-
-def _rank(problem: Problem, variants: Mapping[str, Variant], scope: Scope) -> list[_Ranked]:
-    """Every variant, best first: preferences, then table rules from the highest layer down, then heuristics."""
-    from registry.dispatch import in_force
-
-    order = [_Ranked(name, None, "preferred") for name in scope.preferred]
-    for match in in_force.matches(problem):
-        order.extend(_Ranked(use.variant, use.config, match.source, match.evidence) for use in match.use)
-    heuristic = sorted(variants.values(), key=lambda variant: (_generality(variant), variant.name))
-    order.extend(_Ranked(v.name, None, "heuristic: the narrowest architecture claim, then the name") for v in heuristic)
-    return order
+        place = next(place for place in question.rank() if place.variant == variant.name)
+        config = _config_for(variant, problem, place, variant.legal_configs(problem)[0])
+    standing = functools.partial(_candidates_beside, variant.name, problem, moment)
+    return Decision(problem, variant.name, config, "asked for by name", standing)
 
 
 def _generality(variant: Variant) -> int:
@@ -115,17 +203,10 @@ def _generality(variant: Variant) -> int:
     return 2 if "any" in claims else 1 if any(entry.endswith("+") for entry in claims) else 0
 
 
-def _config_for(variant: Variant, problem: Problem, place: _Ranked) -> Config:
-    """The table's config where it is legal here, else the variant's own first legal one."""
+def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> Config:
+    """The table's config where it is legal here, else `first`, the variant's own first legal one."""
     if place.config is not None:
         if not config_reasons(variant.requires, problem, place.config):
             return dict(place.config)
         notices.notice(f"{place.source}: config {dict(place.config)} of {variant.name} is illegal for {problem.kind()}")
-    return dict(variant.legal_configs(problem)[0])
-
-
-def _in_order(candidates: Mapping[str, Candidate]) -> tuple[Candidate, ...]:
-    """Legal ones by rank (counted anew among the legal), then the others."""
-    legal = [c for c in candidates.values() if c.legal]
-    ranked = [replace(c, rank=rank) for rank, c in enumerate(legal)]
-    return (*ranked, *(c for c in candidates.values() if not c.legal))
+    return dict(first)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
 import threading
 
 import pytest
@@ -11,6 +13,8 @@ from made_up import math_run
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
+from registry.contract.problem import PROBLEM_TYPES
+from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import on_its_device
 from registry.dispatch.quarantine import quarantine
 from registry.dispatch.select import decide
@@ -262,6 +266,22 @@ def test_decide_takes_a_problem_of_a_gpu_that_is_not_here():
     assert registry.attention.explain(problem, target=registry.Target.named("cpu")).variant == "torch_math"
 
 
+@pytest.mark.parametrize("how", [{}, {"variant": "torch_cpu"}])
+def test_explain_tells_what_is_ruled_out_of_every_variant_that_may_run(declare, how):
+    def limit(problem, config):
+        return [] if config["A"] < 2 else [registry.Reason("rule", "A", config["A"], "< 2")]
+
+    declare("test.some", configs=[{"A": number} for number in range(6)], rule=limit)
+    decision = registry.attention.explain(*qkv(), **how)
+    assert decision.variant == "torch_cpu"
+    (found,) = [c for c in decision.to_dict()["candidates"] if c["variant"] == "test.some"]
+    assert found["legal"] and [reason["got"] for reason in found["refused_configs"]] == [2, 3, 4, 5]
+    lines = [line.strip() for line in str(decision).splitlines() if "configs ruled out" in line]
+    assert lines == [f"- configs ruled out: {w}" for w in ("A: got 2, allowed < 2", "A: got 3, allowed < 2")] + [
+        "- configs ruled out: and 2 more reasons"
+    ]
+
+
 def test_design_never_takes_part_in_legality(declare):
     declare("test.designed", design=Design(warp_groups=3, pipeline_stages=9, warp_specialized=True, tile=(1024, 1024)))
     assert registry.attention.explain(*qkv(), variant="test.designed").variant == "test.designed"
@@ -337,3 +357,99 @@ def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch):
     assert entered == [1]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert on_its_device(launch) is launch
+
+
+# --- a launch asks only for what it needs -----------------------------------------------------------------------------
+
+
+TARGETS = ("cpu", "V100", "RTX 3090", "A100", "H100", "B200")
+ASKED = {
+    "attention": {
+        "dtype": ("bfloat16", "bfloat16", "float16", "float32", "float8_e4m3fn"),
+        "b": (1, 4),
+        "hq": (8, 16),
+        "hkv": (8, 4, 1),
+        "s": (1, 17, 512, 4096),
+        "sk": (None, None, 77, 2048),
+        "d": (64, 128, 128, 96, 33, 256, 320),
+        "layout": ("bhsd", "bshd"),
+        "causal": (False, True),
+        "window": (None, None, 255, (-1, 32)),
+        "softcap": (0.0, 0.0, 30.0),
+        "lse": (False, True),
+        "deterministic": (False, False, True),
+    },
+    "matmul": {
+        "dtype": ("bfloat16", "bfloat16", "float16", "float32", "int8", "float8_e4m3fn"),
+        "m": (1, 16, 100, 4096),
+        "n": (1, 77, 4096),
+        "k": (33, 64, 4096),
+        "b": (1, 1, 8),
+        "layout": ("nn", "nt", "tn", "tt"),
+        "bias": (False, True),
+        "activation": ("", "relu", "gelu"),
+    },
+}
+ASKED["attention_backward"] = ASKED["attention"]
+
+
+def drawn(op, count=60):
+    """Problems at random, the same in each run."""
+    source = random.Random(f"select {op}")
+    for _ in range(count):
+        words = {name: source.choice(values) for name, values in ASKED[op].items()}
+        for target in TARGETS:
+            yield PROBLEM_TYPES[op].of_shape(registry.Target.named(target), **words)
+
+
+@pytest.mark.parametrize("op", ASKED)
+def test_a_launch_picks_what_stands_first_in_explain(op):
+    answers = set()
+    for problem in drawn(op):
+        try:
+            decision = decide(problem)
+        except NoLegalVariant as refusal:
+            assert set(refusal.reasons) == set(catalog.get().of(op)) and all(refusal.reasons.values())
+            continue
+        first = decision.candidates[0]
+        assert (decision.variant, decision.source) == (first.variant, first.source) and first.rank == 0
+        assert dict(decision.config) in list(map(dict, catalog.get().variants[first.variant].legal_configs(problem)))
+        assert {c.variant for c in decision.candidates} == set(catalog.get().of(op))
+        answers.add(decision.variant)
+    assert len(answers) > 1
+
+
+@pytest.mark.parametrize("op", ASKED)
+def test_a_first_config_is_there_exactly_where_there_are_no_reasons(op):
+    for problem in drawn(op, 30):
+        for variant in catalog.get().of(op).values():
+            first = variant.first_legal(problem)
+            assert (first is None) == bool(variant.reasons(problem))
+            assert first is None or first == variant.legal_configs(problem)[0]
+
+
+def test_calls_and_recorders_ask_no_variant_behind_the_one_that_runs(declare, tables):
+    asked = []
+    declare("test.behind", rule=lambda problem, config: asked.append(problem) or [], arch=("cpu",))
+    tables(RULES.format(first="torch_cpu", second="torch_cpu"))
+    q, k, v = qkv()
+    with registry.record() as recorder:
+        registry.attention(q, k, v)
+    assert recorder.counts == {"attention": {"torch_cpu": 1}} and not asked
+    decision = registry.attention.explain(q, k, v)
+    assert decision == registry.attention.explain(q, k, v) and repr(decision) and not asked
+    assert "test.behind" in str(decision) and asked
+
+
+def test_candidates_that_are_asked_for_late_stand_as_they_did(declare):
+    declare("test.mine", arch=("cpu",))
+    q, k, v = qkv()
+    decision = registry.attention.explain(q, k, v)
+    copied = pickle.loads(pickle.dumps(decision))
+    late = registry.attention.explain(q, k, v)
+    quarantine.add("test.mine", decision.problem, RuntimeError("too late"))
+    declare("test.later", arch=("cpu",))
+    assert late.candidates == decision.candidates == copied.candidates and late == decision == copied
+    after = registry.attention.explain(q, k, v).candidates
+    assert [c.variant for c in after if c.variant not in {c.variant for c in late.candidates}] == ["test.later"]
+    assert not next(c for c in after if c.variant == "test.mine").legal

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
 import registry
-from registry.ops.attention.arguments import canonical_window, check_window
+from registry.ops.attention.arguments import canonical_mask, canonical_window, check_window
 from registry.ops.attention.costs import flops, visible_pairs
 from registry.ops.attention.oracle import visible
 from registry.ops.attention.problem import AttentionProblem
@@ -93,6 +94,62 @@ def test_one_window_has_one_spelling():
     assert canonical_window(check_window((None, None)), True) == (True, None)
     assert canonical_window(check_window((7, 0)), False) == (True, (7, 0))
     assert canonical_window(check_window([-1, 3]), True) == (True, None)
+
+
+LENGTHS = [(s, sk) for s in range(1, 7) for sk in range(1, 7)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_one_mask_has_one_spelling_and_what_hides_nothing_is_not_there(lengths):
+    """By counting: what is seen stays the same, row by row, and two masks that show the same are spelt the same."""
+    spelt = {}
+    sides = range(-1, 9)
+    for causal, left, right in itertools.product((False, True), sides, sides):
+        seen = visible(*lengths, causal, (left, right), torch.device("cpu"))
+        canonical = canonical_mask(causal, (left, right), *lengths)
+        plain = visible(*lengths, *canonical, torch.device("cpu"))
+        assert torch.equal(seen, torch.ones_like(seen) if plain is None else plain), (causal, left, right)
+        assert canonical_mask(*canonical, *lengths) == canonical
+        assert spelt.setdefault(tuple(seen.flatten().tolist()), canonical) == canonical
+        problem = AttentionProblem.of_shape(CPU, s=lengths[0], sk=lengths[1], d=8, causal=causal, window=(left, right))
+        assert (problem.causal, problem.window) == canonical
+    assert spelt[(True,) * (lengths[0] * lengths[1])] == (False, None)
+    assert (canonical_mask(True, None, *lengths) == (True, None)) == (lengths[0] > 1)
+
+
+@pytest.mark.parametrize("through", ["eager", "torch"])
+@pytest.mark.parametrize(
+    ("lengths", "asked", "plain"),
+    [
+        ((1, 5), {"causal": True}, (False, None)),
+        ((1, 5), {"causal": True, "window": 2}, (False, (2, -1))),
+        ((1, 5), {"window": (4, 0)}, (False, None)),
+        ((3, 5), {"window": 4}, (False, None)),
+        ((3, 5), {"window": (4, 0)}, (True, None)),
+        ((5, 3), {"window": (2, 3)}, (False, (-1, 3))),
+        ((5, 3), {"causal": True}, (True, None)),
+    ],
+)
+def test_a_mask_that_hides_nothing_asks_nothing_of_kernels_forward_or_backward(lengths, asked, plain, through):
+    q, k, v = (torch.randn(1, 2, s, 8, dtype=torch.double) for s in (lengths[0], lengths[1], lengths[1]))
+    expected = registry.attention.reference(q, k, v, **asked)
+    torch.testing.assert_close(expected, registry.attention.reference(q, k, v, causal=plain[0], window=plain[1]))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(registry.attention.reference(*leaves, **asked).sum(), leaves)
+    with registry.record() as recorder:
+        if through == "torch":
+            left, right = check_window(asked.get("window")) or (-1, -1)
+            masks = (asked.get("causal", False), 1 / math.sqrt(8), left, right, 0.0)
+            out, _ = torch.ops.registry.attention(*leaves, *masks, True, None)
+        else:
+            out = registry.attention(*leaves, **asked)
+        grads = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(grads, wanted)
+    assert {ran.op for ran in recorder.launches} == {"attention", "attention_backward"}
+    assert {(ran.problem.causal, ran.problem.window) for ran in recorder.launches} == {plain}
+    explained = registry.attention.explain(q, k, v, **asked).problem
+    assert (explained.causal, explained.window) == plain
 
 
 @pytest.mark.parametrize("causal", [False, True])

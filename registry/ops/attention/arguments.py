@@ -125,6 +125,19 @@ def canonical_window(window: Window | None, causal: bool) -> tuple[bool, Window 
     return causal, (left, 0 if causal else right)
 
 
+def canonical_mask(causal: bool, window: Window | None, seqlen_q: int, seqlen_k: int) -> tuple[bool, Window | None]:
+    """(causal, window) with one spelling for each mask of these lengths: a side that hides no key is not there.
+
+    Aligned bottom-right, the left side hides most from the last row, which stands at the last key, and the right side
+    hides most from the first one, seqlen_q - 1 keys before it. So one query is never causal, and a longer one always.
+    """
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    right = 0 if causal else right
+    left = UNLIMITED if left >= seqlen_k - 1 else left
+    right = UNLIMITED if right >= seqlen_q - 1 else right
+    return canonical_window((left, right), False)
+
+
 def asks_ieee(dtype: torch.dtype) -> bool:
     """Whether a problem of this dtype must be computed in full float32 precision."""
     return dtype is torch.float32 and ieee_float32()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.attention.arguments import canonical_window
+from registry.ops.attention.arguments import canonical_mask, canonical_window
 from registry.ops.attention.op import attention
 from registry.ops.attention.oracle import visible
 from registry.ops.parts.judging import Expected, Yardstick
@@ -100,6 +100,11 @@ class AttentionKit(Kit):
             "deterministic": [False, True] if requires.deterministic else [False],
         }
 
+    def sensible(self, spec: Spec) -> bool:
+        """A mask is there to be tested: one that hides nothing at these lengths would leave its claim untested."""
+        causal, window = spec["mask"]
+        return not (causal or window) or canonical_mask(causal, window, *spec["lengths"]) != (False, None)
+
     def pinned(self) -> Sequence[Spec]:
         causal, window = (True, None), (True, (33, 0))
         return (
@@ -110,7 +115,7 @@ class AttentionKit(Kit):
             {"mask": (False, (5, 3)), "lengths": (77, 1)},
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"memory": "fused", "heads": (4, 2), "mask": causal},
-            {"lengths": (1, 300), "mask": causal},
+            {"lengths": (1, 300), "mask": (False, None)},
         )
 
     def crowded(self) -> Sequence[Spec]:

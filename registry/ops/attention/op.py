@@ -316,7 +316,7 @@ def _fields(
     q, k, v = arguments.check_qkv(q, k, v)
     arguments.check_flag("causal", causal)
     q, k, v = autocast(q, k, v)
-    causal, window = arguments.canonical_window(arguments.check_window(window), causal)
+    window = arguments.check_window(window)
     operands = (operand("q", q), operand("k", k), operand("v", v))
     return {
         "target": target if target is not None else Target.of(q.device),

@@ -16,7 +16,7 @@ from registry.ops.attention.arguments import (
     FLOATS,
     LAYOUTS,
     Window,
-    canonical_window,
+    canonical_mask,
     check_layout,
     check_softcap,
     check_window,
@@ -42,7 +42,11 @@ def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iter
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProblem(Problem):
-    """softmax(scale * q k^T) v, with its masks, for one call."""
+    """softmax(scale * q k^T) v, with its masks, for one call.
+
+    Masks are put as plainly as they can be: one that hides nothing at these lengths is not there, so that no kernel
+    refuses a problem for it.
+    """
 
     op: ClassVar[str] = "attention"
     derived_kinds: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -75,6 +79,10 @@ class AttentionProblem(Problem):
     def __post_init__(self) -> None:
         object.__setattr__(self, "gqa", self.heads_q != self.heads_kv)
         object.__setattr__(self, "cross_length", self.seqlen_q != self.seqlen_k)
+        if self.causal or self.window is not None:
+            causal, window = canonical_mask(self.causal, self.window, self.seqlen_q, self.seqlen_k)
+            object.__setattr__(self, "causal", causal)
+            object.__setattr__(self, "window", window)
 
     def derived_facts(self) -> dict[str, Any]:
         return {
@@ -117,7 +125,6 @@ class AttentionProblem(Problem):
         if hq % hkv:
             raise InvalidArgument("hkv", f"{hkv} for {hq} query heads", "a divisor of the number of query heads")
         check_layout(layout)
-        causal, window = canonical_window(check_window(window), causal)
         shapes = {"q": (b, hq, s, d), "k": (b, hkv, sk, d), "v": (b, hkv, sk, dv)}
         operands = tuple(
             _made_up_operand(name, shape, dtype, torch_dtype.itemsize, layout) for name, shape in shapes.items()
@@ -134,7 +141,7 @@ class AttentionProblem(Problem):
             head_dim_v=dv,
             layout=layout,
             causal=causal,
-            window=window,
+            window=check_window(window),
             softcap=check_softcap(softcap),
             lse=lse,
             ieee=ieee and dtype == "float32",
