@@ -178,17 +178,18 @@ def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(operand, shape[1:], strides[1:], block)
 
 
-def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """As it is multiplied: float32 arrives as tf32."""
+def _operand(operand: StandIn, rows: int, columns: int, tf32: bool) -> TensorDescriptor:
+    """As it is multiplied: float32 may arrive as tf32."""
     found = _descriptor(operand, rows, columns)
-    return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
+    return rounded_to_tf32(found) if tf32 else found
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     a, b, out = given["a"], given["b"], out_of(problem, given)
     m, n, k, z = sizes_of(given)
     bm, bn, bk = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    a_desc, b_desc = _operand(a, bm, bk), _operand(b, bk, bn)
+    tf32 = problem.dtype == "float32" and not problem.ieee
+    a_desc, b_desc = _operand(a, bm, bk, tf32), _operand(b, bk, bn, tf32)
     stores = tma_can_store(out)
     c_desc = _descriptor(out, bm, bn) if stores else a_desc
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn) * z
@@ -208,7 +209,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "TMA_STORE": stores,
         "C_BATCHED": z > 1,
         "PRECISION": "ieee" if problem.ieee else "tf32",
-        "ROUNDED": problem.dtype == "float32",
+        "ROUNDED": tf32,
         "IMPRECISE": min(bk, 128) if problem.dtype.startswith("float8") else 0,
         "ACC": tl.int32 if problem.dtype == "int8" else tl.float32,
         "BIAS": problem.bias,

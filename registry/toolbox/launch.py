@@ -140,6 +140,9 @@ class Launcher:
             compiled = self._compiled(given, blocks)
             with _loading:
                 why = refusal(self.kernel, compiled)  # loads the kernel: OutOfResources is raised here
+            about = getattr(compiled.metadata, "tensordesc_meta", None)
+            if unrounded and not (about and all(about)):
+                why = why or f"{self.kernel.__name__} takes no tensor maps, which would round to tf32"
             if why and unrounded:  # the slower path takes another kernel
                 compiled = self._compiled({**given, **unrounded}, blocks)
         if why:
