@@ -11,6 +11,7 @@ from registry.contract.capability import Config, Reason, config_reasons, reasons
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
+from registry.dispatch.configs import undeclared, unfit
 from registry.dispatch.decision import Candidate, Decision
 from registry.dispatch.quarantine import quarantine
 from registry.dispatch.scope import EMPTY, Forced, Scope
@@ -38,7 +39,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         return _decide_forced(problem, variants, forced)
     reasons = {name: all_reasons(variant, problem) for name, variant in variants.items()}
     order = _rank(problem, variants, scope)
-    picked: tuple[_Ranked, Config] | None = None
+    picked: tuple[_Ranked, Config, str] | None = None
     candidates: dict[str, Candidate] = {}
     for place in order:
         name = place.variant
@@ -47,14 +48,14 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         refused = () if reasons[name] else tuple(variants[name].config_refusals(problem))
         candidates[name] = Candidate(name, tuple(reasons[name]), None, place.source, refused)
         if picked is None and not reasons[name]:
-            picked = place, _config_for(variants[name], problem, place)
+            picked = place, *_config_for(variants[name], problem, place)
     if picked is None:
         raise NoLegalVariant(problem, reasons)
-    place, config = picked
+    place, config, source = picked
     passed_over = tuple(name for name in scope.preferred if name in variants and name != place.variant)
     passed_over = passed_over if place.variant not in scope.preferred else ()
     return Decision(
-        problem, place.variant, config, place.source, _in_order(candidates), place.evidence, fallback_from=passed_over
+        problem, place.variant, config, source, _in_order(candidates), place.evidence, fallback_from=passed_over
     )
 
 
@@ -75,16 +76,14 @@ def _decide_forced(problem: Problem, variants: Mapping[str, Variant], forced: Fo
     if forced.config is None:
         reasons = all_reasons(variant, problem)
     else:
-        reasons = reasons_against(variant.requires, problem) or config_reasons(
-            variant.requires, problem, dict(forced.config)
-        )
+        reasons = reasons_against(variant.requires, problem) or refusals_of(variant, problem, dict(forced.config))
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
     if forced.config is not None:
         config: Config = dict(forced.config)
     else:
         ranked = [place for place in _rank(problem, variants, EMPTY) if place.variant == variant.name]
-        config = _config_for(variant, problem, ranked[0])
+        config, _ = _config_for(variant, problem, ranked[0])
     others = tuple(
         Candidate(name, tuple(all_reasons(other, problem))) for name, other in variants.items() if name != variant.name
     )
@@ -115,13 +114,21 @@ def _generality(variant: Variant) -> int:
     return 2 if "any" in claims else 1 if any(entry.endswith("+") for entry in claims) else 0
 
 
-def _config_for(variant: Variant, problem: Problem, place: _Ranked) -> Config:
-    """The table's config where it is legal here, else the variant's own first legal one."""
-    if place.config is not None:
-        if not config_reasons(variant.requires, problem, place.config):
-            return dict(place.config)
-        notices.notice(f"{place.source}: config {dict(place.config)} of {variant.name} is illegal for {problem.kind()}")
-    return dict(variant.legal_configs(problem)[0])
+def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
+    """Why a config that was asked for by name may not run; its keys are known before the variant's rule sees them."""
+    return unfit(variant, problem, config) or config_reasons(variant.requires, problem, config)
+
+
+def _config_for(variant: Variant, problem: Problem, place: _Ranked) -> tuple[Config, str]:
+    """The table's config where it is declared and legal here, else the variant's first legal one; and the source."""
+    if place.config is None:
+        return dict(variant.legal_configs(problem)[0]), place.source
+    refused = undeclared(variant, problem, place.config) or config_reasons(variant.requires, problem, place.config)
+    if not refused:
+        return dict(place.config), place.source
+    why = "; ".join(map(str, refused))
+    notices.notice(f"{place.source}: {variant.name} takes its own config for {problem.kind()}: {why}")
+    return dict(variant.legal_configs(problem)[0]), f"{place.source}; its config is passed over: {why}"
 
 
 def _in_order(candidates: Mapping[str, Candidate]) -> tuple[Candidate, ...]:
