@@ -124,11 +124,18 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
     return (*grads, *([None] * (len(ctx.masks) + 2)))
 
 
-def _no_second(ctx: Any, *grads: Any) -> Any:
-    raise no_derivative("a second derivative of attention", _INSTEAD)
-
-
 _INSTEAD = "first derivatives in reverse mode, or registry.attention.reference(...), which torch differentiates"
+
+
+def no_second_derivative() -> NotImplementedError:
+    """What differentiating the gradients of attention raises."""
+    return no_derivative("a second derivative of attention", _INSTEAD)
+
+
+def _no_second(ctx: Any, *grads: Any) -> Any:
+    raise no_second_derivative()
+
+
 torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
 torch.library.register_autograd("registry::attention_backward", _no_second, lib=_library)
 

@@ -83,6 +83,7 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
             raise InvalidArgument(
                 name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand"
             )
+        check_tensor(name, scale)
         if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
             kinds.add("scalar" if scale.dim() == 0 else "rowwise")
         elif scale.dim() == 1 and scale.shape[0] == size:
