@@ -16,6 +16,7 @@ _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def plain(*tensors: torch.Tensor) -> bool:
@@ -101,7 +102,7 @@ def is_its_own(tensor: torch.Tensor) -> bool:
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors may share memory: whether what lies between their first and last bytes does."""
-    if is_virtual(one) or is_virtual(other) or not torch._C._is_alias_of(one, other):
+    if is_virtual(one) or is_virtual(other) or not _is_alias_of(one, other):
         return False
     (start, end), (other_start, other_end) = _span(one), _span(other)
     return start < other_end and other_start < end
