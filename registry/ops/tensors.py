@@ -34,9 +34,14 @@ def plain(*tensors: torch.Tensor) -> bool:
     )
 
 
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents; so it is in `torch.func.jvp`, too."""
+    return forward_ad._current_level >= 0
+
+
 def differentiated() -> bool:
     """Whether functorch or forward-mode autograd may be at work, which the autograd of custom ops does not know."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+    return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
 
 
 def no_derivative(what: str, instead: str) -> NotImplementedError:

@@ -82,21 +82,12 @@ class Matmul(Op):
                     return result
             if out is not None:
                 out = arguments.check_writable(out)
-                if arguments.needs_copy(out, a, b, bias, scale_a, scale_b):
-                    result = self(
-                        a,
-                        b,
-                        bias=bias,
-                        activation=activation,
-                        out_dtype=out_dtype,
-                        scale_a=scale_a,
-                        scale_b=scale_b,
-                        variant=variant,
-                    )
+            if _no_grad_and_plain(a, b, bias):
+                if out is not None and arguments.needs_copy(out, a, b, bias, scale_a, scale_b):
+                    result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     shape = tuple(result.shape)
                     arguments.check_out(out, shape, shape, result.dtype, result.device)
                     return out.copy_(result)
-            if _no_grad_and_plain(a, b, bias):
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, bias, scale_a, scale_b, out)
 

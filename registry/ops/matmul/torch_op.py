@@ -14,7 +14,7 @@ from registry.dispatch.scope import Scope, current, entered
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments
 from registry.ops.matmul.oracle import activate
-from registry.ops.tensors import autocast, differentiated, no_derivative, plain
+from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -49,7 +49,7 @@ def through_torch(
         what = "scale_a" if scale_a is not None else "out"
         raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
-    transformed = differentiated()
+    transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
     fused = "" if apart else activation
     if transformed:
