@@ -225,6 +225,9 @@ def cpu(q, k, v, *, causal, window, return_lse, scale, config):
 
 def cpu_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config):
     is_causal, mask = _cpu_mask(q, k, causal, window)
+    if q.dtype is torch.float64:  # the LSE that was kept is a float32, and so would be the gradients' accuracy
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        lse = forward(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[1]
     lse = lse.to(_math_dtype(q.dtype))
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale

@@ -12,8 +12,16 @@ class Summarised(Protocol):
     def summary(self) -> str: ...
 
 
+def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An error with its message as it was; `__init__` would ask for what the message was made of."""
+    return kind.__new__(kind, *args)
+
+
 class RegistryError(Exception):
-    """Base of all errors raised by the registry."""
+    """Base of all errors raised by the registry. All can be pickled, so that a pool of processes can hand them on."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), dict(self.__dict__)
 
 
 class InvalidArgument(RegistryError, ValueError):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
@@ -104,7 +105,8 @@ class PlanCache:
                         if tensor.data_ptr() & ALIGNED:
                             break
                     else:
-                        if not _dispatch_modes() and not _function_modes():  # guards overlook some modes
+                        # guards overlook some modes, and the tangents of forward-mode autograd
+                        if not _dispatch_modes() and not _function_modes() and _forward_ad._current_level < 0:
                             found: Plan = plan
                             return found
                     break
@@ -145,8 +147,10 @@ class PlanCache:
             with self._lock:
                 plan = self._get(key)
                 if plan is None:
+                    forgotten = self._forgotten
                     plan = self._make(settings, with_grad, tensors)
-                    self._keep(key, plan)
+                    if self._forgotten == forgotten:  # what was asked on the way may have changed the variants
+                        self._keep(key, plan)
         return plan
 
     def _add_guard(

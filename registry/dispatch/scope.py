@@ -48,7 +48,8 @@ class Scope:
 
     def __post_init__(self) -> None:
         chosen = self.forced or self.preferred
-        object.__setattr__(self, "key", (self.forced, self.preferred) if chosen else None)
+        types = tuple(type(value) for _, it in self.forced for _, value in it.config or ())  # True == 1
+        object.__setattr__(self, "key", (self.forced, self.preferred, types) if chosen else None)
 
     def forced_for(self, op: str) -> Forced | None:
         """What must run for an op, if anything."""
@@ -73,10 +74,13 @@ def entered(scope: Scope) -> Iterator[None]:
 def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Run exactly these variants (one an op) inside the block, or raise IllegalVariant with the reasons.
 
-    With `config`, the one variant named runs with that config.
+    With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
+    same keys and types if the variant's own rule takes it.
     """
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
+    if config is not None and not _is_flat(config):
+        raise InvalidArgument("config", repr(config), "a flat dict of numbers, strings and bools")
     forced = dict(current.get().forced)
     for name in names:
         forced[_op_of(name)] = Forced(name, freeze_config(config) if config is not None else None)
@@ -101,6 +105,11 @@ def record() -> Iterator[Recorder]:
     scope = current.get()
     with entered(replace(scope, recorders=(*scope.recorders, recorder))):
         yield recorder
+
+
+def _is_flat(config: object) -> bool:
+    plain = (int, float, str, bool)
+    return isinstance(config, Mapping) and all(isinstance(k, str) and isinstance(v, plain) for k, v in config.items())
 
 
 def _op_of(name: str) -> str:

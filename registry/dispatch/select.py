@@ -12,6 +12,7 @@ from registry.contract.capability import Config, Reason, config_reasons, reasons
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import Catalog, catalog
+from registry.dispatch.configs import undeclared, unfit
 from registry.dispatch.decision import Candidate, Decision
 from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
@@ -83,13 +84,13 @@ class _Question:
                 seen.add(place.variant)
                 yield place
 
-    def pick(self) -> tuple[_Ranked, Config] | None:
-        """The first place whose variant may run, and the config for it. Stops there."""
+    def pick(self) -> tuple[_Ranked, Config, str] | None:
+        """The first place whose variant may run, the config for it, and where that was said. Stops there."""
         for place in self.places():
             variant = self.variants[place.variant]
             first = variant.first_legal(self.problem)
             if first is not None and next(self._known_bad(variant), None) is None:
-                return place, _config_for(variant, self.problem, place, first)
+                return place, *_config_for(variant, self.problem, place, first)
         return None
 
     def reasons(self, variant: Variant) -> list[Reason]:
@@ -147,7 +148,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     picked = question.pick()
     if picked is None:
         raise NoLegalVariant(problem, question.all_reasons())
-    place, config = picked
+    place, config, source = picked
     passed_over: tuple[str, ...] = ()
     if place.variant not in scope.preferred:
         passed_over = tuple(name for name in scope.preferred if name in question.variants)
@@ -155,7 +156,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         problem,
         place.variant,
         config,
-        place.source,
+        source,
         functools.partial(_candidates, problem, moment, scope.preferred),
         place.match.evidence if place.match is not None else None,
         fallback_from=passed_over,
@@ -183,16 +184,14 @@ def _decide_forced(question: _Question, moment: _Moment, forced: Forced) -> Deci
     if forced.config is None:
         reasons = question.reasons(variant)
     else:
-        reasons = reasons_against(variant.requires, problem) or config_reasons(
-            variant.requires, problem, dict(forced.config)
-        )
+        reasons = reasons_against(variant.requires, problem) or refusals_of(variant, problem, dict(forced.config))
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
     if forced.config is not None:
         config: Config = dict(forced.config)
     else:
         place = next(place for place in question.rank() if place.variant == variant.name)
-        config = _config_for(variant, problem, place, variant.legal_configs(problem)[0])
+        config, _ = _config_for(variant, problem, place, variant.legal_configs(problem)[0])
     standing = functools.partial(_candidates_beside, variant.name, problem, moment)
     return Decision(problem, variant.name, config, "asked for by name", standing)
 
@@ -203,10 +202,18 @@ def _generality(variant: Variant) -> int:
     return 2 if "any" in claims else 1 if any(entry.endswith("+") for entry in claims) else 0
 
 
-def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> Config:
-    """The table's config where it is legal here, else `first`, the variant's own first legal one."""
-    if place.config is not None:
-        if not config_reasons(variant.requires, problem, place.config):
-            return dict(place.config)
-        notices.notice(f"{place.source}: config {dict(place.config)} of {variant.name} is illegal for {problem.kind()}")
-    return dict(first)
+def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
+    """Why a config that was asked for by name may not run; its keys are known before the variant's rule sees them."""
+    return unfit(variant, problem, config) or config_reasons(variant.requires, problem, config)
+
+
+def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
+    """The table's config where it is declared and legal here, else the variant's first legal one; and the source."""
+    if place.config is None:
+        return dict(first), place.source
+    refused = undeclared(variant, problem, place.config) or config_reasons(variant.requires, problem, place.config)
+    if not refused:
+        return dict(place.config), place.source
+    why = "; ".join(map(str, refused))
+    notices.notice(f"{place.source}: {variant.name} takes its own config for {problem.kind()}: {why}")
+    return dict(first), f"{place.source}; its config is passed over: {why}"

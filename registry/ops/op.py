@@ -19,7 +19,7 @@ from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
 from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import Forced, Scope, current
 from registry.dispatch.select import decide
-from registry.errors import UnknownOp
+from registry.errors import InvalidArgument, UnknownOp
 from registry.ops.tensors import plain
 
 
@@ -112,10 +112,18 @@ class Op:
         if decision is not None:
             launch = self.trivial_launch(problem)
         else:
-            decision = decide(problem, scope)
-            launch = self.bind(self.variants[decision.variant], problem, decision.config)
+            decision, variant = self._decided(problem, scope)
+            launch = self.bind(variant, problem, decision.config)
         replan = functools.partial(self._plan, problem, scope, with_grad)
         return Plan(decision, launch, replan, self.default(problem), with_grad)
+
+    def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:
+        """A decision and its variant; decided again where another thread took that one back meanwhile."""
+        while True:
+            decision = decide(problem, scope)
+            variant = self.variants.get(decision.variant)
+            if variant is not None:
+                return decision, variant
 
     def default(self, problem: Problem) -> Any:
         """What a call takes where it is given nothing, derived once a plan rather than per call."""
@@ -140,6 +148,8 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
     """The scope with `variant=` of the call on top of the enclosing `use` blocks."""
     if variant is None:
         return scope
+    if not isinstance(variant, str):
+        raise InvalidArgument("variant", repr(variant), "None or the name of a variant")
     forced = dict(scope.forced) | {op: Forced(variant)}
     return Scope(tuple(sorted(forced.items())), scope.preferred, scope.recorders)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.autograd import forward_ad
 
 from registry.contract.problem import OperandFact
 from registry.errors import InvalidArgument
@@ -13,6 +16,7 @@ _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def plain(*tensors: torch.Tensor) -> bool:
@@ -21,8 +25,37 @@ def plain(*tensors: torch.Tensor) -> bool:
         if type(tensor) not in _PLAIN_TYPES or tensor.is_meta:
             return False
     return not (
-        _is_compiling() or _dispatch_modes() or _function_modes() or _any_autocast() or _functorch_level() is not None
+        _is_compiling()
+        or _dispatch_modes()
+        or _function_modes()
+        or _any_autocast()
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
     )
+
+
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents; so it is in `torch.func.jvp`, too."""
+    return forward_ad._current_level >= 0
+
+
+def differentiated() -> bool:
+    """Whether functorch or forward-mode autograd may be at work, which the autograd of custom ops does not know."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
+
+
+def no_derivative(what: str, instead: str) -> NotImplementedError:
+    """The error of a derivative that nobody wrote, where autograd alone would say zero."""
+    return NotImplementedError(f"{what} is not implemented; allowed: {instead}")
+
+
+def refuse_tangents(what: str, *tensors: Any) -> None:
+    """Raise where forward-mode autograd follows one of the tensors, for it would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise no_derivative(f"forward-mode differentiation of {what}", "reverse mode")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -55,9 +88,37 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
     """The value if it is a dense tensor, else an error that names the argument."""
     if not isinstance(value, torch.Tensor):
         raise InvalidArgument(name, type(value).__name__, "a torch.Tensor")
+    if value.is_nested:
+        raise InvalidArgument(name, "a nested tensor", "a dense (strided) tensor")
     if value.layout is not torch.strided:
         raise InvalidArgument(name, f"layout {value.layout}", "a dense (strided) tensor")
     return value
+
+
+def is_its_own(tensor: torch.Tensor) -> bool:
+    """Whether every element has memory of its own; an expanded tensor has not."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors may share memory: whether what lies between their first and last bytes does."""
+    if is_virtual(one) or is_virtual(other) or not _is_alias_of(one, other):
+        return False
+    (start, end), (other_start, other_end) = _span(one), _span(other)
+    return start < other_end and other_start < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return start, start + (last + 1) * tensor.element_size()
 
 
 _AUTOCAST_FROM = frozenset((torch.float16, torch.bfloat16, torch.float32))

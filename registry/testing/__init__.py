@@ -73,11 +73,11 @@ class Check:
     call: Callable[[], Finding]
 
     def run(self) -> Outcome:
-        """Run it; an exception is a failure like any other."""
+        """Run it; an exception is a failure like any other, and so is an attempt to end the process."""
         start = time.perf_counter()
         try:
             found = self.call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found = Finding((f"{type(error).__name__}: {error}",))
         seconds = time.perf_counter() - start
         numbers = found.error, found.yardstick, found.limit

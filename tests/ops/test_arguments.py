@@ -136,3 +136,167 @@ def test_empty_matmul(a, b):
     assert result.shape == expected.shape
     if expected.numel() and a.dim() > 1:
         assert torch.all(result == 1)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, 0, 3, 4), (2, 0, 4, 5)),
+        ((0, 3, 4), (0, 4, 5)),
+        ((2, 0, 3, 4), (4, 5)),
+        ((0, 0, 3, 4), (4, 5)),
+        ((2, 3, 3, 0), (2, 3, 0, 5)),
+        ((3, 4), (2, 0, 4, 5)),
+        ((2, 1, 0, 4), (1, 3, 4, 5)),
+    ],
+)
+def test_empty_batches_are_torchs(a, b, grad):
+    a, b = t(*a).requires_grad_(grad), t(*b).requires_grad_(grad)
+    found, wanted = registry.matmul(a, b), torch.matmul(a, b)
+    torch.testing.assert_close(found, wanted)
+    if grad:
+        torch.testing.assert_close(*(torch.autograd.grad(x.sum(), (a, b)) for x in (found, wanted)))
+    else:
+        assert registry.matmul(a, b, out=torch.empty_like(wanted)).shape == wanted.shape
+
+
+# --- the same answer cold and with a kept plan ------------------------------------------------------------------------
+
+LIKE_ANOTHER = {
+    "causal=1": ({"causal": True}, {"causal": 1}),
+    "causal=0": ({"causal": False}, {"causal": 0}),
+    "return_lse=1": ({"return_lse": True}, {"return_lse": 1}),
+    "softcap=True": ({"softcap": 1.0}, {"softcap": True}),
+    "window of bools": ({"window": (1, 2)}, {"window": (True, 2)}),
+    "window of floats": ({"window": (1, 2)}, {"window": (1.0, 2)}),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("case", LIKE_ANOTHER)
+def test_what_equals_a_kept_argument_is_judged_anew(case, grad):
+    kept, asked = LIKE_ANOTHER[case]
+    q = t(*Q).requires_grad_(grad)
+    messages = []
+    for warm in (False, True):
+        if warm:
+            registry.attention(q, q.clone(), q.clone(), **kept)
+        for call in (registry.attention, registry.attention.explain):
+            with pytest.raises(InvalidArgument) as caught:
+                call(q, q.clone(), q.clone(), **asked)
+            messages.append(str(caught.value))
+    assert len(set(messages)) == 1
+
+
+@pytest.mark.parametrize("case", ["scale", "softcap"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e300])
+def test_numbers_beyond_float32_are_refused(case, value):
+    for call in (registry.attention, registry.attention.explain, registry.attention.reference):
+        with pytest.raises(InvalidArgument, match=case):
+            call(*(t(*Q),) * 3, **{case: value})
+
+
+@pytest.mark.parametrize("variant", [5, ["torch_math"], b"torch_math"])
+def test_a_variant_is_asked_for_by_its_name(variant):
+    with pytest.raises(InvalidArgument, match="variant"):
+        registry.attention(*(t(*Q),) * 3, variant=variant)
+    with pytest.raises(InvalidArgument, match="variant"):
+        registry.matmul(t(3, 4), t(4, 5), variant=variant)
+
+
+@pytest.mark.parametrize("far", [2**30, 2**31, 2**62, 2**63 - 1, 2**63, 2**64])
+@pytest.mark.parametrize("side", ["both", "left", "right"])
+def test_far_windows_are_unlimited(far, side):
+    window = {"both": far, "left": (far, 0), "right": (2, far)}[side]
+    plain = {"both": {}, "left": {"causal": True}, "right": {"window": (2, None)}}[side]
+    q, k, v = t(1, 2, 6, 8), t(1, 2, 9, 8), t(1, 2, 9, 8)
+    wanted = registry.attention.reference(q, k, v, **plain).float()
+    torch.testing.assert_close(registry.attention.reference(q, k, v, window=window).float(), wanted)
+    torch.testing.assert_close(registry.attention(q, k, v, window=window), wanted)
+
+
+def test_a_window_may_be_a_list():
+    leaves = [t(1, 2, 6, 8).requires_grad_() for _ in range(3)]
+    found, wanted = (torch.autograd.grad(registry.attention(*leaves, window=w).sum(), leaves) for w in ([2, 1], (2, 1)))
+    torch.testing.assert_close(found, wanted)
+    saved = registry.attention(*leaves, window=[2, 1], return_lse=True)
+    grads = registry.attention.backward(torch.ones(1, 2, 6, 8), *leaves, *saved, scale=8**-0.5, window=[2, 1])
+    torch.testing.assert_close(grads, wanted)
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+BAD_OUT = {
+    "sparse": lambda: torch.zeros(4, 4).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([t(4), t(4)], layout=torch.jagged),
+    "expanded": lambda: torch.zeros(4, 1).expand(4, 4),
+    "overlapping itself": lambda: torch.zeros(7).as_strided((4, 4), (1, 1)),
+    "requires grad": lambda: torch.zeros(4, 4, requires_grad=True),
+    "a number": lambda: 5,
+}
+
+
+@pytest.mark.parametrize("case", BAD_OUT)
+def test_out_must_be_writable(case):
+    a = t(4, 4)
+    messages = []
+    for warm in (False, True):
+        if warm:
+            registry.matmul(a, a.clone(), out=torch.empty(4, 4))
+        for call in (registry.matmul, registry.matmul.explain):
+            with pytest.raises(InvalidArgument) as caught:
+                call(a, a.clone(), out=BAD_OUT[case]())
+            messages.append(str(caught.value))
+    assert len(set(messages)) == 1 and caught.value.argument == "out"
+    with torch.no_grad():
+        leaf = torch.zeros(4, 4, requires_grad=True)
+        torch.testing.assert_close(registry.matmul(a, a, out=leaf), a @ a)
+
+
+def test_out_may_overlap_an_input():
+    memory, b = t(8, 4), t(4, 4)
+    a, out = memory[:4], memory[2:6]
+    wanted = a @ b
+    torch.testing.assert_close(registry.matmul(a, b, out=out), wanted)
+    for shape in ((4, 4), (3, 4, 4), (2, 3, 4, 4)):
+        for name in ("a", "b"):
+            given = {"a": t(*shape), "b": t(*shape)}
+            wanted = given["a"] @ given["b"]
+            assert registry.matmul(**given, out=given[name]) is given[name]
+            torch.testing.assert_close(given[name], wanted)
+    bias = memory[0]
+    wanted = memory[4:] @ b + bias
+    torch.testing.assert_close(registry.matmul(memory[4:], b, bias=bias, out=memory[:4]), wanted)
+
+
+def test_out_beside_the_inputs_in_one_buffer_is_no_overlap():
+    memory = t(12, 4)
+    explained = registry.matmul.explain(memory[:4], memory[4:8], out=memory[8:])
+    assert explained.problem.out
+    assert not registry.matmul.explain(memory[:4], memory[4:8], out=memory[6:10]).problem.out
+
+
+# --- dtypes of bias and result ----------------------------------------------------------------------------------------
+
+
+def test_a_bias_is_of_the_results_kind():
+    whole, real = torch.ones(4, 4, dtype=torch.int8), t(4, 4)
+    for a, bias in (
+        (whole, torch.full((4,), 0.75)),
+        (real, torch.ones(4, dtype=torch.int64)),
+        (real, real[0].to_sparse()),
+    ):
+        for call in (registry.matmul, registry.matmul.explain):
+            with pytest.raises(InvalidArgument, match="bias"):
+                call(a, a, bias=bias)
+    found = registry.matmul(whole, whole, bias=torch.full((4,), 0.75), out_dtype=torch.float32)
+    assert torch.all(found == 4.75)
+    assert torch.all(registry.matmul(whole, whole, bias=torch.full((4,), 7, dtype=torch.int32)) == 11)
+
+
+def test_int8_results_do_not_wrap():
+    a = torch.full((4, 4), 100, dtype=torch.int8)
+    assert torch.all(registry.matmul(a, a) == 40000)
+    with pytest.raises(InvalidArgument, match="out_dtype.*int32"):
+        registry.matmul(a, a, out_dtype=torch.int8)

@@ -384,6 +384,87 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(capsys.readouterr().out.splitlines()) < 10
 
 
+PLUGIN = """
+import os, sys, torch, registry
+from registry.testing import __main__ as testing
+
+def ends(q, k, v, *, scale, config):
+    {end}
+
+requires = registry.Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), layouts=("bhsd",), ieee=True)
+registry.register(registry.Variant("test.ends", op="attention", run=ends, requires=requires))
+if __name__ == "__main__":
+    sys.exit(testing.main())
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_kernel_that_ends_the_process_fails(
+    end: str, jobs: int, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """With whatever status it ends: the check that it ended is named, and what was found before is kept."""
+    (tmp_path / "ending.py").write_text(PLUGIN.format(end=end))
+    popen = subprocess.Popen
+
+    def child(command: list[str], **given: Any) -> Any:
+        return popen([sys.executable, str(tmp_path / "ending.py"), *command[3:]], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", child)
+    path = tmp_path / "found.json"
+    wanted = ["--variant", "test.ends", "--target", "cpu", "--json", str(path), "--jobs", str(jobs)]
+    assert main(wanted) == 1
+    (report,) = json.loads(path.read_text())
+    failed = {case["name"]: case["detail"] for case in report["cases"] if not case["passed"]}
+    said = "SystemExit" if end.startswith("sys") else "never came back: the process ended with status"
+    assert failed and any(said in detail for detail in failed.values())
+    assert "test.ends" in capsys.readouterr().out
+
+
+def test_a_process_that_says_nothing_fails(tmp_path: Path, monkeypatch: Any) -> None:
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **given: popen([sys.executable, "-c", ""], **given))
+    assert main(["--variant", "torch_cpu", "--jobs", "2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda out, lse: None, ""),
+        (lambda out, lse: (), ""),
+        (lambda out, lse: (out, None), "lse"),
+        (lambda out, lse: (None, lse), "out"),
+        (lambda out, lse: (out.double(), lse), "out is torch.float64"),
+        (lambda out, lse: (out, lse.double()), "lse is torch.float64"),
+        (lambda out, lse: (out[..., :-1].contiguous(), lse), "shape"),
+        (lambda out, lse: (out, lse[..., None]), "shape"),
+    ],
+    ids=["None", "()", "no lse", "no out", "dtype of out", "dtype of lse", "shape of out", "shape of lse"],
+)
+def test_results_that_are_none_fail(returned: Any, said: str) -> None:
+    """Of each kind that a `run` may return by mistake."""
+    variant = Variant("test.kit", op="attention", run=lambda *a, **k: returned(*right(*a, **k)), requires=_requires())
+    report = check_variant(variant, only=lambda name: name.startswith("float32") and " lse" in name)
+    assert report.failures and any(said in case.detail for case in report.failures), report
+
+
+@pytest.mark.parametrize("returned", [lambda *g: None, lambda *g: (), lambda *g: g[:1], lambda *g: (*g[:2], None)])
+def test_gradients_that_are_missing_fail(returned: Any) -> None:
+    def run(
+        grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float, config: Any, **rest: Any
+    ) -> Any:
+        return returned(*attention_backward.reference(grad_out, q, k, v, scale=scale, dtype=torch.float32))
+
+    requires = Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), ieee=True, layouts=("bhsd",), lse=True)
+    variant = Variant("test.kit_backward", op="attention_backward", run=run, requires=requires)
+    report = check_variant(variant, only=lambda name: name.startswith("float32"))
+    assert report.cases and len(report.failures) == len(report.cases), report
+
+
+def _requires() -> Requires:
+    return Requires(**CLAIMS | {"dtypes": ("float32",), "window": False, "gqa": False})
+
+
 @pytest.mark.slow(14)
 def test_pytest_plugin(tmp_path: Path) -> None:
     def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:

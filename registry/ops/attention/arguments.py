@@ -18,6 +18,12 @@ UNLIMITED = -1
 
 Window = tuple[int, int]
 
+FAR = 2**30
+"""A side of a window that is as good as unlimited: row + side must not leave the integers of any kernel."""
+
+MOST_SCALE = torch.finfo(torch.float32).max
+"""Kernels take the scale in float32."""
+
 
 FLOATS = frozenset(
     (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -65,6 +71,11 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidArgument(name, repr(value), "True or False")
 
 
+def is_window(window: object) -> bool:
+    """Whether a window has the one form that is the same key however it is asked for: (1, 2) equals (True, 2.0)."""
+    return type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int
+
+
 def check_layout(layout: object) -> str:
     if layout not in LAYOUTS:
         raise InvalidArgument("layout", repr(layout), " or ".join(map(repr, LAYOUTS)))
@@ -72,8 +83,10 @@ def check_layout(layout: object) -> str:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether this is a finite number; spelt so that torch.compile can trace it for a symbolic one."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value - value == 0.0
+    """Whether this is a number that float32 can hold; spelt so that torch.compile can trace it for a symbolic one."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    return value - value == 0.0 and -MOST_SCALE <= value <= MOST_SCALE  # type: ignore[operator]
 
 
 LEAST_SCALE = 1e-30
@@ -92,28 +105,32 @@ def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
 
 def check_scale(scale: object) -> None:
     if not _is_finite(scale):
-        raise InvalidArgument("scale", repr(scale), "None (1/sqrt(head_dim)) or a finite number")
+        raise InvalidArgument("scale", repr(scale), "None (1/sqrt(head_dim)) or a finite number (of float32's range)")
 
 
 def check_softcap(softcap: object) -> float:
     if not _is_finite(softcap) or softcap < 0:  # type: ignore[operator]
-        raise InvalidArgument("softcap", repr(softcap), "0.0 (off) or a positive finite number")
+        raise InvalidArgument("softcap", repr(softcap), "0.0 (off) or a positive finite number (of float32's range)")
     return float(softcap)  # type: ignore[arg-type]
 
 
 def check_window(window: object) -> Window | None:
-    """A window as (left, right), -1 for unlimited; one number means so many keys to either side."""
+    """A window as (left, right), -1 for unlimited; one number means so many keys to either side.
+
+    A side of FAR keys or more is unlimited: no tensor has so many.
+    """
     if window is None:
         return None
     allowed = "None, a number of keys to either side, or (left, right) with None or -1 for unlimited"
     if isinstance(window, int) and not isinstance(window, bool) and window >= 0:
-        return window, window
+        window = (window, window)
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise InvalidArgument("window", repr(window), allowed)
     sides = [UNLIMITED if side is None else side for side in window]
     if not all(isinstance(side, int) and not isinstance(side, bool) and side >= UNLIMITED for side in sides):
         raise InvalidArgument("window", repr(window), allowed)
-    return sides[0], sides[1]
+    left, right = (UNLIMITED if side >= FAR else int(side) for side in sides)
+    return left, right
 
 
 def canonical_window(window: Window | None, causal: bool) -> tuple[bool, Window | None]:

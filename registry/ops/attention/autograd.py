@@ -9,6 +9,7 @@ import torch
 
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
+from registry.ops.attention.torch_op import no_second_derivative
 
 Held = tuple[Plan, float, bool, Scope, Callable[..., Any]]
 """What a call holds besides tensors. One argument instead of many: autograd looks at each."""
@@ -29,15 +30,30 @@ class _EagerAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None = None) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
-        plan, scale, _, scope, backward_of = ctx.held
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        with entered(scope):
-            grads = backward_of(plan.decision.problem, scale, grad_out, q, k, v, out, lse, grad_lse)
+        tensors = grad_out, q, k, v, out, lse, grad_lse
+        # With create_graph=True somebody may differentiate the gradients, and must not be told zero.
+        grads = _Gradients.apply(ctx.held, *tensors) if torch.is_grad_enabled() else _gradients(ctx.held, *tensors)
         return (*grads, None)
+
+
+def _gradients(held: Held, *tensors: torch.Tensor | None) -> Any:
+    plan, scale, _, scope, backward_of = held
+    with entered(scope):
+        return backward_of(plan.decision.problem, scale, *tensors)
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, held: Held, *tensors: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return _gradients(held, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+        raise no_second_derivative()
 
 
 class _Probe(torch.autograd.Function):

@@ -19,13 +19,13 @@ from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle
-from registry.ops.attention.arguments import Window
+from registry.ops.attention.arguments import LEAST_SCALE, MOST_SCALE, Window, is_window
 from registry.ops.attention.autograd import eager_with_grad
 from registry.ops.attention.outputs import new_out
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Settings, define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.tensors import autocast, dtype_name, operand
+from registry.ops.tensors import autocast, dtype_name, operand, refuse_tangents
 
 BackwardSettings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether there is a gradient of the LSE, variant."""
@@ -81,6 +81,8 @@ class AttentionBackward(_AttentionOp):
         variant: str | None = None,
     ) -> Gradients:
         """(dq, dk, dv) from what the forward saved. Arguments are those of the forward, checked there."""
+        arguments.check_flag("causal", causal)
+        window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
         given = (causal, window, softcap, grad_lse is not None, variant)
         return self._gradients(given, scale, grad_out, q, k, v, out, lse, grad_lse)
 
@@ -103,6 +105,7 @@ class AttentionBackward(_AttentionOp):
         return found
 
     def eager(self, *tensors: Any) -> bool:
+        refuse_tangents("the gradients of attention", *tensors)
         return True  # who should see the forward saw it, and is called for the gradients
 
     def asked(self, settings: BackwardSettings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
@@ -207,7 +210,7 @@ class Attention(_AttentionOp):
 
         causal      key j is seen by query i where j <= i + Sk - S (aligned bottom-right)
         scale       default 1/sqrt(D)
-        window      None, a number of keys seen to either side, or (left, right) with None for unlimited
+        window      None, a number of keys seen to either side, or (left, right) with None for unlimited (as is 2**30)
         softcap     scores become softcap * tanh(score / softcap); 0.0 is off
         layout      "bhsd", or "bshd" for tensors (and an output) of [B, S, H, D]
         return_lse  also return the natural-log LSE, float32 [B, H, S]
@@ -216,9 +219,16 @@ class Attention(_AttentionOp):
         if layout != "bhsd":
             arguments.check_layout(layout)
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
-        if scale is not None and (type(scale) is not float or not 0.0 < scale < math.inf):
+        if scale is not None and (type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE):
             q, scale = arguments.positive_scale(q, scale)
-        if window is not None and type(window) is not tuple:
+        # A plan is found by settings that are equal, and True == 1 == 1.0: so types are looked at on every call.
+        if causal is not False and causal is not True:
+            arguments.check_flag("causal", causal)
+        if return_lse is not False and return_lse is not True:
+            arguments.check_flag("return_lse", return_lse)
+        if type(softcap) is not float:
+            softcap = arguments.check_softcap(softcap)
+        if window is not None and not is_window(window):
             window = arguments.check_window(window)
         settings = (causal, window, softcap, return_lse, variant)
         plan = None if _is_compiling() else self.find_plan(settings, q, k, v)
@@ -269,6 +279,7 @@ class Attention(_AttentionOp):
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
         if scale is not None:
             arguments.check_scale(scale)
+        arguments.check_flag("return_lse", return_lse)
         fields = _fields(q, k, v, causal, window, softcap, return_lse, target)
         return AttentionProblem(**fields), with_variant(self.name, current.get(), variant)
 
@@ -300,7 +311,8 @@ class Attention(_AttentionOp):
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         arguments.check_scale(scale)
         softcap = arguments.check_softcap(softcap)
-        causal, window = arguments.canonical_window(arguments.check_window(window), bool(causal))
+        arguments.check_flag("causal", causal)
+        causal, window = arguments.canonical_window(arguments.check_window(window), causal)
         out, lse = oracle.reference(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
         out = out.transpose(1, 2) if layout != "bhsd" else out
         return (out, lse) if return_lse else out

@@ -15,7 +15,7 @@ import torch
 from registry.ops.attention import arguments
 from registry.ops.attention.arguments import UNLIMITED, Window
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
-from registry.ops.tensors import autocast
+from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
 _MASKS = "bool causal, float scale, int window_left, int window_right, float softcap"
@@ -50,7 +50,7 @@ def through_torch(
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
-    call = _TransformedAttention.apply if torch._C._are_functorch_transforms_active() else torch.ops.registry.attention
+    call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention
     out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None
 
@@ -119,11 +119,25 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
     q, k, v, out, lse = ctx.saved_tensors
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    grads = torch.ops.registry.attention_backward(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
+    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_backward
+    grads = call(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
     return (*grads, *([None] * (len(ctx.masks) + 2)))
 
 
+_INSTEAD = "first derivatives in reverse mode, or registry.attention.reference(...), which torch differentiates"
+
+
+def no_second_derivative() -> NotImplementedError:
+    """What differentiating the gradients of attention raises."""
+    return no_derivative("a second derivative of attention", _INSTEAD)
+
+
+def _no_second(ctx: Any, *grads: Any) -> Any:
+    raise no_second_derivative()
+
+
 torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
+torch.library.register_autograd("registry::attention_backward", _no_second, lib=_library)
 
 
 def _fold(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tensor | None, ...]) -> list[Any]:
@@ -169,3 +183,29 @@ class _TransformedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         return _op_backward(ctx, grad_out, grad_lse)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
+        raise no_derivative("forward-mode differentiation of attention", _INSTEAD)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The gradients under functorch's transforms. They have no derivatives, which is said: autograd would say zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> Any:  # type: ignore[override]
+        return torch.ops.registry.attention_backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+        return _no_second(ctx)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
+        return _no_second(ctx)

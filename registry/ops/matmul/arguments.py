@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from registry.errors import InvalidArgument
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -15,10 +16,15 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 
 
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+INTEGERS = frozenset((torch.int8, torch.int32))
+
+
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8)) | FP8
 
 
-OUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32))
+OUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32))
+"""int8 is not among them: sums of products would wrap."""
 
 
 def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,6 +83,7 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
             raise InvalidArgument(
                 name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand"
             )
+        check_tensor(name, scale)
         if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
             kinds.add("scalar" if scale.dim() == 0 else "rowwise")
         elif scale.dim() == 1 and scale.shape[0] == size:
@@ -90,23 +97,43 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
     return kinds.pop()
 
 
-def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
+    """A bias is a vector of what the result is made of: floating for a floating result, integers for integers."""
     columns = b.shape[-1] if b.dim() > 1 else 1
     if not isinstance(bias, torch.Tensor) or bias.shape != (columns,) or bias.device != a.device:
         got = f"{tuple(bias.shape)} on {bias.device}" if isinstance(bias, torch.Tensor) else repr(bias)
         raise InvalidArgument("bias", got, f"None or a tensor of shape ({columns},) on {a.device}")
+    check_tensor("bias", bias)
+    if out_dtype is not None and bias.dtype not in (allowed := FLOATS if out_dtype in FLOATS else INTEGERS):
+        names = ", ".join(sorted(map(dtype_name, allowed)))
+        raise InvalidArgument("bias", f"dtype {dtype_name(bias.dtype)}", f"{names} for {dtype_name(out_dtype)} results")
 
 
 def check_out(
     out: Any, matrices: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
     """`out` must be a tensor of the result's shape (as asked, or as the kernels see it), dtype and device."""
-    if not isinstance(out, torch.Tensor):
-        raise InvalidArgument("out", type(out).__name__, "None or a torch.Tensor")
+    out = check_tensor("out", out)
     if tuple(out.shape) not in (matrices, shape):
         raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
     if out.dtype != dtype or out.device != device:
         raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
+
+
+def check_writable(out: object) -> torch.Tensor:
+    """What no plan knows of an `out`: that it may be written to, now."""
+    tensor = check_tensor("out", out)
+    if not is_its_own(tensor):
+        got = f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+        raise InvalidArgument("out", got, "a tensor whose elements share no memory")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("out", "a tensor that requires grad", "one that does not, or a call under no_grad()")
+    return tensor
+
+
+def needs_copy(out: torch.Tensor, *given: Any) -> bool:
+    """Whether a kernel that writes to `out` might overwrite what it has yet to read."""
+    return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
 
 
 def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -126,8 +153,10 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
     if b2.dim() == 2 and (folded := _fold_rows(a2)) is not None:
         return folded, b2, shape
     batch = torch.broadcast_shapes(a2.shape[:-2], b2.shape[:-2])
-    a3 = a2.expand(*batch, *a2.shape[-2:]).reshape(-1, *a2.shape[-2:]) if len(batch) != 1 else a2.expand(*batch, -1, -1)
-    b3 = b2.expand(*batch, *b2.shape[-2:]).reshape(-1, *b2.shape[-2:]) if len(batch) != 1 else b2.expand(*batch, -1, -1)
+    a3, b3 = a2.expand(*batch, -1, -1), b2.expand(*batch, -1, -1)
+    if len(batch) != 1:  # the number of matrices in words: with empty ones, -1 could be anything
+        count = math.prod(batch)
+        a3, b3 = a3.reshape(count, *a2.shape[-2:]), b3.reshape(count, *b2.shape[-2:])
     if a3.shape[0] == 1:
         return a3[0], b3[0], shape
     return a3, b3, shape

@@ -61,11 +61,11 @@ class Matmul(Op):
     ) -> torch.Tensor:
         """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
 
-        bias        [N], added to each row
+        bias        [N], added to each row: floating for a floating result, integers for int32
         activation  None, "relu", "gelu" or "silu", after the bias
-        out_dtype   default: the operands' dtype; int32 for int8, bfloat16 for fp8
+        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
-        out         where to write the result
+        out         where to write the result; where it overlaps an input, by way of a temporary
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         settings = (activation, out_dtype, variant)
@@ -80,7 +80,14 @@ class Matmul(Op):
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
                     return result
+            if out is not None:
+                out = arguments.check_writable(out)
             if _no_grad_and_plain(a, b, bias):
+                if out is not None and arguments.needs_copy(out, a, b, bias, scale_a, scale_b):
+                    result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
+                    shape = tuple(result.shape)
+                    arguments.check_out(out, shape, shape, result.dtype, result.device)
+                    return out.copy_(result)
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, bias, scale_a, scale_b, out)
 
@@ -153,14 +160,16 @@ class Matmul(Op):
         target: Target | None = None,
     ) -> tuple[MatmulProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
-        a, b = arguments.check_operands(a, b)
-        if bias is not None:
-            arguments.check_bias(bias, a, b)
-        a, b = autocast(a, b)
-        a, b, shape = arguments.as_matrices(a, b)
+        a, b = autocast(*arguments.check_operands(a, b))
         result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+        if bias is not None:
+            arguments.check_bias(bias, a, b, result_dtype)
+        given = (a, b, bias, scale_a, scale_b)
+        a, b, shape = arguments.as_matrices(a, b)
         if out is not None:
+            arguments.check_writable(out)
             arguments.check_out(out, (*a.shape[:-1], b.shape[-1]), shape, result_dtype, a.device)
+            out = None if arguments.needs_copy(out, *given) else out  # copied to its place afterwards
         operands = (operand("a", a), operand("b", b))
         letters = "".join(map(layout_letter, operands))
         problem = MatmulProblem(

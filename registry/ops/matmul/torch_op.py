@@ -14,7 +14,7 @@ from registry.dispatch.scope import Scope, current, entered
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments
 from registry.ops.matmul.oracle import activate
-from registry.ops.tensors import autocast, plain
+from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -35,12 +35,11 @@ def through_torch(
 ) -> torch.Tensor:
     """The product through what autograd, compilers, modes and subclasses can see."""
     activation, out_dtype, variant = settings
-    a, b = arguments.check_operands(a, b)
-    if bias is not None:
-        arguments.check_bias(bias, a, b)
-    a, b = autocast(a, b)
-    bias = autocast(bias)[0] if bias is not None else None
+    a, b = autocast(*arguments.check_operands(a, b))
     result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    if bias is not None:
+        arguments.check_bias(bias, a, b, result_dtype)
+        bias = autocast(bias)[0]
     activation = arguments.check_activation(activation)
     a2, b2, shape = arguments.as_matrices(a, b)
     arguments.check_scales(scale_a, scale_b, a2, b2)
@@ -50,13 +49,17 @@ def through_torch(
         what = "scale_a" if scale_a is not None else "out"
         raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
-    fused = "" if needs_grad else activation
-    if needs_grad and all(plain(t) for t in inputs):
+    transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
+    apart = needs_grad or transformed
+    fused = "" if apart else activation
+    if transformed:
+        result = _TransformedMatmul.apply(a2, b2, bias, result_dtype, scale_a, scale_b, variant)
+    elif needs_grad and all(plain(t) for t in inputs):
         result = _EagerMatmul.apply(a2, b2, bias, ("", result_dtype, variant), current.get())
     else:
         result = torch.ops.registry.matmul(a2, b2, bias, fused, result_dtype, scale_a, scale_b, variant)
     result = result.reshape(shape)
-    result = activate(result, activation) if needs_grad else result
+    result = activate(result, activation) if apart else result
     if out is None:
         return result
     arguments.check_out(out, shape, shape, result_dtype, a.device)
@@ -114,7 +117,7 @@ def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None)
 def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, bias, activation, _, scale_a, _, _ = inputs
     if activation or scale_a is not None:
-        raise RuntimeError("registry::matmul cannot be differentiated through a fused activation or scales")
+        raise no_derivative("differentiation through a fused activation or scales of matmul", "activations outside")
     _save(ctx, a, b, bias)
 
 
@@ -150,3 +153,67 @@ class _EagerMatmul(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         with entered(ctx.scope):
             return (*_gradients(ctx, grad, _EagerMatmul.product), None, None)
+
+
+# --- functorch and forward mode -----------------------------------------------------------------------------------
+
+
+def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch.Tensor, int]:
+    """A mapped dimension of a and b is more batch; with a mapped bias, or scales, one product after the other."""
+    a, b, *rest = args
+    call: Callable[..., torch.Tensor] = torch.ops.registry.matmul
+    if rest[3] is None and in_dims[2] is None:
+        a, b = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((a, b), in_dims, strict=False))
+        a2, b2, shape = arguments.as_matrices(a, b)
+        return call(a2, b2, *rest).reshape(shape), 0
+    each = (
+        [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
+        for i in range(info.batch_size)
+    )
+    return torch.stack([call(*one) for one in each]), 0
+
+
+torch.library.register_vmap("registry::matmul", _vmap, lib=_library)
+
+
+class _TransformedMatmul(torch.autograd.Function):
+    """The torch op where functorch or forward mode is at work: its own derivatives are such products again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> torch.Tensor:  # type: ignore[override]
+        a, b, bias, *rest = args
+        result: torch.Tensor = torch.ops.registry.matmul(a, b, bias, "", *rest)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        a, b, bias, ctx.out_dtype, ctx.scale, _, _ = inputs
+        _save(ctx, a, b, bias)
+        ctx.save_for_forward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        _refuse_scales(ctx)
+        return (*_gradients(ctx, grad, _transformed_product), None, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, a_dot: Any, b_dot: Any, bias_dot: Any, *_: Any) -> torch.Tensor:  # type: ignore[override]
+        _refuse_scales(ctx)
+        a, b = ctx.saved_tensors
+        terms = [] if a_dot is None else [_transformed_product(a_dot, b)]
+        terms += [] if b_dot is None else [_transformed_product(a, b_dot)]
+        terms += [] if bias_dot is None else [bias_dot.expand(*a.shape[:-1], b.shape[-1])]
+        result: torch.Tensor = sum(terms[1:], terms[0]).to(ctx.out_dtype)
+        return result
+
+
+def _refuse_scales(ctx: Any) -> None:
+    if ctx.scale is not None:
+        raise no_derivative("differentiation of matmul with scale_a and scale_b", "None for both")
+
+
+def _transformed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _TransformedMatmul.apply(a, b, None, a.dtype, None, None, None)
+    return result

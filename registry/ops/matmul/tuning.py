@@ -55,9 +55,10 @@ class MatmulWorkload(Workload):
             vector = scaling == "rowwise"
             found["scale_a"] = self.random((m,) if vector else (), torch.float32).abs()
             found["scale_b"] = self.random((n,) if vector else (), torch.float32).abs()
-        if get("bias", False):
-            found["bias"] = self.random((n,), dtype if dtype.itemsize > 1 else torch.bfloat16)
         self.out_dtype = torch_dtype(str(get("out_dtype"))) if get("out_dtype") else None
+        if get("bias", False):
+            whole = dtype is torch.int8 and (self.out_dtype or torch.int32) is torch.int32
+            found["bias"] = self.random((n,), torch.int8 if whole else dtype if dtype.itemsize > 1 else torch.bfloat16)
         return found
 
     def operand(self, name: str, shape: tuple[int, int], batch: int, letter: str, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,70 @@
+"""Configs that come from outside of a variant (a table, `use`), held against those that it declares for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from registry.contract.capability import Config, Reason
+from registry.contract.describe import config_text
+from registry.contract.problem import Problem
+from registry.contract.variant import Variant
+
+SHOWN = 6
+"""Values or configs that a refusal names."""
+
+
+def undeclared(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
+    """Why a table may not name this config: the variant does not declare it for this problem. Empty where it does."""
+    declared = variant.configs_for(problem)
+    if any(_same(config, one) for one in declared):
+        return []
+    return _misfits(declared, config) or [Reason("config", "config", config_text(config) or "{}", _shown(declared))]
+
+
+def unfit(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
+    """Why nobody may ask for this config, not even by name.
+
+    Beyond the declared ones a variant takes only what its own checks (rule, budgets) can judge: the keys of a declared
+    config, with values of the same types and above zero where all declared ones are.
+    """
+    declared = variant.configs_for(problem)
+    if any(_same(config, one) for one in declared):
+        return []
+    if found := _misfits(declared, config):
+        return found
+    claims = variant.requires
+    if claims.rule is None and claims.shared_memory is None and claims.registers is None:
+        return [Reason("config", "config", config_text(config), _shown(declared))]
+    return []
+
+
+def _same(config: Config, declared: Config) -> bool:
+    """Equal, types included: True is not 1."""
+    return dict(config) == dict(declared) and all(type(config[name]) is type(declared[name]) for name in declared)
+
+
+def _misfits(declared: Sequence[Config], config: Config) -> list[Reason]:
+    """Keys and values that no declared config has the like of."""
+    found = []
+    alike = [one for one in declared if one.keys() == config.keys()]
+    if not alike:
+        names = " or ".join(dict.fromkeys("{" + ", ".join(sorted(one)) + "}" for one in declared[: 4 * SHOWN]))
+        return [Reason("config", "config keys", "{" + ", ".join(sorted(map(str, config))) + "}", names or "none")]
+    for name, value in config.items():
+        known = [one[name] for one in alike]
+        if type(value) not in set(map(type, known)) or (_is_size(value) and value <= 0 < min(known)):
+            values = ", ".join(map(repr, list(dict.fromkeys(known))[:SHOWN]))
+            found.append(Reason("config", f"config {name}", repr(value), f"such as {values}"))
+    return found
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(declared: Sequence[Mapping[str, Any]]) -> str:
+    """The declared configs, the first few of many."""
+    texts = [f"({config_text(one)})" for one in declared]
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return " or ".join(texts[:SHOWN]) + more

@@ -1,0 +1,96 @@
+"""A config that comes from a table or from `use` is one that the variant declares, or it does not run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import registry
+from registry import IllegalVariant, InvalidArgument, notices
+
+TABLE = "op: attention\narch: cpu\nrules:\n- use: [{{variant: test.tiled, config: {config}}}]\n"
+BAD = ["{FOO: 1}", "{BLOCK_M: -5}", "{BLOCK_M: 0}", "{BLOCK_M: '16'}", "{BLOCK_M: true}", "{BLOCK_M: 16, X: 1}", "{}"]
+
+
+@pytest.fixture
+def seen(declare):
+    """The configs that were launched of a variant with two, which trusts what it is given."""
+    found = []
+
+    def run(q, k, v, *, scale, config):
+        found.append(dict(config))
+        return q * config["BLOCK_M"], None
+
+    declare("test.tiled", run=run, configs=[{"BLOCK_M": 16}, {"BLOCK_M": 32}], arch=("cpu",))
+    return found
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    def put(config):
+        (tmp_path / "mine.yaml").write_text(TABLE.format(config=config))
+        monkeypatch.setenv("REGISTRY_TABLES", str(tmp_path))
+        registry.reload_tables()
+
+    yield put
+    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
+    registry.reload_tables()
+
+
+@pytest.mark.parametrize("config", BAD)
+def test_a_table_cannot_launch_an_undeclared_config(config, table, seen):
+    table(config)
+    q = torch.randn(1, 1, 8, 16)
+    decision = registry.attention.explain(q, q, q)
+    assert (decision.variant, decision.config) == ("test.tiled", {"BLOCK_M": 16})
+    assert "passed over" in str(decision) and "mine.yaml" in str(decision)
+    registry.attention(q, q, q)
+    assert seen == [{"BLOCK_M": 16}]
+    assert any("mine.yaml" in text for text in notices.counts())
+
+
+def test_a_table_may_name_what_is_declared_for_the_problem(table, seen):
+    table("{BLOCK_M: 32}")
+    q = torch.randn(1, 1, 8, 16)
+    registry.attention(q, q, q)
+    assert seen == [{"BLOCK_M": 32}]
+    assert "passed over" not in str(registry.attention.explain(q, q, q))
+
+
+@pytest.mark.parametrize("config", [{"FOO": 1}, {"BLOCK_M": -5}, {"BLOCK_M": "16"}, {"BLOCK_M": True}, {"BLOCK_M": 64}])
+def test_use_names_what_is_allowed(config, seen):
+    q = torch.randn(1, 1, 8, 16)
+    for call in (registry.attention, registry.attention.explain):
+        with registry.use("test.tiled", config=config), pytest.raises(IllegalVariant, match="BLOCK_M") as caught:
+            call(q, q, q)
+        assert "16" in str(caught.value) or "{BLOCK_M}" in str(caught.value)
+    assert seen == []
+
+
+@pytest.mark.parametrize("config", [[1], {1: 2}, {"BLOCK_M": [16]}, {"BLOCK_M": None}])
+def test_use_takes_flat_configs_alone(config, seen):
+    with pytest.raises(InvalidArgument, match="config"), registry.use("test.tiled", config=config):
+        pass
+
+
+def test_a_rule_may_take_more_than_is_declared(declare):
+    def rule(problem, config):
+        return [] if config["B"] % 8 == 0 else [registry.Reason("rule", "B", config["B"], "multiples of 8")]
+
+    declare("test.ruled", configs=[{"B": 8}, {"B": 16}], rule=rule)
+    q = torch.randn(1, 1, 8, 16)
+    with registry.use("test.ruled", config={"B": 64}):
+        assert registry.attention.explain(q, q, q).config == {"B": 64}
+    for bad, why in (({"B": 12}, "multiples of 8"), ({"B": -8}, "such as 8, 16"), ({"C": 8}, "{B}")):
+        with registry.use("test.ruled", config=bad), pytest.raises(IllegalVariant, match=why):
+            registry.attention.explain(q, q, q)
+
+
+def test_equal_configs_of_other_types_share_no_plan(declare):
+    declare("test.ruled", configs=[{"B": 1}], rule=lambda problem, config: [])
+    q = torch.randn(1, 1, 8, 16)
+    with registry.use("test.ruled", config={"B": 1}):
+        registry.attention(q, q, q)
+    for alike in (True, 1.0):
+        with registry.use("test.ruled", config={"B": alike}), pytest.raises(IllegalVariant):
+            registry.attention(q, q, q)

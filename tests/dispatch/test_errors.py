@@ -1,0 +1,112 @@
+"""Errors cross process boundaries; choices survive variants that are taken back meanwhile."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+import torch
+from made_up import math_run
+
+import registry
+from registry import errors
+
+
+def raised(call, *args, **kwargs):
+    with pytest.raises(errors.RegistryError) as caught:
+        call(*args, **kwargs)
+    return caught.value
+
+
+def every_error():
+    q = torch.randn(1, 1, 8, 16)
+    q8 = q.to(torch.float8_e4m3fn)
+    yield errors.UnknownOp("x", ["y"])
+    yield errors.DuplicateVariant("a", "b", "c")
+    yield errors.TableError("file", 3, "rules[0]", "bad", "code")
+    yield from (kind("text") for kind in (errors.DeclarationError, errors.KernelDoesNotFit, errors.CaptureError))
+    yield raised(registry.attention, q, q, q, causal="x")
+    yield raised(registry.attention, q, q, q, variant="nothing")
+    yield raised(registry.attention, q, q, q, variant="torch_flash")
+    yield raised(registry.attention, q8, q8, q8)
+
+
+def test_errors_can_be_pickled():
+    """multiprocessing.Pool hangs on a result that does not unpickle."""
+    kinds = set()
+    for error in every_error():
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is type(error) and str(back) == str(error) and vars(back) == vars(error)
+        kinds.add(type(error))
+    assert kinds == {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RegistryError)
+    } - {errors.RegistryError}
+
+
+def test_a_variant_that_is_taken_back_meanwhile_is_no_key_error():
+    stop, found = threading.Event(), []
+
+    def churn():
+        requires = registry.Requires(
+            arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bhsd",), softcap=True, ieee=True
+        )
+        variant = registry.Variant("test.churn", op="attention", run=math_run, requires=requires)
+        while not stop.is_set():
+            registry.register(variant)
+            registry.unregister("test.churn")
+
+    def call():
+        try:
+            for length in range(1, 120):
+                q = torch.randn(1, 1, length, 8)
+                with registry.prefer("torch_math"):
+                    registry.attention(q, q, q, softcap=3.0)
+                registry.attention(q, q, q, softcap=3.0)
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    churning = threading.Thread(target=churn)
+    for thread in (churning, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    churning.join()
+    assert found == []
+
+
+def test_a_choice_of_a_variant_that_is_gone_is_made_again(declare, monkeypatch):
+    from registry.ops import op as module
+
+    declare("test.gone", arch=("cpu",), softcap=True)
+    decide, decisions = module.decide, []
+
+    def taken_back(problem, scope):
+        decisions.append(decide(problem, scope))
+        registry.unregister("test.gone")
+        return decisions[-1]
+
+    monkeypatch.setattr(module, "decide", taken_back)
+    q = torch.randn(1, 1, 8, 16)
+    with registry.prefer("test.gone"), registry.record() as recorder:
+        registry.attention(q, q, q)
+    assert [decision.variant for decision in decisions] == ["test.gone", "torch_cpu"]
+    assert recorder.counts == {"attention": {"torch_cpu": 1}}
+
+
+def test_a_plan_made_while_plans_were_forgotten_is_not_kept(declare):
+    """Here its own rule changes the variants: the plan answers this call and no other."""
+    declare("test.other")
+
+    def rule(problem, config):
+        if "test.other" in registry.attention.variants:
+            registry.unregister("test.other")
+        return []
+
+    declare("test.ruled", rule=rule)
+    q = torch.randn(1, 1, 8, 16)
+    with registry.use("test.ruled"):
+        registry.attention(q, q, q)
+    assert len(registry.attention.plans) == 0

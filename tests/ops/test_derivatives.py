@@ -1,0 +1,145 @@
+"""Every derivative is right, or says that there is none: never zeros."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import registry
+
+MASKS = [{}, {"causal": True}, {"window": 2}, {"softcap": 2.0}]
+TRANSFORMS = {"jacfwd": torch.func.jacfwd, "jacrev": torch.func.jacrev, "hessian": torch.func.hessian}
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def doubles(*shapes, grad=False):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*s, dtype=torch.float64, generator=generator).requires_grad_(grad) for s in shapes]
+
+
+# --- matmul: its derivatives are products ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("shapes", [((4, 5), (5, 3)), ((2, 4, 5), (2, 5, 3)), ((2, 4, 5), (5, 3)), ((5,), (5, 3))])
+@pytest.mark.parametrize("argnums", [0, 1])
+def test_matmul_under_functorch(transform, shapes, argnums):
+    a, b = doubles(*shapes)
+
+    def ours(a, b):
+        return registry.matmul(a, b, bias=b.flatten()[:3], activation="gelu").sum(0)
+
+    def theirs(a, b):
+        return torch.nn.functional.gelu(torch.matmul(a, b) + b.flatten()[:3]).sum(0)
+
+    torch.testing.assert_close(*(TRANSFORMS[transform](f, argnums=argnums)(a, b) for f in (ours, theirs)))
+
+
+def test_matmul_of_dual_tensors():
+    a, b, da, db = doubles((4, 5), (5, 3), (4, 5), (5, 3))
+    registry.matmul(a, b)  # a plan is kept: its guard must not take a dual tensor for a plain one
+    with forward_ad.dual_level():
+        result = registry.matmul(forward_ad.make_dual(a, da), forward_ad.make_dual(b, db))
+        torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, da @ b + a @ db)
+        assert forward_ad.unpack_dual(registry.matmul(a, b)).tangent is None
+
+
+def test_matmul_twice():
+    assert torch.autograd.gradgradcheck(registry.matmul, doubles((4, 5), (5, 3), grad=True))
+
+
+def test_scales_of_a_product_have_no_derivative():
+    a, b, one = torch.randn(4, 4), torch.randn(4, 4), torch.ones(())
+    with pytest.raises(NotImplementedError, match="scale_a"):
+        torch.func.jvp(lambda a: registry.matmul(a, b, scale_a=one, scale_b=one), (a,), (a,))
+
+
+def test_matmul_under_vmap():
+    a, b, bias = doubles((3, 4, 5), (3, 5, 2), (3, 2))
+    mapped = torch.func.vmap(lambda a, b, c: registry.matmul(a, b, bias=c))(a, b, bias)
+    torch.testing.assert_close(mapped, a @ b + bias[:, None])
+    shared = torch.func.vmap(lambda a: registry.matmul(a, b), in_dims=1)(a)
+    torch.testing.assert_close(shared, torch.func.vmap(lambda a: a @ b, in_dims=1)(a))
+
+
+# --- attention: first derivatives in reverse mode --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+@pytest.mark.parametrize("lengths", [(5, 5), (4, 6)])
+def test_float64_gradients_have_the_accuracy_of_float64(masks, lengths):
+    sq, sk = lengths
+    shapes = (1, 2, sq, 8), (1, 2, sk, 8), (1, 2, sk, 8)
+    leaves = doubles(*shapes, grad=True)
+    ours, theirs = (
+        torch.autograd.grad(attention(*leaves, **masks).square().sum(), leaves)
+        for attention in (registry.attention, registry.attention.reference)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda *x: registry.attention(*x, **masks), leaves, atol=1e-8, rtol=1e-7)
+
+
+def test_every_float64_backward_is_as_accurate():
+    leaves = doubles(*[(1, 2, 40, 8)] * 3, grad=True)
+    wanted = torch.autograd.grad(registry.attention.reference(*leaves).square().sum(), leaves)
+    for name in ("torch_cpu_backward", "torch_math_backward"):
+        with registry.use(name):
+            found = torch.autograd.grad(registry.attention(*leaves).square().sum(), leaves)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_under_jacrev():
+    q, k, v = doubles(*[(1, 2, 4, 8)] * 3)
+    found, wanted = (torch.func.jacrev(f)(q, k, v) for f in (registry.attention, registry.attention.reference))
+    torch.testing.assert_close(found, wanted)
+
+
+def second(q, k, v):
+    return torch.func.grad(lambda q: torch.func.grad(lambda q: registry.attention(q, k, v).square().sum())(q).sum())(q)
+
+
+REFUSED = {
+    "jvp": lambda q, k, v: torch.func.jvp(registry.attention, (q, k, v), (q, k, v)),
+    "jacfwd": lambda q, k, v: torch.func.jacfwd(registry.attention)(q, k, v),
+    "hessian": lambda q, k, v: torch.func.hessian(lambda q: registry.attention(q, k, v).sum())(q),
+    "grad of grad": second,
+    "jvp of vjp": lambda q, k, v: torch.func.jvp(
+        lambda c: torch.func.vjp(registry.attention, q, k, v)[1](c), (q,), (q,)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_attention_says_what_it_cannot_differentiate(what):
+    q, k, v = doubles(*[(1, 2, 4, 8)] * 3)
+    with pytest.raises(NotImplementedError, match="attention is not implemented; allowed: .*reference"):
+        REFUSED[what](q, k, v)
+
+
+def test_dual_tensors_are_refused():
+    q, k, v = doubles(*[(1, 2, 4, 8)] * 3)
+    registry.attention(q, k, v)
+    with forward_ad.dual_level():
+        assert registry.attention(q, k, v).shape == q.shape
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            registry.attention(forward_ad.make_dual(q, q), k, v)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["eager", "through the torch op"])
+def test_a_penalty_on_gradients_is_refused(autocast):
+    """With create_graph=True a gradient that cannot be differentiated must not count as a constant."""
+    q, k, v = (x.float() for x in doubles(*[(1, 2, 4, 8)] * 3))
+    q.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = registry.attention(q, k, v).float()
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative of attention"):
+        (out.sum() + grad.square().sum()).backward()
+
+
+def test_a_graph_of_the_gradients_may_be_made():
+    q, k, v = doubles(*[(1, 2, 4, 8)] * 3, grad=True)
+    found = torch.autograd.grad(registry.attention(q, k, v).sum(), (q, k, v), create_graph=True)
+    wanted = torch.autograd.grad(registry.attention(q, k, v).sum(), (q, k, v))
+    torch.testing.assert_close([g.detach() for g in found], list(wanted))
