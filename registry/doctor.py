@@ -31,8 +31,9 @@ def examine() -> dict[str, Any]:
     """Everything that `kreg doctor` shows."""
     found = catalog.get()
     tables, broken = _tables()
+    refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []
-    told = {(error.file, error.line, error.problem) for error in (tables.problems if tables is not None else ())}
+    told = {(error.file, error.line, error.problem) for error in refused}
     return {
         "versions": versions(),
         "devices": devices(),
@@ -44,7 +45,7 @@ def examine() -> dict[str, Any]:
         "tables": {
             "in_force": _tables_in_force(tables) if tables is not None else [],
             "errata": len(tables.errata) if tables is not None else 0,
-            "broken": [str(error) for error in (*([broken] if broken else ()), *(tables.problems if tables else ()))],
+            "broken": [str(error) for error in (*([broken] if broken else ()), *refused)],
             "skipped": [
                 f"{table.file}:{rule.line} rules[{rule.index}]: {why}"
                 for table, rule, why in (tables.skipped if tables is not None else ())

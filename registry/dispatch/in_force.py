@@ -36,21 +36,24 @@ _loaded = False
 def tables() -> TableSet:
     """The tables in force, read at first use."""
     if not _loaded:
-        reload()
+        reload(by_op=(Layer.ENVIRONMENT,))
     return _store.current
 
 
-def reload() -> TableSet:
-    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised."""
+def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
+    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised.
+
+    A broken file of the layers `by_op` fails the calls of its own op instead, or none where it does not say its op.
+    """
     global _loaded
+    known = catalog.get().variants  # before the lock: discovery runs plugins' code, which may come back here
     with _lock:
-        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=stale_rule)
+        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), by_op=by_op, skip=stale_rule)
         _loaded = True
-    for error in found.problems:
+    for error in (*found.problems, *(error for _, error in found.refused)):
         notices.notice(f"dispatch table left out: {error}")
     for table, rule, why in found.skipped:
         notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
-    known = catalog.get().variants
     for table in found.tables:
         for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
             notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
@@ -62,8 +65,12 @@ def sources() -> list[Source]:
     found = shipped_sources()
     for _, path in catalog.get().tables:
         found.extend(file_sources([path], Layer.PLUGIN))
-    if any(tuned_folder().glob("*.yaml")):
-        found.extend(file_sources([tuned_folder()], Layer.TUNED))
+    try:
+        tuned = tuned_folder()
+        if any(tuned.glob("*.yaml")):
+            found.extend(file_sources([tuned], Layer.TUNED))
+    except (OSError, RuntimeError, ValueError) as error:  # no such folder, no such home, no right to look
+        notices.notice(f"the user's own tables are left out: {notices.what_failed(error)}")
     found.extend(environment_sources())
     return found
 
@@ -95,7 +102,11 @@ def tuned_folder() -> Path:
 def matches(problem: Problem) -> Iterator[Match]:
     """The rule that counts in each table that applies, highest layer first."""
     target = problem.target
-    return tables().match(problem.op, problem.facts(), target.arch, target.name)
+    found = tables()
+    for op, error in found.refused:
+        if op == problem.op:
+            raise error
+    return found.match(problem.op, problem.facts(), target.arch, target.name)
 
 
 def errata_reasons(variant: Variant, problem: Problem) -> list[Reason]:

@@ -160,6 +160,8 @@ class TableSet:
     errata: tuple[Erratum, ...] = ()
     problems: tuple[TableError, ...] = ()
     """Files of contained layers that could not be used."""
+    refused: tuple[tuple[str, TableError], ...] = ()
+    """Files that could not be used and must not pass in silence: calls of that op raise the error."""
     skipped: tuple[tuple[Table, Rule, str], ...] = ()
     """Rows left out one by one, and why."""
     _order: dict[tuple[str, str, str | None], tuple[Table, ...]] = field(
