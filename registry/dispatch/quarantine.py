@@ -18,8 +18,8 @@ class Quarantine:
         self._held: dict[tuple[str, Hashable], str] = {}
 
     def add(self, variant: str, problem: Problem, error: BaseException) -> None:
-        text = notices.what_failed(error).strip().splitlines()[0]
-        text = text if text.partition(":")[2].strip() or ":" not in text else f"{type(error).__name__}: no message"
+        kind, _, said = notices.what_failed(error).partition(":")
+        text = f"{kind}: {said.strip().splitlines()[0] if said.strip() else 'no message'}"
         self._held[variant, problem.kind()] = text
         notices.notice(f"{variant} is quarantined for {problem.summary()}: {text}")
 

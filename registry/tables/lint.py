@@ -80,9 +80,8 @@ def _unreachable(table: Table) -> Iterator[int]:
     """The rules of which earlier ones take every problem."""
     earlier: dict[Conditions, None] = {}
     for rule in table.rules:
-        if rule.conditions in earlier or () in earlier:
-            yield rule.index
-        elif len(earlier) < COMPARED and unreachable_by(rule.conditions, earlier):
+        repeats = rule.conditions in earlier or () in earlier
+        if repeats or (len(earlier) < COMPARED and unreachable_by(rule.conditions, earlier)):
             yield rule.index
         earlier[rule.conditions] = None
 
