@@ -1,8 +1,8 @@
 """Finds variants: built-ins from `registry.plugins`, third parties from entry points, notebooks through `register`.
 
 Runs once, at first use. A plugin that fails is contained, kept with its error and shown; it never takes another along.
-What it prints meanwhile goes to stderr. It may call `registry.register` while it is imported or asked; calling an op has
-to wait, for nobody knows yet who could run.
+What it prints meanwhile goes to stderr. It may call `registry.register` while it is imported or asked; calling an op
+has to wait, for nobody knows yet who could run.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def load_commands(cli: Any) -> list[PluginFailure]:
 
 
 def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str, more: list[Variant]) -> Catalog:
-    """The catalog with what one plugin declares, in its hooks and by registering `more`. Raises what is wrong with it."""
+    """The catalog with what one plugin declares, by its hooks and in `more`. Raises what is wrong with it."""
     manager.register(plugin, name=name)
     try:
         manager.check_pending()  # a hook that is misspelt, or takes arguments it cannot have
@@ -161,7 +161,7 @@ def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: s
 
 
 def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]:
-    """What one plugin's hook lists, asked on its own. A hook that forgets to return is an error, not an empty answer."""
+    """What one plugin's hook lists, asked on its own. A hook that forgets to return is an error."""
     caller = manager.subset_hook_caller(hook, [other for other in manager.get_plugins() if other is not plugin])
     answers = caller()
     if len(answers) < len(caller.get_hookimpls()):

@@ -88,7 +88,7 @@ def cache_folder() -> Path:
     """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
-        return Path(given).expanduser()
+        return Path(os.path.expanduser(given))
     from platformdirs import user_cache_path
 
     return user_cache_path("kernel-registry")
