@@ -31,12 +31,16 @@ class Commands(click.Group):
 
     _plugins_loaded = False
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:  # click would exit 1
+            raise _ReaderGone from None
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            found = super().invoke(ctx)
-            sys.stdout.flush()
-            return found
-        except BrokenPipeError:  # click would exit 1
+            return super().invoke(ctx)
+        except BrokenPipeError:
             raise _ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -84,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: Any = cli.main(
             args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
         )
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return USAGE

@@ -1,4 +1,4 @@
-"""`kreg` given what is none: one line that says so, exit status 2, never a traceback; and hostile text on a terminal."""
+"""`kreg` given what is none: one line that says so, exit status 2, no traceback; and hostile text on a terminal."""
 
 from __future__ import annotations
 

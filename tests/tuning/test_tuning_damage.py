@@ -11,6 +11,7 @@ from dataclasses import asdict
 import pytest
 from test_tuning_store import MACHINE, row
 
+from registry.cli import FINDING, main
 from registry.dispatch import in_force
 from registry.errors import InvalidArgument
 from registry.toolbox import compile_pool
@@ -110,6 +111,26 @@ def test_nobody_else_may_write_to_the_cache(cache):
     finally:
         os.umask(before)
     assert [p for p in (cache, *cache.rglob("*")) if p.stat().st_mode & 0o022] == []
+
+
+def test_a_sweep_of_failures_says_what_failed_and_what_helps(tmp_path, capsys):
+    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong", "detail": "out is \x1b[31m0"}
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no table: " in said and "failed: torch_cpu: wrong: out is" in said and "--retry-failed" in said
+    assert "\x1b" not in said
+
+
+def test_a_failure_expires_when_the_source_changes(tmp_path):
+    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong"}
+    changed = CASE | {"contestants": {"k": ["torch_cpu", {}, True, "another"]}}
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    assert journal.read(path).cases["a"].entries["k"].failure
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed, changed]))
+    assert journal.read(path).cases["a"].entries["k"].failure is None
 
 
 @pytest.mark.parametrize("settings", [{"margin": float("nan")}, {"margin": -1}, {"held_out": 1.0}, {"rule_cost": -1}])
