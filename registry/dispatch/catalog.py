@@ -290,16 +290,19 @@ class _Lazy:
             self._catalog = _without(catalog, name)
             self._added.discard(name)
 
-    def take_out(self, name: str) -> None:
-        """Make room for a stand-in, whoever declares the variant of that name. For the conformance kit."""
+    def take_out(self, name: str) -> bool:
+        """Make room for a stand-in, whoever declares that name; whether `register` did. For the conformance kit."""
         self.get()
         with self._swap:
             self._catalog = _without(self.get(), name)
+            return name in self._added
 
-    def put_back(self, variant: Variant) -> None:
+    def put_back(self, variant: Variant, added: bool) -> None:
         """Undo `take_out`."""
         with self._swap:
             self._catalog = self.get().with_variant(variant, variant.origin)
+            if added:
+                self._added.add(variant.name)
 
 
 def _without(catalog: Catalog, name: str) -> Catalog:
