@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import sys
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -24,6 +25,7 @@ from registry.tables import TableSet
 from registry.tuning.lint import lint_tables
 from registry.version import __version__
 
+DISTRIBUTION = "kernel-registry"
 ENVIRONMENT_PREFIX = "REGISTRY_"
 
 
@@ -31,11 +33,13 @@ def examine() -> dict[str, Any]:
     """Everything that `kreg doctor` shows."""
     found = catalog.get()
     tables, broken = _tables()
+    refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []
-    told = {(error.file, error.line, error.problem) for error in (tables.problems if tables is not None else ())}
+    told = {(error.file, error.line, error.problem) for error in refused}
     return {
         "versions": versions(),
         "devices": devices(),
+        "installation": strangers(),
         "plugins": {
             "loaded": list(found.plugins),
             "failed": [{"plugin": failure.plugin, "error": failure.error} for failure in found.failures],
@@ -44,7 +48,7 @@ def examine() -> dict[str, Any]:
         "tables": {
             "in_force": _tables_in_force(tables) if tables is not None else [],
             "errata": len(tables.errata) if tables is not None else 0,
-            "broken": [str(error) for error in (*([broken] if broken else ()), *(tables.problems if tables else ()))],
+            "broken": [str(error) for error in (*([broken] if broken else ()), *refused)],
             "skipped": [
                 f"{table.file}:{rule.line} rules[{rule.index}]: {why}"
                 for table, rule, why in (tables.skipped if tables is not None else ())
@@ -65,12 +69,29 @@ def examine() -> dict[str, Any]:
 
 def ailments(report: dict[str, Any]) -> list[str]:
     """What of a report is wrong, rather than worth knowing: failed plugins, broken tables, lint errors, quarantines."""
-    found = [f"plugin {failure['plugin']} failed" for failure in report["plugins"]["failed"]]
+    found = list(report["installation"])
+    found.extend(f"plugin {failure['plugin']} failed" for failure in report["plugins"]["failed"])
     found.extend(f"table left out: {error}" for error in report["tables"]["broken"])
     found.extend(
         f"{f['file']}:{f['line']}: {f['message']}" for f in report["tables"]["findings"] if f["severity"] == "error"
     )
     found.extend(f"{entry['variant']} is quarantined" for entry in report["quarantined"])
+    return found
+
+
+def strangers(package: str = "registry", own: str = DISTRIBUTION) -> list[str]:
+    """Other distributions that ship a package of our name: whichever came last has overwritten files of the other."""
+    found = []
+    for distribution in metadata.distributions():
+        name = str(distribution.metadata["Name"])
+        if name.lower().replace("_", "-") == own:
+            continue
+        listed = (distribution.read_text("top_level.txt") or "").split()
+        if package in listed or any(file.parts[:1] == (package,) for file in distribution.files or ()):
+            found.append(f"{name} ships a package {package!r} too: uninstall it, then install {own} again")
+    front = getattr(sys.modules.get(package), "__all__", ())
+    if "register" not in front:
+        found.append(f"`import {package}` gives another package: uninstall that, then install {own} again")
     return found
 
 

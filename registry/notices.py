@@ -6,6 +6,8 @@ import logging
 import threading
 from collections import Counter
 
+__all__ = ["clear", "counts", "notice", "printable", "what_failed"]
+
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
 
@@ -15,11 +17,29 @@ _counts: Counter[str] = Counter()
 
 def notice(message: str, level: int = logging.WARNING) -> None:
     """Count a message, and log it the first time it is met."""
+    message = printable(message)
     with _lock:
         _counts[message] += 1
         first = _counts[message] == 1
     if first:
         log.log(level, message)
+
+
+def what_failed(error: BaseException) -> str:
+    """An exception in one phrase, whatever it does when it is asked for its text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as worse:
+        if isinstance(worse, KeyboardInterrupt):
+            raise
+        return f"{type(error).__name__}, which cannot be shown ({type(worse).__name__})"
+
+
+def printable(text: str) -> str:
+    """The text with its control characters spelled out, all but line ends and tabs: a terminal would obey them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def counts() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -12,17 +13,35 @@ from typing import Any
 import click
 
 from registry.errors import InvalidArgument, RegistryError, UnknownOp, UnknownVariant
+from registry.notices import printable
+from registry.toolbox.compile_pool import WorkerFailed
 
 OK, FINDING, USAGE = 0, 1, 2
 PROGRAM = "kreg"
 PACKAGE = __name__.rpartition(".")[0]
-_USAGE_ERRORS = (InvalidArgument, UnknownOp, UnknownVariant)
+_USAGE_ERRORS = (InvalidArgument, UnknownOp, UnknownVariant, WorkerFailed)
+
+
+class _ReaderGone(Exception):
+    """Who reads our output, such as `head`, has seen enough."""
 
 
 class Commands(click.Group):
     """Finds commands by the file names of this folder, then asks plugins. Imports a command when it is used."""
 
     _plugins_loaded = False
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:  # click would exit 1
+            raise _ReaderGone from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._load_plugin_commands()
@@ -48,7 +67,7 @@ class Commands(click.Group):
 
             self._plugins_loaded = True
             for failure in load_commands(self):
-                click.echo(f"note: plugin {failure.plugin} failed: {failure.error}", err=True)
+                click.echo(f"note: plugin {failure.plugin} failed: {printable(failure.error)}", err=True)
 
 
 def _own_commands() -> list[str]:
@@ -69,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: Any = cli.main(
             args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
         )
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return USAGE
@@ -79,16 +99,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _USAGE_ERRORS as error:
         return _refuse(str(error))
     except RegistryError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
         return FINDING
     except (click.Abort, KeyboardInterrupt):
         return _refuse("interrupted")
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+    except (_ReaderGone, BrokenPipeError):
+        _drop_output()
         return OK
+    except OSError as error:
+        return _refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
     return result if isinstance(result, int) else OK
 
 
+def _drop_output() -> None:
+    """Send what is still to be written nowhere, or the interpreter would complain when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def _refuse(message: str) -> int:
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return USAGE

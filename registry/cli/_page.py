@@ -10,20 +10,32 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from registry.notices import printable
+
 WIDEST = 120
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def print_json(data: Any) -> None:
     """Plain data as indented JSON."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+    if not text.replace("\n", "").isprintable():  # JSON leaves some control characters as they are
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    click.echo(text)
+
+
+class Screen(Console):
+    """A console that tells a reader who has gone, such as `head`, from an error."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 class Page:
     """Lines of labels and wrapped text. Colour is left out where the output is no terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._console = Screen(highlight=False, markup=False, emoji=False)
         self._width = max(40, min(self._console.width, WIDEST))
 
     def line(self, text: str = "", style: str = "", indent: int = 0, hanging: int = 2) -> None:
@@ -45,10 +57,11 @@ class Page:
         hanging: int = 0,
     ) -> None:
         """A label and a text beside it, wrapped within its own column."""
+        label = printable(label)
         first = " " * indent + (f"{label.ljust(label_width)}  " if label or label_width else "")
         further = " " * (len(first) + hanging)
         lines = []
-        for number, part in enumerate(str(text).splitlines() or [""]):
+        for number, part in enumerate(printable(str(text)).splitlines() or [""]):
             start = first if number == 0 else further
             lines.extend(self._wrap(part, start, further) or [start])
         painted = Text("\n".join(line.rstrip() for line in lines), style=style)

@@ -12,6 +12,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from registry.notices import printable
+
 if TYPE_CHECKING:
     from registry.tuning.contestants import LineUp
     from registry.tuning.journal import CaseResults, Results
@@ -70,6 +72,7 @@ class SweepView:
 
     def step(self, text: str) -> None:
         self._done += 1
+        text = printable(text)
         if self._bar is not None:
             self._bar.update(self._task, advance=1, description=text[:100])
         elif time.monotonic() - self._last >= self._every:
@@ -82,7 +85,7 @@ class SweepView:
             self._bar.update(self._task, total=self._steps)
 
     def note(self, text: str) -> None:
-        self.console.print(f"left out: {text}", markup=False, soft_wrap=True)
+        self.console.print(f"left out: {printable(text)}", markup=False, soft_wrap=True)
 
 
 def results_lines(results: Results, op: str, per_case: int = 4) -> list[str]:

@@ -32,6 +32,8 @@ def _print(report: dict[str, Any], wrong: list[str]) -> None:
     page.title("versions")
     page.rows(list(report["versions"].items()))
     _section(page, "devices", [_device(device) for device in report["devices"]], "no GPU: the CPU is what there is")
+    for stranger in report["installation"]:
+        page.row("OVERWRITTEN", stranger, label_style="red")
     plugins = report["plugins"]
     _section(
         page, f"plugins: {len(plugins['loaded'])} loaded, {plugins['variants']} variants", plugins["loaded"], "none"

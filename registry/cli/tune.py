@@ -13,6 +13,8 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
+from registry.errors import InvalidArgument
+from registry.notices import printable
 from registry.ops.known import all_ops
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -56,9 +58,11 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 def command(op: str, **options: Any) -> int:
     if options["fit_only"] and options["out"] is None:
         raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
+    from registry.tuning.extra import load_plugins
     from registry.tuning.fit import Settings
 
     settings = Settings(options["margin"], options["rule_cost"], options["held_out"])
+    load_plugins(options["plugins"])  # what is wrong with them is said here, before a worker falls over it
     if options["fit_only"]:
         return _fit(op, options, settings, options["out"], None)
     from registry.tuning import worker
@@ -66,12 +70,15 @@ def command(op: str, **options: Any) -> int:
 
     cases = select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
     device = options["device"] or _best_device()
+    if device == "cuda" and _best_device() != "cuda":
+        raise InvalidArgument("--device", "cuda", "cpu: torch finds no GPU on this machine")
+    effort = _effort(options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
         if options["dry_run"]:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
-        report = _measure(cases, path, child, options)
+        report = _measure(cases, path, child, effort, options)
     return _fit(op, options, settings, path, report)
 
 
@@ -120,16 +127,21 @@ def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
     return OK
 
 
-def _measure(cases: list[Any], path: Path, child: Any, options: dict[str, Any]) -> Any:
-    from registry.tuning.measure import Effort, Sweep
+def _effort(options: dict[str, Any]) -> Any:
+    from registry.tuning.measure import Effort
 
-    effort = Effort(
+    return Effort(
         rounds=options["rounds"],
         measure_ms=options["turn"],
         budget_s=options["budget"],
         turn_timeout=options["timeout"],
         check_timeout=4 * options["timeout"],
     )
+
+
+def _measure(cases: list[Any], path: Path, child: Any, effort: Any, options: dict[str, Any]) -> Any:
+    from registry.tuning.measure import Sweep
+
     with SweepView() as view:
         sweep = Sweep(
             cases,
@@ -183,11 +195,11 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     try:
         fitted = make_table(results, fit(results.of(op), settings), run, settings, device=own or options["per_device"])
     except ValueError as error:
-        _print(op, raw, report, [*notes, f"no table: {error}"], None, options)
+        _print(op, raw, report, [*notes, f"no table: {error}", *_failures(raw, op)], None, options)
         return FINDING
     where = ""
     if options["table_path"] is not None:
-        options["table_path"].parent.mkdir(parents=True, exist_ok=True)
+        journal.make_folder(options["table_path"].absolute().parent)
         store.write_atomic(options["table_path"].absolute(), fitted.text)
         where = str(options["table_path"])
     elif own:
@@ -196,19 +208,33 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     return FINDING if report is not None and report.stopped else OK
 
 
+def _failures(results: Any, op: str, most: int = 8) -> list[str]:
+    """What failed, once each, and how to try it again: contestants that failed are not measured twice by themselves."""
+    found: dict[str, int] = {}
+    for case in results.of(op):
+        for entry in case.entries.values():
+            if entry.failure is not None:
+                text = f"{entry.variant}: {entry.failure['why']}: {entry.failure.get('detail', '')}".strip(": ")
+                found[text[:300]] = found.get(text[:300], 0) + 1
+    if not found:
+        return []
+    lines = [f"failed{f' {count} times' if count > 1 else ''}: {text}" for text, count in list(found.items())[:most]]
+    more = [f"and {len(found) - most} more"] if len(found) > most else []
+    return [*lines, *more, "what failed is measured again when its source changes, or with --retry-failed"]
+
+
 def _through_cache(op: str, results: Any) -> tuple[Any, list[str]]:
     """Add a sweep to the user's store and take back everything there that still holds on this machine."""
     from registry.tuning import store
 
     rows = store.rows_of(results)
+    damaged = store.damaged(op, str(results.machine.get("device")))  # before a merge leaves it out
     try:
         store.merge(rows)
     except store.StoreError as error:
-        return results, [f"the cache did not take the results: {error}"]
+        return results, [*damaged, f"the cache did not take the results: {error}"]
     loaded = store.load(op, results.machine)
-    notes = [f"passed over: {stale}" for stale in loaded.stale]
-    if loaded.unreadable:
-        notes.append(f"{loaded.unreadable} damaged rows of the cache were passed over")
+    notes = [*damaged, *(f"passed over: {stale}" for stale in loaded.stale)]
     same_mode = [row for row in loaded.rows if row.mode == results.mode]
     return store.as_results(same_mode, results.machine, results.path), notes
 
@@ -237,7 +263,7 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         page.line(f"table: {where}")
     else:
         page.gap()
-        click.echo(fitted.text)
+        click.echo(printable(fitted.text))
 
 
 def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, where: str) -> dict[str, Any]:

@@ -124,6 +124,13 @@ OWN_CLAIMS = tuple(f.name for f in dataclasses.fields(Requires) if f.name != "cl
 
 def check_claims(requires: Requires, op: str) -> None:
     """Raise DeclarationError for a claim that the op does not have. An op that is not known yet is not asked."""
+    import torch
+
+    for dtype in requires.dtypes:
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise DeclarationError(
+                f"Requires.dtypes: got {dtype!r}; allowed: names of torch dtypes, such as 'bfloat16'"
+            )
     if op not in PROBLEM_TYPES:
         return
     allowed = PROBLEM_TYPES[op].claims()

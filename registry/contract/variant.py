@@ -10,7 +10,7 @@ from typing import Any
 from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, meets, reasons_against
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError
-from registry.notices import notice
+from registry.notices import notice, what_failed
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
@@ -77,8 +77,10 @@ class Variant:
                 return []
             nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
             return self.config_refusals(problem) or [nothing]
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # SystemExit too: a declaration does not end its host
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            text = what_failed(error)
             notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
             return [Reason("declaration", "requires", text, "a declaration that answers")]
 

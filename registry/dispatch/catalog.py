@@ -1,15 +1,21 @@
 """Finds variants: built-ins from `registry.plugins`, third parties from entry points, notebooks through `register`.
 
 Runs once, at first use. A plugin that fails is contained, kept with its error and shown; it never takes another along.
+What it prints meanwhile goes to stderr. It may call `registry.register` while it is imported or asked; calling an op
+has to wait, for nobody knows yet who could run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+import os
 import pkgutil
+import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +23,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from registry.contract.capability import check_claims
+from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
 from registry.errors import DeclarationError, DuplicateVariant, RegistryError
+from registry.notices import printable, what_failed
 
 if TYPE_CHECKING:
     import pluggy
@@ -27,6 +35,8 @@ log = logging.getLogger("registry")
 
 BUILTIN_PACKAGE = "registry.plugins"
 ENTRY_POINT_GROUP = "kernel_registry"
+WAIT_S = 120.0
+"""How long a thread waits for another one that loads the plugins: an import of theirs may wait for this thread."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +73,46 @@ class Catalog:
 
     def with_failure(self, plugin: str, error: BaseException) -> Catalog:
         """This catalog plus one failed plugin, which is logged once, here."""
-        text = f"{type(error).__name__}: {error}"
-        log.warning("plugin %s failed and is left out: %s", plugin, text)
+        text = what_failed(error)
+        log.warning("plugin %s failed and is left out: %s", plugin, printable(text))
         details = "".join(traceback.format_exception(error))
         return replace(self, failures=(*self.failures, PluginFailure(plugin, text, details)))
 
 
-def discover() -> Catalog:
-    """Load every plugin once and collect what it declares."""
-    catalog = Catalog()
+def discover(registered: list[Variant] | None = None) -> Catalog:
+    """Load every plugin once and collect what it declares. `registered` is where its calls of `register` end up."""
+    found = Catalog()
+    registered = [] if registered is None else registered
     manager = new_manager()
     for name, load in _sources():
+        registered.clear()
         try:
-            plugin = load()
-            _register_checked(manager, plugin, name)
-        except Exception as error:
-            catalog = catalog.with_failure(name, error)
-            continue
-        catalog = _collect(catalog, manager, plugin, name)
-    return catalog
+            with contained():
+                found = _collect(found, manager, load(), name, registered)
+        except PluginFailed as failed:
+            found = found.with_failure(name, failed.error)
+    registered.clear()
+    return found
+
+
+class PluginFailed(Exception):
+    """Whatever a plugin's code raised, so that `except` need not say what that may be."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Around a plugin's own code: its prints go to stderr, and all that it raises, SystemExit too, is PluginFailed."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginFailed(error) from None
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -101,38 +132,50 @@ def load_commands(cli: Any) -> list[PluginFailure]:
     for name, load in _sources():
         manager = new_manager()
         try:
-            manager.register(load(), name=name)
-            manager.hook.registry_commands(cli=cli)
-        except Exception as error:
-            failures.append(PluginFailure(name, f"{type(error).__name__}: {error}"))
+            with contained():
+                manager.register(load(), name=name)
+                manager.hook.registry_commands(cli=cli)
+        except PluginFailed as failed:
+            failures.append(PluginFailure(name, what_failed(failed.error)))
     return failures
 
 
-def _register_checked(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
-    """Register one plugin; a hook that is misspelt, or takes arguments it cannot have, is that plugin's error alone."""
+def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str, more: list[Variant]) -> Catalog:
+    """The catalog with what one plugin declares, by its hooks and in `more`. Raises what is wrong with it."""
     manager.register(plugin, name=name)
     try:
-        manager.check_pending()
-    except Exception:
+        manager.check_pending()  # a hook that is misspelt, or takes arguments it cannot have
+        if not manager.get_hookcallers(plugin) and not more:
+            raise DeclarationError(f"{name} has no hook: mark registry_variants with @registry.hookimpl")
+        declared = _answers(manager, plugin, "registry_variants")
+        tables = [_path(given) for given in _answers(manager, plugin, "registry_tables")]
+    except BaseException:
         manager.unregister(name=name)
         raise
-    if not manager.get_hookcallers(plugin):
-        raise DeclarationError(f"{name} has no hook: mark registry_variants with @registry.hookimpl")
+    for variant in (*declared, *more):
+        found = found.with_variant(variant, name)
+        if variant.op not in PROBLEM_TYPES:
+            known = ", ".join(sorted(op for op in PROBLEM_TYPES if op))
+            raise DeclarationError(f"Variant {variant.name}: op: got {variant.op!r}; allowed: {known}")
+    return replace(found, tables=(*found.tables, *((name, path) for path in tables)), plugins=(*found.plugins, name))
 
 
-def _collect(catalog: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str) -> Catalog:
-    """Call one plugin's hooks, on its own, so that its failure is its own."""
-    hooks = manager.subset_hook_caller
-    others = [p for p in manager.get_plugins() if p is not plugin]
-    try:
-        declared = [v for found in hooks("registry_variants", others)() for v in found]
-        tables = [Path(path) for found in hooks("registry_tables", others)() for path in found]
-        grown = catalog
-        for variant in declared:
-            grown = grown.with_variant(variant, name)
-    except Exception as error:
-        return catalog.with_failure(name, error)
-    return replace(grown, tables=(*grown.tables, *((name, path) for path in tables)), plugins=(*grown.plugins, name))
+def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]:
+    """What one plugin's hook lists, asked on its own. A hook that forgets to return is an error."""
+    caller = manager.subset_hook_caller(hook, [other for other in manager.get_plugins() if other is not plugin])
+    answers = caller()
+    if len(answers) < len(caller.get_hookimpls()):
+        raise DeclarationError(f"{hook}: got None; allowed: a list")
+    for answer in answers:
+        if isinstance(answer, (str, bytes, os.PathLike, Variant)):
+            raise DeclarationError(f"{hook}: got {type(answer).__name__}; allowed: a list")
+    return [one for answer in answers for one in answer]
+
+
+def _path(given: Any) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise DeclarationError(f"registry_tables: got {type(given).__name__} in its list; allowed: paths")
+    return Path(given)
 
 
 def _sources() -> list[tuple[str, Any]]:
@@ -154,29 +197,122 @@ def _sources() -> list[tuple[str, Any]]:
 
 
 class _Lazy:
-    """The process-wide catalog: found at first use, grown by `register`, safe to ask for from any thread."""
+    """The process-wide catalog: found at first use, grown by `register`, safe to ask for from any thread.
+
+    Plugins' code runs while `_lock` is held, and may call back, or wait for an import in which another thread asks for
+    this very lock. So `register` takes it only to begin a discovery, and nobody waits for ever.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._swap = threading.Lock()
         self._catalog: Catalog | None = None
+        self._finder: int | None = None
+        """The thread that loads the plugins, while it does."""
+        self._by_plugin: list[Variant] = []
+        """What the plugin that is being loaded has registered."""
+        self._waiting: list[tuple[Variant, str]] = []
+        """What was registered before the catalog was there."""
+        self._added: set[str] = set()
 
     def get(self) -> Catalog:
         catalog = self._catalog
-        if catalog is None:
-            with self._lock:
-                if self._catalog is None:
-                    self._catalog = discover()
-                catalog = self._catalog
-        return catalog
+        return self._find() if catalog is None else catalog
 
-    def register(self, variant: Variant, origin: str) -> None:
-        with self._lock:
-            self._catalog = self.get().with_variant(variant, origin)
+    def _find(self) -> Catalog:
+        if self._finder == threading.get_ident():
+            raise RegistryError(
+                "a plugin asks for the registry's variants while plugins are being loaded: "
+                "it may call registry.register there, and ops later"
+            )
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise RegistryError(
+                f"another thread has been loading plugins for {WAIT_S:g} s, and may be waiting for this one: call "
+                "registry.variants() once before threads start, and no op in the body of a module"
+            )
+        try:
+            catalog = self._catalog
+            if catalog is None:
+                self._finder = threading.get_ident()
+                try:
+                    found = discover(self._by_plugin)
+                finally:
+                    self._finder = None
+                with self._swap:
+                    catalog = self._catalog = self._with_waiting(found)
+            return catalog
+        finally:
+            self._lock.release()
+
+    def _with_waiting(self, found: Catalog) -> Catalog:
+        waiting, self._waiting = self._waiting, []
+        for variant, origin in waiting:
+            try:
+                found = found.with_variant(variant, origin)
+                self._added.add(variant.name)
+            except DeclarationError as error:
+                found = found.with_failure(origin, error)
+        return found
+
+    def register(self, variant: Variant, origin: str, *, replace: bool = False) -> None:
+        """Add a variant. While plugins are loaded, or in a module's body before that, it waits until they are."""
+        if self._finder == threading.get_ident():
+            self._by_plugin.append(variant)
+            return
+        if self._catalog is None and (self._finder is not None or _importing()):
+            with self._swap:
+                if self._catalog is None:
+                    if replace:
+                        self._waiting = [(v, o) for v, o in self._waiting if v.name != variant.name]
+                    self._waiting.append((variant, origin))
+                    return
+        catalog = self.get()
+        with self._swap:
+            catalog = self._catalog or catalog
+            known = catalog.variants.get(variant.name)
+            if replace and known is not None and known.origin == origin and variant.name in self._added:
+                catalog = _without(catalog, variant.name)
+            self._catalog = catalog.with_variant(variant, origin)
+            self._added.add(variant.name)
 
     def unregister(self, name: str) -> None:
-        with self._lock:
-            catalog = self.get()
-            self._catalog = replace(catalog, variants={n: v for n, v in catalog.variants.items() if n != name})
+        """Take back what `register` added, and nothing else. A name that is not there is gone already."""
+        with self._swap:
+            self._waiting = [(variant, origin) for variant, origin in self._waiting if variant.name != name]
+        catalog = self.get()
+        with self._swap:
+            catalog = self._catalog or catalog
+            if name in catalog.variants and name not in self._added:
+                where = catalog.variants[name].origin
+                raise DeclarationError(
+                    f"unregister: got {name!r}, which {where} declares; allowed: what registry.register added"
+                )
+            self._catalog = _without(catalog, name)
+            self._added.discard(name)
+
+    def take_out(self, name: str) -> bool:
+        """Make room for a stand-in, whoever declares that name; whether `register` did. For the conformance kit."""
+        self.get()
+        with self._swap:
+            self._catalog = _without(self.get(), name)
+            return name in self._added
+
+    def put_back(self, variant: Variant, added: bool) -> None:
+        """Undo `take_out`."""
+        with self._swap:
+            self._catalog = self.get().with_variant(variant, variant.origin)
+            if added:
+                self._added.add(variant.name)
+
+
+def _without(catalog: Catalog, name: str) -> Catalog:
+    return replace(catalog, variants={n: v for n, v in catalog.variants.items() if n != name})
+
+
+def _importing() -> bool:
+    """Whether a module's body is being run, in which a discovery would find that module half made."""
+    specs = [getattr(module, "__dict__", {}).get("__spec__") for module in list(sys.modules.values())]
+    return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 catalog = _Lazy()

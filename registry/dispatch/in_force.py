@@ -36,21 +36,24 @@ _loaded = False
 def tables() -> TableSet:
     """The tables in force, read at first use."""
     if not _loaded:
-        reload()
+        reload(by_op=(Layer.ENVIRONMENT,))
     return _store.current
 
 
-def reload() -> TableSet:
-    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised."""
+def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
+    """Read every layer again. On an error the tables in force stay as they are, and TableError is raised.
+
+    A broken file of the layers `by_op` fails the calls of its own op instead, or none where it does not say its op.
+    """
     global _loaded
+    known = catalog.get().variants  # before the lock: discovery runs plugins' code, which may come back here
     with _lock:
-        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), skip=stale_rule)
+        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), by_op=by_op, skip=stale_rule)
         _loaded = True
-    for error in found.problems:
+    for error in (*found.problems, *(error for _, error in found.refused)):
         notices.notice(f"dispatch table left out: {error}")
     for table, rule, why in found.skipped:
         notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
-    known = catalog.get().variants
     for table in found.tables:
         for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
             notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
@@ -62,8 +65,12 @@ def sources() -> list[Source]:
     found = shipped_sources()
     for _, path in catalog.get().tables:
         found.extend(file_sources([path], Layer.PLUGIN))
-    if any(tuned_folder().glob("*.yaml")):
-        found.extend(file_sources([tuned_folder()], Layer.TUNED))
+    try:
+        tuned = tuned_folder()
+        if any(tuned.glob("*.yaml")):
+            found.extend(file_sources([tuned], Layer.TUNED))
+    except (OSError, RuntimeError, ValueError) as error:  # no such folder, no such home, no right to look
+        notices.notice(f"the user's own tables are left out: {notices.what_failed(error)}")
     found.extend(environment_sources())
     return found
 
@@ -81,7 +88,7 @@ def cache_folder() -> Path:
     """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
-        return Path(given).expanduser()
+        return Path(os.path.expanduser(given))
     from platformdirs import user_cache_path
 
     return user_cache_path("kernel-registry")

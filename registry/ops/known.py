@@ -36,13 +36,7 @@ def all_ops() -> dict[str, Op]:
 def register(variant: Variant, *, replace: bool = False) -> Variant:
     """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
     op_named(variant.op)
-    if (
-        replace
-        and variant.name in catalog.get().variants
-        and catalog.get().variants[variant.name].origin == _REGISTERED
-    ):
-        catalog.unregister(variant.name)
-    catalog.register(variant, _REGISTERED)
+    catalog.register(variant, _REGISTERED, replace=replace)
     forget_plans()
     return variant
 

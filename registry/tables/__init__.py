@@ -43,16 +43,19 @@ def load_tables(
     ops: OpFields,
     *,
     contain: Collection[Layer] = (),
+    by_op: Collection[Layer] = (),
     skip: Callable[[Table, Rule], str | None] | None = None,
 ) -> TableSet:
     """Load every source or raise TableError for the first that is wrong.
 
     contain  layers whose broken files are left out and listed in `.problems` instead, such as other people's plugins
+    by_op    layers whose broken files are listed in `.refused` with the op that they concern, where that can be told;
+             else as with `contain`
     skip     asked about each row; a text leaves that row out and is listed in `.skipped`, such as a stale measurement
     """
     from registry.tables.load import load
 
-    return load(sources, ops, contain, skip)
+    return load(sources, ops, contain, by_op, skip)
 
 
 class TableStore:

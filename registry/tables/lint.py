@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.tables.match import unreachable_by
+from registry.tables.match import Conditions, unreachable_by
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
+
+COMPARED = 400
+"""Rules of a table that are held against each other; among further ones only repetitions are found, since the work
+grows with the square."""
 
 Severity = Literal["error", "warning"]
 
@@ -49,11 +53,16 @@ class Known:
 
 def lint(tables: TableSet, known: Known) -> list[Finding]:
     """Every finding of a loaded set, in file order. Errors are rows that cannot do what they say."""
-    found = [Finding("error", e.file, e.line, e.path, e.code, e.problem) for e in tables.problems]
+    broken = (*tables.problems, *(error for _, error in tables.refused))
+    found = [Finding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
     for table in tables.tables:
         found.extend(_lint_file_name(table))
+        unreachable = set(_unreachable(table))
         for rule in table.rules:
-            found.extend(_lint_rule(table, rule, known))
+            found.extend(_lint_rule(table, rule, known, rule.index in unreachable))
+        if len(table.rules) > COMPARED:
+            message = f"{len(table.rules)} rules: of those after the first {COMPARED}, only repetitions are looked for"
+            found.append(Finding("warning", table.file, 1, "$.rules", "many-rules", message))
     for erratum in tables.errata:
         found.extend(_lint_erratum(erratum, known))
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
@@ -67,12 +76,21 @@ def _lint_file_name(table: Table) -> Iterator[Finding]:
         yield Finding("error", table.file, 1, "$", "misnamed-file", message)
 
 
-def _lint_rule(table: Table, rule: Rule, known: Known) -> Iterator[Finding]:
+def _unreachable(table: Table) -> Iterator[int]:
+    """The rules of which earlier ones take every problem."""
+    earlier: dict[Conditions, None] = {}
+    for rule in table.rules:
+        repeats = rule.conditions in earlier or () in earlier
+        if repeats or (len(earlier) < COMPARED and unreachable_by(rule.conditions, earlier)):
+            yield rule.index
+        earlier[rule.conditions] = None
+
+
+def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Iterator[Finding]:
     def finding(severity: Severity, path: str, code: str, message: str) -> Finding:
         return Finding(severity, table.file, rule.line, f"$.rules[{rule.index}]{path}", code, message)
 
-    earlier = [other.conditions for other in table.rules if other.index < rule.index]
-    if unreachable_by(rule.conditions, earlier):
+    if unreachable:
         yield finding("error", "", "unreachable-rule", "never matches: earlier rules take every problem it would take")
     seen: list[Use] = []
     for place, use in enumerate(rule.use):

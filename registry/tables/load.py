@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from registry.errors import TableError
+from registry.notices import what_failed
 from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
-from registry.tables.reader import MAX_BYTES, Document, Path, read_document, type_name
+from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, clip, read_document, type_name
 from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
 from registry.tables.sources import OpFields, Source
 
@@ -22,26 +24,32 @@ def load(
     sources: Iterable[Source],
     ops: OpFields,
     contain: Collection[Layer] = (),
+    by_op: Collection[Layer] = (),
     skip: Callable[[Table, Rule], str | None] | None = None,
 ) -> TableSet:
     """See registry.tables.load_tables."""
     tables: list[Table] = []
     errata: list[Erratum] = []
     problems: list[TableError] = []
+    refused: list[tuple[str, TableError]] = []
     for source in sources:
         try:
             loaded = _load_one(source, ops)
         except TableError as error:
-            if source.layer not in contain:
+            op = _op_of(source, ops) if source.layer in by_op else None
+            if op is not None:
+                refused.append((op, error))
+            elif source.layer in contain or source.layer in by_op:
+                problems.append(error)
+            else:
                 raise
-            problems.append(error)
             continue
         if isinstance(loaded, Table):
             tables.append(loaded)
         else:
             errata.extend(loaded)
     kept, skipped = _leave_out(tables, skip)
-    return TableSet(tuple(kept), tuple(errata), tuple(problems), tuple(skipped))
+    return TableSet(tuple(kept), tuple(errata), tuple(problems), tuple(refused), tuple(skipped))
 
 
 def _leave_out(
@@ -58,7 +66,28 @@ def _leave_out(
     return kept, skipped
 
 
+def _op_of(source: Source, ops: OpFields) -> str | None:
+    """The op that a broken file is about, as far as that can be seen from outside."""
+    try:
+        found = re.search(rb"""^op: *["']?([A-Za-z0-9_.-]+)""", source.read(MAX_BYTES), re.M)
+    except TableError:
+        return None
+    op = found[1].decode() if found else ""
+    return op if op in ops else None
+
+
 def _load_one(source: Source, ops: OpFields) -> Table | list[Erratum]:
+    """One file. Whatever is wrong with it is a TableError, so that no value gets past those who contain them."""
+    try:
+        return _load_checked(source, ops)
+    except TableError:
+        raise
+    except Exception as error:
+        problem = clip(f"cannot be used: {what_failed(error)}", MAX_MESSAGE)
+        raise TableError(source.name, 1, "$", problem) from error
+
+
+def _load_checked(source: Source, ops: OpFields) -> Table | list[Erratum]:
     document = read_document(source.read(MAX_BYTES + 1), source.name)
     if isinstance(document.data, dict) and "errata" in document.data:
         entries = decode(document, ErrataFile).errata
@@ -113,7 +142,7 @@ def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry)
 def _versions(document: Document, path: Path, text: str) -> SpecifierSet:
     try:
         return SpecifierSet(text)
-    except InvalidSpecifier:
+    except (InvalidSpecifier, ValueError):  # the latter for numbers of thousands of digits
         raise document.error(path, f"{text!r} is not a version range such as '>=2.11,<2.14'") from None
 
 

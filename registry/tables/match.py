@@ -17,9 +17,10 @@ Kind = str
 Scalar = bool | int | float | str
 
 _KINDS: Mapping[str, Kind] = {"int": "int", "float": "float", "str": "str"}
-_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_DIGITS = r"[0-9]{1,18}"  # an int64, and far from int()'s own limit, as in reader.MAX_DIGITS
+_NUMBER = rf"{_DIGITS}(?:\.{_DIGITS})?"
 _RANGE = re.compile(rf"\s*(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?\s*")
-_RESIDUE = re.compile(r"\s*(?P<rest>[0-9]+)\s+mod\s+(?P<modulus>[1-9][0-9]*)\s*")
+_RESIDUE = re.compile(rf"\s*(?P<rest>{_DIGITS})\s+mod\s+(?P<modulus>[1-9][0-9]{{0,17}})\s*")
 _ARCH = re.compile(r"any|cpu|sm[1-9][0-9]{1,2}\+?")
 
 
@@ -181,6 +182,8 @@ def _parse_range(name: str, declared: Field, value: str) -> Condition:
         return Condition(name, "int", residues=(Residue(rest, modulus),))
     found = _RANGE.fullmatch(value)
     if not found or (whole and "." in (found["low"] or "") + (found["high"] or "")):
+        if re.search(r"[0-9]{19}", value):
+            raise BadValue(f"{value[:40]!r} has a number of too many digits")
         raise BadValue(f"{value!r} is not a range; write '128..256', '1024..' or '..512'")
     if found["low"] is None and found["high"] is None:
         raise BadValue(f"the range {value!r} has no end; leave the key out to match any value")
@@ -237,7 +240,7 @@ Conditions = tuple[Condition, ...]
 
 def unreachable_by(rule: Conditions, earlier: Collection[Conditions]) -> bool:
     """True where earlier rules take every problem of `rule`: one of them does, or several side by side in one key."""
-    if any(_covers(other, rule) for other in earlier):
+    if rule in earlier or any(_covers(other, rule) for other in earlier):
         return True
     names = {condition.name for other in earlier for condition in other}
     return any(_covered_along(name, rule, earlier) for name in names)

@@ -160,6 +160,8 @@ class TableSet:
     errata: tuple[Erratum, ...] = ()
     problems: tuple[TableError, ...] = ()
     """Files of contained layers that could not be used."""
+    refused: tuple[tuple[str, TableError], ...] = ()
+    """Files that could not be used and must not pass in silence: calls of that op raise the error."""
     skipped: tuple[tuple[Table, Rule, str], ...] = ()
     """Rows left out one by one, and why."""
     _order: dict[tuple[str, str, str | None], tuple[Table, ...]] = field(
@@ -168,6 +170,9 @@ class TableSet:
 
     def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
         """The rule that counts in each table that applies, highest layer first."""
+        for name, error in self.refused:
+            if name == op:
+                raise error
         facts = {**facts, "arch": arch}
         for table in self.applying(op, arch, device):
             for rule in table.rules:

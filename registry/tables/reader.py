@@ -47,10 +47,10 @@ _TYPE_NAMES = {
 
 def show_path(path: Path) -> str:
     """`("rules", 0, "when")` as `$.rules[0].when`."""
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{_clip(part, 60)}" for part in path)
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{clip(part, 60)}" for part in path)
 
 
-def _clip(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
     """The text on one line and of bounded length: a hostile file must not write our messages."""
     shown = text if text.isprintable() else repr(text)
     return shown if len(shown) <= limit else shown[:limit] + "..."
@@ -77,7 +77,7 @@ class Document:
 
     def error(self, path: Path, problem: str, code: str = "malformed") -> TableError:
         """The error to raise about the value at `path`."""
-        return TableError(self.file, self.line(path), show_path(path), _clip(problem, MAX_MESSAGE), code)
+        return TableError(self.file, self.line(path), show_path(path), clip(problem, MAX_MESSAGE), code)
 
 
 def read_document(content: bytes, file: str, loader: Any = None) -> Document:
@@ -141,7 +141,7 @@ class _Reader:
 
     def _fail(self, event: Any, problem: str, code: str = "malformed") -> NoReturn:
         raise TableError(
-            self._file, event.start_mark.line + 1, show_path(tuple(self.path)), _clip(problem, MAX_MESSAGE), code
+            self._file, event.start_mark.line + 1, show_path(tuple(self.path)), clip(problem, MAX_MESSAGE), code
         )
 
     def _value(self, event: Any) -> Any:

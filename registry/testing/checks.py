@@ -257,14 +257,14 @@ def present(variant: Variant) -> Iterator[None]:
         yield
         return
     if known is not None:
-        unregister(known.name)
+        added = catalog.take_out(known.name)
     register(variant)
     try:
         yield
     finally:
         unregister(variant.name)
         if known is not None:
-            catalog.register(known, known.origin)
+            catalog.put_back(known, added)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

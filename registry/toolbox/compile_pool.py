@@ -28,10 +28,14 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from registry.errors import RegistryError
+
 __all__ = ["Child", "CompilePool", "WorkerDied", "WorkerFailed"]
 
 HIDE_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """The environment of a worker that only compiles."""
+LOG_BYTES, LOG_TAIL = 16 << 20, 64 << 10
+"""What a worker may have printed before all but the end is dropped."""
 _BOOT = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
@@ -54,7 +58,7 @@ class WorkerDied(Exception):
         super().__init__(f"{why}: {detail}")
 
 
-class WorkerFailed(Exception):
+class WorkerFailed(RegistryError):
     """A worker could not be started at all."""
 
 
@@ -130,7 +134,10 @@ class Child:
         deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            ready = select.select([self._answers], [], [], max(left, 0.0))[0] if left > 0 else []
+            ready = select.select([self._answers], [], [], min(max(left, 0.0), 1.0))[0] if left > 0 else []
+            self._trim_log()
+            if not ready and left > 1.0:
+                continue
             if not ready:
                 log = self._end(kill=True)
                 raise WorkerDied("hung", f"no answer in {timeout:.0f} s; killed{log}")
@@ -139,6 +146,7 @@ class Child:
                 log = self._end(kill=False)
                 raise WorkerDied("crashed", f"{self._last_words}{log}")
             self._buffer += chunk
+        self._trim_log()
         line, self._buffer = self._buffer.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         if answer.get("fatal"):
@@ -149,8 +157,7 @@ class Child:
         """End the worker from another thread than the one that asks it, which will find it dead."""
         process = self._process
         if process is not None:
-            with contextlib.suppress(OSError):
-                process.kill()
+            _kill_group(process)
 
     def stop(self) -> None:
         """End the worker, if one runs."""
@@ -165,21 +172,30 @@ class Child:
             with contextlib.suppress(OSError):
                 os.close(end)
         if kill:
-            with contextlib.suppress(OSError):
-                process.kill()
+            _kill_group(process)
         try:
             code = process.wait(timeout=20)
+            _kill_group(process)  # what it started itself
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                process.kill()
+            _kill_group(process)
             self._last_words = "would not die: the device may be stuck"
             return ""
         self._last_words = f"signal {_signal_name(-code)}" if code < 0 else f"exit status {code}"
         return self._tail()
 
+    def _trim_log(self) -> None:
+        """Drop the beginning of a log that grew too long. The worker's end of the file moves along with ours."""
+        log = self._log.fileno()
+        size = os.fstat(log).st_size
+        if size > LOG_BYTES:
+            end = os.pread(log, LOG_TAIL, size - LOG_TAIL)
+            os.lseek(log, 0, os.SEEK_SET)
+            os.ftruncate(log, 0)
+            os.write(log, end)
+
     def _tail(self) -> str:
-        self._log.seek(0)
-        text = self._log.read().decode(errors="replace").strip()
+        log = self._log.fileno()
+        text = os.pread(log, LOG_TAIL, max(0, os.fstat(log).st_size - LOG_TAIL)).decode(errors="replace").strip()
         self._log.close()
         return f"; it printed: ...{text[-500:]}" if text else ""
 
@@ -188,6 +204,12 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a worker and what it started: it leads a group of its own."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import catalog
+from registry.dispatch.catalog import PluginFailed, catalog, contained
 from registry.errors import InvalidArgument
+from registry.notices import what_failed
+
+T = TypeVar("T")
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:
@@ -22,7 +27,7 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         declare = getattr(module, "registry_variants", None)
         if declare is None:
             raise InvalidArgument("plugin", name, "a module with a function registry_variants()")
-        for variant in declare():
+        for variant in _own_code(name, functools.partial(_listed, declare)):
             if variant.name not in catalog.get().variants:
                 catalog.register(variant, name)
                 added.append(variant)
@@ -31,7 +36,7 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
 
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
-        return importlib.import_module(name)
+        return _own_code(name, lambda: importlib.import_module(name))
     path = Path(name).resolve()
     label = f"registry_extra_{path.stem}_{abs(hash(str(path))):x}"
     if label in sys.modules:
@@ -41,5 +46,22 @@ def _module(name: str) -> ModuleType:
         raise InvalidArgument("plugin", name, "a readable Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
-    spec.loader.exec_module(module)
+    try:
+        _own_code(name, functools.partial(spec.loader.exec_module, module))
+    except BaseException:
+        del sys.modules[label]
+        raise
     return module
+
+
+def _listed(declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
+    return list(declare())
+
+
+def _own_code(name: str, run: Callable[[], T]) -> T:
+    """What a plugin's code gives. Whatever it raises is an error that names the plugin."""
+    try:
+        with contained():
+            return run()
+    except PluginFailed as failed:
+        raise InvalidArgument("plugin", name, f"one that loads ({what_failed(failed.error)})") from failed.error

@@ -15,6 +15,7 @@ from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
 from registry.dispatch.catalog import catalog
+from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import fold_of, held_out
 from registry.tables.match import kind_of
@@ -48,6 +49,18 @@ class Settings:
     held_out: float = 0.2
     exclude: tuple[str, ...] = ("peer.*",)
     """Variants that are measured for comparison and never picked."""
+
+    def __post_init__(self) -> None:
+        check_number("margin", self.margin, 0, 1)
+        check_number("held_out", self.held_out, 0, 0.9)
+        if self.rule_cost is not None:
+            check_number("rule_cost", self.rule_cost, 0, 1e9)
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    """Raise InvalidArgument for a number out of range, or for none (NaN)."""
+    if not low <= value <= high:
+        raise InvalidArgument(name, value, f"{low:g}..{high:g}")
 
 
 @dataclass

@@ -54,7 +54,11 @@ def select(
     """The cases that the command line asks for; without any, the quick grid."""
     found: list[Case] = []
     for path in (shapes, recorded):
-        found += from_file(op, path) if path is not None else []
+        if path is not None:
+            held = from_file(op, path)
+            if not held:
+                raise InvalidArgument("shapes", str(path), "a file with at least one shape")
+            found += held
     if grid_name or not found:
         found += grid(op, grid_name or "quick")
     return unique(found)

@@ -8,6 +8,7 @@ crash is passed over; a writer begins on a fresh line after it.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
 from registry.errors import RegistryError
 from registry.ops.parts.cases import Case, digest
+from registry.tables.match import kind_of
 from registry.tuning.timing import quantile
 
 FORMAT = 1
@@ -42,7 +44,7 @@ class Journal:
 
     def __enter__(self) -> Journal:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise ResultsError(f"{self.path}: cannot be written: {error.strerror}") from error
@@ -86,6 +88,13 @@ class Journal:
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
+
+
+def make_folder(path: Path) -> None:
+    """A folder, with those around it, that nobody else may write to, whatever the umask says."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=0o755, exist_ok=True)
 
 
 def lock(file: int, path: Path, *, wait: bool = False) -> None:
@@ -198,9 +207,10 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-                yield number, record if isinstance(record, dict) and "kind" in record else None
-            except ValueError:
+                record = parsed(line)
+                check_record(record)
+                yield number, record
+            except DAMAGED:
                 yield number, None
 
 
@@ -215,9 +225,96 @@ def read(path: Path) -> Results:
                 found.bad_lines.append(number)
             else:
                 take(found, record)
-        except (KeyError, TypeError, AttributeError):
+        except DAMAGED:
             found.bad_lines.append(number)
     return found
+
+
+# What a line must hold, so that nobody who reads results has to doubt it: JSON can be valid and still be no result.
+
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a line of anything but our own making may raise."""
+_TEXT, _NUMBER, _MAPPING = (str,), (int, float), (dict,)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "run": {"machine": _MAPPING, "mode": _TEXT},
+    "case": {"op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
+    "sample": {"key": _TEXT, "round": (int,), "ms": _NUMBER},
+    "check": {"key": _TEXT},
+    "failed": {"key": _TEXT, "why": _TEXT},
+    "done": {},
+}
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """A line as a mapping. Raises one of DAMAGED for what is none."""
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise TypeError(f"expects a mapping, got {type(record).__name__}")
+    return record
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise one of DAMAGED unless a line of a journal holds what its kind must hold."""
+    kind = record["kind"]
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ValueError(f"no such kind of line: {kind!r}")
+    check_types(record, fields if kind == "run" else {"case": _TEXT, **fields})
+    if kind == "run":
+        check_machine(record["machine"])
+    elif kind == "case":
+        check_facts(record["op"], record["facts"])
+        check_flops(record["flops"])
+        check_types(record.get("illegal", {}), dict.fromkeys(record.get("illegal", {}), _TEXT))
+        for variant, config, first, fingerprint in record["contestants"].values():
+            check_types({"variant": variant, "fingerprint": fingerprint}, {"variant": _TEXT, "fingerprint": _TEXT})
+            check_types({"first": first}, {"first": (bool,)})
+            check_config(config)
+    elif kind == "sample":
+        check_time(record["ms"])
+    elif kind == "failed" and not isinstance(record.get("detail", ""), str):
+        raise TypeError("detail: expects text")
+
+
+def check_types(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kinds in fields.items():
+        value = record[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{name}: got {type(value).__name__}")
+
+
+def check_time(ms: float) -> None:
+    if not 0 < ms < 1e12:
+        raise ValueError(f"ms: got {ms}")
+
+
+def check_flops(flops: float) -> None:
+    if not 0 <= flops < 1e30:
+        raise ValueError(f"flops: got {flops}")
+
+
+def check_machine(machine: Mapping[str, Any]) -> None:
+    for name in ("device", "arch", "driver", "torch", "triton", "date"):
+        if not isinstance(machine.get(name, ""), (str, type(None))):
+            raise TypeError(f"machine.{name}: got {type(machine[name]).__name__}")
+    datetime.date.fromisoformat(machine.get("date") or "2000-01-01")
+    check_types(machine, {"device": _TEXT})
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    if not isinstance(config, dict) or not all(isinstance(value, (bool, int, float, str)) for value in config.values()):
+        raise TypeError("config: expects a flat mapping")
+
+
+def check_facts(op: str, facts: Mapping[str, Any]) -> None:
+    """Facts are compared with each other and with tables, which takes values of the kinds that the op says."""
+    check_types({"facts": facts}, {"facts": _MAPPING})
+    kinds = PROBLEM_TYPES[op].fact_kinds() if op in PROBLEM_TYPES else {}
+    for name, how in kinds.items():
+        allowed = {"int": (int,), "float": (int, float), "str": (str,)}.get(kind_of(how))
+        value = facts.get(name)
+        if allowed and value is not None and (not isinstance(value, allowed) or isinstance(value, bool)):
+            raise TypeError(f"facts.{name}: got {type(value).__name__}")
 
 
 def take(found: Results, record: dict[str, Any]) -> None:

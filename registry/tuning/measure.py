@@ -21,6 +21,7 @@ from registry.tuning import journal as journals
 from registry.tuning import worker
 from registry.tuning.contestants import Contestant, LineUp, Selection, line_up
 from registry.tuning.extra import load_plugins
+from registry.tuning.fit import check_number
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_data, target_from
 from registry.tuning.timing import turn_order
@@ -43,6 +44,14 @@ class Effort:
     check_timeout: float = 120.0
     turn_timeout: float = 30.0
     case_timeout: float = 180.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "least_rounds", "drop"):
+            check_number(name, getattr(self, name), 1, 1e6)
+        for name in ("settle_ms", "budget_s"):
+            check_number(name, getattr(self, name) or 0.0, 0, 1e9)
+        for name in ("measure_ms", "check_timeout", "turn_timeout", "case_timeout"):
+            check_number(name, getattr(self, name), 1e-6, 1e9)
 
 
 class Watcher(Protocol):

@@ -20,7 +20,21 @@ from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
-from registry.tuning.journal import CaseResults, Entry, Results, lock
+from registry.tuning.journal import (
+    DAMAGED,
+    CaseResults,
+    Entry,
+    Results,
+    check_config,
+    check_facts,
+    check_flops,
+    check_machine,
+    check_time,
+    check_types,
+    lock,
+    make_folder,
+    parsed,
+)
 from registry.tuning.machine import slug
 
 KEYED = ("device", "driver", "torch", "triton")
@@ -74,7 +88,12 @@ class Loaded:
 
     rows: list[Row] = field(default_factory=list)
     stale: list[Stale] = field(default_factory=list)
-    unreadable: int = 0
+    bad_lines: list[int] = field(default_factory=list)
+    """Lines of the file that are no rows."""
+
+    @property
+    def unreadable(self) -> int:
+        return len(self.bad_lines)
 
 
 def folder() -> Path:
@@ -149,17 +168,42 @@ def _rescue(rows: list[Row]) -> str:
     return f"the new rows are in {name}"
 
 
-def _read(path: Path) -> tuple[list[Row], int]:
-    """(rows, lines that are none)."""
+def damaged(op: str, device: str) -> list[str]:
+    """What in the file of an op and device is no row, for people. The next merge leaves it out."""
+    path = path_for(op, device)
+    with contextlib.suppress(OSError):
+        return [f"{path}: line {number} is damaged and passed over" for number in _read(path)[1]]
+    return []
+
+
+def _row_of(line: str) -> Row:
+    """A line as a row. Raises one of DAMAGED for what is none."""
+    row = Row(**parsed(line))
+    texts = dict.fromkeys(("op", "case", "variant", "source", "mode", "failure"), (str,))
+    check_types(vars(row), {**texts, "shape": (dict,), "machine": (dict,), "flops": (int, float), "first": (bool,)})
+    check_types(vars(row), {"spread": (int, float), "ms": (int, float, type(None))})
+    if row.ms is not None:
+        check_time(row.ms)
+    check_flops(row.flops)
+    if not 0 <= row.spread < 1e6:
+        raise ValueError(f"spread: got {row.spread}")
+    check_config(row.config)
+    check_facts(row.op, row.facts)
+    check_machine(row.machine)
+    return row
+
+
+def _read(path: Path) -> tuple[list[Row], list[int]]:
+    """(rows, numbers of the lines that are none)."""
     rows: list[Row] = []
-    bad = 0
+    bad: list[int] = []
     if not path.is_file():
         return rows, bad
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            rows.append(Row(**json.loads(line)))
-        except (ValueError, TypeError):
-            bad += 1
+            rows.append(_row_of(line))
+        except DAMAGED:
+            bad.append(number)
     return rows, bad
 
 
@@ -167,7 +211,7 @@ def load(op: str, machine: Mapping[str, Any]) -> Loaded:
     """The rows of an op that hold on this machine with these versions and sources; the others with their reasons."""
     found = Loaded()
     try:
-        rows, found.unreadable = _read(path_for(op, str(machine["device"])))
+        rows, found.bad_lines = _read(path_for(op, str(machine["device"])))
     except OSError:
         return found
     variants = catalog.get().of(op)
@@ -229,7 +273,7 @@ def write_atomic(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a file against other processes of the registry, through a lock file beside it that stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         lock(handle, path, wait=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import threading
 import types
 from importlib import metadata
 
 import pytest
+import torch
 
 import registry
 from registry import DuplicateVariant, Requires, Variant, hookimpl
@@ -141,3 +145,166 @@ def test_import_loads_no_plugin_and_no_triton():
         "assert 'triton' not in sys.modules, 'triton'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- plugins that misbehave ---------------------------------------------------------------------------------------
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raising(error):
+    def hook():
+        raise error
+
+    return hook
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Unspeakable(), GeneratorExit()])
+def test_whatever_a_hook_raises_is_contained(discover_with, error):
+    good = plugin_module("good", registry_variants=lambda: [variant("good.flash")])
+    found = discover_with(bad=plugin_module("bad", registry_variants=raising(error)), good=good)
+    assert "good.flash" in found.variants
+    assert [failure.plugin for failure in found.failures] == ["bad"]
+    assert type(error).__name__ in found.failures[0].error
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        ({"registry_variants": lambda: None}, "registry_variants: got None; allowed: a list"),
+        ({"registry_tables": lambda: None}, "registry_tables: got None; allowed: a list"),
+        ({"registry_tables": lambda: "/etc/tables"}, "registry_tables: got str; allowed: a list"),
+        ({"registry_tables": lambda: [7]}, "registry_tables: got int in its list"),
+        ({"registry_variants": lambda: variant("bad.one")}, "registry_variants: got Variant; allowed: a list"),
+        ({"registry_variants": lambda: [variant("bad.one", op="convolution")]}, "op: got 'convolution'; allowed: att"),
+        (
+            {"registry_variants": lambda: [Variant("bad.one", "matmul", print, Requires(dtypes=("float17",)))]},
+            "Requires.dtypes: got 'float17'",
+        ),
+    ],
+)
+def test_answers_of_hooks_that_are_none_are_named(discover_with, hooks, said):
+    found = discover_with(bad=plugin_module("bad", **hooks))
+    assert said in found.failures[0].error
+    assert "bad.one" not in found.variants and "bad" not in found.plugins and not found.tables
+
+
+def test_prints_of_plugins_go_to_stderr(discover_with, capsys):
+    def chatty():
+        print("hello from a hook")
+        return [variant("bad.chatty")]
+
+    assert "bad.chatty" in discover_with(bad=plugin_module("bad", registry_variants=chatty)).variants
+    out, err = capsys.readouterr()
+    assert out == "" and "hello from a hook" in err
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Unspeakable()])
+def test_a_rule_that_ends_the_host_makes_its_own_variant_illegal(declare, error):
+    def rule(problem, config):
+        raise error
+
+    declare("test.rule", rule=rule)
+    problem = registry.attention.explain(*[torch.zeros(1, 1, 4, 8)] * 3).problem
+    (reason,) = registry.variants()["test.rule"].reasons(problem)
+    assert reason.code == "declaration" and type(error).__name__ in reason.got
+
+
+def test_only_what_was_registered_can_be_taken_back(declare):
+    with pytest.raises(registry.DeclarationError, match=r"'torch_cpu', which registry\.plugins\.\S+ declares"):
+        registry.unregister("torch_cpu")
+    assert "torch_cpu" in registry.variants()
+    declare("test.mine")
+    registry.unregister("test.mine")
+    registry.unregister("test.mine")  # gone already
+    assert "test.mine" not in registry.variants()
+
+
+DECLARE = """
+import registry
+from registry import Requires, Variant, hookimpl
+def made(name):
+    return Variant(name, "attention", print, Requires(arch=("cpu",)))
+"""
+REGISTERS = DECLARE + "registry.register(made('acme.early'))\n"
+IN_A_HOOK = DECLARE + "@hookimpl\ndef registry_variants():\n    registry.register(made('acme.early'))\n    return []\n"
+THEN_FAILS = REGISTERS + "raise SystemExit(4)\n"
+CALLS = """
+import torch, registry
+x = torch.ones(1, 1, 4, 8)
+registry.attention(x, x, x)
+"""
+HOST = """
+import json, sys, torch, registry
+{first}
+x = torch.ones(1, 1, 4, 8)
+registry.attention(x, x, x)
+from registry.dispatch.catalog import catalog
+print(json.dumps(["acme.early" in registry.variants(), [f.error for f in catalog.get().failures]]))
+"""
+
+
+def hosted(tmp_path, body, first=""):
+    """What a process makes of an installed plugin of that body: whether its variant is there, and what failed."""
+    (tmp_path / "acme_kernels.py").write_text(body)
+    about = tmp_path / "acme-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[kernel_registry]\nacme = acme_kernels\n")
+    done = subprocess.run(
+        [sys.executable, "-c", HOST.format(first=first)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_plugin_may_register_while_it_is_imported(tmp_path):
+    assert hosted(tmp_path, REGISTERS) == [True, []]
+
+
+def test_a_plugin_may_register_in_its_hook(tmp_path):
+    assert hosted(tmp_path, IN_A_HOOK) == [True, []]
+
+
+def test_what_a_host_imports_before_may_register_too(tmp_path):
+    assert hosted(tmp_path, REGISTERS, first="import acme_kernels")[0]
+
+
+def test_what_a_failed_plugin_registered_is_left_out_with_it(tmp_path):
+    assert hosted(tmp_path, THEN_FAILS) == [False, ["SystemExit: 4"]]
+
+
+def test_calling_an_op_while_plugins_are_loaded_is_an_error_of_that_plugin(tmp_path):
+    early, (error,) = hosted(tmp_path, CALLS)
+    assert not early and "while plugins are being loaded" in error
+
+
+def test_an_import_that_waits_for_the_plugins_is_not_waited_for(monkeypatch):
+    """One thread loads plugins, and needs an import that another is in the midst of, which asks for the plugins."""
+    lazy, in_import = discovery._Lazy(), threading.Event()
+    import_lock = threading.Lock()
+    monkeypatch.setattr(discovery, "WAIT_S", 0.2)
+
+    def discover(registered):
+        in_import.wait(10)
+        with import_lock:
+            return discovery.Catalog()
+
+    monkeypatch.setattr(discovery, "discover", discover)
+    finder = threading.Thread(target=lazy.get)
+    with import_lock:
+        finder.start()
+        in_import.set()
+        lazy.register(variant("test.waiting"), "here")
+        with pytest.raises(registry.RegistryError, match="another thread"):
+            lazy.get()
+    finder.join(10)
+    assert not finder.is_alive() and "test.waiting" in lazy.get().variants

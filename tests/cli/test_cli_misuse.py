@@ -1,0 +1,103 @@
+"""`kreg` given what is none: one line that says so, exit status 2, no traceback; and hostile text on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from registry import notices
+from registry.cli import OK, USAGE, main
+from registry.cli._page import Page, print_json
+
+TUNE = ["tune", "attention", "--device", "cpu", "--grid", "tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*TUNE, "--margin", "nan"], "margin: got nan"),
+        ([*TUNE, "--margin", "-1"], "margin: got -1"),
+        ([*TUNE, "--turn", "nan"], "measure_ms: got nan"),
+        ([*TUNE, "--turn", "-5"], "measure_ms: got -5"),
+        ([*TUNE, "--held-out", "2"], "held_out: got 2"),
+        ([*TUNE, "--rounds", "0"], "--rounds"),
+        ([*TUNE, "--budget", "-5"], "--budget"),
+        ([*TUNE, "--plugin", "/no/such/file.py"], "plugin: got /no/such/file.py"),
+        ([*TUNE, "--plugin", "no_such_module"], "plugin: got no_such_module"),
+    ],
+)
+def test_arguments_that_are_none_are_one_line(capsys, arguments, said):
+    assert main(arguments) == USAGE
+    out, err = capsys.readouterr()
+    assert said in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_gpu_that_is_not_there_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["tune", "attention", "--device", "cuda"]) == USAGE
+    err = capsys.readouterr().err
+    assert "--device: got cuda" in err and err.count("\n") == 1
+
+
+def test_an_empty_file_of_shapes_is_one_line(capsys, tmp_path):
+    (tmp_path / "shapes.txt").write_text("")
+    assert main(["tune", "attention", "--device", "cpu", "--shapes", str(tmp_path / "shapes.txt")]) == USAGE
+    assert "at least one shape" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(5)", "def registry_variants():\n    return 1 / 0"])
+def test_a_plugin_file_that_fails_is_one_line(capsys, tmp_path, body):
+    (tmp_path / "bad.py").write_text(body)
+    assert main([*TUNE, "--plugin", str(tmp_path / "bad.py")]) == USAGE
+    err = capsys.readouterr().err
+    assert "bad.py" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--help"]])
+def test_a_reader_who_has_seen_enough_is_no_error(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "registry.cli", *command], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (OK, b"")
+
+
+def test_control_characters_never_reach_the_terminal(capsys):
+    hostile = "\x1b[31mred\x9b2J\u202e\r"
+    page = Page()
+    page.row(hostile, hostile)
+    page.line(hostile)
+    print_json({"evidence": hostile})
+    notices.notice(hostile)
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable() and "red" in out
+    assert all(text.isprintable() for text in notices.counts())
+    print_json({"evidence": hostile})
+    assert json.loads(capsys.readouterr().out) == {"evidence": hostile}
+
+
+@pytest.mark.parametrize("arguments", [[*TUNE, "--dry-run"], ["warm", "attention", "s=64", "--device", "H100"]])
+def test_workers_take_nothing_from_the_working_directory(tmp_path, arguments):
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    script = "import sys; sys.path[:] = [p for p in sys.path if p]; from registry.cli import main; sys.exit(main())"
+    environment = {
+        **os.environ,
+        "REGISTRY_CACHE": str(tmp_path / "cache"),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments, *(["--jobs", "2"] if "warm" in arguments else [])],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the wrong one" not in done.stdout + done.stderr and done.returncode == OK, done.stderr

@@ -1,0 +1,69 @@
+"""The sdist holds what its tests need, and doctor knows another distribution that ships our package's name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from registry import doctor
+
+ROOT = Path(__file__).parents[2]
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return set(listed.stdout.split("\n")) - {""} if (ROOT / ".git").exists() else set()
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The unpacked sdist of a copy of the files under version control."""
+    files = tracked()
+    if not files:
+        pytest.skip("no checkout")
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("sdist")
+    for name in files:
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(out), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
+        archive.extractall(out)
+    return next(path for path in out.iterdir() if path.is_dir())
+
+
+def test_the_sdist_is_the_checkout(sdist):
+    held = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+    assert sorted(name for name in tracked() - held if (ROOT / name).is_file()) == []
+
+
+class Shipped:
+    """A distribution, as importlib.metadata shows it."""
+
+    def __init__(self, name, files=(), top_level=None):
+        self.metadata = {"Name": name}
+        self.files = [Path(file) for file in files]
+        self._top_level = top_level
+
+    def read_text(self, name):
+        return self._top_level
+
+
+def test_doctor_names_who_ships_our_package(monkeypatch):
+    there = [
+        Shipped("kernel-registry", ["registry/__init__.py"]),
+        Shipped("harmless", ["harmless/registry/__init__.py"], "harmless\n"),
+        Shipped("registry-of-old", [], "registry\n"),
+        Shipped("by-files", ["registry/client.py"]),
+    ]
+    monkeypatch.setattr(doctor.metadata, "distributions", lambda: there)
+    found = doctor.strangers()
+    assert [text.split()[0] for text in found] == ["registry-of-old", "by-files"]
+    monkeypatch.setitem(sys.modules, "registry", type(sys)("registry"))
+    assert "gives another package" in doctor.strangers()[-1]

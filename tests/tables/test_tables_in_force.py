@@ -1,0 +1,116 @@
+"""Broken tables in a process: which calls fail, which go on, and what doctor says."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import registry
+from registry.contract.target import Target
+from registry.dispatch import in_force
+from registry.doctor import ailments, examine
+from registry.errors import TableError
+from registry.ops.attention.problem import AttentionProblem
+from registry.tables import Layer, file_sources, load_tables
+from registry.tuning.lint import lint_files
+
+DIGITS = "op: attention\narch: any\nrules:\n- when: {head_dim: '" + "9" * 5000 + "..'}\n  use: [torch_cpu]\n"
+BROKEN = {
+    "digits": DIGITS,
+    "residue": DIGITS.replace("..", " mod 7"),
+    "rules": "op: attention\narch: sm90\nrules: 7\n",
+    "yaml": "op: attention\nrules: [",
+}
+
+
+@pytest.fixture
+def tables(monkeypatch, tmp_path):
+    """Set files of an environment layer, as a process that has not read its tables yet."""
+
+    def put(text):
+        (tmp_path / "given.yaml").write_text(text)
+        monkeypatch.setenv("REGISTRY_TABLES", str(tmp_path / "given.yaml"))
+        monkeypatch.setattr(in_force, "_loaded", False)
+        registry.forget_plans()
+        return str(tmp_path / "given.yaml")
+
+    yield put
+    monkeypatch.undo()
+    registry.reload_tables()
+
+
+def attend():
+    return registry.attention(*[torch.ones(1, 1, 4, 8)] * 3)
+
+
+def multiply():
+    return registry.matmul(torch.ones(4, 4), torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
+def test_a_broken_file_of_the_environment_fails_its_own_op_alone(tables, text):
+    file = tables(text)
+    multiply()
+    with pytest.raises(TableError, match="given.yaml:") as raised:
+        attend()
+    assert raised.value.file == file
+    wrong = [text for text in ailments(examine()) if "given.yaml" in text]
+    assert len(wrong) == 1
+
+
+def test_a_file_of_no_op_is_left_out_and_named(tables):
+    tables("\x00")
+    attend()
+    multiply()
+    assert any("given.yaml" in text for text in registry.notices.counts())
+    assert any("given.yaml" in text for text in ailments(examine()))
+
+
+def test_a_reload_that_fails_leaves_the_tables_in_force(tables):
+    before = in_force.tables()
+    tables("op: attention\nrules: 7\n")
+    in_force._loaded = True
+    with pytest.raises(TableError, match="given.yaml"):
+        registry.reload_tables()
+    assert in_force.tables() is before
+    attend()
+
+
+@pytest.mark.parametrize("layer", [Layer.PLUGIN, Layer.TUNED])
+@pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
+def test_no_value_gets_past_containment(tmp_path, layer, text):
+    (tmp_path / "bad.yaml").write_text(text)
+    loaded = load_tables(file_sources([tmp_path], layer), in_force.op_fields(), contain=(layer,))
+    assert not loaded.tables and len(loaded.problems) == 1
+
+
+@pytest.mark.parametrize("place", ["file/below", "x" * 300, "~no-such-user/cache"])
+def test_a_cache_that_cannot_be_made_breaks_no_call(tables, monkeypatch, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REGISTRY_CACHE", place if place.startswith("~") else str(tmp_path / place))
+    monkeypatch.setattr(in_force, "_loaded", False)
+    registry.forget_plans()
+    attend()
+    examine()
+
+
+@pytest.mark.parametrize("rule", ["- when: {{head_dim: {}}}\n  use: [torch_cpu]\n", "- use: [torch_cpu]\n"])
+def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, rule):
+    count = 20_000 if "{}" in rule else 50_000
+    rules = "".join(rule.format(3 * n) for n in range(count))
+    (tmp_path / "attention.any.yaml").write_text("op: attention\narch: any\nrules:\n" + rules)
+    begun = time.process_time()
+    findings = lint_files([tmp_path])
+    assert time.process_time() - begun < 20
+    assert "many-rules" in {finding.code for finding in findings}
+
+
+def test_facts_meet_the_first_rule_of_very_many(tmp_path):
+    rules = "".join(f"- when: {{head_dim: {n}}}\n  use: [torch_cpu]\n" for n in range(1000))
+    (tmp_path / "many.yaml").write_text("op: attention\narch: any\nrules:\n" + rules)
+    loaded = load_tables(file_sources([tmp_path], Layer.ENVIRONMENT), in_force.op_fields())
+    problem = AttentionProblem.of_shape(Target.named("cpu"), d=64)
+    (match,) = loaded.match("attention", problem.facts(), "cpu")
+    assert match.rule.index == 64

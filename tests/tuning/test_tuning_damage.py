@@ -1,0 +1,231 @@
+"""Files of a wrong making, folders, and workers that leave things behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from dataclasses import asdict
+
+import pytest
+from test_tuning_store import MACHINE, row
+
+from registry.cli import FINDING, main
+from registry.dispatch import in_force
+from registry.errors import InvalidArgument
+from registry.toolbox import compile_pool
+from registry.toolbox.compile_pool import Child, WorkerDied, WorkerFailed
+from registry.tuning import journal, store
+from registry.tuning.fit import Settings
+from registry.tuning.grids import select
+from registry.tuning.measure import Effort
+
+CASE = {
+    "kind": "case",
+    "case": "a",
+    "op": "attention",
+    "text": "s=4",
+    "shape": {"s": 4},
+    "facts": {"head_dim": 8, "dtype": "float32"},
+    "flops": 1.0,
+    "contestants": {"k": ["torch_cpu", {}, True, "f"]},
+}
+SAMPLE = {"kind": "sample", "case": "a", "key": "k", "round": 0, "ms": 1.0}
+GOOD = [{"kind": "run", "format": 1, "machine": MACHINE, "mode": "events"}, CASE, SAMPLE]
+WRONG = [
+    [],
+    {"kind": ["case"]},
+    {"kind": "odd", "case": "a"},
+    {"kind": "run", "format": 1, "machine": 5, "mode": "events"},
+    {"kind": "run", "format": 1, "machine": {"device": 5}, "mode": "events"},
+    {"kind": "run", "format": 1, "machine": {**MACHINE, "date": "tomorrow"}, "mode": "events"},
+    CASE | {"case": []},
+    CASE | {"facts": {"head_dim": "wide"}},
+    CASE | {"facts": [1]},
+    CASE | {"flops": "many"},
+    CASE | {"contestants": {"k": ["torch_cpu", {}, True]}},
+    CASE | {"contestants": {"k": ["torch_cpu", {"x": []}, True, "f"]}},
+    CASE | {"illegal": 5},
+    SAMPLE | {"ms": "fast"},
+    SAMPLE | {"ms": float("nan")},
+    SAMPLE | {"ms": None},
+    SAMPLE | {"round": "first"},
+    SAMPLE | {"key": {}},
+    {"kind": "failed", "case": "a", "key": "k", "why": 5},
+    {"kind": "done", "case": 5},
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: json.dumps(wrong)[:60])
+def test_a_line_of_a_wrong_type_is_numbered_and_passed_over(tmp_path, wrong):
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD, wrong]))
+    found = journal.read(path)
+    assert found.bad_lines == [4]
+    (case,) = found.of("attention")
+    assert case.entries["k"].ms == 1.0 and found.machine == MACHINE
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"ms": "fast"},
+        {"ms": -1.0},
+        {"ms": float("nan")},
+        {"machine": []},
+        {"machine": {"device": 7}},
+        {"facts": {"head_dim": "wide"}},
+        {"config": [1]},
+        {"case": 5},
+        {"spread": None},
+        {"flops": "x"},
+        {"op": {}},
+    ],
+    ids=str,
+)
+def test_a_row_of_a_wrong_type_is_named_and_passed_over(more):
+    store.merge([row()])
+    (path,) = store.folder().glob("*.jsonl")
+    with open(path, "a") as file:
+        file.write(json.dumps(asdict(row()) | more) + "\n")
+    assert store.damaged("attention", MACHINE["device"]) == [f"{path}: line 2 is damaged and passed over"]
+    assert len(store.load("attention", MACHINE).rows) == 1
+    store.merge([row("s=128")])
+    assert store.damaged("attention", MACHINE["device"]) == []
+
+
+def test_nobody_else_may_write_to_the_cache(cache):
+    before = os.umask(0)
+    try:
+        store.merge([row()])
+        with journal.Journal(cache / "runs" / "deep" / "run.jsonl"):
+            pass
+        store.write_table("attention", "gpu", "op: attention\n")
+    finally:
+        os.umask(before)
+    assert [p for p in (cache, *cache.rglob("*")) if p.stat().st_mode & 0o022] == []
+
+
+def test_a_sweep_of_failures_says_what_failed_and_what_helps(tmp_path, capsys):
+    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong", "detail": "out is \x1b[31m0"}
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no table: " in said and "failed: torch_cpu: wrong: out is" in said and "--retry-failed" in said
+    assert "\x1b" not in said
+
+
+def test_a_failure_expires_when_the_source_changes(tmp_path):
+    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong"}
+    changed = CASE | {"contestants": {"k": ["torch_cpu", {}, True, "another"]}}
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    assert journal.read(path).cases["a"].entries["k"].failure
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed, changed]))
+    assert journal.read(path).cases["a"].entries["k"].failure is None
+
+
+@pytest.mark.parametrize("settings", [{"margin": float("nan")}, {"margin": -1}, {"held_out": 1.0}, {"rule_cost": -1}])
+def test_settings_that_are_none_are_refused(settings):
+    with pytest.raises(InvalidArgument, match=next(iter(settings))):
+        Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    "effort", [{"rounds": 0}, {"budget_s": -1}, {"budget_s": float("nan")}, {"measure_ms": 0}, {"turn_timeout": -1}]
+)
+def test_efforts_that_are_none_are_refused(effort):
+    with pytest.raises(InvalidArgument, match=next(iter(effort))):
+        Effort(**effort)
+
+
+def test_a_file_without_shapes_is_an_error(tmp_path):
+    (tmp_path / "shapes.txt").write_text("# none yet\n\n")
+    with pytest.raises(InvalidArgument, match=r"shapes\.txt"):
+        select("attention", shapes=tmp_path / "shapes.txt")
+
+
+# --- workers ------------------------------------------------------------------------------------------------------
+
+ODD_WORKER = """
+import os, subprocess, sys, time
+def answerer():
+    def answer(command):
+        if command.get("do") == "spawn":
+            return {"ok": True, "pid": subprocess.Popen(["sleep", "300"]).pid}
+        if command.get("do") == "print":
+            for _ in range(command["chunks"]):
+                sys.stdout.write("x" * (1 << 20))
+            sys.stdout.write("last words")
+            sys.stdout.flush()
+            os._exit(7)
+        if command.get("do") == "exit":
+            os._exit(9)
+        if command.get("do") == "hang":
+            time.sleep(300)
+        return {"ok": True}
+    return answer
+"""
+
+
+@pytest.fixture
+def odd_worker(tmp_path, monkeypatch):
+    (tmp_path / "odd_worker.py").write_text(ODD_WORKER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Child("odd_worker", {}) as child:
+        yield child
+
+
+def gone(pid):
+    """Whether a process ended, which its new parent may not have asked about yet."""
+    for _ in range(100):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("end", ["stop", "hang", "exit"])
+def test_what_a_worker_started_ends_with_it(odd_worker, end):
+    pid = odd_worker.ask({"do": "spawn"}, 60)["pid"]
+    if end == "stop":
+        odd_worker.stop()
+    else:
+        with pytest.raises(WorkerDied):
+            odd_worker.ask({"do": end}, 0.5 if end == "hang" else 60)
+    assert gone(pid)
+
+
+def test_of_much_that_a_worker_prints_the_end_is_kept(odd_worker, monkeypatch):
+    monkeypatch.setattr(compile_pool, "LOG_BYTES", 1 << 20)
+    odd_worker.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WorkerDied, match=r"exit status 7.*xxx.*last words"):
+        odd_worker.ask({"do": "print", "chunks": 64}, 60)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB
+
+
+def test_a_log_that_grows_is_cut_while_the_worker_runs(odd_worker, monkeypatch):
+    monkeypatch.setattr(compile_pool, "LOG_BYTES", 1 << 10)
+    odd_worker.start()
+    os.write(odd_worker._log.fileno(), b"y" * 100_000 + b"the end")
+    odd_worker.ask({"do": "nothing"}, 60)
+    size = os.fstat(odd_worker._log.fileno()).st_size
+    assert size == compile_pool.LOG_TAIL
+
+
+def test_a_worker_that_does_not_start_is_one_error():
+    with Child("no_such_module_of_a_worker", {}) as child, pytest.raises(WorkerFailed, match="does not start"):
+        child.start()
