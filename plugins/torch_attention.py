@@ -89,8 +89,14 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic
 
 
 def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
-    """It takes a right side that is as long as the keys for unlimited, which early rows of a longer query are not."""
-    right = problem.window[1] if problem.window is not None else UNLIMITED
+    """It takes a right side that is as long as the keys for unlimited, which early rows of a longer query are not; and
+    an unlimited one beside a limited left one for as long as the keys."""
+    left, right = problem.window if problem.window is not None else (UNLIMITED, UNLIMITED)
+    if left != UNLIMITED and right == UNLIMITED and not problem.causal and problem.seqlen_q > problem.seqlen_k:
+        # window=(40, -1) with 129 queries and 77 keys: row 0 is given 26 keys of 77.
+        yield Reason(
+            "semantics", "window", problem.window, f"seqlen_q <= seqlen_k ({problem.seqlen_k}), or a right side"
+        )
     if problem.seqlen_k <= right < problem.seqlen_q - 1:
         yield Reason("semantics", "window", problem.window, f"right side < seqlen_k ({problem.seqlen_k})")
 

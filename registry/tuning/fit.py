@@ -29,7 +29,7 @@ RULE_COSTS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
 FOLDS = 5
 CONFIGS = 12
 """Named configs that a rule may pick, those measured on most shapes: what few shapes say of a config holds for few."""
-LEAST_SHAPES = 8
+LEAST_SHAPES = 12
 LOSS_WEIGHT = 4.0
 """A kernel of ours is put before the library's only on so many shapes, and where what it loses, weighed so, is less
 than what it gains: to be slower than without us is worse than to miss a gain."""

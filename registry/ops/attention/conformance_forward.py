@@ -84,7 +84,7 @@ class AttentionKit(Kit):
             heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.large else [])
         return {
             "dtype": list(requires.dtypes),
-            "batch": [2, 1, 3] + ([64] if size.large else []),
+            "batch": [2, 1, 3],
             "heads": heads,
             "lengths": _lengths(requires, size),
             "head_dim": dims,
@@ -118,7 +118,9 @@ class AttentionKit(Kit):
             {"lengths": (1, 300), "mask": (False, None)},
         )
 
-    def crowded(self) -> Sequence[Spec]:
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        if not size.large:
+            return ()
         many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
         return tuple(
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}

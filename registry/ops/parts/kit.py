@@ -78,7 +78,7 @@ class Kit:
         """Combinations that are always tried where they are legal."""
         return ()
 
-    def crowded(self) -> Sequence[Spec]:
+    def crowded(self, size: Size) -> Sequence[Spec]:
         """Large problems of many short tiles, tried with every config: what one tile leaves behind meets the next."""
         return ()
 
@@ -170,12 +170,12 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
         (f"{axis}={value}", {axis: value}) for axis, values in axes.items() for value in _some(values, size.values)
     ]
     wanted += [("", {}) for _ in range(size.samples)]
-    wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded()]
+    wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded(size)]
     found: dict[str, tuple[Spec, Problem]] = {}
     crowded = set()
     uncovered = []
     for label, fixed in wanted:
-        if any(axis not in axes or value not in axes[axis] for axis, value in fixed.items()):
+        if label != _CROWDED and any(axis not in axes or value not in axes[axis] for axis, value in fixed.items()):
             continue
         legal = _first_legal(variant, op, kit, target, axes, fixed, rng)
         if legal is None:
