@@ -158,7 +158,7 @@ def consumer(
             release(k_ring, i)
             if T.q_columns == T.head:
                 # Not before a product has used the registers: a load that is under way does not hold back the barrier,
-                # and the copy of the next tile's Q overtook it (measured: one wrong tile in some thousands).
+                # and the copy of the next tile's Q overtook it (measured: in tiles of one key block, wrong).
                 release(q_ring, turn)
             s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)

@@ -64,7 +64,8 @@ STARTED, DONE, FAILED = "started: ", "done: ", "failed: "
 
 def chosen(pattern: str) -> list[Variant]:
     """Our own variants of that name."""
-    return [v for v in variants().values() if v.design.dsl in OURS and fnmatch.fnmatch(v.name, pattern)]
+    built_in = [v for v in variants().values() if v.origin.startswith("registry.plugins.")]
+    return [v for v in built_in if v.design.dsl in OURS and fnmatch.fnmatch(v.name, pattern)]
 
 
 def trials(variant: Variant, target: Target, limit: int) -> list[Trial]:
