@@ -16,13 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from registry.contract.target import Target  # noqa: E402
 from registry.toolbox import builds, sass  # noqa: E402
-from registry.toolbox.builds import (  # noqa: E402
-    Build,
-    compile_build,
-    gpu_target,
-    inspect,
-    occupancy,
-)
+from registry.toolbox.builds import Build, compile_build, gpu_target, inspect, occupancy  # noqa: E402
 from registry.toolbox.launch import StandIn  # noqa: E402
 
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
