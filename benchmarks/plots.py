@@ -190,7 +190,7 @@ def dispatched(results: Results, case: CaseResults) -> Entry | None:
 
 def regret(folder: Path) -> str:
     """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
-    table was fitted to (judged_*.jsonl, beside random_*.jsonl, to which they were)."""
+    table was fitted to and no setting of the fit was chosen by (judged_*.jsonl)."""
     lines = ["| op | drawn shapes | mean | 95th percentile | worst | mean of the best library kernel |"]
     lines += ["|---|--:|--:|--:|--:|--:|"]
     worst: list[str] = []
