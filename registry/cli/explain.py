@@ -72,6 +72,8 @@ def _print_decision(decision: Decision) -> None:
     rows = [("runs", decision.variant), ("config", config_text(decision.config)), ("because", decision.source)]
     if decision.evidence:
         rows.append(("measured", evidence_text(decision.evidence)))
+    if decision.nearest:
+        rows.append(("nearest", f"measured {decision.nearest}"))
     if decision.fallback_from:
         rows.append(("instead of", ", ".join(decision.fallback_from)))
     page.rows([(label, text) for label, text in rows if text])

@@ -16,26 +16,31 @@ def command() -> None: ...
 
 
 @command.command(
-    help="Find what is wrong with the tables in force, or with these FILES and folders. Exits 1 on an error."
+    help="Find what is wrong with the tables in force, or with these FILES and folders, and say where each rule was "
+    "measured. Exits 1 on an error."
 )
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option("--strict", is_flag=True, help="Exit 1 on a warning, too.")
 @json_option
 def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     from registry.dispatch import in_force
-    from registry.tuning.lint import lint_files, lint_tables, results_folder, together, unproven
+    from registry.tuning.lint import coverage, lint_tables, load_files, results_folder, together, unproven
 
-    findings = lint_files([Path(file) for file in files]) if files else lint_tables(in_force.tables())
+    tables = load_files([Path(file) for file in files]) if files else in_force.tables()
+    covered, past = coverage(tables)
+    findings = lint_tables(tables) + past
     folder = results_folder()
     if not files and folder is not None:
-        findings += unproven(in_force.tables(), folder)
+        findings += unproven(tables, folder)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json({"findings": list(map(asdict, findings)), "coverage": list(map(asdict, covered))})
     else:
         page = Page()
         for finding, more in together(findings):
             text = str(finding) + (f" (and {more} more rows)" if more else "")
             page.line(text, style="red" if finding.severity == "error" else "yellow")
+        for rule in covered:
+            page.line(str(rule))
         page.line(f"{errors} errors, {len(findings) - errors} warnings")
     return FINDING if errors or (strict and findings) else OK

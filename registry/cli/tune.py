@@ -200,10 +200,10 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     where = ""
     if options["table_path"] is not None:
         journal.make_folder(options["table_path"].absolute().parent)
-        store.write_atomic(options["table_path"].absolute(), fitted.text)
+        store.write_both(options["table_path"].absolute(), fitted.text, fitted.measured)
         where = str(options["table_path"])
     elif own:
-        where = str(store.write_table(op, results.machine["device"], fitted.text))
+        where = str(store.write_table(op, results.machine["device"], fitted.text, fitted.measured))
     _print(op, raw, report, notes, (fitted, where), options)
     return FINDING if report is not None and report.stopped else OK
 

@@ -25,6 +25,8 @@ def decision_text(decision: Decision) -> str:
     ]
     if decision.evidence:
         lines.append(f"  measured: {evidence_text(decision.evidence)}")
+    if decision.nearest:
+        lines.append(f"  nearest measured shape: {decision.nearest}")
     if decision.fallback_from:
         lines.append(f"  fallback: {', '.join(decision.fallback_from)} would have been preferred")
     for candidate in decision.candidates:
@@ -76,6 +78,7 @@ def decision_data(decision: Decision) -> dict[str, Any]:
         "config": dict(decision.config),
         "source": decision.source,
         "evidence": dict(decision.evidence) if decision.evidence else None,
+        "nearest": decision.nearest or None,
         "fallback_from": list(decision.fallback_from),
         "candidates": [candidate_data(candidate) for candidate in decision.candidates],
     }
@@ -110,6 +113,13 @@ class Decision:
     evidence: Mapping[str, Any] | None = field(default=None, compare=False)
     fallback_from: tuple[str, ...] = ()
     """Preferred names that were passed over because they are illegal here."""
+    near: str | Callable[[], str] = field(default="", compare=False, repr=False)
+    """`nearest`, or what finds it."""
+
+    @functools.cached_property
+    def nearest(self) -> str:
+        """How far the nearest measured shape behind the table's rule is; empty where no measured rule picked."""
+        return self.near if isinstance(self.near, str) else self.near()
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -117,7 +127,7 @@ class Decision:
         return self.standing if isinstance(self.standing, tuple) else self.standing()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "standing": self.candidates}
+        return {**self.__dict__, "standing": self.candidates, "near": self.nearest}
 
     def __str__(self) -> str:
         return decision_text(self)

@@ -160,7 +160,16 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         functools.partial(_candidates, problem, moment, scope.preferred),
         place.match.evidence if place.match is not None else None,
         fallback_from=passed_over,
+        near=functools.partial(_nearest, place.match, problem) if place.match is not None else "",
     )
+
+
+def _nearest(match: Match, problem: Problem) -> str:
+    from registry.tables.measured import read_beside
+
+    beside = read_beside(match.table)
+    found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
+    return str(found) if found is not None else ""
 
 
 def _candidates(problem: Problem, moment: _Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:

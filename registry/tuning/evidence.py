@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
+from registry.ops.known import op_named
 from registry.tables import Layer, Source, TableSet, kind_of, load_tables
+from registry.tables.measured import read_beside
 from registry.tables.model import Rule, Table, Use
 from registry.tuning import journal
 from registry.tuning.fit import WRONG, Settings, candidates, excluded
@@ -170,6 +172,7 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
     alone = TableSet((table,))
     known: dict[str, Results | str] = {}
     found: list[str] = []
+    beside = read_beside(table)
     for rule in table.rules:
         if rule.evidence is None:
             continue
@@ -182,7 +185,15 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
             continue
         cases = [case for case in results.of(table.op) if matching(alone, case) is rule]
         found += [f"rules[{rule.index}]: {problem}" for problem in _differences(results, rule, cases, run, settings)]
+        if beside is not None and set(beside.rules.get(rule.index, ())) != set(sizes(table.op, cases)):
+            found.append(f"rules[{rule.index}]: the measured sizes beside the table are not those of {run}")
     return found
+
+
+def sizes(op: str, cases: Sequence[CaseResults]) -> list[tuple[int, ...]]:
+    """The facts of measured shapes that a rule's reach is judged by."""
+    names = op_named(op).tuning.leading
+    return [tuple(case.facts[name] for name in names) for case in cases]
 
 
 def _raw_results(path: Path) -> Results | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
 from registry.tables import Layer, TableSet, file_sources, load_tables
 from registry.tables.lint import Finding, Known, lint
+from registry.tables.measured import read_beside
 
 
 def known_here() -> Known:
@@ -33,11 +35,15 @@ def lint_tables(tables: TableSet) -> list[Finding]:
     return lint(tables, known_here())
 
 
-def lint_files(paths: list[Path]) -> list[Finding]:
-    """Every finding of these files and folders, broken files included, whatever tables are in force."""
+def load_files(paths: list[Path]) -> TableSet:
+    """The tables of these files and folders, whatever tables are in force; broken files are among its problems."""
     all_ops()
-    sources = file_sources(paths, Layer.ENVIRONMENT)
-    return lint_tables(load_tables(sources, in_force.op_fields(), contain=tuple(Layer)))
+    return load_tables(file_sources(paths, Layer.ENVIRONMENT), in_force.op_fields(), contain=tuple(Layer))
+
+
+def lint_files(paths: list[Path]) -> list[Finding]:
+    """Every finding of these files and folders."""
+    return lint_tables(load_files(paths))
 
 
 def results_folder() -> Path | None:
@@ -50,12 +56,56 @@ def unproven(tables: TableSet, folder: Path) -> list[Finding]:
     """What in the shipped tables' evidence the raw results do not bear out."""
     from registry.tuning.evidence import verify
 
-    return [
-        Finding("error", table.file, 1, "$", "unproven", problem)
-        for table in tables.tables
-        if table.layer is Layer.SHIPPED
-        for problem in verify(table, folder)
-    ]
+    found = []
+    for table in (table for table in tables.tables if table.layer is Layer.SHIPPED):
+        problems = verify(table, folder)
+        if read_beside(table) is None and any(rule.evidence for rule in table.rules):
+            problems.append("no file of measured sizes lies beside the table")
+        found += [Finding("error", table.file, 1, "$", "unproven", problem) for problem in problems]
+    return found
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a rule of a table was measured on."""
+
+    file: str
+    line: int
+    index: int
+    variant: str
+    shapes: int
+    bounds: Mapping[str, tuple[int, int]]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {low}..{high}" for name, (low, high) in self.bounds.items())
+        of = f"measured on {self.shapes} sizes: {sizes}" if self.shapes else "measured nowhere"
+        return f"{self.file}:{self.line}: rules[{self.index}] {self.variant}: {of}"
+
+
+def coverage(tables: TableSet) -> tuple[list[Coverage], list[Finding]]:
+    """What each rule of the measured tables covers, and the rules that reach past it.
+
+    Only a kernel of a library may be ranked first where nobody has measured: one that is compiled here may not.
+    """
+    covered: list[Coverage] = []
+    past: list[Finding] = []
+    for table in tables.tables:
+        beside = read_beside(table)
+        if beside is None:
+            continue
+        known = catalog.get().of(table.op)
+        for rule in table.rules:
+            name = rule.use[0].variant
+            shapes = len(beside.rules.get(rule.index, ()))
+            covered.append(Coverage(table.file, rule.line, rule.index, name, shapes, beside.bounds(rule)))
+            if name not in known or known[name].builds is None:
+                continue
+            beyond = beside.beyond(rule) if shapes else ["nothing of it was measured"]
+            for what in beyond:
+                message = f"{name} is ranked first past its evidence: {what}"
+                place = f"$.rules[{rule.index}]"
+                past.append(Finding("error", table.file, rule.line, place, "past-evidence", message))
+    return covered, past
 
 
 def together(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:

@@ -15,8 +15,9 @@ from typing import Any
 import yaml
 
 from registry.ops.known import op_named
+from registry.tables import measured
 from registry.tables.model import TableSet
-from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret
+from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret, sizes
 from registry.tuning.fit import WRONG, Fit, Settings, excluded, library_choice
 from registry.tuning.journal import CaseResults, Results
 from registry.tuning.tree import NEVER, Choice, Point, leaves
@@ -33,6 +34,8 @@ class Fitted:
 
     op: str
     text: str
+    measured: str
+    """Where it was measured: the text of the file beside the table."""
     rules: list[dict[str, Any]]
     tuning: Regret
     held: Regret
@@ -74,6 +77,7 @@ def make_table(
     fitted = Fitted(
         found.op,
         text,
+        measured_text(found.op, reached),
         rules,
         regret(table, parts[False], settings),
         regret(table, parts[True], settings),
@@ -84,6 +88,11 @@ def make_table(
     load_text(text, found.op)  # what is written must load
     fitted.warnings = [w for point in found.points for w in _failures(point.case, settings)]
     return fitted
+
+
+def measured_text(op: str, reached: Mapping[int, Sequence[CaseResults]]) -> str:
+    """The sizes of the shapes that each rule decides, as the file beside its table holds them."""
+    return measured.text(op_named(op).tuning.leading, {i: sizes(op, cases) for i, cases in reached.items()})
 
 
 def loaded(table: Mapping[str, Any], op: str) -> TableSet:

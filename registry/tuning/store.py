@@ -20,6 +20,7 @@ from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
+from registry.tables import measured
 from registry.tuning.journal import (
     DAMAGED,
     CaseResults,
@@ -243,15 +244,21 @@ def as_results(rows: Iterable[Row], machine: dict[str, Any], path: str = "the ca
     return found
 
 
-def write_table(op: str, device: str, text: str) -> Path:
+def write_table(op: str, device: str, text: str, measured_text: str) -> Path:
     """Put a table in force for this user, from the next process on. Replaces the last one whole."""
     path = in_force.tuned_folder() / f"{op}.{slug(device)}.yaml"
     try:
         with locked(path):
-            write_atomic(path, text)
+            write_both(path, text, measured_text)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}; the table before it stays in force") from error
     return path
+
+
+def write_both(path: Path, text: str, measured_text: str) -> None:
+    """A table and the file beside it. The table last: it is what counts."""
+    write_atomic(measured.beside(path), measured_text)
+    write_atomic(path, text)
 
 
 def write_atomic(path: Path, text: str) -> None:

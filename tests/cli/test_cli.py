@@ -313,7 +313,7 @@ def test_lint_of_a_file(kreg, tmp_path, text, severity, strict_code):
     path = tmp_path / "attention.sm90.yaml"
     path.write_text(text)
     code, out, _ = kreg("tables", "lint", str(path), "--json")
-    findings = json.loads(out)
+    findings = json.loads(out)["findings"]
     assert code == (FINDING if severity == "error" else OK)
     assert severity in [finding["severity"] for finding in findings]
     assert all(finding["file"] == str(path) and finding["line"] for finding in findings)

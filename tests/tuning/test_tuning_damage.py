@@ -107,7 +107,7 @@ def test_nobody_else_may_write_to_the_cache(cache):
         store.merge([row()])
         with journal.Journal(cache / "runs" / "deep" / "run.jsonl"):
             pass
-        store.write_table("attention", "gpu", "op: attention\n")
+        store.write_table("attention", "gpu", "op: attention\n", "{}")
     finally:
         os.umask(before)
     assert [p for p in (cache, *cache.rglob("*")) if p.stat().st_mode & 0o022] == []

@@ -154,19 +154,23 @@ def test_a_read_only_cache_says_so(cache, monkeypatch):
         store.merge([row()])
     os.unlink(str(caught.value).rpartition(" ")[2])
     with pytest.raises(store.StoreError, match="the table before it stays in force"):
-        store.write_table("attention", "Some GPU", "op: attention\n")
+        store.write_table("attention", "Some GPU", "op: attention\n", "{}")
     assert store.load("attention", MACHINE).rows == []
 
 
 def test_tables_are_replaced_whole(cache, monkeypatch):
-    path = store.write_table("attention", "Some GPU", "one\n")
+    path = store.write_table("attention", "Some GPU", "one\n", "{}")
     assert path == cache / "tables" / "attention.some-gpu.yaml" and path.read_text() == "one\n"
     with monkeypatch.context() as patch:
         FullDisk(patch, cache)
         with pytest.raises(store.StoreError):
-            store.write_table("attention", "Some GPU", "two\n" * 1000)
+            store.write_table("attention", "Some GPU", "two\n" * 1000, "{}")
     assert path.read_text() == "one\n"
-    assert sorted(p.name for p in path.parent.iterdir()) == [".attention.some-gpu.yaml.lock", "attention.some-gpu.yaml"]
+    assert sorted(p.name for p in path.parent.iterdir()) == [
+        ".attention.some-gpu.yaml.lock",
+        "attention.some-gpu.measured.json",
+        "attention.some-gpu.yaml",
+    ]
 
 
 def test_rows_become_results_that_the_fit_takes():

@@ -1,0 +1,93 @@
+"""What a table says about where it was measured: in `explain`, and in lint, which fails a rule that reaches past it."""
+
+import json
+
+import pytest
+import torch
+
+import registry
+from registry.contract.target import Target
+from registry.tables import Layer, Rule, Table, measured
+from registry.tables.match import compile_condition
+from registry.tuning.lint import coverage, load_files
+
+TABLE = """op: matmul
+arch: sm90
+rules:
+- when: {{m: {m}, n: 64..128}}
+  use: [{{variant: {variant}}}]
+- use: [{{variant: torch_matmul}}]
+"""
+BESIDE = measured.text(("m", "n"), {0: [(16, 64), (64, 128)], 1: [(8, 8)]})
+
+
+def rule(**when) -> Rule:
+    return Rule(0, 1, tuple(compile_condition(name, "int", value) for name, value in when.items()), ())
+
+
+@pytest.fixture
+def sizes(tmp_path) -> measured.Measured:
+    (tmp_path / "matmul.sm90.measured.json").write_text(BESIDE)
+    found = measured.read_beside(Table(str(tmp_path / "matmul.sm90.yaml"), Layer.TUNED, "matmul", "sm90", None, ()))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"m": 64, "n": 128}, "this very size (m 64, n 128)"),
+        ({"m": 80, "n": 128}, "within a factor of 1.25 (m 64, n 128)"),
+        ({"m": 16, "n": 32}, "within a factor of 2.00 (m 16, n 64)"),
+        ({"m": 0, "n": 64}, "within a factor of 16.00 (m 16, n 64)"),
+    ],
+)
+def test_the_nearest_measured_shape(sizes, facts, expected):
+    assert str(sizes.nearest(rule(), facts)) == expected
+
+
+def test_no_shape_is_near_where_a_fact_is_missing(sizes):
+    assert sizes.nearest(rule(), {"m": 3}) is None
+
+
+@pytest.mark.parametrize(
+    ("when", "beyond"),
+    [
+        ({"m": "16..64", "n": "64..128"}, []),
+        ({"m": 32, "n": "100..128"}, []),
+        ({"m": "8..64", "n": "64..128"}, ["m 8..64, measured 16..64"]),
+        ({"m": "16..", "n": "64..128"}, ["m 16..inf, measured 16..64"]),
+        ({"m": "16..64"}, ["any n, measured 64..128"]),
+    ],
+)
+def test_a_rule_that_reaches_past_its_evidence(sizes, when, beyond):
+    assert sizes.beyond(rule(**when)) == beyond
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"facts": ["m"], "rules": {"0": [[1, 2]]}}', '{"facts": 3, "rules": {}}', "null"]
+)
+def test_what_cannot_be_read_is_as_nothing(tmp_path, text):
+    (tmp_path / "x.measured.json").write_text(text)
+    assert measured.read_beside(Table(str(tmp_path / "x.yaml"), Layer.TUNED, "matmul", "sm90", None, ())) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "m", "codes"),
+    [("triton_matmul", "16..64", []), ("triton_matmul", "16..", ["past-evidence"]), ("torch_matmul", "16..", [])],
+)
+def test_lint_fails_our_kernels_past_their_evidence(tmp_path, variant, m, codes):
+    (tmp_path / "matmul.sm90.yaml").write_text(TABLE.format(variant=variant, m=m))
+    (tmp_path / "matmul.sm90.measured.json").write_text(BESIDE)
+    covered, past = coverage(load_files([tmp_path]))
+    assert [finding.code for finding in past] == codes
+    assert [(one.variant, one.shapes) for one in covered] == [(variant, 2), ("torch_matmul", 1)]
+    assert "m 16..64, n 64..128" in str(covered[0])
+
+
+def test_explain_says_how_far_the_nearest_measured_shape_is():
+    a, b = (torch.empty(4096, 4100, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    decision = registry.matmul.explain(a, b.t(), target=Target.named("H200"))
+    assert decision.nearest.startswith("within a factor of ")
+    assert decision.nearest in str(decision)
+    assert json.loads(json.dumps(decision.to_dict()))["nearest"] == decision.nearest
