@@ -37,7 +37,7 @@ class Dispatched:
 
 
 @dataclass
-class Measured:
+class Rounds:
     """Times of one contestant in seconds, one for each round, and the device's state in the last one."""
 
     seconds: list[float] = field(default_factory=list)
@@ -110,14 +110,14 @@ def contestants(config: pytest.Config) -> list[Dispatched]:
 
 
 @pytest.fixture(scope="session")
-def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Dispatched], Measured]]:
+def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Dispatched], Rounds]]:
     """The times of a contestant. Asking for the first one of a shape times all that were selected of that shape."""
     selected = [item.callspec.params["contestant"] for item in request.session.items if hasattr(item, "callspec")]
     fake = request.config.getoption("--fake-clock")
     turns = request.config.getoption("--turns")
-    done: dict[Dispatched, Measured] = {}
+    done: dict[Dispatched, Rounds] = {}
 
-    def ask(contestant: Dispatched) -> Measured:
+    def ask(contestant: Dispatched) -> Rounds:
         if contestant not in done:
             together = [c for c in dict.fromkeys(selected) if c.case == contestant.case]
             done.update(made_up(together, turns, fake) if fake else measure(together, turns, request.config))
@@ -126,18 +126,18 @@ def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Dispatched], 
     yield ask
 
 
-def made_up(together: list[Dispatched], turns: int, fake: str) -> dict[Dispatched, Measured]:
+def made_up(together: list[Dispatched], turns: int, fake: str) -> dict[Dispatched, Rounds]:
     """Times by a hash of the name with a little noise; those of the named variant longer by the factor."""
     name, _, factor = fake.partition("=")
     found = {}
     for contestant in together:
         noise = random.Random(contestant.label)
         base = noise.uniform(1e-4, 1e-3) * (float(factor) if contestant.variant == name else 1.0)
-        found[contestant] = Measured([base * noise.uniform(0.995, 1.005) for _ in range(turns)])
+        found[contestant] = Rounds([base * noise.uniform(0.995, 1.005) for _ in range(turns)])
     return found
 
 
-def measure(together: list[Dispatched], turns: int, config: pytest.Config) -> dict[Dispatched, Measured]:
+def measure(together: list[Dispatched], turns: int, config: pytest.Config) -> dict[Dispatched, Rounds]:
     """All contestants of one shape in shuffled rounds."""
     from registry.dispatch.catalog import catalog
     from registry.ops.parts.workload import workload
@@ -151,7 +151,7 @@ def measure(together: list[Dispatched], turns: int, config: pytest.Config) -> di
     problem = load.problem()
     variants = catalog.get().variants
     launches = {c: load.launches(load.op.bind(variants[c.variant], problem, dict(c.config)), sets) for c in together}
-    found = {contestant: Measured() for contestant in together}
+    found = {contestant: Rounds() for contestant in together}
     with load.settings():
         for turn in range(turns):
             for contestant in turn_order(together, turn):

@@ -22,7 +22,7 @@ from registry.dispatch.catalog import BUILTIN_PACKAGE, catalog
 from registry.errors import RegistryError
 from registry.ops.known import all_ops
 from registry.ops.op import Op
-from registry.tables import load_tables, shipped_sources
+from registry.tables import load_tables, shipped_files
 
 BLOCK = re.compile(
     r"(?P<head><!-- \$ (?P<command>[^\n]*?) -->\n+```[a-z]*\n)(?P<output>.*?)(?P<tail>^```$)", re.S | re.M
@@ -124,7 +124,7 @@ def _table(variants: list[Variant]) -> Iterator[str]:
 
 
 def _errata() -> Iterator[str]:
-    shipped = load_tables(shipped_sources(), in_force.op_fields())
+    shipped = load_tables(shipped_files(), in_force.op_fields())
     rows = []
     for e in shipped.errata:
         link = e.link.removeprefix("docs/")  # from a page in docs/

@@ -44,7 +44,7 @@ _SETTINGS = ("REGISTRY_", "KREG_", "TRITON_", "PYTHON", "TORCH")
 
 
 @dataclass
-class Report:
+class Comparison:
     """One line of the table, and what differs."""
 
     what: str
@@ -138,10 +138,10 @@ def differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [key for key in {**old, **new} if old.get(key) != new.get(key) or (key in old) != (key in new)]
 
 
-def compare_decisions(old: Side, new: Side, options: argparse.Namespace) -> Report:
+def compare_decisions(old: Side, new: Side, options: argparse.Namespace) -> Comparison:
     was, now = both(old, new, options.jobs, "decisions", *options.sample)
     changed = differing(was, now)
-    report = Report("decisions", len({**was, **now}), f"{sum('raised' in it for it in was.values())} are refusals")
+    report = Comparison("decisions", len({**was, **now}), f"{sum('raised' in it for it in was.values())} are refusals")
     report.differing = {key: answers(was.get(key), now.get(key)) for key in changed}
     return report
 
@@ -159,7 +159,7 @@ def answers(was: Any, now: Any) -> list[str]:
 
 def in_short(answer: Any) -> str:
     if isinstance(answer, dict) and "picked" in answer:
-        return f"{answer['picked']} {answer['config']} by {answer['source']}"
+        return f"{answer['picked']} {answer['config']} by {answer['because']}"
     if isinstance(answer, dict) and "raised" in answer:
         return f"{answer['raised']}: {answer['text'].splitlines()[0] if answer['text'] else ''}"
     return "absent" if answer is None else "a variant"
@@ -174,11 +174,11 @@ def facts(data: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield from facts(value, f"{at}.{name}" if at else str(name))
 
 
-def compare_builds(old: Side, new: Side, options: argparse.Namespace) -> Report:
+def compare_builds(old: Side, new: Side, options: argparse.Namespace) -> Comparison:
     was, now = both(old, new, options.jobs, "builds", *options.sample)
     changed = differing(was, now)
     kernels, failed = ([len(it) for it in was.values() if isinstance(it, list) is well] for well in (True, False))
-    report = Report("builds", sum(kernels), f"by the compiler's input alone; {len(failed)} configs cannot be built")
+    report = Comparison("builds", sum(kernels), f"by the compiler's input alone; {len(failed)} configs cannot be built")
     if changed:
         keys = old.work / "keys.json"
         keys.write_text(json.dumps(changed), encoding="utf-8")
@@ -205,7 +205,7 @@ def code_difference(was: Any, now: Any) -> list[str] | None:
     return None
 
 
-def compare_warm(old: Side, new: Side, options: argparse.Namespace) -> Report:
+def compare_warm(old: Side, new: Side, options: argparse.Namespace) -> Comparison:
     """Medians of alternating rounds; a call that looks slower is given two more chances."""
     for attempt in range(1, ATTEMPTS + 1):
         rounds: dict[str, list[dict[str, float]]] = {old.name: [], new.name: []}
@@ -214,7 +214,7 @@ def compare_warm(old: Side, new: Side, options: argparse.Namespace) -> Report:
                 rounds[side.name].append(side.snapshot("warm", f"-{attempt}-{number}", *options.sample))
         names = list(rounds[old.name][0])
         was, now = ({n: statistics.median(r[n] for r in rounds[side.name]) for n in names} for side in (old, new))
-        report = Report("warm", len(names), f"medians of {len(rounds[old.name])} rounds, attempt {attempt}")
+        report = Comparison("warm", len(names), f"medians of {len(rounds[old.name])} rounds, attempt {attempt}")
         for name in names:
             line = f"{name}: {was[name]:.3f} us -> {now[name]:.3f} us ({now[name] / was[name] - 1:+.1%})"
             print(f"  {line}", flush=True)
@@ -240,7 +240,7 @@ def both(old: Side, new: Side, jobs: int, kind: str, *arguments: str) -> tuple[d
     return was, now
 
 
-COMPARISONS: dict[str, Callable[[Side, Side, argparse.Namespace], Report]] = {
+COMPARISONS: dict[str, Callable[[Side, Side, argparse.Namespace], Comparison]] = {
     "decisions": compare_decisions,
     "builds": compare_builds,
     "warm": compare_warm,

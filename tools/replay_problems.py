@@ -82,9 +82,9 @@ BUILDS: dict[str, tuple[dict[str, Any], ...]] = {
 
 def drawn(op: str, count: int) -> Iterator[dict[str, Any]]:
     """The same problems in every tree: what `of_shape` takes, with defaults left out by chance."""
-    source = random.Random(f"{SEED} {op}")
+    draw = random.Random(f"{SEED} {op}")
     for number in range(count):
-        words = {name: source.choice(values) for name, values in SPACES[op].items()}
+        words = {name: draw.choice(values) for name, values in SPACES[op].items()}
         if number % 10 == 9:
             words.update([ODD[op][number // 10 % len(ODD[op])]])
         if "heads" in words:

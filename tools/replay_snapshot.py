@@ -97,12 +97,21 @@ def decisions(options: argparse.Namespace) -> dict[str, Any]:
     for name, (op_name, tensors, words) in odd_calls().items():
         for place, target in targets.items():
             call = outcome(ops()[op_name].explain, *tensors, target=target, **words)
-            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else call.to_dict()
+            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else as_data(call)
     return found
 
 
 def explained(op: Any, words: dict[str, Any], target: Any, **how: Any) -> Any:
-    return op.explain(problem_of(op, words, target), target=target, **how).to_dict()
+    return as_data(op.explain(problem_of(op, words, target), target=target, **how))
+
+
+def as_data(decision: Any) -> dict[str, Any]:
+    """A decision as JSON; older versions call `source` what others call `because`."""
+    found = decision.to_dict()
+    for one in (found, *found["candidates"]):
+        if "source" in one:
+            one["because"] = one.pop("source")
+    return found
 
 
 # --- machine code -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def command(as_json: bool) -> int:
 
 
 def _print(report: dict[str, Any], wrong: list[str]) -> None:
-    from registry.tables.lint import Finding
+    from registry.tables.lint import LintFinding
     from registry.tuning.lint import together
 
     page = Page()
@@ -50,7 +50,7 @@ def _print(report: dict[str, Any], wrong: list[str]) -> None:
         page.row("BROKEN", error, label_style="red")
     for skipped in tables["skipped"]:
         page.row("left out", skipped, label_style="yellow")
-    for finding, more in together(Finding(**finding) for finding in tables["findings"]):
+    for finding, more in together(LintFinding(**finding) for finding in tables["findings"]):
         text = f"{finding.file}:{finding.line}: {finding.message}" + (f" (and {more} more rows)" if more else "")
         page.row(finding.severity, text, label_style="red" if finding.severity == "error" else "yellow")
     quarantined = [

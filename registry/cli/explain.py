@@ -69,7 +69,7 @@ def explain(op: Op, *, as_json: bool, variant: str | None, **values: Any) -> int
 def _print_decision(decision: Decision) -> None:
     page = Page()
     page.title(decision.problem.summary())
-    rows = [("runs", decision.variant), ("config", config_text(decision.config)), ("because", decision.source)]
+    rows = [("runs", decision.variant), ("config", config_text(decision.config)), ("because", decision.because)]
     if decision.evidence:
         rows.append(("measured", evidence_text(decision.evidence)))
     if decision.nearest:
@@ -84,7 +84,7 @@ def _print_decision(decision: Decision) -> None:
     if legal:
         page.gap()
         page.title("could run, in this order" if legal[0].rank is not None else "could run")
-        page.rows([(candidate.variant, candidate.source) for candidate in legal])
+        page.rows([(candidate.variant, candidate.because) for candidate in legal])
     _print_reasons(page, "cannot run", {c.variant: c.reasons for c in others if not c.legal})
     _print_notes(page)
 

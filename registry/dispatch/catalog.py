@@ -84,7 +84,7 @@ def discover(registered: list[Variant] | None = None) -> Catalog:
     found = Catalog()
     registered = [] if registered is None else registered
     manager = new_manager()
-    for name, load in _sources():
+    for name, load in _loaders():
         registered.clear()
         try:
             with contained():
@@ -129,7 +129,7 @@ def new_manager() -> pluggy.PluginManager:
 def load_commands(cli: Any) -> list[PluginFailure]:
     """Let each plugin add its commands to the command line; those that fail are reported, not raised."""
     failures = []
-    for name, load in _sources():
+    for name, load in _loaders():
         manager = new_manager()
         try:
             with contained():
@@ -178,7 +178,7 @@ def _path(given: Any) -> Path:
     return Path(given)
 
 
-def _sources() -> list[tuple[str, Any]]:
+def _loaders() -> list[tuple[str, Any]]:
     """(name, loader) of every plugin, built-ins first, in a fixed order."""
     try:
         package: ModuleType = importlib.import_module(BUILTIN_PACKAGE)
@@ -187,13 +187,13 @@ def _sources() -> list[tuple[str, Any]]:
             f"{BUILTIN_PACKAGE} cannot be imported: kernel-registry is not installed; run: pip install -e ."
         ) from error
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
-    sources: list[tuple[str, Any]] = []
+    loaders: list[tuple[str, Any]] = []
     for name in names:
         full = f"{BUILTIN_PACKAGE}.{name}"
-        sources.append((full, lambda full=full: importlib.import_module(full)))
+        loaders.append((full, lambda full=full: importlib.import_module(full)))
     for point in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda p: (p.name, p.value)):
-        sources.append((f"{point.name} ({point.value})", point.load))
-    return sources
+        loaders.append((f"{point.name} ({point.value})", point.load))
+    return loaders
 
 
 class _Lazy:

@@ -21,7 +21,7 @@ def decision_text(decision: Decision) -> str:
     lines = [
         decision.problem.summary(),
         f"picked {decision.variant}" + (f" ({config})" if config else ""),
-        f"  because: {decision.source}",
+        f"  because: {decision.because}",
     ]
     if decision.evidence:
         lines.append(f"  measured: {evidence_text(decision.evidence)}")
@@ -64,7 +64,7 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
         "variant": candidate.variant,
         "legal": candidate.legal,
         "rank": candidate.rank,
-        "source": candidate.source or None,
+        "because": candidate.because or None,
         "reasons": [reason_data(reason) for reason in candidate.reasons],
         "refused_configs": [reason_data(reason) for reason in candidate.refused_configs],
     }
@@ -76,7 +76,7 @@ def decision_data(decision: Decision) -> dict[str, Any]:
         "problem": problem_data(decision.problem),
         "picked": decision.variant,
         "config": dict(decision.config),
-        "source": decision.source,
+        "because": decision.because,
         "evidence": dict(decision.evidence) if decision.evidence else None,
         "nearest": decision.nearest or None,
         "fallback_from": list(decision.fallback_from),
@@ -91,7 +91,7 @@ class Candidate:
     variant: str
     reasons: tuple[Reason, ...] = ()
     rank: int | None = None
-    source: str = ""
+    because: str = ""
     refused_configs: tuple[Reason, ...] = ()
     """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
 
@@ -107,7 +107,7 @@ class Decision:
     problem: Problem
     variant: str
     config: Config
-    source: str
+    because: str
     standing: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = field(compare=False, repr=False)
     """`candidates`, or what finds them: a launch needs none of them."""
     evidence: Mapping[str, Any] | None = field(default=None, compare=False)

@@ -17,13 +17,13 @@ from registry.dispatch.staleness import stale_rule
 from registry.tables import (
     Field,
     Layer,
-    Source,
+    LayerFile,
     TableSet,
     TableStore,
-    environment_sources,
-    file_sources,
+    environment_files,
+    files_at,
     kind_of,
-    shipped_sources,
+    shipped_files,
 )
 
 CACHE_VARIABLE = "REGISTRY_CACHE"
@@ -48,7 +48,9 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
     global _loaded
     known = catalog.get().variants  # before the lock: discovery runs plugins' code, which may come back here
     with _lock:
-        found = _store.reload(sources(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), by_op=by_op, skip=stale_rule)
+        found = _store.reload(
+            layer_files(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), by_op=by_op, skip=stale_rule
+        )
         _loaded = True
     for error in (*found.problems, *(error for _, error in found.refused)):
         notices.notice(f"dispatch table left out: {error}")
@@ -60,18 +62,18 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
     return found
 
 
-def sources() -> list[Source]:
+def layer_files() -> list[LayerFile]:
     """Every file of every layer."""
-    found = shipped_sources()
+    found = shipped_files()
     for _, path in catalog.get().tables:
-        found.extend(file_sources([path], Layer.PLUGIN))
+        found.extend(files_at([path], Layer.PLUGIN))
     try:
         tuned = tuned_folder()
         if any(tuned.glob("*.yaml")):
-            found.extend(file_sources([tuned], Layer.TUNED))
+            found.extend(files_at([tuned], Layer.TUNED))
     except (OSError, RuntimeError, ValueError) as error:  # no such folder, no such home, no right to look
         notices.notice(f"the user's own tables are left out: {notices.what_failed(error)}")
-    found.extend(environment_sources())
+    found.extend(environment_files())
     return found
 
 

@@ -127,7 +127,7 @@ class Ran:
     variant: str
     config: tuple[tuple[str, Any], ...]
     problem: Problem
-    source: str
+    because: str
 
 
 class Recorder:
@@ -140,7 +140,7 @@ class Recorder:
     def add(self, decision: Decision) -> None:
         """Count one launch of a decision."""
         ran = Ran(
-            decision.problem.op, decision.variant, freeze_config(decision.config), decision.problem, decision.source
+            decision.problem.op, decision.variant, freeze_config(decision.config), decision.problem, decision.because
         )
         with self._lock:
             self._counts[ran] += 1

@@ -28,7 +28,7 @@ class _Ranked:
 
     variant: str
     config: Config | None
-    source: str
+    because: str
     match: Match | None = None
 
 
@@ -72,7 +72,7 @@ class _Question:
             yield _Ranked(name, None, "preferred")
         for match in self.tables.match(problem.op, self._facts, target.arch, target.name):
             for use in match.use:
-                yield _Ranked(use.variant, use.config, match.source, match)
+                yield _Ranked(use.variant, use.config, match.where, match)
         for variant in sorted(self.variants.values(), key=lambda variant: (_generality(variant), variant.name)):
             yield _Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
 
@@ -105,7 +105,7 @@ class _Question:
         legal: list[Candidate] = []
         illegal: list[Candidate] = []
         for place in self.places():
-            found = self._candidate(place.variant, place.source)
+            found = self._candidate(place.variant, place.because)
             if found.legal:
                 legal.append(replace(found, rank=len(legal)))
             else:
@@ -118,11 +118,11 @@ class _Question:
         others = (self._candidate(name, "") for name in self.variants if name != picked)
         return Candidate(picked, (), 0, "", refused), *others
 
-    def _candidate(self, name: str, source: str) -> Candidate:
+    def _candidate(self, name: str, because: str) -> Candidate:
         variant = self.variants[name]
         reasons = self.reasons(variant)
         refused = () if reasons else tuple(variant.config_refusals(self.problem))
-        return Candidate(name, tuple(reasons), None, source, refused)
+        return Candidate(name, tuple(reasons), None, because, refused)
 
     def _known_bad(self, variant: Variant) -> Iterator[Reason]:
         """What was found out after the declaration: errata and quarantines."""
@@ -148,7 +148,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     picked = question.pick()
     if picked is None:
         raise NoLegalVariant(problem, question.all_reasons())
-    place, config, source = picked
+    place, config, because = picked
     passed_over: tuple[str, ...] = ()
     if place.variant not in scope.preferred:
         passed_over = tuple(name for name in scope.preferred if name in question.variants)
@@ -156,7 +156,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         problem,
         place.variant,
         config,
-        source,
+        because,
         functools.partial(_candidates, problem, moment, scope.preferred),
         place.match.evidence if place.match is not None else None,
         fallback_from=passed_over,
@@ -217,12 +217,12 @@ def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reas
 
 
 def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
-    """The table's config where it is declared and legal here, else the variant's first legal one; and the source."""
+    """The table's config where it is declared and legal here, else the variant's first legal one; and why."""
     if place.config is None:
-        return dict(first), place.source
+        return dict(first), place.because
     refused = undeclared(variant, problem, place.config) or config_reasons(variant.requires, problem, place.config)
     if not refused:
-        return dict(place.config), place.source
+        return dict(place.config), place.because
     why = "; ".join(map(str, refused))
-    notices.notice(f"{place.source}: {variant.name} takes its own config for {problem.kind()}: {why}")
-    return dict(first), f"{place.source}; its config is passed over: {why}"
+    notices.notice(f"{place.because}: {variant.name} takes its own config for {problem.kind()}: {why}")
+    return dict(first), f"{place.because}; its config is passed over: {why}"

@@ -1,6 +1,6 @@
 """Dispatch tables: which variant is fastest where, as measured data in layers. They rank, and never make legal.
 
-    tables = load_tables([*shipped_sources(), *environment_sources()], ops={"attention": {"head_dim": "int", ...}})
+    tables = load_tables([*shipped_files(), *environment_files()], ops={"attention": {"head_dim": "int", ...}})
     for match in tables.match("attention", problem_facts, arch="sm90", device="NVIDIA H200"):
         match.use               # the candidates, best first; the dispatcher takes the first legal one
     tables.errata_for("attention", "torch_cudnn", problem_facts, target)
@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from registry.tables.files import LayerFile, OpFields, environment_files, files_at, shipped_files
 from registry.tables.match import Field, kind_of
 from registry.tables.model import Erratum, Layer, Match, Rule, Table, TableSet, Use
-from registry.tables.sources import OpFields, Source, environment_sources, file_sources, shipped_sources
 
 __all__ = [
     "Erratum",
@@ -25,28 +25,28 @@ __all__ = [
     "Layer",
     "Match",
     "Rule",
-    "Source",
+    "LayerFile",
     "Table",
     "TableSet",
     "TableStore",
     "Use",
-    "environment_sources",
-    "file_sources",
+    "environment_files",
+    "files_at",
     "kind_of",
     "load_tables",
-    "shipped_sources",
+    "shipped_files",
 ]
 
 
 def load_tables(
-    sources: Iterable[Source],
+    files: Iterable[LayerFile],
     ops: OpFields,
     *,
     contain: Collection[Layer] = (),
     by_op: Collection[Layer] = (),
     skip: Callable[[Table, Rule], str | None] | None = None,
 ) -> TableSet:
-    """Load every source or raise TableError for the first that is wrong.
+    """Load every file or raise TableError for the first that is wrong.
 
     contain  layers whose broken files are left out and listed in `.problems` instead, such as other people's plugins
     by_op    layers whose broken files are listed in `.refused` with the op that they concern, where that can be told;
@@ -55,7 +55,7 @@ def load_tables(
     """
     from registry.tables.load import load
 
-    return load(sources, ops, contain, by_op, skip)
+    return load(files, ops, contain, by_op, skip)
 
 
 class TableStore:
@@ -65,9 +65,9 @@ class TableStore:
         self._lock = threading.Lock()
         self.current = TableSet()
 
-    def reload(self, sources: Iterable[Source], ops: OpFields, **options: Any) -> TableSet:
+    def reload(self, files: Iterable[LayerFile], ops: OpFields, **options: Any) -> TableSet:
         """Load (see load_tables), then swap. Readers see the old set or the new one, never a mix."""
         with self._lock:
-            loaded = load_tables(sources, ops, **options)
+            loaded = load_tables(files, ops, **options)
             self.current = loaded
             return loaded

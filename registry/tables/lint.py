@@ -20,7 +20,7 @@ Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One thing that lint found, and where."""
 
     severity: Severity
@@ -51,10 +51,10 @@ class Known:
     """The folder that holds docs/. It lies in a checkout, not in an installed package."""
 
 
-def lint(tables: TableSet, known: Known) -> list[Finding]:
+def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     """Every finding of a loaded set, in file order. Errors are rows that cannot do what they say."""
     broken = (*tables.problems, *(error for _, error in tables.refused))
-    found = [Finding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
+    found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
     for table in tables.tables:
         found.extend(_lint_file_name(table))
         unreachable = set(_unreachable(table))
@@ -62,18 +62,18 @@ def lint(tables: TableSet, known: Known) -> list[Finding]:
             found.extend(_lint_rule(table, rule, known, rule.index in unreachable))
         if len(table.rules) > COMPARED:
             message = f"{len(table.rules)} rules: of those after the first {COMPARED}, only repetitions are looked for"
-            found.append(Finding("warning", table.file, 1, "$.rules", "many-rules", message))
+            found.append(LintFinding("warning", table.file, 1, "$.rules", "many-rules", message))
     for erratum in tables.errata:
         found.extend(_lint_erratum(erratum, known))
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
 
 
-def _lint_file_name(table: Table) -> Iterator[Finding]:
+def _lint_file_name(table: Table) -> Iterator[LintFinding]:
     """Shipped files are found by name, so `attention.sm90.yaml` must hold what it says."""
     expected = f"{table.op}.{table.arch}."
     if table.layer is Layer.SHIPPED and not os.path.basename(table.file).startswith(expected):
         message = f"holds {table.op} on {table.arch}: call it {expected}yaml"
-        yield Finding("error", table.file, 1, "$", "misnamed-file", message)
+        yield LintFinding("error", table.file, 1, "$", "misnamed-file", message)
 
 
 def _unreachable(table: Table) -> Iterator[int]:
@@ -86,9 +86,9 @@ def _unreachable(table: Table) -> Iterator[int]:
         earlier[rule.conditions] = None
 
 
-def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Iterator[Finding]:
-    def finding(severity: Severity, path: str, code: str, message: str) -> Finding:
-        return Finding(severity, table.file, rule.line, f"$.rules[{rule.index}]{path}", code, message)
+def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Iterator[LintFinding]:
+    def finding(severity: Severity, path: str, code: str, message: str) -> LintFinding:
+        return LintFinding(severity, table.file, rule.line, f"$.rules[{rule.index}]{path}", code, message)
 
     if unreachable:
         yield finding("error", "", "unreachable-rule", "never matches: earlier rules take every problem it would take")
@@ -139,14 +139,14 @@ def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Sev
             yield "warning", ".evidence", code, f"{why}; tune again"
 
 
-def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[Finding]:
+def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[LintFinding]:
     path = f"$.errata[{erratum.index}]"
     wrong = _wrong_variant(erratum.op, erratum.variant, known.variants)
     if wrong:
-        yield Finding("warning", erratum.file, erratum.line, path, "unknown-variant", wrong)
+        yield LintFinding("warning", erratum.file, erratum.line, path, "unknown-variant", wrong)
     if erratum.page and known.root is not None and not _is_in(known.root, *erratum.page):
         missing = f"there is no {erratum.link}"
-        yield Finding("error", erratum.file, erratum.line, f"{path}.link", "unknown-page", missing)
+        yield LintFinding("error", erratum.file, erratum.line, f"{path}.link", "unknown-page", missing)
 
 
 def _is_in(root: Path, page: str, anchor: str) -> bool:

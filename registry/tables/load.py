@@ -11,17 +11,17 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from registry.errors import TableError
 from registry.notices import what_failed
+from registry.tables.files import LayerFile, OpFields
 from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, clip, read_document, type_name
 from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
-from registry.tables.sources import OpFields, Source
 
 ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
 
 
 def load(
-    sources: Iterable[Source],
+    files: Iterable[LayerFile],
     ops: OpFields,
     contain: Collection[Layer] = (),
     by_op: Collection[Layer] = (),
@@ -32,14 +32,14 @@ def load(
     errata: list[Erratum] = []
     problems: list[TableError] = []
     refused: list[tuple[str, TableError]] = []
-    for source in sources:
+    for file in files:
         try:
-            loaded = _load_one(source, ops)
+            loaded = _load_one(file, ops)
         except TableError as error:
-            op = _op_of(source, ops) if source.layer in by_op else None
+            op = _op_of(file, ops) if file.layer in by_op else None
             if op is not None:
                 refused.append((op, error))
-            elif source.layer in contain or source.layer in by_op:
+            elif file.layer in contain or file.layer in by_op:
                 problems.append(error)
             else:
                 raise
@@ -66,40 +66,40 @@ def _leave_out(
     return kept, skipped
 
 
-def _op_of(source: Source, ops: OpFields) -> str | None:
+def _op_of(file: LayerFile, ops: OpFields) -> str | None:
     """The op that a broken file is about, as far as that can be seen from outside."""
     try:
-        found = re.search(rb"""^op: *["']?([A-Za-z0-9_.-]+)""", source.read(MAX_BYTES), re.M)
+        found = re.search(rb"""^op: *["']?([A-Za-z0-9_.-]+)""", file.read(MAX_BYTES), re.M)
     except TableError:
         return None
     op = found[1].decode() if found else ""
     return op if op in ops else None
 
 
-def _load_one(source: Source, ops: OpFields) -> Table | list[Erratum]:
+def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:
     """One file. Whatever is wrong with it is a TableError, so that no value gets past those who contain them."""
     try:
-        return _load_checked(source, ops)
+        return _load_checked(file, ops)
     except TableError:
         raise
     except Exception as error:
         problem = clip(f"cannot be used: {what_failed(error)}", MAX_MESSAGE)
-        raise TableError(source.name, 1, "$", problem) from error
+        raise TableError(file.name, 1, "$", problem) from error
 
 
-def _load_checked(source: Source, ops: OpFields) -> Table | list[Erratum]:
-    document = read_document(source.read(MAX_BYTES + 1), source.name)
+def _load_checked(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:
+    document = read_document(file.read(MAX_BYTES + 1), file.name)
     if isinstance(document.data, dict) and "errata" in document.data:
         entries = decode(document, ErrataFile).errata
         return [_erratum(document, ops, index, entry) for index, entry in enumerate(entries)]
-    return _table(document, source, ops)
+    return _table(document, file.layer, ops)
 
 
-def _table(document: Document, source: Source, ops: OpFields) -> Table:
+def _table(document: Document, layer: Layer, ops: OpFields) -> Table:
     file = decode(document, TableFile)
     fields = _fields_of(document, ("op",), file.op, ops)
     rules = tuple(_rule(document, fields, index, entry) for index, entry in enumerate(file.rules))
-    return Table(document.file, source.layer, file.op, file.arch, file.device, rules)
+    return Table(document.file, layer, file.op, file.arch, file.device, rules)
 
 
 def _rule(document: Document, fields: Mapping[str, Field | Kind], index: int, entry: RuleEntry) -> Rule:

@@ -85,7 +85,7 @@ class Match:
         return self.rule.use
 
     @property
-    def source(self) -> str:
+    def where(self) -> str:
         """Where the row stands, for people: "attention.sm90.yaml:12 rules[3]"."""
         return f"{self.table.file}:{self.rule.line} rules[{self.rule.index}]"
 
@@ -124,7 +124,7 @@ class Erratum:
 
     @property
     def reference(self) -> str:
-        """Where to read more, for people: docs/ lies beside the sources, not in an installed package."""
+        """Where to read more, for people: docs/ lies in the checkout, not in an installed package."""
         return f"{self.link} of kernel-registry" if self.page else self.link
 
     @property

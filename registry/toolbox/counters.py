@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["Zeroes", "zeroed", "zeroes"]
+__all__ = ["ZeroRows", "zeroed", "zeroes"]
 
 
-class Zeroes:
+class ZeroRows:
     """Rows of int32 zeroes on one device; each launch takes one that no launch which could overlap with it has.
 
     Launches on one stream never overlap: a stream has rows of its own and takes them in turn, which also covers a
@@ -60,9 +60,9 @@ class Zeroes:
 
 
 @functools.cache
-def zeroes(device: int, width: int) -> Zeroes:
+def zeroes(device: int, width: int) -> ZeroRows:
     """The rows of `width` of one device."""
-    return Zeroes(device, width)
+    return ZeroRows(device, width)
 
 
 WIDTHS = (32, 256)  # a cache line, and as many as the tiles that a kernel on one chip may wait for

@@ -16,7 +16,7 @@ from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
 from registry.ops.known import op_named
-from registry.tables import Layer, Source, TableSet, kind_of, load_tables
+from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables
 from registry.tables.measured import read_beside
 from registry.tables.model import Rule, Table, Use
 from registry.tuning import journal
@@ -56,7 +56,7 @@ class _Text:
 
 def load_text(text: str, op: str) -> TableSet:
     ops = {op: {name: kind_of(how) for name, how in PROBLEM_TYPES[op].fact_kinds().items()}}
-    return load_tables([Source("fitted.yaml", Layer.ENVIRONMENT, _Text(text))], ops)
+    return load_tables([LayerFile("fitted.yaml", Layer.ENVIRONMENT, _Text(text))], ops)
 
 
 def cases_by_rule(table: TableSet, cases: Sequence[CaseResults]) -> dict[int, list[CaseResults]]:

@@ -13,8 +13,8 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_evidence
 from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
-from registry.tables import Layer, TableSet, file_sources, load_tables
-from registry.tables.lint import Finding, Known, lint
+from registry.tables import Layer, TableSet, files_at, load_tables
+from registry.tables.lint import Known, LintFinding, lint
 from registry.tables.measured import read_beside
 
 
@@ -30,7 +30,7 @@ def known_here() -> Known:
     )
 
 
-def lint_tables(tables: TableSet) -> list[Finding]:
+def lint_tables(tables: TableSet) -> list[LintFinding]:
     """Every finding of a loaded set."""
     return lint(tables, known_here())
 
@@ -38,10 +38,10 @@ def lint_tables(tables: TableSet) -> list[Finding]:
 def load_files(paths: list[Path]) -> TableSet:
     """The tables of these files and folders, whatever tables are in force; broken files are among its problems."""
     all_ops()
-    return load_tables(file_sources(paths, Layer.ENVIRONMENT), in_force.op_fields(), contain=tuple(Layer))
+    return load_tables(files_at(paths, Layer.ENVIRONMENT), in_force.op_fields(), contain=tuple(Layer))
 
 
-def lint_files(paths: list[Path]) -> list[Finding]:
+def lint_files(paths: list[Path]) -> list[LintFinding]:
     """Every finding of these files and folders."""
     return lint_tables(load_files(paths))
 
@@ -52,7 +52,7 @@ def results_folder() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def unproven(tables: TableSet, folder: Path) -> list[Finding]:
+def unproven(tables: TableSet, folder: Path) -> list[LintFinding]:
     """What in the shipped tables' evidence the raw results do not bear out."""
     from registry.tuning.evidence import verify
 
@@ -61,7 +61,7 @@ def unproven(tables: TableSet, folder: Path) -> list[Finding]:
         problems = verify(table, folder)
         if read_beside(table) is None and any(rule.evidence for rule in table.rules):
             problems.append("no file of measured sizes lies beside the table")
-        found += [Finding("error", table.file, 1, "$", "unproven", problem) for problem in problems]
+        found += [LintFinding("error", table.file, 1, "$", "unproven", problem) for problem in problems]
     return found
 
 
@@ -82,13 +82,13 @@ class Coverage:
         return f"{self.file}:{self.line}: rules[{self.index}] {self.variant}: {of}"
 
 
-def coverage(tables: TableSet) -> tuple[list[Coverage], list[Finding]]:
+def coverage(tables: TableSet) -> tuple[list[Coverage], list[LintFinding]]:
     """What each rule of the measured tables covers, and the rules that reach past it.
 
     Only a kernel of a library may be ranked first where nobody has measured: one that is compiled here may not.
     """
     covered: list[Coverage] = []
-    past: list[Finding] = []
+    past: list[LintFinding] = []
     for table in tables.tables:
         beside = read_beside(table)
         if beside is None:
@@ -104,13 +104,13 @@ def coverage(tables: TableSet) -> tuple[list[Coverage], list[Finding]]:
             for what in beyond:
                 message = f"{name} is ranked first past its evidence: {what}"
                 place = f"$.rules[{rule.index}]"
-                past.append(Finding("error", table.file, rule.line, place, "past-evidence", message))
+                past.append(LintFinding("error", table.file, rule.line, place, "past-evidence", message))
     return covered, past
 
 
-def together(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
+def together(findings: Iterable[LintFinding]) -> list[tuple[LintFinding, int]]:
     """The first of those findings that differ in their line only, and how many more there are."""
-    found: dict[tuple[str, ...], list[Finding]] = {}
+    found: dict[tuple[str, ...], list[LintFinding]] = {}
     for finding in findings:
         found.setdefault((finding.severity, finding.file, finding.code, finding.message), []).append(finding)
     return [(same[0], len(same) - 1) for same in found.values()]

@@ -20,7 +20,7 @@ Launches = Sequence[Callable[[], Any]]
 
 
 @dataclass(frozen=True)
-class Sample:
+class Timing:
     """One turn: the median, the 20th and 80th percentile of `launches` timed launches, in milliseconds."""
 
     ms: float
@@ -34,7 +34,7 @@ class Sample:
 class Timer(Protocol):
     """A clock that contestants take turns at."""
 
-    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample: ...
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing: ...
 
 
 def turn_order(contestants: Iterable[T], *seed: object) -> list[T]:
@@ -43,10 +43,10 @@ def turn_order(contestants: Iterable[T], *seed: object) -> list[T]:
     return random.Random("/".join(map(str, seed))).sample(waiting, len(waiting))
 
 
-def summary(times: Sequence[float], state: dict[str, Any] | None = None) -> Sample:
+def summary(times: Sequence[float], state: dict[str, Any] | None = None) -> Timing:
     """Median and spread of single times."""
     ordered = sorted(times)
-    return Sample(quantile(ordered, 0.5), quantile(ordered, 0.2), quantile(ordered, 0.8), len(ordered), state or {})
+    return Timing(quantile(ordered, 0.5), quantile(ordered, 0.2), quantile(ordered, 0.8), len(ordered), state or {})
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -76,7 +76,7 @@ class WallTimer:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, most: int = 1000) -> None:
         self.clock, self.most = clock, most
 
-    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         launch = launches[0]
         first = self._once(launch)
         for _ in range(_repeats(settle_ms - first, first, self.most) if settle_ms > first else 0):
@@ -109,7 +109,7 @@ class CudaTimer:
         self._cycles_per_ms = self._measure_spin()
         self._estimates: dict[int, tuple[Launches, float, float]] = {}
 
-    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         each, host = self._known(launches)
         for _ in range(_repeats(settle_ms, max(each, host), self._most)):
             launches[0]()
@@ -188,7 +188,7 @@ class GraphTimer:
         self._launches, self._most = launches, most
         self._graphs: dict[int, tuple[Launches, Any, int]] = {}
 
-    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Sample:
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         graph, count = self._graph(launches)
         each = self._time(graph)
         for _ in range(_repeats(settle_ms, each, self._most)):

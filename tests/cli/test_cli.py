@@ -68,7 +68,7 @@ def test_explain_says_what_would_run_on_a_gpu_that_is_not_here(kreg):
     decision = registry.attention.explain(problem)
     assert code == OK
     assert f"runs {decision.variant}" in squeezed(out)
-    assert squeezed(f"because {decision.source}") in squeezed(out)
+    assert squeezed(f"because {decision.because}") in squeezed(out)
     for candidate in decision.candidates:
         assert candidate.variant in out
         for reason in candidate.reasons:
@@ -287,10 +287,11 @@ def test_doctor_survives_a_broken_table(tmp_path):
 
 def test_doctor_tells_once_what_many_rows_share(kreg, monkeypatch):
     from registry import doctor
-    from registry.tables.lint import Finding
+    from registry.tables.lint import LintFinding
 
     stale = [
-        Finding("warning", "attention.sm90.yaml", line, "$", "stale-evidence", "measured long ago") for line in (4, 9)
+        LintFinding("warning", "attention.sm90.yaml", line, "$", "stale-evidence", "measured long ago")
+        for line in (4, 9)
     ]
     monkeypatch.setattr(doctor, "lint_tables", lambda tables: stale)
     code, out, _ = kreg("doctor")
@@ -357,7 +358,7 @@ def test_plugins_bring_commands_and_broken_ones_are_named(kreg, monkeypatch):
     def broken():
         raise ImportError("no beans")
 
-    monkeypatch.setattr(discovery, "_sources", lambda: [("acme", lambda: module), ("sad", broken)])
+    monkeypatch.setattr(discovery, "_loaders", lambda: [("acme", lambda: module), ("sad", broken)])
     monkeypatch.setattr(registry.cli.cli, "_plugins_loaded", False)
     monkeypatch.setattr(registry.cli.cli, "commands", {})
     code, out, err = kreg("brew")

@@ -35,7 +35,7 @@ def discover_with(monkeypatch):
     """Run discovery over one built-in and then made-up plugins."""
 
     def run(**plugins):
-        builtin = [source for source in discovery._sources() if source[0] == "registry.plugins.torch_attention"]
+        builtin = [loader for loader in discovery._loaders() if loader[0] == "registry.plugins.torch_attention"]
 
         def loader(value):
             def load():
@@ -46,7 +46,7 @@ def discover_with(monkeypatch):
             return load
 
         extra = [(name, loader(value)) for name, value in plugins.items()]
-        monkeypatch.setattr(discovery, "_sources", lambda: [*builtin, *extra])
+        monkeypatch.setattr(discovery, "_loaders", lambda: [*builtin, *extra])
         return discovery.discover()
 
     return run

@@ -63,7 +63,7 @@ def test_the_first_matching_rule_decides(tables, declare):
     small = registry.attention.explain(*qkv(1, 1, 8, 16))
     large = registry.attention.explain(*qkv(1, 1, 128, 16))
     assert (small.variant, large.variant) == ("test.small", "test.large")
-    assert "mine.yaml" in small.source and "rules[0]" in small.source
+    assert "mine.yaml" in small.because and "rules[0]" in small.because
 
 
 def test_a_table_cannot_make_an_illegal_variant_run(tables, declare):
@@ -71,7 +71,7 @@ def test_a_table_cannot_make_an_illegal_variant_run(tables, declare):
     tables(RULES.format(first="test.gpu_only", second="test.gpu_only"))
     decision = registry.attention.explain(*qkv())
     assert decision.variant == "torch_cpu"
-    assert "any.yaml" in decision.source
+    assert "any.yaml" in decision.because
     refused = next(c for c in decision.candidates if c.variant == "test.gpu_only")
     assert not refused.legal and refused.reasons[0].field == "arch"
 
@@ -92,7 +92,7 @@ def test_the_config_of_a_table_is_used_if_it_is_legal(tables, declare):
 def test_without_a_rule_the_choice_is_a_heuristic_and_says_so(declare):
     declare("test.only", softcap=True, dtypes=("float32",), arch=("cpu",))
     decision = registry.attention.explain(*qkv(), softcap=3.0)
-    legal = {c.variant: c.source for c in decision.candidates if c.legal}
+    legal = {c.variant: c.because for c in decision.candidates if c.legal}
     assert "heuristic" in legal["test.only"]
 
 
@@ -395,9 +395,9 @@ ASKED["attention_backward"] = ASKED["attention"]
 
 def drawn(op, count=60):
     """Problems at random, the same in each run."""
-    source = random.Random(f"select {op}")
+    draw = random.Random(f"select {op}")
     for _ in range(count):
-        words = {name: source.choice(values) for name, values in ASKED[op].items()}
+        words = {name: draw.choice(values) for name, values in ASKED[op].items()}
         for target in TARGETS:
             yield PROBLEM_TYPES[op].of_shape(registry.Target.named(target), **words)
 
@@ -412,7 +412,7 @@ def test_a_launch_picks_what_stands_first_in_explain(op):
             assert set(refusal.reasons) == set(catalog.get().of(op)) and all(refusal.reasons.values())
             continue
         first = decision.candidates[0]
-        assert (decision.variant, decision.source) == (first.variant, first.source) and first.rank == 0
+        assert (decision.variant, decision.because) == (first.variant, first.because) and first.rank == 0
         assert dict(decision.config) in list(map(dict, catalog.get().variants[first.variant].legal_configs(problem)))
         assert {c.variant for c in decision.candidates} == set(catalog.get().of(op))
         answers.add(decision.variant)

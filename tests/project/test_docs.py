@@ -17,7 +17,7 @@ from registry import hookspecs
 from registry.dispatch import in_force
 from registry.dispatch.catalog import BUILTIN_PACKAGE, ENTRY_POINT_GROUP, catalog
 from registry.ops.known import all_ops
-from registry.tables import Layer, file_sources, load_tables
+from registry.tables import Layer, files_at, load_tables
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def test_the_table_in_the_readme_loads(tmp_path):
     path = tmp_path / "attention.sm90.yaml"
     path.write_text(block)
     all_ops()
-    assert len(load_tables(file_sources([path], Layer.ENVIRONMENT), in_force.op_fields()).tables) == 1
+    assert len(load_tables(files_at([path], Layer.ENVIRONMENT), in_force.op_fields()).tables) == 1
 
 
 def test_every_hook_and_every_variable_is_in_the_readme():

@@ -26,8 +26,8 @@ with registry.record() as ran:
     registry.attention(q, k, v, variant="acme.blocked")
 error = (out - registry.attention.reference(q, k, v, causal=True)).abs().max().item()
 variants = {name: variant.origin for name, variant in registry.variants().items()}
-source = registry.attention.explain(q, k, v).source
-print(json.dumps([registry.__file__, error, ran.counts, variants, source]))
+because = registry.attention.explain(q, k, v).because
+print(json.dumps([registry.__file__, error, ran.counts, variants, because]))
 """
 
 
@@ -101,11 +101,11 @@ def test_the_wheel_carries_licence_types_and_entry_points(wheel):
 def test_an_installed_wheel_works_from_another_folder(elsewhere, tmp_path):
     site, environment = elsewhere
     found = json.loads(run([sys.executable, "-c", FROM_ELSEWHERE], cwd=tmp_path, env=environment))
-    file, error, counts, variants, source = found
+    file, error, counts, variants, because = found
     assert Path(file).is_relative_to(site)
     assert error < 1e-5
     assert "registry.plugins.torch_attention" in variants.values(), "built-in plugins are found"
-    assert source.startswith("attention.any.yaml"), "tables are found"
+    assert because.startswith("attention.any.yaml"), "tables are found"
     assert counts["attention"]["acme.blocked"] == 1
     assert variants["acme.blocked"] == "acme (acme_kernels)", "a third party is found by its entry point"
 

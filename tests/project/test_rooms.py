@@ -139,6 +139,17 @@ def test_generic_code_names_no_variant():
         assert not {node.value for node in texts} & set(registry.variants()), name
 
 
+def test_no_two_public_classes_share_a_name():
+    folders = ("registry", "plugins", "tools", "benchmarks")
+    defined: dict[str, list[str]] = {}
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(defined) > 90
+    assert not {name: places for name, places in defined.items() if len(places) > 1}
+
+
 @pytest.mark.parametrize("folder", ["registry", "plugins", "tests", "tools", "benchmarks", "examples"])
 def test_the_oldest_python_can_read_it(folder):
     for path in (ROOT / folder).rglob("*.py"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.tables import Field, Layer, TableSet, file_sources, load_tables
+from registry.tables import Field, Layer, TableSet, files_at, load_tables
 
 OPS = {
     "brew": {
@@ -42,7 +42,7 @@ def load(tmp_path: Path, *texts: str, layer: Layer = Layer.ENVIRONMENT, **option
     for index, text in enumerate(texts):
         paths.append(tmp_path / f"t{layer.name}{index}.yaml")
         paths[-1].write_text(text)
-    return load_tables(file_sources(paths, layer), OPS, **options)  # type: ignore[arg-type]
+    return load_tables(files_at(paths, layer), OPS, **options)  # type: ignore[arg-type]
 
 
 def table(*rules: str, op: str = "brew", arch: str = "sm90") -> str:

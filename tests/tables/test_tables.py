@@ -17,7 +17,7 @@ from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
 
 from registry.dispatch import in_force
 from registry.errors import TableError
-from registry.tables import Layer, TableSet, TableStore, environment_sources, file_sources, load_tables, shipped_sources
+from registry.tables import Layer, TableSet, TableStore, environment_files, files_at, load_tables, shipped_files
 from registry.tables.lint import Known, lint
 from registry.tables.match import arch_covers, same_device
 
@@ -78,7 +78,7 @@ def test_candidates_keep_their_order_and_configs(tmp_path: Path) -> None:
         ("b", None),
         ("acme.c", None),
     ]
-    assert re.search(r"\.yaml:4 rules\[0\]$", match.source)
+    assert re.search(r"\.yaml:4 rules\[0\]$", match.where)
     assert match.evidence is None
 
 
@@ -121,9 +121,9 @@ def test_layers_are_asked_from_the_highest_down(tmp_path: Path) -> None:
     def one(layer: Layer, name: str, arch: str = "sm90", device: str = "") -> list[object]:
         path = tmp_path / f"{name}.yaml"
         path.write_text((f"device: {device}\n" if device else "") + table(f"use: [{name}]", arch=arch))
-        return list(file_sources([path], layer))
+        return list(files_at([path], layer))
 
-    sources = [
+    files = [
         *one(Layer.SHIPPED, "shipped_any", "any"),
         *one(Layer.SHIPPED, "shipped_device", device="NVIDIA H200"),
         *one(Layer.SHIPPED, "shipped_arch"),
@@ -132,7 +132,7 @@ def test_layers_are_asked_from_the_highest_down(tmp_path: Path) -> None:
         *one(Layer.ENVIRONMENT, "environment"),
         *one(Layer.ENVIRONMENT, "environment_later"),
     ]
-    for order in (sources, [*sources[4::-1], *sources[5:]]):
+    for order in (files, [*files[4::-1], *files[5:]]):
         tables = load_tables(order, OPS)  # type: ignore[arg-type]
         assert picks(tables, device="NVIDIA H200") == [
             "environment",
@@ -161,9 +161,9 @@ def test_registry_tables_lists_files_and_folders(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("not a table")
     (tmp_path / "c.yaml").write_text(table("use: [c]"))
     listed = os.pathsep.join([str(tmp_path / "c.yaml"), "", str(folder)])
-    tables = load_tables(environment_sources({"REGISTRY_TABLES": listed}), OPS)
+    tables = load_tables(environment_files({"REGISTRY_TABLES": listed}), OPS)
     assert picks(tables) == ["c", "a", "b"]
-    assert environment_sources({}) == [] and environment_sources({"REGISTRY_TABLES": ""}) == []
+    assert environment_files({}) == [] and environment_files({"REGISTRY_TABLES": ""}) == []
 
 
 def test_rows_can_be_left_out_one_by_one(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_store_swaps_whole_sets(tmp_path: Path) -> None:
     good.write_text(table("use: [a]"))
     bad.write_text(table("use: []"))
     store = TableStore()
-    store.reload(file_sources([good], Layer.TUNED), OPS)
+    store.reload(files_at([good], Layer.TUNED), OPS)
     seen: set[tuple[str, ...]] = set()
     stop = threading.Event()
 
@@ -192,9 +192,9 @@ def test_a_store_swaps_whole_sets(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for _ in range(20):
-        store.reload(file_sources([good, good], Layer.TUNED), OPS)
+        store.reload(files_at([good, good], Layer.TUNED), OPS)
         with pytest.raises(TableError):
-            store.reload(file_sources([good, bad], Layer.TUNED), OPS)
+            store.reload(files_at([good, bad], Layer.TUNED), OPS)
     stop.set()
     for reader in readers:
         reader.join()
@@ -275,7 +275,7 @@ def test_the_json_schemas_take_the_shipped_files_and_refuse_typing_mistakes() ->
 
 @pytest.fixture(scope="module")
 def shipped() -> TableSet:
-    return load_tables(shipped_sources(), in_force.op_fields())
+    return load_tables(shipped_files(), in_force.op_fields())
 
 
 def test_shipped_tables_hold_no_error(shipped: TableSet) -> None:

@@ -13,7 +13,7 @@ from registry.dispatch import in_force
 from registry.doctor import ailments, examine
 from registry.errors import TableError
 from registry.ops.attention.problem import AttentionProblem
-from registry.tables import Layer, file_sources, load_tables
+from registry.tables import Layer, files_at, load_tables
 from registry.tuning.lint import lint_files
 
 DIGITS = "op: attention\narch: any\nrules:\n- when: {head_dim: '" + "9" * 5000 + "..'}\n  use: [torch_cpu]\n"
@@ -82,7 +82,7 @@ def test_a_reload_that_fails_leaves_the_tables_in_force(tables):
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_no_value_gets_past_containment(tmp_path, layer, text):
     (tmp_path / "bad.yaml").write_text(text)
-    loaded = load_tables(file_sources([tmp_path], layer), in_force.op_fields(), contain=(layer,))
+    loaded = load_tables(files_at([tmp_path], layer), in_force.op_fields(), contain=(layer,))
     assert not loaded.tables and len(loaded.problems) == 1
 
 
@@ -110,7 +110,7 @@ def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, rule
 def test_facts_meet_the_first_rule_of_very_many(tmp_path):
     rules = "".join(f"- when: {{head_dim: {n}}}\n  use: [torch_cpu]\n" for n in range(1000))
     (tmp_path / "many.yaml").write_text("op: attention\narch: any\nrules:\n" + rules)
-    loaded = load_tables(file_sources([tmp_path], Layer.ENVIRONMENT), in_force.op_fields())
+    loaded = load_tables(files_at([tmp_path], Layer.ENVIRONMENT), in_force.op_fields())
     problem = AttentionProblem.of_shape(Target.named("cpu"), d=64)
     (match,) = loaded.match("attention", problem.facts(), "cpu")
     assert match.rule.index == 64

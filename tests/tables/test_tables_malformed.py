@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from registry.errors import RegistryError, TableError
-from registry.tables import Layer, Source, TableStore, environment_sources, file_sources, load_tables
+from registry.tables import Layer, LayerFile, TableStore, environment_files, files_at, load_tables
 from registry.tables.reader import MAX_BYTES, read_document
 
 OPS = {"attention": {"dtype": "str", "head_dim": "int", "seqlen_q": "int", "causal": "bool", "softcap": "float"}}
@@ -201,14 +201,14 @@ def store(tmp_path: Path) -> TableStore:
     good = tmp_path / "good.yaml"
     good.write_text(GOOD)
     store = TableStore()
-    store.reload(file_sources([good], Layer.ENVIRONMENT), OPS)
+    store.reload(files_at([good], Layer.ENVIRONMENT), OPS)
     return store
 
 
 def fails(store: TableStore, *paths: Path) -> TableError:
     before = store.current
     with pytest.raises(TableError) as caught:
-        store.reload(file_sources(paths, Layer.ENVIRONMENT), OPS)
+        store.reload(files_at(paths, Layer.ENVIRONMENT), OPS)
     assert store.current is before, "a failed load must change nothing"
     assert len(before.tables) == 1
     return caught.value
@@ -275,7 +275,7 @@ def test_messages_stay_short_and_on_one_line() -> None:
         HEAD + f"- use: ['{long}']",
     ):
         with pytest.raises(TableError) as caught:
-            load_tables([Source("bad.yaml", Layer.PLUGIN, InMemory(text.encode()))], OPS)
+            load_tables([LayerFile("bad.yaml", Layer.PLUGIN, InMemory(text.encode()))], OPS)
         assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
 
 
@@ -316,7 +316,7 @@ def test_damaged_tables_raise_nothing_but_table_errors() -> None:
             at = chance.randrange(len(text))
             text = text[:at] + chance.choice(bits) + text[at + chance.choice((0, 0, 1, 5)) :]
         try:
-            load_tables([Source("bad.yaml", Layer.PLUGIN, InMemory(text.encode()))], OPS)
+            load_tables([LayerFile("bad.yaml", Layer.PLUGIN, InMemory(text.encode()))], OPS)
         except TableError as error:
             failed += 1
             assert 1 <= error.line <= text.count("\n") + 2 and error.path.startswith("$"), text
@@ -335,7 +335,7 @@ def test_files_that_are_no_files(store: TableStore, tmp_path: Path) -> None:
     assert "cannot be read" in fails(store, tmp_path / ("x" * 300)).problem
     assert "a folder without *.yaml tables" in fails(store, tmp_path / "folder").problem
     with pytest.raises(TableError, match="no such file"):
-        load_tables(environment_sources({"REGISTRY_TABLES": "/does/not/exist"}), OPS)
+        load_tables(environment_files({"REGISTRY_TABLES": "/does/not/exist"}), OPS)
 
 
 def test_one_broken_file_spoils_the_load_whatever_its_place(store: TableStore, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_broken_files_of_contained_layers_are_listed_instead(tmp_path: Path) -> 
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text("op: attention\nop: matmul\n")
     good.write_text(GOOD)
-    sources = [*file_sources([bad], Layer.PLUGIN), *file_sources([good], Layer.SHIPPED)]
-    loaded = load_tables(sources, OPS, contain={Layer.PLUGIN})
+    files = [*files_at([bad], Layer.PLUGIN), *files_at([good], Layer.SHIPPED)]
+    loaded = load_tables(files, OPS, contain={Layer.PLUGIN})
     assert [table.file for table in loaded.tables] == [str(good)]
     assert [(problem.file, problem.code) for problem in loaded.problems] == [(str(bad), "duplicate-key")]

@@ -2,7 +2,7 @@
 
 import torch
 
-from registry.toolbox.counters import Zeroes
+from registry.toolbox.counters import ZeroRows
 
 
 def test_launches_that_may_overlap_never_share_a_row(monkeypatch):
@@ -10,20 +10,20 @@ def test_launches_that_may_overlap_never_share_a_row(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: state["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(Zeroes, "FOR_CAPTURES", 3)
-    rows = Zeroes("cpu", 8)
+    monkeypatch.setattr(ZeroRows, "FOR_CAPTURES", 3)
+    rows = ZeroRows("cpu", 8)
 
     state["capturing"] = True
     assert rows.take().shape == (8,), "a capture before anything else zeroes its own"
     taken = {}
     for stream, capturing in ((1, False), (2, False), (1, True)):
         state.update(stream=stream, capturing=capturing)
-        taken[stream, capturing] = [rows.take() for _ in range(Zeroes.PER_STREAM + 2)]
+        taken[stream, capturing] = [rows.take() for _ in range(ZeroRows.PER_STREAM + 2)]
     assert all(row.shape == (8,) and not row.any() for found in taken.values() for row in found)
     places = {key: [row.data_ptr() for row in found] for key, found in taken.items()}
     for stream in (1, 2):
         found = places[stream, False]
-        assert len(set(found)) == Zeroes.PER_STREAM and found[0] == found[-2], "taken in turn"
+        assert len(set(found)) == ZeroRows.PER_STREAM and found[0] == found[-2], "taken in turn"
     assert len(set(places[1, True])) == len(places[1, True]), "a captured launch's row is nobody else's"
     assert not set(places[1, False]) & set(places[2, False])
     assert not set(places[1, True]) & (set(places[1, False]) | set(places[2, False]))

@@ -56,7 +56,7 @@ def test_tuning_measures_fits_and_puts_the_table_in_force(tuned, cache):
     assert Path(found["table"]).parent == cache / "tables"
     reload_tables()
     decision = attention.explain(AttentionProblem.of_shape(Target.named("cpu"), hq=2, s=64, d=16, dtype="float32"))
-    assert decision.variant == "torch_cpu" and "attention.cpu.yaml" in decision.source
+    assert decision.variant == "torch_cpu" and "attention.cpu.yaml" in decision.because
     assert decision.evidence["runner_up"]["variant"] == "torch_math"
 
 

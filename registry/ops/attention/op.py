@@ -48,8 +48,8 @@ class _AttentionOp(Op):
         sizes = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k, problem.head_dim_v)
         if all(sizes):
             return None
-        source = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
+        because = "empty tensors: the op answers by itself"
+        return Decision(problem, NO_KERNEL, {}, because, (Candidate(NO_KERNEL, (), 0, because),))
 
 
 class AttentionBackward(_AttentionOp):

@@ -199,8 +199,8 @@ class Matmul(Op):
         assert isinstance(problem, MatmulProblem)
         if problem.m and problem.n and problem.k and problem.batch:
             return None
-        source = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
+        because = "empty tensors: the op answers by itself"
+        return Decision(problem, NO_KERNEL, {}, because, (Candidate(NO_KERNEL, (), 0, because),))
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         def launch(a: torch.Tensor, b: torch.Tensor, *, bias: Any, out: Any, out_dtype: torch.dtype, **_: Any) -> Any:

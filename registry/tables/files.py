@@ -29,7 +29,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class LayerFile:
     """One YAML file to load, and the layer it belongs to. `name` is what errors and `explain` call it."""
 
     name: str
@@ -47,18 +47,18 @@ class Source:
             raise TableError(self.name, 1, "$", f"cannot be read: {error.strerror or error}") from None
 
 
-def shipped_sources() -> list[Source]:
+def shipped_files() -> list[LayerFile]:
     """The tables and errata that come with the registry."""
     folder = resources.files(SHIPPED_PACKAGE)
     found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIXES)}
-    return [Source(name, Layer.SHIPPED, found[name]) for name in sorted(found)]
+    return [LayerFile(name, Layer.SHIPPED, found[name]) for name in sorted(found)]
 
 
-def file_sources(paths: Iterable[str | os.PathLike[str]], layer: Layer) -> list[Source]:
-    """Sources for files and for folders (their *.yaml, not deeper). What cannot be read is an error on loading."""
-    found: list[Source] = []
+def files_at(paths: Iterable[str | os.PathLike[str]], layer: Layer) -> list[LayerFile]:
+    """Files by their paths, and folders (their *.yaml, not deeper). What cannot be read is an error on loading."""
+    found: list[LayerFile] = []
     for path in (Path(os.path.expanduser(path)) for path in paths):
-        found.extend(Source(str(entry), layer, entry) for entry in _tables_in(path) or [path])
+        found.extend(LayerFile(str(entry), layer, entry) for entry in _tables_in(path) or [path])
     return found
 
 
@@ -69,7 +69,7 @@ def _tables_in(path: Path) -> list[Path]:
         return []
 
 
-def environment_sources(environ: Mapping[str, str] | None = None) -> list[Source]:
+def environment_files(environ: Mapping[str, str] | None = None) -> list[LayerFile]:
     """The files and folders that REGISTRY_TABLES lists. As with PATH, the first listed wins."""
     listed = (os.environ if environ is None else environ).get(ENVIRONMENT_VARIABLE, "")
-    return file_sources(filter(None, listed.split(os.pathsep)), Layer.ENVIRONMENT)
+    return files_at(filter(None, listed.split(os.pathsep)), Layer.ENVIRONMENT)
