@@ -189,26 +189,31 @@ class _Stop(BaseException):
 
 
 def compiler_input(build: Any, target: Any) -> str:
-    """All that the passes after the frontend get: options, and the module without locations and function names.
+    """All that the passes after the first stage get: options, and the module without locations and function names.
 
-    Equal text is equal machine code. Locations only reach debug info; names only reach symbols, and they hold the
-    module's path. `triton.compile` itself is run up to there, so that this asks what a launch would ask.
+    The first stage inlines and simplifies, so how a kernel is cut into functions does not count. Equal text is equal
+    machine code. Locations only reach debug info; names only reach symbols, and they hold the module's path.
+    `triton.compile` itself is run up to there, so that this asks what a launch would ask.
     """
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
 
+    gpu = GPUTarget("cuda", target.sm, 32)
     source, caught = build.source(target), []
-    real = source.make_ir
+    real, backend = source.make_ir, make_backend(gpu)
 
     def make_ir(*args: Any) -> Any:
-        module = real(*args)
-        caught.extend(str(arg) for arg in args if hasattr(arg, "num_warps"))
-        caught.append(without_names(module.str_nodebug()))
+        module, stages = real(*args), {}
+        (options,) = (arg for arg in args if hasattr(arg, "num_warps"))
+        backend.add_stages(stages, options, source.language)
+        module = next(iter(stages.values()))(module, {})
+        caught.extend((str(options), without_names(module.str_nodebug())))
         raise _Stop
 
     source.make_ir = make_ir
     try:
-        triton.compile(source, target=GPUTarget("cuda", target.sm, 32), options=dict(build.options))
+        triton.compile(source, target=gpu, options=dict(build.options))
     except _Stop:
         return "\n".join(caught)
     raise AssertionError("Triton compiled without asking its frontend: its cache should have been empty")

@@ -2,7 +2,8 @@
 
 Its files:
     tiles.py      what the kernels share: tile order, masks as two bounds, offsets
-    forward.py    one kernel                         backward.py   a query pass and a key pass
+    forward.py    one kernel
+    query_pass.py the backward's first kernel: dQ    key_pass.py   its second: dK and dV
     host.py       the call of each launch            configs.py    tiles, warps, stages, and what they need
 """
 

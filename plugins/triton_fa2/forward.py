@@ -32,23 +32,14 @@ from registry.plugins.triton_fa2.tiles import (
 @triton.jit
 def _attend(
     n,
-    q_MD,
-    k_ptr,
-    v_ptr,
-    kT_offsets_DN,
-    v_offsets_NV,
-    k_step,
-    v_step,
     acc_MV,
     max_M,
     sum_M,
-    rows_M,
-    seqlen_q,
-    seqlen_k,
+    queries,
+    keys,
+    mask,
     scale_log2,
     softcap_log2,
-    window_left,
-    window_right,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -60,6 +51,9 @@ def _attend(
     BLOCK_N: tl.constexpr,
 ):
     """One step of the streaming softmax: the keys n .. n + BLOCK_N."""
+    q_MD, rows_M = queries
+    k_ptr, v_ptr, kT_offsets_DN, v_offsets_NV, k_step, v_step = keys
+    seqlen_q, seqlen_k, window_left, window_right = mask
     PADDED_D: tl.constexpr = q_MD.shape[1]
     PADDED_V: tl.constexpr = acc_MV.shape[1]
     keys_N = n + tl.arange(0, BLOCK_N)
@@ -172,6 +166,8 @@ def attention_forward(
     start, inner_start, inner_end, end = key_ranges(
         first_row, last_row, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
     )
+    queries, mask = (q_MD, rows_M), (seqlen_q, seqlen_k, window_left, window_right)
+    keys = k_ptr, v_ptr, kT_offsets, v_offsets, k_row * STRIDE_UNIT, v_row * STRIDE_UNIT
     acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
@@ -179,23 +175,14 @@ def attention_forward(
         n = inner_start + block * BLOCK_N
         acc_MV, max_M, sum_M = _attend(
             n,
-            q_MD,
-            k_ptr,
-            v_ptr,
-            kT_offsets,
-            v_offsets,
-            k_row * STRIDE_UNIT,
-            v_row * STRIDE_UNIT,
             acc_MV,
             max_M,
             sum_M,
-            rows_M,
-            seqlen_q,
-            seqlen_k,
+            queries,
+            keys,
+            mask,
             scale_log2,
             softcap_log2,
-            window_left,
-            window_right,
             HEAD_DIM,
             HEAD_DIM_V,
             SOFTCAP,
@@ -211,23 +198,14 @@ def attention_forward(
             n = start + block * BLOCK_N
             acc_MV, max_M, sum_M = _attend(
                 n,
-                q_MD,
-                k_ptr,
-                v_ptr,
-                kT_offsets,
-                v_offsets,
-                k_row * STRIDE_UNIT,
-                v_row * STRIDE_UNIT,
                 acc_MV,
                 max_M,
                 sum_M,
-                rows_M,
-                seqlen_q,
-                seqlen_k,
+                queries,
+                keys,
+                mask,
                 scale_log2,
                 softcap_log2,
-                window_left,
-                window_right,
                 HEAD_DIM,
                 HEAD_DIM_V,
                 SOFTCAP,
@@ -242,23 +220,14 @@ def attention_forward(
         for n in tl.range(inner_end, end, BLOCK_N):
             acc_MV, max_M, sum_M = _attend(
                 n,
-                q_MD,
-                k_ptr,
-                v_ptr,
-                kT_offsets,
-                v_offsets,
-                k_row * STRIDE_UNIT,
-                v_row * STRIDE_UNIT,
                 acc_MV,
                 max_M,
                 sum_M,
-                rows_M,
-                seqlen_q,
-                seqlen_k,
+                queries,
+                keys,
+                mask,
                 scale_log2,
                 softcap_log2,
-                window_left,
-                window_right,
                 HEAD_DIM,
                 HEAD_DIM_V,
                 SOFTCAP,

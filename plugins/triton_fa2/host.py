@@ -16,9 +16,10 @@ import triton
 from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, out_of, row_sums
 from registry.plugins.triton_fa2 import configs
-from registry.plugins.triton_fa2.backward import key_gradients, query_gradients
 from registry.plugins.triton_fa2.configs import padded
 from registry.plugins.triton_fa2.forward import attention_forward
+from registry.plugins.triton_fa2.key_pass import key_gradients
+from registry.plugins.triton_fa2.query_pass import query_gradients
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 

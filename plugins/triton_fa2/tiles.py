@@ -97,6 +97,16 @@ def store_tile(pointers, tile, rows, row_limit, columns, COLUMNS: tl.constexpr, 
 
 
 @triton.jit
+def load_lse2(pointers, rows, seqlen_q, MASKED: tl.constexpr):
+    """lse in powers of two. A row without keys has -inf, a row beyond the tensor nothing: +inf makes P exactly 0."""
+    if MASKED:
+        lse = tl.load(pointers, mask=rows < seqlen_q, other=float("inf"))
+    else:
+        lse = tl.load(pointers)
+    return tl.where(lse == float("-inf"), float("inf"), lse * 1.4426950408889634)
+
+
+@triton.jit
 def key_ranges(
     first_row,
     last_row,
