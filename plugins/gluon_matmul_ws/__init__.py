@@ -11,7 +11,7 @@ from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons, turned
 from registry.plugins.gluon_matmul_ws import host
 
-# Measured facts: see the end of kernel.py. Speed of one tile shape against the fastest, where the chip is full.
+# Measured facts: see kernel.py. Speed of one tile shape against the fastest, where the chip is full.
 _TILES = (
     ("coop", 128, 128, 6, 1.00),
     ("coop", 128, 256, 4, 0.99),

@@ -9,16 +9,16 @@ and 32-bit ones along K only).
 Roles.  Consumer 0 is the default partition (4 warps, 240 registers), consumer 1 four warps, the producer one warp with
 24 registers.
 
-Schedule.  A ring of STAGES blocks of A and B.  full[s]: the bytes of stage s have landed; empty[s]: its readers are
-done.  The producer runs ahead across tile borders, so the next tile loads during the epilogue.  Consumers keep one
-block of wgmma in flight and release the stage before it.  In ping-pong, turn[g] is the other consumer's word that it
-has taken its last stage: without it a consumer would take an earlier round of the ring for its own (the two differ by
-an even number of phases).  The epilogue goes through STORES buffers of 64 columns per consumer: registers -> shared
+Schedule.  A ring of STAGES blocks of A and B.  Its barriers: the bytes of a stage have landed (full), its readers are
+done (empty).  The producer runs ahead across tile borders, so the next tile loads during the epilogue.  Consumers keep
+one block of wgmma in flight and release the stage before it.  In ping-pong, `turns` hold the other consumer's word that
+it has taken its last stage: without it a consumer would take an earlier round of the ring for its own (the two differ
+by an even number of phases).  The epilogue goes through STORES buffers of 64 columns per consumer: registers -> shared
 memory -> TMA store, or masked stores of whole rows where TMA cannot address C.  fp8 (EXACT): each block of K is summed
 in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
 while the next is multiplied.  float32: wgmma would cut operands off to tf32, so the TMA unit rounds them as it loads.
 Launches without such tensor maps (ROUND) let the consumers first round each stage in place, half of B each, while the
-stage before it is multiplied; rounded[s] says that both have.
+stage before it is multiplied; `rounded` says that both have.
 
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
@@ -60,77 +60,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
+from registry.plugins.gluon_matmul_ws.producer import corner, producer
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
 from registry.toolbox.arithmetic import to_tf32
-from registry.toolbox.hopper import after_previous_kernel, as_box, as_matrix, group_barrier, load_tile, store_wait
-
-
-@gluon.jit
-def _corner(tile, tiles_m, tiles_n, cfg: gl.constexpr):
-    """Tile number -> (batch entry, first row, first column)."""
-    GROUP: gl.constexpr = cfg.GROUP
-    per_z = tiles_m * tiles_n
-    z = tile // per_z
-    t = tile - z * per_z
-    band = t // (GROUP * tiles_n)
-    t = t - band * GROUP * tiles_n
-    rows = gl.minimum(tiles_m - band * GROUP, GROUP)
-    col = t // rows
-    return z, (band * GROUP + t - col * rows) * (cfg.PARTS * cfg.GM), col * (cfg.N0 + cfg.N1)
-
-
-@gluon.jit
-def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
-    """One block of B into the first N columns of a stage."""
-    if cfg.B_T:
-        load_tile(desc, [z, col, k], bar, as_box(b_s.index(s), N, cfg.BK))
-    else:
-        load_tile(desc, [z, k, col], bar, as_box(b_s.index(s), cfg.BK, N))
-
-
-@gluon.jit
-def _load(descs, smem, bars, it, z_a, z_b, row, col, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
-    """`blocks` blocks of a tile, from block `first` on; a tail tile takes the first N0 / SPLIT columns of each stage.
-    Returns the next round of the ring."""
-    a_desc, b0_desc, b1_desc = descs
-    a_s, b0_s, b1_s = smem
-    full, empty, turn, rounded = bars
-    PARTS: gl.constexpr = cfg.PARTS
-    width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
-    for number in range(first, first + blocks):
-        s = it % cfg.STAGES
-        bar = full.index(s)
-        mbarrier.wait(empty.index(s), ((it // cfg.STAGES) & 1) ^ 1)
-        mbarrier.expect(bar, (PARTS * cfg.GM + width) * cfg.BK * cfg.ITEM)
-        k = number * cfg.BK
-        for g in gl.static_range(PARTS):
-            if cfg.A_T:
-                load_tile(a_desc, [z_a, k, row + g * cfg.GM], bar, a_s.index(s * PARTS + g))
-            else:
-                load_tile(a_desc, [z_a, row + g * cfg.GM, k], bar, a_s.index(s * PARTS + g))
-        if TAIL:
-            _load_b(b1_desc, b0_s, s, z_b, col, k, bar, width, cfg)
-        else:
-            _load_b(b0_desc, b0_s, s, z_b, col, k, bar, cfg.N0, cfg)
-            if cfg.N1:
-                _load_b(b1_desc, b1_s, s, z_b, col + cfg.N0, k, bar, cfg.N1, cfg)
-        it += 1
-    return it
-
-
-@gluon.jit
-def _producer(descs, smem, bars, sizes, z_a, z_b, cfg: gl.constexpr):
-    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
-    it = 0
-    for item in range(gl.program_id(0), whole * cfg.SPLIT_K, gl.num_programs(0)):
-        tile, first, count = part_of(item, whole, blocks, cfg)
-        z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
-        it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, first, count, False, cfg)
-    if cfg.SPLIT > 1:
-        for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, gl.num_programs(0)):
-            z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
-            col += part % cfg.SPLIT * (cfg.N0 // cfg.SPLIT)
-            it = _load(descs, smem, bars, it, z * z_a, z * z_b, row, col, 0, blocks, True, cfg)
+from registry.toolbox.hopper import (
+    after_previous_kernel,
+    as_matrix,
+    barriers,
+    group_barrier,
+    init_barriers,
+    release,
+    release_slot,
+    ring_over,
+    slot,
+    store_wait,
+    wait_full,
+)
 
 
 @gluon.jit
@@ -150,11 +95,11 @@ def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _fresh(acc, smem, bars, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
+def _fresh(acc, smem, stages, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
     """One block of K on its way into accumulators of its own."""
-    s = it % cfg.STAGES
+    s, _ = slot(it, smem[1])
     if which == 0:  # (the second half of B comes with the first)
-        mbarrier.wait(bars[0].index(s), (it // cfg.STAGES) & 1)
+        wait_full(stages, it)
     zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
     a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
     return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
@@ -165,7 +110,7 @@ def _exact(
     acc0,
     acc1,
     smem,
-    bars,
+    stages,
     it,
     part: gl.constexpr,
     BLOCKS: gl.constexpr,
@@ -174,25 +119,24 @@ def _exact(
     cfg: gl.constexpr,
 ):
     """One block of fp8 summed by itself and added in fp32, or two: one is added while the other is multiplied."""
-    empty = bars[1]
-    one = _fresh(acc0, smem, bars, it, part, N0, 0, cfg)
+    one = _fresh(acc0, smem, stages, it, part, N0, 0, cfg)
     if BLOCKS == 2:
-        two = _fresh(acc0, smem, bars, it + 1, part, N0, 0, cfg)
+        two = _fresh(acc0, smem, stages, it + 1, part, N0, 0, cfg)
         one = warpgroup_mma_wait(1, [one])
-        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        release(stages, it)
         acc0 += one
         two = warpgroup_mma_wait(0, [two])
-        mbarrier.arrive(empty.index((it + 1) % cfg.STAGES), count=1)
+        release(stages, it + 1)
         acc0 += two
     elif N1:
-        two = _fresh(acc1, smem, bars, it, part, N1, 1, cfg)
+        two = _fresh(acc1, smem, stages, it, part, N1, 1, cfg)
         one, two = warpgroup_mma_wait(0, [one, two])
-        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        release(stages, it)
         acc0 += one
         acc1 += two
     else:
         one = warpgroup_mma_wait(0, [one])
-        mbarrier.arrive(empty.index(it % cfg.STAGES), count=1)
+        release(stages, it)
         acc0 += one
     return acc0, acc1
 
@@ -206,13 +150,13 @@ def _round(tile):
 
 @gluon.jit
 def _arrived(
-    G: gl.constexpr, smem, bars, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr
+    G: gl.constexpr, smem, sync, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr
 ):
     """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
     a_s, b0_s, b1_s, _ = smem
-    full, _, _, rounded = bars
-    s = it % cfg.STAGES
-    mbarrier.wait(full.index(s), (it // cfg.STAGES) & 1)
+    stages, _, rounded = sync
+    s, phase = slot(it, b0_s)
+    wait_full(stages, it)
     if cfg.ROUND:
         mine: gl.constexpr = G * (cfg.PARTS - 1)
         _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
@@ -223,15 +167,26 @@ def _arrived(
         group_barrier()
         if cfg.PARTS == 2:
             mbarrier.arrive(rounded.index(s), count=1)
-            mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
+            mbarrier.wait(rounded.index(s), phase)
     return s
 
 
 @gluon.jit
-def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
+def _take_turn(turns, G: gl.constexpr, own):
+    """Ping-pong: until the other consumer has taken the last stage of its tile."""
+    mbarrier.wait(turns.index(G), (own & 1) ^ (1 - G))
+
+
+@gluon.jit
+def _give_turn(turns, G: gl.constexpr):
+    mbarrier.arrive(turns.index(1 - G), count=1)
+
+
+@gluon.jit
+def _multiply(G: gl.constexpr, smem, sync, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
     """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
     a_s, b0_s, b1_s, c_s = smem
-    full, empty, turn, rounded = bars
+    stages, turns, _ = sync
     part: gl.constexpr = G if cfg.PARTS == 2 else 0
     in_flight: gl.constexpr = 2 if N1 else 1
     l0: gl.constexpr = gl.NVMMADistributedLayout(
@@ -243,17 +198,17 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
     acc0 = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
     acc1 = gl.full([cfg.GM, N1 if N1 else 8], 0, cfg.ACC, layout=l1)
     if cfg.PARTS == 1:
-        mbarrier.wait(turn.index(G), (own & 1) ^ (1 - G))
+        _take_turn(turns, G, own)
     if cfg.EXACT:
         for _ in range(blocks // cfg.EXACT):
-            acc0, acc1 = _exact(acc0, acc1, smem, bars, it, part, cfg.EXACT, N0, N1, cfg)
+            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, cfg.EXACT, N0, N1, cfg)
             it += cfg.EXACT
         if cfg.EXACT == 2 and blocks % 2 != 0:
-            acc0, acc1 = _exact(acc0, acc1, smem, bars, it, part, 1, N0, N1, cfg)
+            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, 1, N0, N1, cfg)
         if cfg.PARTS == 1:
-            mbarrier.arrive(turn.index(1 - G), count=1)
+            _give_turn(turns, G)
     else:
-        s = _arrived(G, smem, bars, it, part, N0, N1, cfg)
+        s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
         a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
         acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
         if N1:
@@ -264,7 +219,7 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
         it += 1
         for _ in range(1, blocks):
             last = s
-            s = _arrived(G, smem, bars, it, part, N0, N1, cfg)
+            s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
             a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
             acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
             if N1:
@@ -272,20 +227,20 @@ def _multiply(G: gl.constexpr, smem, bars, it, own, blocks, N0: gl.constexpr, N1
                 acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
             else:
                 acc0 = warpgroup_mma_wait(in_flight, [acc0])
-            mbarrier.arrive(empty.index(last), count=1)
+            release_slot(stages, last)
             it += 1
         if cfg.PARTS == 1:
-            mbarrier.arrive(turn.index(1 - G), count=1)
+            _give_turn(turns, G)
         if N1:
             acc0, acc1 = warpgroup_mma_wait(0, [acc0, acc1])
         else:
             acc0 = warpgroup_mma_wait(0, [acc0])
-        mbarrier.arrive(empty.index(s), count=1)
+        release_slot(stages, s)
     return acc0, acc1
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.constexpr):
     tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
     c_s = smem[3]
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
@@ -298,8 +253,8 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
     own = 0
     for item in range(gl.program_id(0) + first * P, whole * cfg.SPLIT_K, stride * P):
         tile, _, count = part_of(item, whole, blocks, cfg)
-        acc0, acc1 = _multiply(G, smem, bars, it, own, count, cfg.N0, cfg.N1, cfg)
-        z, row, col = _corner(tile, tiles_m, tiles_n, cfg)
+        acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
+        z, row, col = corner(tile, tiles_m, tiles_n, cfg)
         if cfg.SPLIT_K > 1:
             acc0, acc1, last = reduce(acc0, acc1, G, item, whole, workspace, cfg)
             if last:
@@ -311,9 +266,9 @@ def _consumer(G: gl.constexpr, c, smem, bars, sizes, epi, workspace, cfg: gl.con
     if cfg.SPLIT > 1:
         width: gl.constexpr = cfg.N0 // cfg.SPLIT
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
-            z, row, col = _corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
+            z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * width
-            acc0, acc1 = _multiply(G, smem, bars, it, own, blocks, width, 0, cfg)
+            acc0, acc1 = _multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
             buffer = store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
             it += blocks
     if cfg.TMA_STORE:
@@ -352,33 +307,26 @@ def matmul_ws(
     s_bn,
     cfg: gl.constexpr,
 ):
-    ring: gl.constexpr = cfg.STAGES
-    a_s = gl.allocate_shared_memory(a_desc.dtype, [ring * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
-    b0_s = gl.allocate_shared_memory(b0_desc.dtype, [ring] + b0_desc.block_type.shape, b0_desc.layout)
+    STAGES: gl.constexpr = cfg.STAGES
+    a_s = gl.allocate_shared_memory(a_desc.dtype, [STAGES * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
+    b0_s = gl.allocate_shared_memory(b0_desc.dtype, [STAGES] + b0_desc.block_type.shape, b0_desc.layout)
     if cfg.N1:  # (where N1 is 0, b1_desc is the tail's narrower view of B)
-        b1_s = gl.allocate_shared_memory(b1_desc.dtype, [ring] + b1_desc.block_type.shape, b1_desc.layout)
+        b1_s = gl.allocate_shared_memory(b1_desc.dtype, [STAGES] + b1_desc.block_type.shape, b1_desc.layout)
     else:
         b1_s = b0_s
     c_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, cfg.GM, cfg.EN], c_ptr.dtype.element_ty)
     c_s = gl.allocate_shared_memory(c_ptr.dtype.element_ty, [2 * cfg.STORES, 1, cfg.GM, cfg.EN], c_block)
-    bar: gl.constexpr = mbarrier.MBarrierLayout()
-    full = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
-    empty = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
-    for i in gl.static_range(2):
-        mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(ring):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=cfg.PARTS)
+    full, empty, turns = barriers(STAGES), barriers(STAGES), barriers(2)
+    init_barriers(turns, 1)
+    stages = ring_over(b0_s, full, empty, cfg.PARTS)
     if cfg.ROUND:
-        rounded = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
-        for i in gl.static_range(ring):
-            mbarrier.init(rounded.index(i), count=cfg.PARTS)
+        rounded = barriers(STAGES)
+        init_barriers(rounded, cfg.PARTS)
     else:
-        rounded = turn
+        rounded = turns
     if cfg.PDL:
         after_previous_kernel()
-    bars = (full, empty, turn, rounded)
+    sync = (stages, turns, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
     sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)
@@ -386,9 +334,9 @@ def matmul_ws(
     workspace = (part_ptr, count_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (0, c, smem, bars, sizes, epi, workspace, cfg)),
-            (_consumer, (1, c, smem, bars, sizes, epi, workspace, cfg)),
-            (_producer, ((a_desc, b0_desc, b1_desc), (a_s, b0_s, b1_s), bars, sizes, z_a, z_b, cfg)),
+            (_consumer, (0, c, smem, sync, sizes, epi, workspace, cfg)),
+            (_consumer, (1, c, smem, sync, sizes, epi, workspace, cfg)),
+            (producer, ((a_desc, b0_desc, b1_desc), (a_s, b0_s, b1_s), stages, sizes, z_a, z_b, cfg)),
         ],
         [4, 1],
         [cfg.REGS, 24],

@@ -5,8 +5,8 @@ views        `swizzled` is the layout in which a box of a tensor map lands; `as_
              is the front of a tile as a box of its own
 rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
              (i // stages) & 1, so producer and consumers agree by counting
-barriers     `FREE_BARRIERS` are the hardware barriers that the compiler leaves alone: give them names in an enum, and
-             `barrier_asm` of one to `gl.inline_asm_elementwise`
+barriers     `barriers` and `init_barriers`: those in shared memory. `FREE_BARRIERS` are the hardware barriers that the
+             compiler leaves alone: give them names in an enum, and `barrier_asm` of one to `gl.inline_asm_elementwise`
 launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True`
 """
 
@@ -85,11 +85,31 @@ else:
 
 
 @gluon.jit
+def barriers(COUNT: gl.constexpr):
+    """Barriers in shared memory, for `init_barriers` or `ring_over`."""
+    return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def init_barriers(bars, ARRIVALS: gl.constexpr):
+    """Each completes a phase when so many have arrived."""
+    COUNT: gl.constexpr = bars.shape[0]
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+
+
+@gluon.jit
 def ring(tiles, STAGES: gl.constexpr, READERS: gl.constexpr):
     """(tiles, full, empty) around `tiles`, whose first dimension counts the stages: `full` completes when the bulk copy
     has delivered its bytes, `empty` when each of the groups that read the slot has let go of it."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    return ring_over(tiles, barriers(STAGES), barriers(STAGES), READERS)
+
+
+@gluon.jit
+def ring_over(tiles, full, empty, READERS: gl.constexpr):
+    """The same over barriers at hand: for a kernel that has others to set up first. A stage may hold more than `tiles`;
+    `slot` says where the rest of it lies."""
+    STAGES: gl.constexpr = full.shape[0]
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=READERS)
@@ -117,6 +137,13 @@ def release(r, i):
     """Reader: this group is done with use i."""
     tiles, full, empty = r
     s, _ = slot(i, tiles)
+    release_slot(r, s)
+
+
+@gluon.jit
+def release_slot(r, s):
+    """The same by slot, where the loop carries that anyway."""
+    tiles, full, empty = r
     mbarrier.arrive(empty.index(s), count=1)
 
 
