@@ -15,7 +15,7 @@ from typing import Any
 
 from registry.tables.model import Layer, Rule, Table
 from registry.tables.reader import MAX_BYTES
-from registry.tables.sources import SHIPPED_PACKAGE
+from registry.tables.files import SHIPPED_PACKAGE
 
 SUFFIX = ".measured.json"
 Sizes = tuple[int, ...]
