@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
 from registry.tables.reader import MAX_BYTES
-from registry.tables.files import SHIPPED_PACKAGE
 
 SUFFIX = ".measured.json"
 Sizes = tuple[int, ...]
