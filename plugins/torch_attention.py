@@ -223,21 +223,32 @@ def _cpu_mask(q, k, causal, window):
     return False, torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, -math.inf)
 
 
+def _for_each_query_head(q, *tensors):
+    """k and v with a head for each of q's: the kernel knows no groups, and a copy is small beside stored scores."""
+    group = q.shape[1] // tensors[0].shape[1]
+    return tensors if group == 1 else tuple(t.repeat_interleave(group, dim=1) for t in tensors)
+
+
 def cpu(q, k, v, *, causal, window, return_lse, scale, config):
+    k, v = _for_each_query_head(q, k, v)
     is_causal, mask = _cpu_mask(q, k, causal, window)
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
     return out, lse.to(torch.float32).contiguous() if return_lse else None
 
 
 def cpu_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config):
+    heads, (k, v) = k.shape[1], _for_each_query_head(q, k, v)
     is_causal, mask = _cpu_mask(q, k, causal, window)
     if q.dtype is torch.float64:  # the LSE that was kept is a float32, and so would be the gradients' accuracy
         forward = aten._scaled_dot_product_flash_attention_for_cpu
         lse = forward(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[1]
     lse = lse.to(_math_dtype(q.dtype))
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
     )
+    if heads == k.shape[1]:
+        return dq, dk, dv
+    return dq, *(t.unflatten(1, (heads, -1)).sum(2) for t in (dk, dv))
 
 
 # --- plain math: slow, large, and able to do everything -----------------------------------------------------------
@@ -346,6 +357,7 @@ def registry_variants():
         layouts=ANY_ORDER,
         causal=True,
         window=True,
+        gqa=True,
         cross_length=True,
         deterministic=True,
         ieee=True,
