@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from registry.ops.attention.arguments import UNLIMITED, Window
+from registry.ops.parts.masks import Window, visible
 
-
-def visible(
-    seqlen_q: int, seqlen_k: int, causal: bool, window: Window | None, device: torch.device
-) -> torch.Tensor | None:
-    """[Sq, Sk] bool: which keys each query sees (bottom-right aligned); None where all see all."""
-    if not causal and window is None:
-        return None
-    row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
-    column = torch.arange(seqlen_k, device=device)[None, :]
-    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
-    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    if causal:
-        seen &= column <= row
-    if left != UNLIMITED:
-        seen &= column >= row - left
-    if right != UNLIMITED:
-        seen &= column <= row + right
-    return seen
+__all__ = ["reference", "visible"]
 
 
 def reference(
