@@ -20,6 +20,7 @@ from registry.dispatch.scope import prefer, record, use
 from registry.errors import (
     CaptureError,
     DeclarationError,
+    DeviceComplaint,
     DuplicateVariant,
     IllegalVariant,
     InvalidArgument,
@@ -29,15 +30,17 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
-from registry.ops.attention.op import attention
 from registry.ops.known import register, reload_tables, unregister
-from registry.ops.matmul.op import matmul
 from registry.ops.op import OPS as _OPS
 from registry.ops.op import Op
+from registry.toolbox.complaints import check
 from registry.version import __version__
 
 if TYPE_CHECKING:
     from registry.hookspecs import hookimpl
+    from registry.ops.attention.op import attention
+    from registry.ops.attention_varlen.op import attention_varlen
+    from registry.ops.matmul.op import matmul
     from registry.warming import warm
 
 _LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "warm": "registry.warming"}
@@ -52,8 +55,8 @@ def variants() -> dict[str, Variant]:
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_USED:
         return getattr(import_module(_LOADED_WHEN_USED[name]), name)
-    if name in _OPS:  # an op is one folder: it needs no line here
-        return _OPS[name]
+    if name in _OPS:  # an op is one folder: it needs no line here, but for those who check types
+        return globals().setdefault(name, _OPS[name])
     raise AttributeError(f"module 'registry' has no attribute {name!r}")
 
 
@@ -62,6 +65,7 @@ __all__ = [
     "CaptureError",
     "Decision",
     "DeclarationError",
+    "DeviceComplaint",
     "Design",
     "DuplicateVariant",
     "IllegalVariant",
@@ -80,6 +84,8 @@ __all__ = [
     "Variant",
     "__version__",
     "attention",
+    "attention_varlen",
+    "check",
     "forget_plans",
     "hookimpl",
     "matmul",

@@ -90,6 +90,14 @@ class CaptureError(RegistryError, RuntimeError):
     """Something that must not happen while a CUDA graph is being captured (compiling, tuning) was asked for."""
 
 
+class DeviceComplaint(RegistryError, RuntimeError):
+    """What kernels found wrong in device memory since the last `registry.check()`. Results since then are suspect."""
+
+    def __init__(self, complaints: Sequence[str]) -> None:
+        self.complaints = tuple(complaints)
+        super().__init__("; ".join(self.complaints))
+
+
 class TableError(RegistryError, ValueError):
     """A dispatch table or errata file that cannot be used: which file, line and value, and what is wrong with it."""
 

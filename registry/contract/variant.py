@@ -28,6 +28,9 @@ class Variant:
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
               the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
     builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as toolbox.builds.Build.
+    schedule  optional, for ops whose calls come in steps (the layers of a model): `schedule(problem, config)` gives a
+              function of a step's operands that makes what its calls share; `run` and a prepared launch are handed
+              that as `schedule`, or None where a call brings none.
     design_of optional: the traits of one config, where they differ from `design`.
     """
 
@@ -39,6 +42,7 @@ class Variant:
     configs: Configs = ({},)
     prepare: Callable[[Any, Config], Callable[..., Any]] | None = None
     builds: Callable[[Any, Config], Sequence[Any]] | None = None
+    schedule: Callable[[Any, Config], Callable[..., Any]] | None = None
     design_of: Callable[[Config], Design] | None = None
     summary: str = ""
     origin: str = field(default="", compare=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 
@@ -15,10 +16,20 @@ from registry.ops.op import OPS, Op
 _REGISTERED = "registry.register"
 
 
-# At once, so that declarations and tables of every op can be read; what is heavy in an op's folder is imported later.
-for _module in pkgutil.iter_modules(ops.__path__):
-    if _module.ispkg:
-        importlib.import_module(f"registry.ops.{_module.name}")
+def _find() -> None:
+    """Import every op at once, so that declarations and tables of each can be read; what is heavy comes later."""
+    collecting = gc.isenabled()
+    gc.disable()  # a collection on the way would look at all that torch has made, and cost more than these imports
+    try:
+        for module in pkgutil.iter_modules(ops.__path__):
+            if module.ispkg:
+                importlib.import_module(f"registry.ops.{module.name}")
+    finally:
+        if collecting:
+            gc.enable()
+
+
+_find()
 
 
 def op_named(name: str) -> Op:

@@ -31,7 +31,7 @@ class Op:
     problem_type: ClassVar[type[Problem]]
 
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Keyword of `run` -> (claim that earns it, Problem field that holds its value): constant within a plan."""
+    """Keyword of `run` -> (claim that earns it ("" for always), Problem field of its value): constant within a plan."""
     call_arguments: ClassVar[Mapping[str, str]] = {}
     """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
 
@@ -129,16 +129,19 @@ class Op:
         """What a call takes where it is given nothing, derived once a plan rather than per call."""
         return None
 
+    def earned(self, variant: Variant, claim: str) -> bool:
+        """Whether a variant is handed the arguments that this claim earns; "" earns for all."""
+        return not claim or bool(variant.requires.claim(claim))
+
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
-        claims = variant.requires
-        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if claim and not claims.claim(claim)]
+        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
         if variant.prepare is not None:
             return LateLaunch(functools.partial(variant.prepare, problem, config), unclaimed)
         fixed = {
             keyword: getattr(problem, field)
             for keyword, (claim, field) in self.fixed_arguments.items()
-            if claims.claim(claim)
+            if self.earned(variant, claim)
         }
         launch = functools.partial(variant.run, config=config, **fixed)
         return on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)

@@ -1,0 +1,180 @@
+"""Checks of attention_varlen's arguments, as far as the host can see them: shapes, dtypes, devices, host maxima.
+
+What lies in device memory (lengths, page numbers) is lengths.py's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from registry.errors import InvalidArgument
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
+
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
+KV_LAYOUTS = ("packed", "cache", "paged")
+KV_SCALES = ("tensor", "head", "token")
+
+OPTIONAL = ("cu_seqlens_k", "seqused_k", "block_table", "sinks", "alibi_slopes", "k_scale", "v_scale", "out")
+"""The tensors that a call may leave out, in the order in which they are passed on."""
+
+_K_SHAPES = "[T, Hkv, D] (packed), [B, S, Hkv, D] (cache) or [pages, page, Hkv, D] (pages, with block_table)"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the shapes of a call say."""
+
+    kv_layout: str
+    batch: int
+    page_size: int
+    capacity: int
+    """Keys that one sequence may have at most: rows of packed k, slots of a cache, pages of a block table's row."""
+
+
+def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, Any]) -> Geometry:
+    """The geometry of a call if its tensors go together, else InvalidArgument."""
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), *given.items()):
+        if tensor is None and name in OPTIONAL:
+            continue
+        if check_tensor(name, tensor).device != q.device:
+            raise InvalidArgument(name, f"device {tensor.device}", f"q's device {q.device}")
+    _check_qkv(q, k, v)
+    table = given["block_table"]
+    layout = "packed" if k.dim() == 3 else "cache" if table is None else "paged"
+    _check_index("cu_seqlens_q", cu_seqlens_q, 1)
+    if not cu_seqlens_q.shape[0]:
+        raise InvalidArgument("cu_seqlens_q", "shape (0,)", "[B + 1]: where each sequence begins, and the end")
+    batch = cu_seqlens_q.shape[0] - 1
+    capacity, page = _check_lengths(layout, batch, k, given)
+    for name in ("sinks", "alibi_slopes"):
+        _check_per_head(name, given[name], q)
+    _check_out(given["out"], q, k, v)
+    return Geometry(layout, batch, page, capacity)
+
+
+def _check_qkv(q: Any, k: Any, v: Any) -> None:
+    if q.dim() != 3:
+        raise InvalidArgument("q", f"{q.dim()} dimensions {tuple(q.shape)}", "3: [T, Hq, D]")
+    if q.dtype not in FLOATS:
+        raise InvalidArgument("q", dtype_name(q.dtype), ", ".join(sorted(map(dtype_name, FLOATS))))
+    if k.dim() not in (3, 4):
+        raise InvalidArgument("k", f"{k.dim()} dimensions {tuple(k.shape)}", _K_SHAPES)
+    if v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
+        raise InvalidArgument("v", f"shape {tuple(v.shape)}", f"k's shape but for the last dimension: {tuple(k.shape)}")
+    if v.dtype != k.dtype:
+        raise InvalidArgument("v", f"dtype {dtype_name(v.dtype)}", f"k's dtype {dtype_name(k.dtype)}")
+    if k.dtype != q.dtype and k.dtype not in QUANTISED:
+        allowed = ", ".join([f"q's dtype {dtype_name(q.dtype)}", *sorted(map(dtype_name, QUANTISED))])
+        raise InvalidArgument("k", f"dtype {dtype_name(k.dtype)}", allowed)
+    if k.shape[-1] != q.shape[2]:
+        raise InvalidArgument("k", f"head_dim {k.shape[-1]}", f"q's head_dim {q.shape[2]}")
+    if q.shape[2] == 0:
+        raise InvalidArgument("q", "head_dim 0", "a head_dim of at least 1")
+    heads, heads_kv = q.shape[1], k.shape[-2]
+    if heads_kv == 0 and heads != 0 or (heads_kv and heads % heads_kv):
+        raise InvalidArgument("k", f"{heads_kv} heads for {heads} query heads", "a divisor of q's heads")
+
+
+def _check_index(name: str, tensor: Any, dim: int) -> None:
+    if tensor.dtype is not torch.int32:
+        raise InvalidArgument(name, f"dtype {dtype_name(tensor.dtype)}", "int32: .to(torch.int32)")
+    if tensor.dim() != dim:
+        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", f"{dim}")
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise InvalidArgument(name, f"strides {tuple(tensor.stride())}", "a unit inner stride: .contiguous()")
+
+
+def _check_lengths(layout: str, batch: int, k: Any, given: dict[str, Any]) -> tuple[int, int]:
+    """(capacity, page size), once the lengths of k are said in the way that its layout wants."""
+    cu_seqlens_k, seqused_k, table = (given[name] for name in ("cu_seqlens_k", "seqused_k", "block_table"))
+    wants = "cu_seqlens_k" if layout == "packed" else "seqused_k"
+    for name, tensor in (("cu_seqlens_k", cu_seqlens_k), ("seqused_k", seqused_k)):
+        if (tensor is not None) != (name == wants):
+            got = "None" if tensor is None else "a tensor"
+            raise InvalidArgument(name, got, f"{wants} and not the other, for k of shape {tuple(k.shape)} ({layout})")
+    if layout == "packed":
+        if table is not None:
+            raise InvalidArgument(
+                "block_table", f"a tensor for k of shape {tuple(k.shape)}", "None, or pages in k and v"
+            )
+        _check_index("cu_seqlens_k", cu_seqlens_k, 1)
+        if cu_seqlens_k.shape[0] != batch + 1:
+            raise InvalidArgument(
+                "cu_seqlens_k", f"shape {tuple(cu_seqlens_k.shape)}", f"cu_seqlens_q's ({batch + 1},)"
+            )
+        return k.shape[0], 0
+    _check_index("seqused_k", seqused_k, 1)
+    if seqused_k.shape[0] != batch:
+        raise InvalidArgument("seqused_k", f"shape {tuple(seqused_k.shape)}", f"({batch},): one length a sequence")
+    if layout == "cache":
+        if k.shape[0] != batch:
+            raise InvalidArgument("k", f"a cache of {k.shape[0]} sequences", f"one of {batch}, as cu_seqlens_q says")
+        return k.shape[1], 0
+    _check_index("block_table", table, 2)
+    if table.shape[0] != batch:
+        raise InvalidArgument("block_table", f"shape {tuple(table.shape)}", f"({batch}, pages of the longest sequence)")
+    return table.shape[1] * k.shape[1], k.shape[1]
+
+
+def _check_per_head(name: str, tensor: Any, q: Any) -> None:
+    if tensor is None:
+        return
+    dtypes = {torch.float32, q.dtype} if name == "sinks" else {torch.float32}
+    if tuple(tensor.shape) != (q.shape[1],) or tensor.dtype not in dtypes:
+        allowed = f"[{q.shape[1]}], one a query head, {' or '.join(sorted(map(dtype_name, dtypes)))}"
+        raise InvalidArgument(name, f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}", allowed)
+    if tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        raise InvalidArgument(name, f"strides {tuple(tensor.stride())}", "a unit stride: .contiguous()")
+
+
+def check_scales(k: Any, v: Any, k_scale: Any, v_scale: Any) -> str:
+    """How k and v are scaled: "" (not at all), "tensor", "head" or "token"; a quantised cache must be."""
+    if k.dtype not in QUANTISED:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scale is not None:
+                allowed = f"None for k and v of {dtype_name(k.dtype)}: only quantised ones are scaled"
+                raise InvalidArgument(name, "a tensor", allowed)
+        return ""
+    heads = k.shape[-2]
+    shapes = {(1,): "tensor", (heads,): "head", tuple(k.shape[:-1]): "token"} | {(1,): "tensor"}
+    allowed = f"float32 of shape (1,), ({heads},) or {tuple(k.shape[:-1])}, for k and v of {dtype_name(k.dtype)}"
+    found = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is None:
+            raise InvalidArgument(name, "None", allowed)
+        if scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
+            raise InvalidArgument(name, f"shape {tuple(scale.shape)} of {dtype_name(scale.dtype)}", allowed)
+        found.append(shapes[tuple(scale.shape)])
+    if found[0] != found[1]:
+        raise InvalidArgument("v_scale", f"one a {found[1]}", f"as k_scale: one a {found[0]}")
+    return found[0]
+
+
+def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
+    if out is None:
+        return
+    shape = (q.shape[0], q.shape[1], v.shape[-1])
+    if tuple(out.shape) != shape or out.dtype != q.dtype:
+        got = f"shape {tuple(out.shape)} of {dtype_name(out.dtype)}"
+        raise InvalidArgument("out", got, f"shape {shape} of {dtype_name(q.dtype)}")
+    if out.requires_grad:
+        raise InvalidArgument("out", "a tensor that requires grad", "one that does not")
+    if (out.stride(-1) != 1 and out.shape[-1] > 1) or not is_its_own(out):
+        raise InvalidArgument(
+            "out", f"strides {tuple(out.stride())}", "a unit inner stride, and memory for each element"
+        )
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if overlap(out, tensor):
+            raise InvalidArgument("out", f"memory of {name}", "memory of its own")
+
+
+def check_maximum(name: str, value: Any, capacity: int) -> int:
+    """A host maximum as tight as the tensors make it."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:
+        allowed = "an int of at least 0: the longest of the sequences, or a bound of it"
+        raise InvalidArgument(name, repr(value), allowed)
+    return min(value, capacity)  # type: ignore[return-value]

@@ -1,0 +1,230 @@
+"""The gradients of attention over packed sequences: an op with variants and tables of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.dispatch.plan import observe
+from registry.dispatch.scope import EMPTY, Scope, current
+from registry.ops.attention_varlen import lengths, oracle
+from registry.ops.attention_varlen.arguments import OPTIONAL
+from registry.ops.attention_varlen.common import MASKS, VarlenOp, fields_of
+from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
+from registry.ops.op import with_variant
+from registry.ops.parts import masks
+from registry.ops.tensors import operand, refuse_tangents
+
+Gradients = tuple[torch.Tensor, ...]
+"""(dq, dk, dv), and the gradient of the sinks where there are some."""
+Settings = tuple[tuple[bool, ...], bool, Any, float, int, int, str | None]
+"""Which of sinks, slopes and gradient of the LSE there are; causal, window, softcap, the maxima, variant."""
+
+
+class AttentionVarlenBackward(VarlenOp):
+    """Gradients of attention_varlen for packed q, k and v. Called by autograd, and by name in `explain`."""
+
+    name = "attention_varlen_backward"
+    summary = "gradients of attention_varlen with respect to packed q, k and v, and the sinks"
+    problem_type = VarlenBackwardProblem
+    first_operand: ClassVar[int] = 1
+    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
+        **MASKS,
+        "deterministic": ("deterministic", "deterministic"),
+    }
+    call_arguments: ClassVar[Mapping[str, str]] = {**VarlenOp.call_arguments, "grad_lse": "grad_lse"}
+
+    def __call__(
+        self,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        scale: float,
+        causal: bool = False,
+        window: Any = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        grad_lse: torch.Tensor | None = None,
+        variant: str | None = None,
+    ) -> Gradients:
+        """(dq, dk, dv[, dsinks]) from what the forward saved. Arguments are those of the forward."""
+        masks.check_flag("causal", causal)
+        window, softcap = masks.check_window(window), masks.check_softcap(softcap)
+        if grad_out.stride(-1) != 1:
+            # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
+            grad_out = grad_out.contiguous()
+        present = (sinks is not None, alibi_slopes is not None, grad_lse is not None)
+        settings = (present, causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
+        tensors = (grad_out, q, k, v, out, lse)
+        more = (t for t in (sinks, alibi_slopes, grad_lse) if t is not None)
+        plan = self.find_plan(settings, *tensors, cu_seqlens_q, cu_seqlens_k, *more)
+        assert plan is not None
+        lengths.refuse_lies(q, k, cu_seqlens_q, _given(cu_seqlens_k, None, None), max_seqlen_q, max_seqlen_k)
+        found: Gradients = plan.launch(
+            *tensors,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            grad_lse=grad_lse,
+            scale=scale,
+        )
+        scope = current.get()
+        if scope is not EMPTY:
+            observe(scope, plan.decision)
+        return found if sinks is not None else found[:3]
+
+    def of(self, problem: VarlenProblem, scale: float, *tensors: torch.Tensor, **given: Any) -> Gradients:
+        """The gradients of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse."""
+        return self(
+            *tensors,
+            causal=problem.causal,
+            window=problem.window,
+            softcap=problem.softcap,
+            max_seqlen_q=problem.max_seqlen_q,
+            max_seqlen_k=problem.max_seqlen_k,
+            scale=scale,
+            **given,
+        )
+
+    def eager(self, *tensors: Any) -> bool:
+        refuse_tangents("the gradients of attention_varlen", *tensors)
+        return True  # who should see the forward saw it, and is called for the gradients
+
+    def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
+        present, causal, window, softcap, max_seqlen_q, max_seqlen_k, variant = settings
+        rest = iter(tensors[8:])
+        names = ("sinks", "alibi_slopes", "grad_lse")
+        given: dict[str, Any] = {
+            name: next(rest) if there else None for name, there in zip(names, present, strict=True)
+        }
+        return self.problem_of(
+            *tensors[:6],
+            cu_seqlens_q=tensors[6],
+            cu_seqlens_k=tensors[7],
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            variant=variant,
+            **given,
+        )
+
+    def problem_of(
+        self,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        causal: bool = False,
+        window: Any = None,
+        softcap: float = 0.0,
+        scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        grad_lse: torch.Tensor | None = None,
+        variant: str | None = None,
+        target: Target | None = None,
+    ) -> tuple[VarlenBackwardProblem, Scope]:
+        """The Problem and the scope of a call, after all checks of its arguments."""
+        fields = fields_of(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            _given(cu_seqlens_k, sinks, alibi_slopes),
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            lse=True,
+            target=target,
+        )
+        extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
+        fields["operands"] = (*fields["operands"], *extra)
+        problem = VarlenBackwardProblem(**fields, grad_lse=grad_lse is not None)
+        return problem, with_variant(self.name, current.get(), variant)
+
+    def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
+        def launch(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, sinks: Any, **given: Any) -> Gradients:
+            found = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
+            if sinks is None:
+                return found
+            # Without a key the LSE is the sink itself.
+            grad_lse = given["grad_lse"]
+            sums = torch.zeros_like(sinks) if grad_lse is None else grad_lse.sum(1).to(sinks.dtype)
+            return *found, sums
+
+        return launch
+
+    def reference(
+        self,
+        grad_out: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        causal: bool = False,
+        window: Any = None,
+        softcap: float = 0.0,
+        scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        grad_lse: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+        **ignored: Any,
+    ) -> Gradients:
+        """(dq, dk, dv[, dsinks]) by autograd through the oracle, in `dtype`."""
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (q, k, v, sinks) if t is not None]
+        given = _given(cu_seqlens_k, leaves[3] if sinks is not None else None, alibi_slopes)
+        causal, window = masks.canonical_window(masks.check_window(window), causal)
+        scale = q.shape[2] ** -0.5 if scale is None else scale
+        with torch.enable_grad():
+            out, lse = oracle.reference(
+                leaves[0],
+                leaves[1],
+                leaves[2],
+                cu_seqlens_q,
+                given,
+                causal=causal,
+                window=window,
+                softcap=softcap,
+                scale=scale,
+                dtype=dtype,
+            )
+            results, grads = [out], [grad_out.to(dtype)]
+            if grad_lse is not None:
+                results.append(torch.where(torch.isfinite(lse), lse, 0.0))
+                grads.append(grad_lse.to(dtype))
+            return torch.autograd.grad(results, leaves, grads)
+
+
+def _given(cu_seqlens_k: Any, sinks: Any, alibi_slopes: Any) -> dict[str, Any]:
+    return dict.fromkeys(OPTIONAL) | {"cu_seqlens_k": cu_seqlens_k, "sinks": sinks, "alibi_slopes": alibi_slopes}
+
+
+attention_varlen_backward = AttentionVarlenBackward()

@@ -1,0 +1,133 @@
+"""What the forward and the backward share: arguments that features earn, the fields of a Problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from registry.contract.capability import Config
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
+from registry.ops.attention_varlen import arguments, costs
+from registry.ops.attention_varlen.problem import VarlenProblem
+from registry.ops.attention_varlen.schedule import Stepped
+from registry.ops.op import Op
+from registry.ops.parts import masks
+from registry.ops.tensors import autocast, dtype_name, operand
+
+_deterministic = torch.are_deterministic_algorithms_enabled
+
+Given = dict[str, Any]
+"""The tensors that a call may leave out, each by its name, None where it did: arguments.OPTIONAL."""
+
+MASKS: Mapping[str, tuple[str, str]] = {
+    "causal": ("causal", "causal"),
+    "window": ("window", "window"),
+    "softcap": ("softcap", "softcap"),
+    "max_seqlen_q": ("", "max_seqlen_q"),
+    "max_seqlen_k": ("", "max_seqlen_k"),
+}
+
+
+class VarlenOp(Op):
+    """The features that earn arguments, and the empty answers."""
+
+    call_arguments: ClassVar[Mapping[str, str]] = {
+        "scale": "",
+        "cu_seqlens_q": "",
+        "cu_seqlens_k": "packed",
+        "sinks": "sinks",
+        "alibi_slopes": "alibi",
+    }
+
+    def earned(self, variant: Variant, claim: str) -> bool:
+        """Lengths are handed to those that claim a layout which has them."""
+        layouts = variant.requires.claim("kv_layouts") or ()
+        if claim == "lengths":
+            return any(layout in layouts for layout in ("cache", "paged"))
+        if claim == "schedule":
+            return variant.schedule is not None
+        return claim in layouts if claim in arguments.KV_LAYOUTS else super().earned(variant, claim)
+
+    first_operand: ClassVar[int] = 0
+    """Where q stands among the tensors of a launch; k follows it."""
+
+    def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
+        launch = super().bind(variant, problem, config)
+        checks = problem.target.arch != "cpu" and not variant.requires.claim("checks_lengths")
+        if not checks and variant.schedule is None:
+            return launch
+        return Stepped(launch, variant, problem, config, checks, self.first_operand)
+
+    def trivial(self, problem: Problem) -> Decision | None:
+        """Nothing to attend with, or nothing to attend over, whatever the lengths."""
+        assert isinstance(problem, VarlenProblem)
+        sizes = (problem.batch, problem.heads_q, problem.total_q, problem.max_seqlen_q, problem.head_dim_v)
+        if all(sizes) and problem.max_seqlen_k:
+            return None
+        source = "empty tensors: the op answers by itself"
+        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
+
+    def flops(self, problem: Any) -> float:
+        return costs.flops(problem)
+
+
+def fields_of(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    given: Given,
+    *,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    lse: bool,
+    target: Target | None,
+) -> dict[str, Any]:
+    """Check the arguments of a call and turn them into the fields of its Problem."""
+    geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
+    masks.check_flag("causal", causal)
+    scale = arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
+    q, k, v = autocast(q, k, v)
+    return {
+        "target": target if target is not None else Target.of(q.device),
+        "dtype": dtype_name(q.dtype),
+        "batch": geometry.batch,
+        "heads_q": q.shape[1],
+        "heads_kv": k.shape[-2],
+        "total_q": q.shape[0],
+        "total_k": k.shape[0] if geometry.kv_layout == "packed" else 0,
+        "max_seqlen_q": arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0]),
+        "max_seqlen_k": arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity),
+        "head_dim": q.shape[2],
+        "head_dim_v": v.shape[-1],
+        "kv_layout": geometry.kv_layout,
+        "page_size": geometry.page_size,
+        "kv_dtype": dtype_name(k.dtype),
+        "kv_scale": scale,
+        "causal": causal,
+        "window": masks.check_window(window),
+        "softcap": masks.check_softcap(softcap),
+        "sinks": given["sinks"] is not None,
+        "alibi": given["alibi_slopes"] is not None,
+        "lse": lse,
+        "out": given["out"] is not None,
+        "ieee": masks.asks_ieee(q.dtype),
+        "deterministic": _deterministic(),
+        "operands": tuple(
+            operand(name, t) for name, t in (("q", q), ("k", k), ("v", v), ("out", given["out"])) if t is not None
+        ),
+    }
+
+
+def named(present: tuple[bool, ...], tensors: tuple[Any, ...]) -> Given:
+    """Optional tensors by name, from those that were given, in order."""
+    rest = iter(tensors)
+    return {name: next(rest) if there else None for name, there in zip(arguments.OPTIONAL, present, strict=True)}

@@ -1,0 +1,78 @@
+"""What the layers of one step share: lengths that were checked once, and the tile lists that variants made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from registry.contract.capability import Config
+from registry.contract.variant import Variant
+from registry.errors import InvalidArgument
+from registry.ops.attention_varlen.problem import VarlenProblem
+
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
+_OF_A_STEP = ("batch", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "kv_layout", "page_size")
+
+
+class Schedule:
+    """One step's lengths, for all of its layers: `registry.attention_varlen(..., plan=schedule)`.
+
+    Holds the lengths within their bounds, as they were when it was made. A variant that shares more than that between
+    calls (`Variant.schedule`) makes it at its first call with this object, and finds it again at the next: layers of
+    other masks or heads, which other variants run, have their own. A schedule that is made while a CUDA graph is
+    captured follows the lengths at each replay.
+    """
+
+    def __init__(self, problem: VarlenProblem, lengths: Mapping[str, Any]) -> None:
+        self._step = {name: getattr(problem, name) for name in _OF_A_STEP}
+        self.lengths = dict(lengths)
+        """cu_seqlens_q, cu_seqlens_k, seqused_k and block_table."""
+        self._shared: dict[object, Any] = {}
+        self._fits: set[int] = set()
+
+    def check(self, problem: Any) -> None:
+        """Raise where a call is not one of this step's."""
+        if id(problem) in self._fits:
+            return
+        for name, value in self._step.items():
+            if getattr(problem, name) != value:
+                got = f"a schedule of {name}={value} for a call of {name}={getattr(problem, name)}"
+                raise InvalidArgument("plan", got, "one that schedule(...) made for the same lengths")
+        self._fits.add(id(problem))
+
+    def shared(self, owner: object, make: Callable[[], Any]) -> Any:
+        """What `owner` made for this step, made now where this is its first call."""
+        if owner not in self._shared:
+            self._shared[owner] = make()
+        return self._shared[owner]
+
+
+class Stepped:
+    """A launch of a variant that does not check lengths itself, or that shares something between calls."""
+
+    def __init__(
+        self, launch: Callable[..., Any], variant: Variant, problem: Any, config: Config, checks: bool, first: int
+    ) -> None:
+        self._launch, self._checks, self._first = launch, checks, first
+        self._schedule, self._problem, self._config = variant.schedule, problem, config
+
+    def __call__(self, *tensors: Any, schedule: Schedule | None = None, **given: Any) -> Any:
+        q, k = tensors[self._first : self._first + 2]
+        if self._checks and schedule is None:
+            given |= checked(q, k, self._problem, given)
+        if self._schedule is not None:
+            given["schedule"] = None if schedule is None else schedule.shared(self, lambda: self._make(q, k, given))
+        return self._launch(*tensors, **given)
+
+    def _make(self, q: Any, k: Any, given: dict[str, Any]) -> Any:
+        assert self._schedule is not None
+        return self._schedule(self._problem, self._config)(q, k, **{name: given.get(name) for name in LENGTHS})
+
+
+def checked(q: Any, k: Any, problem: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lengths within their bounds, by the kernel that complains of those that were not. They stay on the GPU."""
+    from registry.ops.attention_varlen.bounds import within  # imports triton, which a CPU needs not have
+
+    present = {name: given[name] for name in LENGTHS if name in given}
+    held = within(q, k, **present, max_seqlen_q=problem.max_seqlen_q, max_seqlen_k=problem.max_seqlen_k)
+    return {name: held[name] for name in present}

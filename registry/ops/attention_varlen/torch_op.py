@@ -1,0 +1,213 @@
+"""attention_varlen at the torch boundary, once for all variants: the torch ops, their fakes and autograd.
+
+Eager calls on plain tensors do not come here without need. torch.compile, fake tensors, subclasses, functorch and
+autocast take `torch.ops.registry.attention_varlen`, whose kernel makes the same dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from registry.ops.attention_varlen import arguments
+from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cache, no_second_derivative
+from registry.ops.attention_varlen.outputs import new_lse, new_out
+from registry.ops.parts import masks
+from registry.ops.parts.masks import UNLIMITED
+from registry.ops.tensors import autocast, differentiated, no_derivative
+
+_library = torch.library.Library("registry", "FRAGMENT")
+_HOW = (
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, float scale, int window_left, int window_right, "
+    "float softcap"
+)
+_library.define(
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, "
+    "Tensor? block_table, Tensor? sinks, Tensor? alibi_slopes, Tensor? k_scale, Tensor? v_scale, "
+    f"{_HOW}, bool with_lse, str? variant) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attention_varlen_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sinks, Tensor? alibi_slopes, Tensor? grad_lse, "
+    f"{_HOW}) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_TENSORS = 11
+_SAVED = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
+
+How = tuple[int, int, bool, Any, float, bool, str | None]
+"""The maxima, causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
+
+
+def through_torch(
+    how: How, scale: float | None, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, Any]
+) -> Any:
+    """Call the torch op, which compilers, modes and subclasses can see."""
+    max_q, max_k, causal, window, softcap, return_lse, variant = how
+    geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
+    arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
+    max_q = arguments.check_maximum("max_seqlen_q", max_q, q.shape[0])
+    max_k = arguments.check_maximum("max_seqlen_k", max_k, geometry.capacity)
+    q, k, v = autocast(q, k, v)
+    masks.check_flag("causal", causal)
+    if scale is None:
+        scale = q.shape[2] ** -0.5
+    else:
+        masks.check_scale(scale)
+    softcap = masks.check_softcap(softcap)
+    causal, window = masks.canonical_window(masks.check_window(window), causal)
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    *optional, out = (given[name] for name in arguments.OPTIONAL)
+    followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
+    with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in followed)
+    # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
+    call = _Transformed.apply if differentiated() else torch.ops.registry.attention_varlen
+    asked = (max_q, max_k, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
+    found, lse = call(q, k, v, cu_seqlens_q, *optional, *asked)
+    if out is not None:
+        found = out.copy_(found)
+    return found, lse if return_lse else None
+
+
+def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    """Give the torch ops their kernels: the two ops' own ways to find and launch a plan."""
+
+    def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, cu_seqlens_q, *optional = args[:_TENSORS]
+        max_q, max_k, causal, scale, left, right, softcap, with_lse, variant = args[_TENSORS:]
+        how = (max_q, max_k, causal, _window(left, right), softcap, with_lse, variant)
+        given = dict(zip(arguments.OPTIONAL, (*optional, None), strict=True))
+        out, lse = forward(how, scale, q, k, v, cu_seqlens_q, given)
+        return out, lse if lse is not None else q.new_empty(0, dtype=torch.float32)
+
+    def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
+        tensors, given = args[:6], dict(zip((*_SAVED, "grad_lse"), args[6:11], strict=True))
+        max_q, max_k, causal, scale, left, right, softcap = args[11:]
+        found = backward(
+            *tensors,
+            **given,
+            max_seqlen_q=max_q,
+            max_seqlen_k=max_k,
+            causal=causal,
+            window=_window(left, right),
+            softcap=softcap,
+            scale=scale,
+        )
+        found = tuple(grad.contiguous() for grad in found)
+        return found if len(found) == 4 else (*found, found[0].new_empty(0))
+
+    _library.impl("attention_varlen", _forward, "CompositeExplicitAutograd")
+    _library.impl("attention_varlen_backward", _backward, "CompositeExplicitAutograd")
+
+
+def _window(left: int, right: int) -> masks.Window | None:
+    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
+
+
+def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *_, with_lse, _ = rest
+    return new_out(q, v), new_lse(q) if with_lse else q.new_empty(0, dtype=torch.float32)
+
+
+def _backward_fake(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
+    grads = tuple(t.new_empty(t.shape) for t in (q, k, v))
+    sinks = rest[4]
+    return *grads, sinks.new_empty(sinks.shape) if sinks is not None else q.new_empty(0)
+
+
+torch.library.register_fake("registry::attention_varlen", _forward_fake, lib=_library)
+torch.library.register_fake("registry::attention_varlen_backward", _backward_fake, lib=_library)
+
+
+# --- autograd of the torch op -------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, cu_seqlens_q, cu_seqlens_k, _, _, sinks, alibi_slopes, *_ = inputs
+    *ctx.how, with_lse, _ = inputs[_TENSORS:]
+    if not with_lse:
+        raise RuntimeError("registry::attention_varlen needs with_lse=True to be differentiated")
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes)
+    ctx.packed = cu_seqlens_k is not None and k.dtype == q.dtype
+    ctx.set_materialize_grads(False)
+
+
+def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:
+    if not ctx.packed:
+        raise no_gradient_of_a_cache()
+    q, k, v, out, lse, *saved = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_varlen_backward
+    dq, dk, dv, dsinks = call(grad_out, q, k, v, out, lse, *saved, grad_lse, *ctx.how)
+    rest = len(ctx.how) + 2
+    return (
+        dq,
+        dk,
+        dv,
+        None,
+        None,
+        None,
+        None,
+        dsinks if saved[2] is not None else None,
+        None,
+        None,
+        None,
+        *[None] * rest,
+    )
+
+
+def _no_second(ctx: Any, *grads: Any) -> Any:
+    raise no_second_derivative()
+
+
+torch.library.register_autograd("registry::attention_varlen", _op_backward, setup_context=_save, lib=_library)
+torch.library.register_autograd("registry::attention_varlen_backward", _no_second, lib=_library)
+
+
+class _Transformed(torch.autograd.Function):
+    """The torch op under functorch's transforms, of which torch.func.grad is known."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:  # type: ignore[override]
+        *inputs, _, variant = args
+        return torch.ops.registry.attention_varlen(*inputs, True, variant)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        return _op_backward(ctx, grad_out, grad_lse)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
+        raise no_derivative("forward-mode differentiation of attention_varlen", INSTEAD)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
+        raise NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The gradients under functorch's transforms. They have no derivatives, which is said: autograd would say zero."""
+
+    @staticmethod
+    def forward(*args: Any) -> Any:  # type: ignore[override]
+        return torch.ops.registry.attention_varlen_backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
+        return _no_second(ctx)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
+        return _no_second(ctx)
