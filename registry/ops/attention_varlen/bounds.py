@@ -82,7 +82,7 @@ def within(
     k: torch.Tensor,
     *,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
     max_seqlen_q: int,
