@@ -42,9 +42,9 @@ def sequences(
         )
 
 
-def distances(rows: int, keys: int, device: torch.device) -> torch.Tensor:
+def distances(rows: int, keys: int, device: torch.device, shift: int | None = None) -> torch.Tensor:
     """[rows, keys]: how far each key is from each query, aligned bottom-right; what ALiBi's slopes multiply."""
-    at = torch.arange(rows, device=device)[:, None] + (keys - rows)
+    at = torch.arange(rows, device=device)[:, None] + (keys - rows if shift is None else shift)
     return (at - torch.arange(keys, device=device)[None, :]).abs()
 
 
@@ -59,8 +59,12 @@ def attend(
     scale: float,
     sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    shift: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [n, Hq, Dv], lse [Hq, n]) of one sequence, q [n, Hq, D], k [m, Hkv, D], in the dtype of the operands."""
+    """(out [n, Hq, Dv], lse [Hq, n]) of one sequence, q [n, Hq, D], k [m, Hkv, D], in the dtype of the operands.
+
+    `shift` says at which key the first query stands, where these are a piece of a sequence and not all of it.
+    """
     group = q.shape[1] // k.shape[1]
     q, k, v = (t.transpose(0, 1) for t in (q, k, v))
     if group > 1:
@@ -69,14 +73,12 @@ def attend(
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     if alibi_slopes is not None:
-        far = distances(q.shape[1], k.shape[1], q.device).to(scores.dtype)
+        far = distances(q.shape[1], k.shape[1], q.device, shift).to(scores.dtype)
         scores = scores - alibi_slopes.to(scores.dtype)[:, None, None] * far
-    # One more column says what is in the softmax's sum besides the keys: a sink, or nothing. It makes rows without a
-    # key like any other; a column of -inf alone would be NaN, so a row that has nothing at all is put right after.
-    seen = visible(q.shape[1], k.shape[1], causal, window, q.device)
+    seen = visible(q.shape[1], k.shape[1], causal, window, q.device, shift)
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    if sinks is not None:
+    if sinks is not None:  # one more column in the softmax's sum, which makes a row without keys like any other
         column = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
         scores = torch.cat([scores, column], dim=-1)
         weights, lse = torch.softmax(scores, dim=-1)[..., :-1], torch.logsumexp(scores, dim=-1)

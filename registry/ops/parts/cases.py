@@ -133,7 +133,7 @@ def from_file(op: str, path: Path) -> list[Case]:
 def of_problem(problem: Problem) -> Case:
     """The case that asks what a recorded problem asked, memory facts included where they are not the plain ones."""
     fields = op_named(problem.op).tuning.fields
-    sizes = {word: getattr(problem, field) for word, field in fields.items()}
+    sizes = {word: getattr(problem, field) for word, field in fields.items() if field}
     if sizes.get("layout") == "strided":  # not a word of a shape: the strides themselves are kept
         del sizes["layout"]
     case = Case.of(problem.op, **sizes)

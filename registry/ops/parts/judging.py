@@ -178,7 +178,7 @@ def block_error(got: torch.Tensor, want: torch.Tensor) -> float:
     sums = [torch.zeros(want.shape[0], blocks, dtype=torch.float64, device=want.device) for _ in range(2)]
     for total, values in zip(sums, (difference, want), strict=True):
         total.index_add_(1, starts, values.square().sum(dim=-1))
-    counts = torch.bincount(starts, minlength=blocks) * want.shape[-1]
+    counts = torch.bincount(starts, minlength=blocks).double() * want.shape[-1]
     usual = float(want.square().mean().sqrt())
     floor = counts * max(FLOOR * usual, 1e-30) ** 2
     return float((sums[0] / torch.maximum(sums[1], floor)).sqrt().max())

@@ -110,12 +110,14 @@ def asks_ieee(dtype: torch.dtype) -> bool:
 
 
 def visible(
-    seqlen_q: int, seqlen_k: int, causal: bool, window: Window | None, device: torch.device
+    seqlen_q: int, seqlen_k: int, causal: bool, window: Window | None, device: torch.device, shift: int | None = None
 ) -> torch.Tensor | None:
-    """[Sq, Sk] bool: which keys each query sees (bottom-right aligned); None where all see all."""
+    """[Sq, Sk] bool: which keys each query sees; None where all see all.
+
+    Query i stands at key i + shift: aligned bottom-right where `shift` is not said."""
     if not causal and window is None:
         return None
-    row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q if shift is None else shift)
     column = torch.arange(seqlen_k, device=device)[None, :]
     seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)

@@ -19,7 +19,8 @@ class Tuning:
     """An op's folder has one for each of its ops in tuning.py, by name in `BY_OP`."""
 
     fields: Mapping[str, str]
-    """Each word of a shape, and the Problem field that it sets."""
+    """Each word of a shape, and the Problem field that it sets; "" for one that changes values alone, which no host
+    sees, and so no Problem has."""
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """What each word means where a shape leaves it out; may depend on the others."""
     workload: type[Workload]

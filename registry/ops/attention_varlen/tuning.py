@@ -1,0 +1,344 @@
+"""attention_varlen for the tuner: how shapes are spelled, made and judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from registry.errors import InvalidArgument
+from registry.ops.attention_varlen import grids, mixes, oracle
+from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
+from registry.ops.attention_varlen.draws import draw
+from registry.ops.parts.judging import Expected, Tolerance
+from registry.ops.parts.masks import UNLIMITED, canonical_window, check_window
+from registry.ops.parts.pieces import piece_bytes, sample
+from registry.ops.parts.tuning import PLAIN, Tuning
+from registry.ops.parts.workload import Tensors, Workload, torch_dtype
+
+BACKWARD_FACTOR = 2.5
+LSE_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+INT8_SCALE = 1 / 48
+FIELDS = {
+    "b": "batch",
+    "hq": "heads_q",
+    "hkv": "heads_kv",
+    "sq": "max_seqlen_q",
+    "sk": "max_seqlen_k",
+    "t": "total_q",
+    "tk": "total_k",
+    "mix": "",
+    "d": "head_dim",
+    "dv": "head_dim_v",
+    "kv": "kv_layout",
+    "page": "page_size",
+    "kv_dtype": "kv_dtype",
+    "scales": "kv_scale",
+    "dtype": "dtype",
+    "causal": "causal",
+    "window": "window",
+    "softcap": "softcap",
+    "sinks": "sinks",
+    "alibi": "alibi",
+    "ieee": "ieee",
+    "deterministic": "deterministic",
+}
+
+
+def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
+    b, sq, sk = shape.get("b", 1), shape.get("sq", 1), shape.get("sk", shape.get("sq", 1024))
+    paged = shape.get("kv", "packed") == "paged"
+    dtype = shape.get("dtype", "bfloat16")
+    same = {"hkv": shape.get("hq"), "dv": shape.get("d"), "sk": shape.get("sq"), "kv_dtype": dtype}
+    totals = {"t": b * sq, "tk": b * sk if shape.get("kv", "packed") == "packed" else 0}
+    mask = {"causal": False, "window": None, "softcap": 0.0, "sinks": False, "alibi": False}
+    scales = "" if shape.get("kv_dtype", dtype) == dtype else "tensor"
+    kinds = {"kv": "packed", "page": 64 if paged else 0, "scales": scales, "mix": "uniform"}
+    return {**PLAIN, **same, **totals, **mask, **kinds, "b": 1, "lse": False, "grad_lse": False}
+
+
+class VarlenWorkload(Workload):
+    outputs: tuple[str, ...] = ("out", "lse")
+    passes = 1
+    """The oracle's work, in forwards."""
+
+    def make(self) -> Tensors:
+        get = self.sizes.get
+        known = defaults(self.sizes)
+        self.dtype = torch_dtype(get("dtype", "bfloat16"))
+        kv_dtype = torch_dtype(get("kv_dtype", get("dtype", "bfloat16")))
+        hq, d = get("hq", 1), get("d", 128)
+        self.layout, self.page = get("kv", "packed"), get("page", known["page"])
+        self.longest = get("sk", get("sq", 1))
+        self.queries, self.keys = self._lengths()
+        hkv, dv = get("hkv", hq), get("dv", d)
+        found: Tensors = dict.fromkeys(OPTIONAL)
+        found["q"] = self.operand("q", (sum(self.queries), hq, d), self.dtype)
+        found["cu_seqlens_q"] = self.index(list(itertools.accumulate(self.queries, initial=0)))
+        leading: tuple[int, ...] = (sum(self.keys),)
+        if self.layout == "packed":
+            found["cu_seqlens_k"] = self.index(list(itertools.accumulate(self.keys, initial=0)))
+        else:
+            found["seqused_k"] = self.index(self.keys)
+            leading = (len(self.keys), self.longest)
+        if self.layout == "paged":
+            found["block_table"], pages = self._table()
+            leading = (pages, self.page)
+        found["k"], found["v"] = (
+            self.operand(name, (*leading, hkv, width), kv_dtype) for name, width in (("k", d), ("v", dv))
+        )
+        self._scales(found, kv_dtype)
+        if get("sinks"):
+            found["sinks"] = self.random((hq,), torch.float32)
+        if get("alibi"):
+            found["alibi_slopes"] = self.random((hq,), torch.float32).abs_() / 16
+        return found
+
+    def _lengths(self) -> tuple[list[int], list[int]]:
+        """(queries, keys) of each sequence."""
+        get = self.sizes.get
+        b, sq, mix = get("b", 1), get("sq", 1), get("mix", "uniform")
+        sk = self.longest
+        if mix not in mixes.MIXES:
+            raise InvalidArgument("mix", repr(mix), ", ".join(mixes.MIXES))
+        keys = mixes.lengths_of(b, sk, mix, get("tk") or None)
+        if sq == sk and "tk" not in self.sizes and get("t") is None:
+            return keys, keys
+        queries = mixes.lengths_of(b, sq, "uniform", get("t"))
+        if get("t") is None and mix != "uniform":
+            queries = [max(1, sq * n // sk) for n in keys]
+        return queries, keys
+
+    def _table(self) -> tuple[torch.Tensor, int]:
+        """A table over pages in no order, as a server's are after a while, and how many pages there are."""
+        needed = [-(-n // self.page) for n in self.keys]
+        width, total = -(-self.longest // self.page), max(sum(needed), 1)
+        shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(total)).tolist()
+        rows, at = [], 0
+        for count in needed:
+            rows.append([*shuffled[at : at + count], *[0] * (width - count)])
+            at += count
+        return torch.tensor(rows, dtype=torch.int32, device=self.device), total
+
+    def _scales(self, found: Tensors, kv_dtype: torch.dtype) -> None:
+        if kv_dtype not in QUANTISED:
+            return
+        kind = self.sizes.get("scales", "tensor")
+        shape = {"tensor": (1,), "head": (found["k"].shape[-2],), "token": tuple(found["k"].shape[:-1])}[kind]
+        size = INT8_SCALE if kv_dtype is torch.int8 else 1.0
+        for name in ("k_scale", "v_scale"):
+            found[name] = (self.random(shape, torch.float32).abs_() + 0.5) * size
+
+    def operand(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        found = self.recorded(name, dtype)
+        return self.random(shape, dtype) if found is None else found
+
+    def index(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def mask(self) -> dict[str, Any]:
+        get = self.sizes.get
+        return {"causal": get("causal", False), "window": get("window"), "softcap": get("softcap", 0.0)}
+
+    @property
+    def scale(self) -> float:
+        return float(self.sizes.get("d", 128) ** -0.5)
+
+    def maxima(self) -> dict[str, int]:
+        return {"max_seqlen_q": self.sizes.get("sq", 1), "max_seqlen_k": self.longest}
+
+    def arguments(self) -> dict[str, Any]:
+        return {**self.tensors, **self.mask(), **self.maxima(), "return_lse": bool(self.sizes.get("lse", False))}
+
+    def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
+        q, k, v, rest = _apart(tensors)
+        return launch(q, k, v, scale=self.scale, schedule=None, **rest)
+
+    def expected(self) -> list[Expected]:
+        bound = LSE_TOLERANCE.get(self.sizes.get("dtype", "bfloat16"), 2e-2)
+        lse_bound = Tolerance(max(bound, 1e-2) if self.device.type == "cuda" else bound, absolute=True)
+        q, whole = self.tensors["q"], self.results_shape()
+        found = []
+        for b, head in self.pieces():
+            rows, heads, pieces = self._piece(b, head)
+            parts = [oracle.attend(**piece) for _, _, piece in pieces]
+            out, lse = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts], dim=1)
+            exact = out if self.dtype == torch.float64 else out.float()
+            found.append(Expected("out", exact, Tolerance(self.tolerance()), self.dtype, (rows, heads), whole))
+            if self.sizes.get("lse"):
+                shape = (q.shape[1], q.shape[0])
+                found.append(Expected("lse", lse, lse_bound, torch.float32, (heads, rows), shape))
+        return self._joined(found)
+
+    def _joined(self, parts: list[Expected]) -> list[Expected]:
+        """One part a result where every piece was looked at: a sequence of one key has gradients of zero, which only
+        the size of the others tells from noise, and judging waits for the device a few times a part."""
+        if len(self.pieces()) < len([n for n in self.queries if n]) * self.tensors["k"].shape[-2]:
+            return parts
+        wholes: dict[str, torch.Tensor] = {}
+        for part in parts:
+            assert part.shape is not None
+            if part.output not in wholes:
+                wholes[part.output] = torch.zeros(part.shape, dtype=part.want.dtype, device=part.want.device)
+            wholes[part.output][part.index] = part.want
+        first = {part.output: part for part in reversed(parts)}
+        return [replace(first[name], want=whole, index=()) for name, whole in wholes.items()]
+
+    def results_shape(self) -> tuple[int, ...]:
+        return (*self.tensors["q"].shape[:2], self.tensors["v"].shape[-1])
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """(sequence, key head) of the pieces to look at, those with queries."""
+        q, k, v = (self.tensors[name] for name in "qkv")
+        group, heads = q.shape[1] // k.shape[-2], k.shape[-2]
+        there = [b for b, n in enumerate(self.queries) if n]
+        mean = sum(self.queries[b] * max(self.keys[b], 1) for b in there) / max(len(there), 1)
+        flops = 2.0 * group * mean * (q.shape[2] + v.shape[-1])
+        chosen = sample(len(there) * heads, self.passes * flops, self.device)
+        return [(there[i // heads], i % heads) for i in chosen]
+
+    def _piece(self, b: int, head: int) -> tuple[slice, slice, list[tuple[slice, slice, dict[str, Any]]]]:
+        """(rows of q, query heads, [(rows of the sequence, keys, arguments of the oracle)]) in float64."""
+        q, k, v, given = _apart(self.tensors)
+        group = q.shape[1] // k.shape[-2]
+        heads = slice(head * group, (head + 1) * group)
+        start = sum(self.queries[:b])
+        rows = slice(start, start + self.queries[b])
+        keys, values = (
+            oracle.keys_of(b, t, given[name], given)[:, head : head + 1].double()
+            for t, name in ((k, "k_scale"), (v, "v_scale"))
+        )
+        mask = self.mask()
+        causal, window = canonical_window(check_window(mask["window"]), mask["causal"])
+        how = {"causal": causal, "window": window, "softcap": mask["softcap"], "scale": self.scale}
+        how |= {n: None if given[n] is None else given[n][heads].double() for n in ("sinks", "alibi_slopes")}
+        n, m, found = self.queries[b], keys.shape[0], []
+        step = max(1, min(n, piece_bytes(q.device) // (6 * 8 * max(m, 1) * group * self.passes)))
+        left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+        right = 0 if causal else right
+        for at in range(0, n, step):
+            stop = min(n, at + step)
+            first = 0 if left == UNLIMITED else min(max(0, at + m - n - left), m)
+            last = m if right == UNLIMITED else min(max(first, stop + m - n + right), m)
+            piece = {"q": q[rows][at:stop, heads].double(), "k": keys[first:last], "v": values[first:last]}
+            found.append((slice(at, stop), slice(first, last), {**piece, **how, "shift": at + m - n - first}))
+        return rows, heads, found
+
+
+class VarlenBackwardWorkload(VarlenWorkload):
+    outputs: tuple[str, ...] = ("dq", "dk", "dv", "dsinks")
+    passes = 3
+
+    def make(self) -> Tensors:
+        found = super().make()
+        q, v = found["q"], found["v"]
+        found["grad_out"] = self.operand("grad_out", (*q.shape[:2], v.shape[-1]), self.dtype)
+        found["out"] = torch.empty((*q.shape[:2], v.shape[-1]), dtype=self.dtype, device=self.device)
+        found["lse"] = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=self.device)
+        wants = self.sizes.get("grad_lse", False)
+        found["grad_lse"] = self.random((q.shape[1], q.shape[0]), torch.float32) if wants else None
+        self.tensors = found
+        if self.device.type != "meta":
+            for b, head in itertools.product(range(len(self.queries)), range(found["k"].shape[1])):
+                rows, heads, pieces = self._piece(b, head)
+                for at, _, piece in pieces:
+                    out, lse = oracle.attend(**piece)
+                    into = slice(rows.start + at.start, rows.start + at.stop)
+                    found["out"][into, heads], found["lse"][heads, into] = out.to(self.dtype), lse.float()
+        return found
+
+    def arguments(self) -> dict[str, Any]:
+        kept = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes", "grad_lse")
+        tensors = ("grad_out", "q", "k", "v", "out", "lse", *kept)
+        return {**{name: self.tensors[name] for name in tensors}, **self.mask(), **self.maxima()}
+
+    def front_door(self) -> dict[str, Any]:
+        return {**self.arguments(), "scale": self.scale}
+
+    def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
+        kept = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes", "grad_lse")
+        order = (tensors[name] for name in ("grad_out", "q", "k", "v", "out", "lse"))
+        return launch(*order, scale=self.scale, **{name: tensors[name] for name in kept})
+
+    def tolerance(self) -> float:
+        return BACKWARD_FACTOR * super().tolerance()
+
+    def expected(self) -> list[Expected]:
+        bound, found = Tolerance(self.tolerance()), []
+        starts = list(itertools.accumulate(self.keys, initial=0))
+        for b, head in self.pieces():
+            rows, heads, pieces = self._piece(b, head)
+            grads = list(self._gradients(rows, heads, pieces, self.keys[b]))
+            keys = slice(starts[b], starts[b + 1])
+            for name, index, grad in zip(
+                self.outputs, ((rows, heads), *[(keys, slice(head, head + 1))] * 2), grads, strict=False
+            ):
+                if grad.numel():
+                    whole = tuple(self.tensors[name[1]].shape)
+                    found.append(Expected(name, grad, bound, self.dtype, index, whole))
+        return self._joined(found)
+
+    def _gradients(self, rows: slice, heads: slice, pieces: list[Any], keys: int) -> Iterator[torch.Tensor]:
+        """(dq, dk, dv) of one sequence and key head. Those of k and v are sums over pieces of rows."""
+        grad_out, grad_lse = self.tensors["grad_out"][rows, heads].double(), self.tensors["grad_lse"]
+        k, v = (pieces[0][2][name] for name in "kv")
+        dq, dk, dv = [], k.new_zeros(keys, *k.shape[1:]), v.new_zeros(keys, *v.shape[1:])
+        for at, seen, piece in pieces:
+            leaves = {name: piece[name].detach().requires_grad_() for name in "qkv"}
+            with torch.enable_grad():
+                out, lse = oracle.attend(**{**piece, **leaves})
+                results, grads = [out], [grad_out[at]]
+                if grad_lse is not None:
+                    results.append(torch.where(torch.isfinite(lse), lse, 0.0))
+                    grads.append(grad_lse[heads, rows][:, at].double())
+                found = torch.autograd.grad(results, list(leaves.values()), grads)
+            dq.append(found[0])
+            dk[seen] += found[1]
+            dv[seen] += found[2]
+        yield from (torch.cat(dq), dk, dv)
+
+
+def _apart(tensors: Tensors) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """q, k, v, and the others by name."""
+    return (tensors["q"], tensors["k"], tensors["v"], {name: tensors[name] for name in ("cu_seqlens_q", *OPTIONAL)})
+
+
+_ORDER = (
+    "max_seqlen_q",
+    "kv_layout",
+    "head_dim",
+    "causal",
+    "max_seqlen_k",
+    "batch",
+    "group",
+    "kv_tokens",
+    "mean_q",
+    "page_size",
+    "kv_dtype",
+    "dtype",
+)
+_FORWARD = Tuning(
+    {**FIELDS, "lse": "lse"},
+    defaults,
+    VarlenWorkload,
+    grids.FORWARD,
+    order=_ORDER,
+    redundant=("heads_q", "gqa", "ieee", "total_k", "rows"),
+    leading=("max_seqlen_k", "total_q", "kv_tokens"),
+    draw=draw,
+)
+BY_OP = {
+    "attention_varlen": _FORWARD,
+    "attention_varlen_backward": replace(
+        _FORWARD,
+        fields={**FIELDS, "grad_lse": "grad_lse"},
+        workload=VarlenBackwardWorkload,
+        grids=grids.BACKWARD,
+        redundant=(*_FORWARD.redundant, "lse", "kv_layout", "page_size", "kv_dtype", "kv_scale"),
+        draw=partial(draw, op="attention_varlen_backward"),
+    ),
+}
