@@ -36,7 +36,7 @@ class Nearest:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSizes:
     """The measured sizes behind the rules of one table."""
 
     facts: tuple[str, ...]
@@ -87,7 +87,7 @@ def beside(table_path: Path) -> Path:
     return table_path.with_name(table_path.stem + SUFFIX)
 
 
-def read_beside(table: Table) -> Measured | None:
+def read_beside(table: Table) -> MeasuredSizes | None:
     """What lies beside a table; None where nothing does, or nothing that can be read as this."""
     if table.layer is Layer.SHIPPED:
         file: Any = resources.files(SHIPPED_PACKAGE) / beside(Path(table.file)).name
@@ -102,12 +102,12 @@ def read_beside(table: Table) -> Measured | None:
         return None
 
 
-def _parsed(data: Mapping[str, Any]) -> Measured:
+def _parsed(data: Mapping[str, Any]) -> MeasuredSizes:
     facts = tuple(map(str, data["facts"]))
     rules = {int(index): tuple(tuple(map(int, shape)) for shape in shapes) for index, shapes in data["rules"].items()}
     if any(len(shape) != len(facts) for shapes in rules.values() for shape in shapes):
         raise ValueError("a shape has not one size for each fact")
-    return Measured(facts, rules)
+    return MeasuredSizes(facts, rules)
 
 
 def text(facts: Sequence[str], rules: Mapping[int, Sequence[Sizes]]) -> str:

@@ -24,6 +24,7 @@ def every_error():
     q8 = q.to(torch.float8_e4m3fn)
     yield errors.UnknownOp("x", ["y"])
     yield errors.DuplicateVariant("a", "b", "c")
+    yield errors.DeviceComplaint(["one", "another"])
     yield errors.TableError("file", 3, "rules[0]", "bad", "code")
     yield from (kind("text") for kind in (errors.DeclarationError, errors.KernelDoesNotFit, errors.CaptureError))
     yield raised(registry.attention, q, q, q, causal="x")

@@ -263,7 +263,7 @@ def test_decide_takes_a_problem_of_a_gpu_that_is_not_here():
     problem = AttentionProblem.of_shape(registry.Target.named("H100"), b=4, hq=32, hkv=8, s=8192, d=128, causal=True)
     decision = decide(problem)
     assert decision.variant in registry.attention.variants
-    assert registry.attention.explain(problem, target=registry.Target.named("cpu")).variant == "torch_math"
+    assert registry.attention.explain(problem, target=registry.Target.named("cpu")).variant == "torch_cpu"
 
 
 @pytest.mark.parametrize("how", [{}, {"variant": "torch_cpu"}])

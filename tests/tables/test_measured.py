@@ -26,7 +26,7 @@ def rule(**when) -> Rule:
 
 
 @pytest.fixture
-def sizes(tmp_path) -> measured.Measured:
+def sizes(tmp_path) -> measured.MeasuredSizes:
     (tmp_path / "matmul.sm90.measured.json").write_text(BESIDE)
     found = measured.read_beside(Table(str(tmp_path / "matmul.sm90.yaml"), Layer.TUNED, "matmul", "sm90", None, ()))
     assert found is not None
