@@ -2,19 +2,23 @@
 
 cuDNN, FlashAttention-2 and cuBLAS are the torch_* variants already. Here:
 
-peer.fa3         FlashAttention-3, where FA3_LIBRARY names a build of it (vLLM's, which takes only the packed form)
+peer.fa3         FlashAttention-3 and its backward, where FA3_LIBRARY names the library of torch.ops.flash_attn_3, with
+                 dense kernels (builds with the variable-length form alone are up to 1.3 times as slow); FA3_CUDART
+                 names the CUDA runtime that it was linked against, if that is not torch's
 peer.flex        torch.compile(flex_attention). It compiles for seconds a shape, so only on the shapes of the paper18
                  grid; PEER_FLEX=all for all shapes, PEER_FLEX=0 for none
 peer.fa4         FlashAttention-4, where flash_attn.cute can be imported
 peer.flashinfer  FlashInfer's prefill of a single sequence, where flashinfer can be imported
 
-The last two are written from their documentation and were never run by us: the gate of `kreg tune` decides about them.
+The last one is written from its documentation and was never run by us: the gate of `kreg tune` decides about it.
 
     kreg tune attention --grid paper18 --plugin benchmarks/peers.py
+    kreg tune attention_backward --grid paper18 --plugin benchmarks/peers.py
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import os
@@ -35,12 +39,6 @@ class Packed:
     def __init__(self, q, k, v):
         self.originals = (q, k, v)  # held, so that their addresses stay theirs
         self.q, self.k, self.v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
-        self.flat = tuple(t.flatten(0, 1) for t in (self.q, self.k, self.v))
-        self.starts = [self._starts(t) for t in (q, k)]
-
-    def _starts(self, tensor):
-        batch, _, length, _ = tensor.shape
-        return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=tensor.device)
 
 
 def on_packed(call):
@@ -60,18 +58,41 @@ def on_packed(call):
     return launch
 
 
+NOT_GIVEN = (None,) * 19
+"""New keys and values, an output, offsets and lengths, pages, rotary embedding, scales of fp8: all that is optional."""
+ONE_SPLIT = (None, 1, None, 0)
+"""No metadata of a scheduler, one part of the keys, groups of heads packed as it likes, all SMs."""
+
+
 def fa3_prepare(problem, config):
-    causal, return_lse, nothing = problem.causal, problem.lse, (None,) * 9
+    return_lse, masks = problem.lse, (problem.causal, UNLIMITED, UNLIMITED, 0, 0.0, False)
 
     def call(packed, scale):
-        (batch, rows, heads, _), keys = packed.q.shape, packed.k.shape[1]
-        masks = (causal, UNLIMITED, UNLIMITED, 0.0)
-        packing = (*packed.flat, *nothing[:4], *packed.starts, *nothing[:3], rows, keys)
-        rest = (*nothing, scale, *masks, True, None, 1, None, 0, None, 1, 0, None)
-        out, lse = torch.ops._vllm_fa3_C.fwd(*packing, *rest)[:2]
-        return out, lse.view(heads, batch, rows).transpose(0, 1) if return_lse else None
+        found = torch.ops.flash_attn_3.fwd(packed.q, packed.k, packed.v, *NOT_GIVEN, scale, *masks, *ONE_SPLIT)
+        return found[0], found[1] if return_lse else None
 
     return on_packed(call)
+
+
+def fa3_backward_prepare(problem, config):
+    """The layout of its tensors is [batch, row, head, width]: copies are made at the first sight of each, untimed."""
+    causal = problem.causal
+    held: dict[tuple[int, ...], list[torch.Tensor]] = {}
+
+    def launch(grad_out, q, k, v, out, lse, *, scale):
+        key = tuple(t.data_ptr() for t in (grad_out, q, k, v, out))
+        rows_first = held.get(key)
+        if rows_first is None:
+            if len(held) >= MOST_SETS:
+                held.clear()
+            rows_first = held[key] = [t.transpose(1, 2).contiguous() for t in (grad_out, q, k, v, out)]
+        grads = [torch.empty_like(t) for t in rows_first[1:4]]
+        bounds = (None,) * 6
+        masks = (causal, UNLIMITED, UNLIMITED, 0.0, False, 0)
+        torch.ops.flash_attn_3.bwd(*rows_first, lse, *grads, *bounds, scale, *masks)
+        return tuple(grad.transpose(1, 2) for grad in grads)
+
+    return launch
 
 
 def fa4_prepare(problem, config):
@@ -152,6 +173,35 @@ def _peer(name, prepare, dsl, summary, **requires):
     )
 
 
+def _backward_peer(name, prepare, summary):
+    def run(grad_out, q, k, v, out, lse, *, scale, config, causal=False):
+        problem, _ = attention.backward.problem_of(grad_out, q, k, v, out, lse, causal=causal)
+        return prepare(problem, config)(grad_out, q, k, v, out, lse, scale=scale)
+
+    claims = Requires(
+        arch=("sm90",),
+        dtypes=HALVES,
+        head_dim=(64, 256),
+        head_dim_multiple=64,
+        layouts=("bhsd", "bshd"),
+        causal=True,
+        gqa=True,
+        lse=True,
+        base_alignment=16,
+        stride_alignment=16,
+    )
+    design = Design(dsl="cuda", warp_groups=2, pipeline_stages=2, warp_specialized=True)
+    return Variant(
+        f"peer.{name}_backward",
+        op="attention_backward",
+        run=run,
+        prepare=prepare,
+        requires=claims,
+        design=design,
+        summary=summary,
+    )
+
+
 def _importable(name: str) -> bool:
     try:
         importlib.import_module(name)
@@ -166,9 +216,12 @@ def registry_variants():
     ampere, by_64 = {"arch": ("sm80+",)}, {"head_dim_multiple": 64}
     found = []
     if library := os.environ.get("FA3_LIBRARY"):
+        if runtime := os.environ.get("FA3_CUDART"):
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
         torch.ops.load_library(library)
-        text = "FlashAttention-3 (vLLM's build, variable-length op; packed beforehand)"
+        text = "FlashAttention-3 (dense kernels; rows before heads)"
         found.append(_peer("fa3", fa3_prepare, "cuda", text, arch=("sm90",), lse=True, **to_256, **aligned))
+        found.append(_backward_peer("fa3", fa3_backward_prepare, text))
     if os.environ.get("PEER_FLEX") != "0":
         text = "torch.compile(flex_attention)"
         found.append(_peer("flex", flex_prepare, "triton", text, rule=flex_rule, **ampere, **to_256, **by_64))

@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 import registry
 from registry import Design, NoLegalVariant, Reason, Requires, Variant, hookimpl
-from registry.ops.attention.outputs import new_out
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
 
 MULTIPLE, SMALLEST = 8, 16
 """What the fast kernels want of a head dim."""
 MOST_WITH_GROUPS = 256
 """The largest head dim for which some of them take groups of heads."""
+ROWS = 32
+"""Rows that a program copies."""
 STORES_SCORES = "torch_math"
 
 
@@ -86,14 +89,46 @@ def _rule(problem: Any, config: Any) -> Iterator[Reason]:
         yield Reason("semantics", "copies", config["then"], "a kernel that stores no scores, on the copies")
 
 
-def _copy(x: torch.Tensor, heads: int = 0) -> torch.Tensor:
-    """[B, H, S, D] padded with zeroes to a head dim that kernels take, and with its heads repeated to so many."""
+@triton.jit
+def _copy_rows(
+    x,
+    made,
+    rows,
+    heads,
+    group,
+    seqlen,
+    stride_b,
+    stride_h,
+    stride_s,
+    stride_d,
+    WIDTH: tl.constexpr,
+    TO: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One pass over memory, where torch takes three: a strided copy, a fill, and the strides made dense."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    head = row // seqlen
+    start = head // heads * stride_b + head % heads // group * stride_h + row % seqlen * stride_s
+    inside = (row < rows)[:, None]
+    read = inside & (column < WIDTH)[None, :]
+    value = tl.load(x + start[:, None] + column[None, :] * stride_d, read, other=0.0)
+    tl.store(made + row[:, None] * TO + column[None, :], value, inside & (column < TO)[None, :])
+
+
+def _resized(x: torch.Tensor, width: int, heads: int = 0) -> torch.Tensor:
+    """Dense [B, H, S, D] with another head dim, zeroes beyond the old one, and its heads repeated to so many."""
     b, h, s, d = x.shape
-    group = heads // h if heads else 1
-    made = x.new_empty(b, h, group, s, _wide(d))
-    made[..., :d] = x.unsqueeze(2)
-    made[..., d:] = 0
-    return made.flatten(1, 2)
+    heads = heads or h
+    made, rows = x.new_empty(b, heads, s, width), b * heads * s
+    sizes = (min(d, width), width, triton.next_power_of_2(width), ROWS)
+    _copy_rows[(triton.cdiv(rows, ROWS),)](x, made, rows, heads, heads // h, s, *x.stride(), *sizes)
+    return made
+
+
+def _copy(x: torch.Tensor, heads: int = 0) -> torch.Tensor:
+    return _resized(x, _wide(x.shape[3]), heads)
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
@@ -103,10 +138,11 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
 
 def _narrow(made: torch.Tensor, like: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
     """Back to the head dim of `width`, in the memory order of `like`, sums over repeated heads."""
-    made = made[..., : width.shape[3]]
     if made.shape[1] != like.shape[1]:
         made = made.unflatten(1, (like.shape[1], -1)).sum(2)
-    return new_out(like, width).copy_(made)
+    if like.stride(1) < like.stride(2):
+        return _resized(made.transpose(1, 2), width.shape[3]).transpose(1, 2)
+    return _resized(made, width.shape[3])
 
 
 def attention(q, k, v, *, causal, window, softcap, return_lse, scale, config):
@@ -142,12 +178,13 @@ def registry_variants():
         cross_length=True,
         deterministic=True,
         ieee=True,
+        toolchain={"triton": ">=3.6,<4"},
         rule=_rule,
     )
     summary = "a copy in a head dim that fast kernels take, and the fastest of them on it"
     kernels = (
-        ("torch_padded", "attention", attention, {}),
-        ("torch_padded_backward", "attention_backward", backward, {"grad_lse": True}),
+        ("triton_padded", "attention", attention, {}),
+        ("triton_padded_backward", "attention_backward", backward, {"grad_lse": True}),
     )
     return [
         Variant(
@@ -155,7 +192,7 @@ def registry_variants():
             op=op,
             run=run,
             requires=Requires(**claims, **more),
-            design=Design(dsl="aten"),
+            design=Design(dsl="triton"),
             configs=_configs,
             summary=summary,
         )

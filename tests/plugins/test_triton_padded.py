@@ -1,12 +1,15 @@
-"""Padded and repeated copies, run here on what a CPU has; on GPUs the conformance kit holds the variants themselves."""
+"""Padded and repeated copies: interpreted on a CPU, with what a CPU has behind them; on GPUs the conformance kit holds
+the variants themselves. See test_triton_fa2_interpreter.py for why the file runs itself.
+"""
 
 import pytest
 import torch
+from again import INTERPRETED, run_interpreted
 
 import registry
 from registry.contract.target import Target
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
-from registry.plugins import torch_padded
+from registry.plugins import triton_padded
 
 H200 = Target.named("H200")
 MASKS = {"causal": True, "window": None, "softcap": 0.0}
@@ -22,29 +25,35 @@ def tensors(d, dv, heads_kv=2, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype).transpose(1, 2).contiguous().transpose(1, 2) for shape in shapes]
 
 
+@pytest.mark.skipif(INTERPRETED, reason="this is the run under the interpreter")
+def test_interpreted():
+    assert "passed" in run_interpreted(__file__)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels run on the CPU under the interpreter only")
 @pytest.mark.parametrize(("d", "dv", "heads_kv"), [(59, 59, 4), (59, 59, 2), (3, 13, 1), (40, 41, 2), (258, 258, 2)])
 def test_copies_give_what_the_oracle_gives(d, dv, heads_kv):
     q, k, v = tensors(d, dv, heads_kv)
     config = {"then": "torch_math"}
     with registry.use("torch_cpu"):  # what is asked of the call is not asked of its copies
-        out, lse = torch_padded.attention(q, k, v, **MASKS, return_lse=True, scale=0.2, config=config)
+        out, lse = triton_padded.attention(q, k, v, **MASKS, return_lse=True, scale=0.2, config=config)
     right, right_lse = registry.attention.reference(q, k, v, causal=True, scale=0.2, return_lse=True)
     torch.testing.assert_close(out, right)
     torch.testing.assert_close(lse, right_lse, check_dtype=False, rtol=1e-5, atol=1e-5)
     assert out.stride() == torch.empty(2, 33, 4, dv).transpose(1, 2).stride(), "memory order of q"
     grad_out = torch.randn_like(out)
     given = {**MASKS, "grad_lse": None, "deterministic": False, "scale": 0.2, "config": {"then": "torch_math_backward"}}
-    grads = torch_padded.backward(grad_out, q, k, v, out, lse, **given)
+    grads = triton_padded.backward(grad_out, q, k, v, out, lse, **given)
     torch.testing.assert_close(grads, registry.attention.backward.reference(grad_out, q, k, v, causal=True, scale=0.2))
 
 
 @pytest.mark.parametrize(
     ("shape", "picked"),
     [
-        ({"d": 59, "causal": True}, "torch_padded"),
-        ({"d": 59, "softcap": 3.0, "hkv": 2}, "torch_padded"),
-        ({"d": 512, "hkv": 2}, "torch_padded"),
-        ({"d": 72, "dv": 59}, "torch_padded"),
+        ({"d": 59, "causal": True}, "triton_padded"),
+        ({"d": 59, "softcap": 3.0, "hkv": 2}, "triton_padded"),
+        ({"d": 512, "hkv": 2}, "triton_padded"),
+        ({"d": 72, "dv": 59}, "triton_padded"),
     ],
 )
 def test_they_stand_before_stored_scores(shape, picked):
@@ -56,6 +65,6 @@ def test_they_stand_before_stored_scores(shape, picked):
 
 def test_they_run_where_nothing_takes_the_tensors_as_they_are():
     decision = explained(AttentionProblem.of_shape(H200, b=2, hq=8, s=2048, d=64))
-    assert decision.variant != "torch_padded"
-    refused = next(c for c in decision.candidates if c.variant == "torch_padded")
+    assert decision.variant != "triton_padded"
+    refused = next(c for c in decision.candidates if c.variant == "triton_padded")
     assert "no multiple of 8" in str(refused.reasons[0])
