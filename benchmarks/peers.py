@@ -58,7 +58,7 @@ def on_packed(call):
     return launch
 
 
-NOT_GIVEN = (None,) * 19
+NOT_GIVEN = (None,) * 20
 """New keys and values, an output, offsets and lengths, pages, rotary embedding, scales of fp8: all that is optional."""
 ONE_SPLIT = (None, 1, None, 0)
 """No metadata of a scheduler, one part of the keys, groups of heads packed as it likes, all SMs."""

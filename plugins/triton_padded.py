@@ -18,11 +18,15 @@ import triton.language as tl
 import registry
 from registry import Design, NoLegalVariant, Reason, Requires, Variant, hookimpl
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
+from registry.toolbox.call import Call
+from registry.toolbox.launch import StandIn
 
 MULTIPLE, SMALLEST = 8, 16
 """What the fast kernels want of a head dim."""
 MOST_WITH_GROUPS = 256
 """The largest head dim for which some of them take groups of heads."""
+Bind = Callable[[Call], Callable[..., Any]]
+"""Which way a copy is launched: by the thin launcher, or by Triton's own, which its interpreter has too."""
 ROWS = 32
 """Rows that a program copies."""
 STORES_SCORES = "torch_math"
@@ -69,13 +73,16 @@ def _of_copies(problem: Any) -> AttentionProblem:
     return found
 
 
+def _op(problem: Any) -> Any:
+    return registry.attention.backward if isinstance(problem, AttentionBackwardProblem) else registry.attention
+
+
 def _configs(problem: Any) -> list[dict[str, Any]]:
     """What runs on the copies."""
     if not _takes_copies(problem):
         return [{"then": ""}]
-    op = registry.attention.backward if isinstance(problem, AttentionBackwardProblem) else registry.attention
     try:
-        return [{"then": _afresh(op.explain, _of_copies(problem)).variant}]
+        return [{"then": _afresh(_op(problem).explain, _of_copies(problem)).variant}]
     except NoLegalVariant:
         return [{"then": STORES_SCORES}]
 
@@ -117,48 +124,115 @@ def _copy_rows(
     tl.store(made + row[:, None] * TO + column[None, :], value, inside & (column < TO)[None, :])
 
 
-def _resized(x: torch.Tensor, width: int, heads: int = 0) -> torch.Tensor:
-    """Dense [B, H, S, D] with another head dim, zeroes beyond the old one, and its heads repeated to so many."""
-    b, h, s, d = x.shape
-    heads = heads or h
-    made, rows = x.new_empty(b, heads, s, width), b * heads * s
-    sizes = (min(d, width), width, triton.next_power_of_2(width), ROWS)
-    _copy_rows[(triton.cdiv(rows, ROWS),)](x, made, rows, heads, heads // h, s, *x.stride(), *sizes)
-    return made
+class _Resize:
+    """A dense copy of a [B, H, S, D] in another head dim, zeroes beyond the old one, heads repeated to so many."""
+
+    def __init__(self, x: StandIn, width: int, heads: int, bind: Bind) -> None:
+        b, h, s, d = x.shape
+        self.shape, rows = (b, heads, s, width), b * heads * s
+        sizes = {"rows": rows, "heads": heads, "group": heads // h, "seqlen": s}
+        strides = dict(zip(("stride_b", "stride_h", "stride_s", "stride_d"), x.strides, strict=True))
+        made = StandIn(self.shape, x.dtype, name="made")
+        self.call = Call(
+            _copy_rows,
+            (triton.cdiv(rows, ROWS),),
+            {"x": StandIn(x.shape, x.dtype, x.strides, name="x"), "made": made, **sizes, **strides},
+            constants={"WIDTH": min(d, width), "TO": width, "COLUMNS": triton.next_power_of_2(width), "ROWS": ROWS},
+        )
+        self._launch = bind(self.call)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        made = x.new_empty(self.shape)
+        self._launch(x, made)
+        return made
 
 
-def _copy(x: torch.Tensor, heads: int = 0) -> torch.Tensor:
-    return _resized(x, _wide(x.shape[3]), heads)
+class _Narrow:
+    """Back to a head dim, in the memory order of an operand, sums over repeated heads."""
+
+    def __init__(self, problem: Any, like: Any, width: int, bind: Bind) -> None:
+        b, heads, s, _ = like.shape
+        self.heads = heads
+        self.rows_first = like.strides[1] < like.strides[2]
+        made = StandIn((b, heads, s, _wide(width)), problem.dtype)
+        if self.rows_first:
+            b_, h_, s_, d_ = made.strides
+            made = StandIn((b, s, heads, _wide(width)), problem.dtype, (b_, s_, h_, d_))
+        self.resize = _Resize(made, width, made.shape[1], bind)
+
+    def __call__(self, made: torch.Tensor) -> torch.Tensor:
+        if made.shape[1] != self.heads:
+            made = made.unflatten(1, (self.heads, -1)).sum(2)
+        made = made.contiguous()  # it is, but for kernels that answer in another memory order
+        return self.resize(made.transpose(1, 2)).transpose(1, 2) if self.rows_first else self.resize(made)
 
 
-def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
-    """To how many heads k and v are repeated; 0 where they stay as they are."""
-    return q.shape[1] if q.shape[1] != k.shape[1] and max(q.shape[3], v.shape[3]) > MOST_WITH_GROUPS else 0
+class _Copies:
+    """What stands around a kernel that runs on copies: one resize for each operand, and one back for each result."""
+
+    def __init__(self, problem: Any, bind: Bind) -> None:
+        operands = {operand.name: operand for operand in problem.operands}
+        heads = problem.heads_q if _is_repeated(problem) else problem.heads_kv
+        self.resize = {
+            name: _Resize(
+                StandIn(o.shape, problem.dtype, o.strides),
+                _wide(o.shape[3]),
+                heads if name in ("k", "v") else problem.heads_q,
+                bind,
+            )
+            for name, o in operands.items()
+        }
+        q, k, v = (operands[name] for name in "qkv")
+        self.out = _Narrow(problem, q, problem.head_dim_v, bind)
+        self.grads = [_Narrow(problem, one, one.shape[3], bind) for one in (q, k, v)]
+
+    def around(self, problem: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A launch of the problem from one of its copies."""
+        resize = self.resize
+
+        def forward(q: Any, k: Any, v: Any, *, scale: float) -> Any:
+            out, lse = inner(resize["q"](q), resize["k"](k), resize["v"](v), scale=scale)
+            return self.out(out), lse
+
+        def backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, scale: float, grad_lse: Any) -> Any:
+            given = {"grad_out": grad_out, "q": q, "k": k, "v": v, "out": out}
+            copies = [resize[name](given[name]) for name in given]
+            grads = inner(*copies, lse, scale=scale, grad_lse=grad_lse)
+            return tuple(back(grad) for back, grad in zip(self.grads, grads, strict=True))
+
+        return backward if isinstance(problem, AttentionBackwardProblem) else forward
 
 
-def _narrow(made: torch.Tensor, like: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
-    """Back to the head dim of `width`, in the memory order of `like`, sums over repeated heads."""
-    if made.shape[1] != like.shape[1]:
-        made = made.unflatten(1, (like.shape[1], -1)).sum(2)
-    if like.stride(1) < like.stride(2):
-        return _resized(made.transpose(1, 2), width.shape[3]).transpose(1, 2)
-    return _resized(made, width.shape[3])
+def _inner(problem: Any, then: str) -> Callable[..., Any]:
+    """The launch of what runs on the copies."""
+    op, copies = _op(problem), _of_copies(problem)
+    decision = _afresh(op.explain, copies, variant=then)
+    launch: Callable[..., Any] = op.bind(op.variants[then], copies, decision.config)
+    return launch
+
+
+def prepare(problem: Any, config: Any) -> Callable[..., Any]:
+    return _Copies(problem, Call.bind).around(problem, _inner(problem, config["then"]))
+
+
+def builds(problem: Any, config: Any) -> list[Any]:
+    """The copies' own kernels; those between them are their variant's."""
+    calls: list[Call] = []
+    _Copies(problem, lambda call: calls.append(call) or call.plain)  # type: ignore[func-returns-value]
+    return [call.build(problem.target) for call in calls]
 
 
 def attention(q, k, v, *, causal, window, softcap, return_lse, scale, config):
-    heads = _heads(q, k, v)
-    copies = _copy(q), _copy(k, heads), _copy(v, heads)
     masks = {"causal": causal, "window": window, "softcap": softcap}
-    out, lse = _afresh(registry.attention, *copies, **masks, scale=scale, return_lse=True, variant=config["then"])
-    return _narrow(out, q, v), lse if return_lse else None
+    problem, _ = registry.attention.problem_of(q, k, v, **masks, return_lse=return_lse)
+    return _Copies(problem, Call.plain).around(problem, _inner(problem, config["then"]))(q, k, v, scale=scale)
 
 
 def backward(grad_out, q, k, v, out, lse, *, causal, window, softcap, grad_lse, deterministic, scale, config):
-    heads = _heads(q, k, v)
-    copies = _copy(grad_out), _copy(q), _copy(k, heads), _copy(v, heads), _copy(out)
-    given = {"causal": causal, "window": window, "softcap": softcap, "grad_lse": grad_lse, "scale": scale}
-    grads = _afresh(registry.attention.backward, *copies, lse, **given, variant=config["then"])
-    return tuple(_narrow(grad, like, like) for grad, like in zip(grads, (q, k, v), strict=True))
+    tensors, masks = (grad_out, q, k, v, out, lse), {"causal": causal, "window": window, "softcap": softcap}
+    problem, _ = registry.attention.backward.problem_of(*tensors, **masks, grad_lse=grad_lse)
+    launch = _Copies(problem, Call.plain).around(problem, _inner(problem, config["then"]))
+    return launch(*tensors, scale=scale, grad_lse=grad_lse)
 
 
 @hookimpl
@@ -191,6 +265,8 @@ def registry_variants():
             name,
             op=op,
             run=run,
+            prepare=prepare,
+            builds=builds,
             requires=Requires(**claims, **more),
             design=Design(dsl="triton"),
             configs=_configs,
