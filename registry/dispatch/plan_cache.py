@@ -93,23 +93,26 @@ class PlanCache:
     def find(self, settings: Hashable, *tensors: Any) -> Plan | None:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
         try:
-            sizes = tensors[0].numel(), tensors[1].numel(), len(tensors)
-            key: Any = (sizes, settings, _scope().key, _deterministic())
-            for guard, precision, grad, plan in self._get(key, ()):
+            key: Any = (tensors[0].numel(), tensors[1].numel(), len(tensors), settings, _scope().key, _deterministic())
+            for guard, precision, grad, offsets, plan in self._get(key, ()):
                 if (
                     guard(*tensors)
                     and (precision is None or precision == _precision())
                     and (grad is None or grad is _grad_enabled())
                 ):
-                    for tensor in tensors:
-                        if tensor.data_ptr() & ALIGNED:
-                            break
+                    if offsets is None:
+                        low = 0
+                        for tensor in tensors:
+                            low |= tensor.data_ptr()
+                        fits = not low & ALIGNED
                     else:
+                        fits = offsets == [tensor.data_ptr() & ALIGNED for tensor in tensors]
+                    if fits:
                         # guards overlook some modes, and the tangents of forward-mode autograd
                         if not _dispatch_modes() and not _function_modes() and _forward_ad._current_level < 0:
                             found: Plan = plan
                             return found
-                    break
+                        break
         except NOT_TENSORS:
             key = None
         if not self._eager(*tensors):
@@ -158,7 +161,7 @@ class PlanCache:
     ) -> None:
         """Keep a guard for a plan that was found by its facts. The first few of a key stay: they could take turns."""
         kept = self._get(key, ())
-        if len(kept) >= GUARDS or any(t.data_ptr() & ALIGNED for t in tensors):
+        if len(kept) >= GUARDS:
             return
         if len(set(map(id, tensors))) < len(tensors):
             return  # a guard takes no tensor twice: self-attention of one tensor goes by its facts
@@ -167,7 +170,8 @@ class PlanCache:
             return
         guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         precision = _precision() if any(t.dtype is _FLOAT32 for t in tensors) else None
-        entry = guard, precision, _grad_enabled() if needs_grad else None, plan
+        offsets = [t.data_ptr() & ALIGNED for t in tensors]
+        entry = guard, precision, _grad_enabled() if needs_grad else None, offsets if any(offsets) else None, plan
         with self._lock:
             if self._forgotten == plans_then and self._get(key, ()) is kept:
                 self._keep(key, (*kept, entry))

@@ -43,13 +43,13 @@ class Scope:
     """(op, what must run), one entry an op."""
     preferred: tuple[str, ...] = ()
     recorders: tuple[Recorder, ...] = ()
-    key: Any = field(default=None, compare=False)
+    key: str | None = field(default=None, compare=False)
     """The part that belongs in a memo key; None where nothing is forced or preferred."""
 
     def __post_init__(self) -> None:
+        # As text: that is hashed once, and tells True from 1.
         chosen = self.forced or self.preferred
-        types = tuple(type(value) for _, it in self.forced for _, value in it.config or ())  # True == 1
-        object.__setattr__(self, "key", (self.forced, self.preferred, types) if chosen else None)
+        object.__setattr__(self, "key", repr((self.forced, self.preferred)) if chosen else None)
 
     def forced_for(self, op: str) -> Forced | None:
         """What must run for an op, if anything."""

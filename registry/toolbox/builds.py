@@ -12,10 +12,12 @@ Nothing here needs a driver; Triton is imported on first use.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,7 +183,10 @@ def compile_build(build: Build, arch: Any = "sm90") -> Any:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes from the machine. Bytes and registers are per thread, ``shared`` per block."""
+    """What one compiled kernel takes from the machine. Bytes and registers are per thread, ``shared`` per block.
+
+    What is counted in the machine code is found when it is asked for: nvdisasm costs more than most compilations.
+    """
 
     name: str
     arch: int
@@ -193,17 +198,33 @@ class Resources:
     threads: int
     blocks_per_sm: int
     occupancy: float
-    counts: Mapping[str, int]
-    opcodes: Mapping[str, int]
     setmaxnreg: tuple[int, ...]
     ptxas_warnings: tuple[str, ...]
     ptx: str = field(repr=False)
-    sass: str = field(repr=False)
+    cubin: bytes = field(repr=False)
 
     @property
     def spills(self) -> int:
         """Bytes of spill stores and loads that ptxas reports for the whole kernel."""
         return self.spill_stores + self.spill_loads
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The machine code as text."""
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = Path(folder, "kernel.cubin")
+            cubin.write_bytes(self.cubin)
+            return _tool("nvdisasm", "-c", cubin)
+
+    @functools.cached_property
+    def opcodes(self) -> Counter[str]:
+        """How often each instruction occurs."""
+        return opcodes(self.sass)
+
+    @functools.cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The same by the names of GROUPS."""
+        return {group: sum(self.opcodes[name] for name in names) for group, names in GROUPS.items()}
 
     @property
     def loops(self) -> list[Loop]:
@@ -221,11 +242,9 @@ def inspect(compiled: Any, *, warnings: bool = True) -> Resources:
         cubin.write_bytes(compiled.asm["cubin"])
         text.write_text(ptx)
         usage = _tool("cuobjdump", "-res-usage", cubin)
-        sass = _tool("nvdisasm", "-c", cubin)
         log = _tool(*_ptxas(meta), text, "-o", os.devnull) if warnings else ""
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     used = dict(re.findall(r"(REG|STACK):(\d+)", usage.split(meta.name, 1)[-1]))
-    found = opcodes(sass)
     threads, registers = meta.num_warps * 32, int(used["REG"])
     blocks, share = occupancy(arch, threads, registers, meta.shared)
     return Resources(
@@ -239,12 +258,10 @@ def inspect(compiled: Any, *, warnings: bool = True) -> Resources:
         spill_loads=int(spilled[2]) if spilled else 0,
         blocks_per_sm=blocks,
         occupancy=share,
-        opcodes=found,
-        counts={group: sum(found[name] for name in names) for group, names in GROUPS.items()},
         setmaxnreg=tuple(int(n) for n in re.findall(r"setmaxnreg\.\S+\s+(\d+)", ptx)),
         ptxas_warnings=tuple(line.strip() for line in log.splitlines() if _WARNING.search(line)),
         ptx=ptx,
-        sass=sass,
+        cubin=compiled.asm["cubin"],
     )
 
 

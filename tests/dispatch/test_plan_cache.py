@@ -14,7 +14,7 @@ from made_up import math_run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
-from registry import IllegalVariant, KernelDoesNotFit
+from registry import IllegalVariant, InvalidArgument, KernelDoesNotFit
 from registry.dispatch import plan_cache
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
@@ -63,6 +63,46 @@ def test_equal_calls_share_a_plan_and_others_do_not():
     assert found["grad"].with_grad and not plan.with_grad
     with torch.no_grad():
         assert not cache.find("settings", *others["grad"][1:]).with_grad
+
+
+def test_bases_off_sixteen_bytes_have_guards_of_their_own(monkeypatch):
+    """And only for tensors that lie exactly so."""
+    cache, far = a_cache(), torch.zeros(17)
+    near, other = far[:16].view(4, 4), torch.zeros(4, 4)
+    calls = [
+        (near, other),
+        (far[1:].view(4, 4), other),
+        (other, far[1:].view(4, 4)),
+        (other, torch.zeros(18)[2:].view(4, 4)),
+    ]
+    found = [cache.find("settings", *call) for call in calls]
+    assert len(set(map(id, found))) == 4
+    monkeypatch.setattr(cache, "by_facts", None)  # not asked again
+    for _ in range(2):
+        assert [cache.find("settings", *call) for call in calls] == found
+
+
+def test_a_plan_that_writes_to_out_is_kept_by_a_guard_while_no_memory_is_shared(monkeypatch):
+    memory = torch.randn(3, 4, 4)
+    a, b, out = memory.clone()[0], memory.clone()[1], torch.empty(4, 4)
+    bias, wanted = torch.randn(4), a @ b
+    assert registry.matmul(a, b, out=out) is out and registry.matmul(a, b, bias=bias, out=torch.empty(4, 4)).shape == (
+        4,
+        4,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.matmul.plans, "by_facts", None)
+        for _ in range(2):
+            torch.testing.assert_close(registry.matmul(a, b, out=out.zero_()), wanted)
+            torch.testing.assert_close(registry.matmul(a, b, bias=bias, out=out.zero_()), wanted + bias)
+    torch.testing.assert_close(registry.matmul(a, b, out=a), wanted)  # a's old numbers are gone, the result is right
+    leaf = torch.empty(4, 4, requires_grad=True)
+    with pytest.raises(InvalidArgument, match="out.*requires grad"):
+        registry.matmul(memory[0], memory[1], out=leaf)
+    with torch.no_grad():
+        registry.matmul(memory[0].clone(), memory[1].clone(), out=leaf)
+    with pytest.raises(InvalidArgument, match="out.*requires grad"):
+        registry.matmul(memory[0].clone(), memory[1].clone(), out=leaf)
 
 
 def test_state_of_torch_tells_plans_apart():

@@ -14,7 +14,7 @@ from registry.ops.matmul.problem import MatmulProblem
 pytest.importorskip("triton")
 
 from again import needs_newest_triton, run_with_newest_triton
-from compiled import resources
+from compiled import instructions, matrix_units, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 
@@ -22,7 +22,6 @@ POINTERS, DESCRIPTORS, SPECIALIZED = (
     module.registry_variants()[0] for module in (triton_matmul, triton_matmul_tma, gluon_matmul_ws)
 )
 GPUS = {"sm80": "A100", "sm86": "RTX 3090", "sm89": "RTX 4090", "sm90": "H100", "sm100": "B200"}
-MATRIX_UNITS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "QMMA", "tcgen05")
 
 
 def problem(arch="sm90", m=4096, n=4096, k=4096, **more):
@@ -41,7 +40,7 @@ def compiled(variant, p, config, slack=0):
         found.registers * found.threads <= variant.requires.registers(p, config) + 168 * 128
         or variant is not SPECIALIZED
     )
-    assert p.ieee or any(found.counts[unit] for unit in MATRIX_UNITS)
+    assert p.ieee or matrix_units(found)
     return found
 
 
@@ -50,9 +49,8 @@ def test_pointers_everywhere(arch):
     p = problem(arch)
     first = POINTERS.legal_configs(p)[0]
     found = compiled(POINTERS, p, first)
-    assert first["num_stages"] > 1 and found.counts["cp.async"] >= 8
-    assert bool(found.counts["HGMMA"]) == (arch == "sm90")
-    assert bool(found.counts["tcgen05"]) == (arch == "sm100")
+    assert first["num_stages"] > 1 and instructions(found.ptx)["cp.async"] >= 8
+    assert matrix_units(found) == {{"sm90": "wgmma", "sm100": "tcgen05"}.get(arch, "mma")}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +99,9 @@ def test_pointers_features(arch, more):
 def test_descriptors(arch, more):
     p = problem(arch, **more)
     found = compiled(DESCRIPTORS, p, DESCRIPTORS.legal_configs(p)[0], slack=1 << 16 if "n" in more else 1024)
-    assert found.counts["TMA load"] and found.counts["cp.async"] == 0
-    assert bool(found.counts["TMA store"]) == ("n" not in more)
+    asked = instructions(found.ptx)
+    assert asked["TMA load"] and asked["cp.async"] == 0
+    assert bool(asked["TMA store"]) == ("n" not in more)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +127,9 @@ def test_warp_specialized(which, more):
     config = SPECIALIZED.legal_configs(p)[which]
     found = compiled(SPECIALIZED, p, config, slack=256)
     assert {240, 24} <= set(found.setmaxnreg)
-    assert found.counts["HGMMA"] + found.counts["QGMMA"] + found.counts["IGMMA"] >= 8
-    assert found.counts["TMA load"] and bool(found.counts["TMA store"]) == (more.get("n") != 4100)
+    asked = instructions(found.ptx)
+    assert asked["wgmma"] >= 8
+    assert asked["TMA load"] and bool(asked["TMA store"]) == (more.get("n") != 4100)
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
     assert found.threads == 384
     design = SPECIALIZED.design_for(config)
@@ -218,7 +218,7 @@ def test_single_elements_rule_out_the_pipeline(strides, base, field, words):
 def test_single_stage_builds_cleanly():
     p = strided((8193, 1))
     found = compiled(POINTERS, p, POINTERS.legal_configs(p)[0], slack=1 << 14)
-    assert found.counts["cp.async"] == 0 and found.counts["HMMA"]
+    assert instructions(found.ptx)["cp.async"] == 0 and matrix_units(found) == {"mma"}
 
 
 def test_an_unlucky_edge_is_named():
@@ -245,7 +245,7 @@ def test_hopper_does_not_pipeline_four_bytes_at_a_time(more):
     p = problem(**more)
     legal = POINTERS.legal_configs(p)
     assert legal and all(config["num_stages"] == 1 for config in legal)
-    assert compiled(POINTERS, p, legal[0], slack=1 << 14).counts["cp.async"] == 0
+    assert instructions(compiled(POINTERS, p, legal[0], slack=1 << 14).ptx)["cp.async"] == 0
 
 
 @pytest.mark.parametrize("n, pipelined", [(4096, True), (4100, False)])

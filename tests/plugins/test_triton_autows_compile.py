@@ -43,7 +43,7 @@ if INTERPRETED:
 
 else:
     from autows_forms import FORMS, ILLEGAL, LEGAL, PAGE, SPECIALIZED, outcome, problem, with_forms
-    from compiled import resources
+    from compiled import instructions, resources
 
     @pytest.mark.parametrize("title", FORMS)
     def test_the_compiler_does_what_is_known_of_it(title):
@@ -76,7 +76,8 @@ else:
             found = resources(build)
             assert found.threads == 384 and ".reqntid 384" in found.ptx, "three warp groups from num_warps=4"
             assert {40, 232} <= set(found.setmaxnreg), "the producer hands its registers to the consumers"
-            assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["SYNCS"]
+            asked = instructions(found.ptx)
+            assert asked["wgmma"] and asked["TMA load"] and asked["mbarrier"]
             assert found.spills == 0 and not found.ptxas_warnings
             assert found.shared <= variant.requires.shared_memory(p, config) <= found.shared + 128
 

@@ -20,7 +20,7 @@ from registry.toolbox.builds import loop_spills
 triton = pytest.importorskip("triton")
 
 from again import needs_newest_triton, run_with_newest_triton  # noqa: E402
-from compiled import resources  # noqa: E402
+from compiled import matrix_units, resources  # noqa: E402
 
 PINNED = triton.__version__.startswith("3.6.")
 FORWARD, BACKWARD = "triton_fa2", "triton_fa2_backward"
@@ -65,8 +65,8 @@ EVERYTHING = dict(causal=False, window=(255, 127), softcap=30.0, s=1000, hkv=1)
 def has_registers(one):
     """No spills; but ptxas may park a few bytes outside of loops to reach a bracket of registers, where it could have
     had more of them."""
-    parked = one.spills <= 64 and one.registers < 255 and not loop_spills(one.sass, innermost=False)
-    return one.spills == 0 or parked
+    parked = one.spills <= 64 and one.registers < 255
+    return one.spills == 0 or (parked and not loop_spills(one.sass, innermost=False))
 
 
 SHIPPED = [
@@ -86,12 +86,8 @@ SHIPPED = [
 def test_shipped_configs_fit_and_do_not_spill(name, arch, d):
     p = problem(name, arch, d=d)
     check(p, found := built(p))
-    if p.target.sm == 90:
-        assert all(one.counts["HGMMA"] for one in found)
-    elif p.target.sm == 100:
-        assert all(one.counts["tcgen05"] for one in found)
-    else:
-        assert all(one.counts["HMMA"] for one in found)
+    unit = {90: "wgmma", 100: "tcgen05"}.get(p.target.sm, "mma")
+    assert all(matrix_units(one) == {unit} for one in found)
 
 
 @pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
@@ -154,7 +150,7 @@ def test_plain_attention_pays_for_no_feature():
 def test_float32(ieee):
     (one,) = built(p := problem(FORWARD, "sm80", dtype="float32", ieee=ieee))
     assert one.shared <= declared(p)
-    assert bool(one.opcodes["HMMA"]) is not ieee, "tf32 runs on tensor cores, ieee never does"
+    assert bool(matrix_units(one)) is not ieee, "tf32 runs on tensor cores, ieee never does"
 
 
 ROWS = dict(causal=True, s=1000)
@@ -180,7 +176,7 @@ def test_float32_without_tf32_does_not_spill(name, arch, d, dv, features):
     for one in built(p):
         assert one.spills == 0, f"{one.name} spills {one.spills} bytes"
         assert one.shared <= declared(p)
-        assert not one.opcodes["HMMA"] and not one.opcodes["HGMMA"]
+        assert not matrix_units(one)
 
 
 @pytest.mark.parametrize("d, dv, field", [(160, 160, "head_dim"), (64, 256, "head_dim_v")])
@@ -299,7 +295,7 @@ def test_asynchronous_copies_where_rows_allow_them(by):
     config = variants()[FORWARD].legal_configs(p)[0]
     assert config["num_stages"] > 1
     (one,) = built(p, config)
-    assert one.ptx.count("cp.async.") and one.counts["cp.async"]
+    assert one.ptx.count("cp.async.")
     size = min(16, (64 + by) * 2 & -((64 + by) * 2))
     assert f", {hex(size)}" in one.ptx or f", {size}" in one.ptx
 

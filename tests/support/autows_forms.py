@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import multiprocessing
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,12 @@ import shared
 import torch
 import triton
 import triton.language as tl
+from compiled import resources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import Target, variants
 from registry.ops.attention.problem import AttentionProblem
-from registry.toolbox.builds import Build, compile_build, inspect
+from registry.toolbox.builds import Build, compile_build
 from registry.toolbox.launch import StandIn
 
 ROOT = Path(__file__).parents[2]
@@ -192,13 +193,13 @@ def compile_here(title: str) -> Outcome:
     """Compile a form in this process, which a failing compiler may end."""
     form = FORMS[title]
     try:
-        compiled = compile_build(form.build(), form.arch)
+        found = resources(form.build(), form.arch)
+        compiled = compile_build(form.build(), form.arch)  # from Triton's cache
     except Exception:
         return Outcome(FAILS)
-    found = inspect(compiled)
     registers = tuple(sorted(set(found.setmaxnreg)))
     ignored = any("setmaxnreg' ignored" in warning for warning in found.ptxas_warnings)
-    if ignored or found.threads != 384 or not found.counts["HGMMA"] or not {40, 232} <= set(registers):
+    if ignored or found.threads != 384 or "wgmma.mma_async" not in found.ptx or not {40, 232} <= set(registers):
         return Outcome(UNSPECIALIZED, found.threads, () if ignored else registers)
     verdict = verdict_of_split(compiled.asm["ttgir"], form.build().constants["BLOCK_M"])
     return Outcome(verdict, found.threads, registers)
@@ -233,15 +234,20 @@ def outcome(title: str) -> Outcome:
 
 
 def _outcome(title: str) -> Outcome:
-    """In a process of its own where the compiler may end it."""
+    """In a copy of this process where the compiler may end it."""
     if FORMS[title].known != FAILS:
         return compile_here(title)
-    done = subprocess.run([sys.executable, __file__, "--form", title], capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
+    forking = multiprocessing.get_context("fork")
+    reading, writing = forking.Pipe(duplex=False)
+    child = forking.Process(target=lambda: writing.send(compile_here(title)))
+    child.start()
+    writing.close()
+    try:
+        return reading.recv()  # type: ignore[no-any-return]
+    except EOFError:
         return Outcome(FAILS)
-    found = json.loads(lines[-1])
-    return Outcome(found["verdict"], found["threads"], tuple(found["setmaxnreg"]))
+    finally:
+        child.join()
 
 
 # --- the page -----------------------------------------------------------------------------------------------------
@@ -287,12 +293,8 @@ def with_forms(text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--form", choices=FORMS, help="only this form, as JSON")
     parser.add_argument("--write", action="store_true", help="write docs/autows.md anew")
     given = parser.parse_args()
-    if given.form:
-        print(json.dumps(vars(compile_here(given.form))))
-        return 0
     print(forms_table())
     if given.write:
         text = filled(PAGE.read_text(encoding="utf-8"), "speeds", speeds_table())

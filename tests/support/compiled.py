@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +16,39 @@ import triton
 from registry.toolbox import builds
 from registry.toolbox.builds import Build, Resources, compile_build, gpu_target, inspect
 
+INSTRUCTIONS = {
+    "wgmma": r"wgmma\.mma_async",
+    "mma": r"(?<![\w.])mma\.sync",
+    "tcgen05": r"tcgen05\.mma",
+    "cp.async": r"cp\.async\.c[ag]\.",
+    "TMA load": r"cp\.async\.bulk\.tensor\.\S+\.global",
+    "TMA store": r"cp\.async\.bulk\.tensor\.\S+\.shared::cta",
+    "mbarrier": r"mbarrier\.\w*wait",
+}
+
+
+def instructions(ptx: str) -> Counter[str]:
+    """What PTX asks for by name, which ptxas cannot do otherwise. Reading the machine code costs as much as compiling:
+    that is for what ptxas decides."""
+    return Counter({name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()})
+
+
+def matrix_units(found: Resources) -> set[str]:
+    """Of the instructions above those that multiply matrices."""
+    return {name for name in ("wgmma", "mma", "tcgen05") if instructions(found.ptx)[name]}
+
+
+_kept: dict[str, Resources] = {}
+"""This process's answers, with the machine code as text where a test has asked for it."""
+
 
 def resources(build: Build, arch: Any = "sm90") -> Resources:
     """`inspect(compile_build(build, arch))`, with one run of ptxas instead of two: what it says is kept."""
     options = sorted((name, repr(value)) for name, value in build.options.items())
     question = f"{triton.__version__} {build.source(arch).hash()} {gpu_target(arch)} {options}"
-    return pickle.loads(shared.once(question, lambda: pickle.dumps(_resources(build, arch))))
+    if question not in _kept:
+        _kept[question] = pickle.loads(shared.once(question, lambda: pickle.dumps(_resources(build, arch))))
+    return _kept[question]
 
 
 def _resources(build: Build, arch: Any) -> Resources:

@@ -14,7 +14,7 @@ import torch
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
-from registry.dispatch.plan import observe
+from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments
@@ -27,8 +27,11 @@ from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, pl
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
-Settings = tuple[str | None, torch.dtype | None, str | None]
-"""activation, out_dtype, variant: all of a call but its tensors."""
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+Settings = tuple[Any, ...]
+"""activation, out_dtype, variant: all of a call but its tensors. And what the tensors behind a and b are, where those
+that are left out do not stand at the end."""
+_INTO = {2: ("out",), 3: ("bias", "out")}
 
 
 class Matmul(Op):
@@ -70,11 +73,15 @@ class Matmul(Op):
         """
         settings = (activation, out_dtype, variant)
         if not _is_compiling():
-            if scale_a is None and scale_b is None and out is None:
-                plan = self.find_plan(settings, a, b) if bias is None else self.find_plan(settings, a, b, bias)
+            if scale_a is None and scale_b is None:
+                if out is not None:
+                    given = (a, b) if bias is None else (a, b, bias)
+                    plan = self._plan_into(out, settings, given)
+                else:
+                    plan = self.find_plan(settings, a, b) if bias is None else self.find_plan(settings, a, b, bias)
                 if plan is not None:
                     result: torch.Tensor = plan.launch(
-                        a, b, out_dtype=plan.default, bias=bias, scale_a=None, scale_b=None, out=None
+                        a, b, out_dtype=plan.default, bias=bias, scale_a=None, scale_b=None, out=out
                     )
                     scope = current.get()
                     if scope is not EMPTY:
@@ -90,6 +97,17 @@ class Matmul(Op):
                     return out.copy_(result)
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, bias, scale_a, scale_b, out)
+
+    def _plan_into(self, out: torch.Tensor, settings: Settings, given: tuple[torch.Tensor, ...]) -> Plan | None:
+        """The plan of an eager call that writes to `out`; None where all of it is to be checked again: memory that two
+        share is no fact that a plan is kept by."""
+        try:
+            for tensor in given:
+                if _is_alias_of(out, tensor):
+                    return None
+        except TypeError:
+            return None
+        return self.find_plan((*settings, _INTO[len(given)]), *given, out)
 
     def eager(self, *tensors: Any) -> bool:
         return _no_grad_and_plain(*tensors) and tensors[0].dim() == tensors[1].dim() == 2
@@ -140,8 +158,8 @@ class Matmul(Op):
         return result
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
-        activation, out_dtype, variant = settings
-        optional = dict(zip(("bias", "scale_a", "scale_b", "out"), tensors[2:], strict=False))
+        activation, out_dtype, variant, *names = settings
+        optional = dict(zip(names[0] if names else ("bias", "scale_a", "scale_b", "out"), tensors[2:], strict=False))
         what: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, "variant": variant}
         return self.problem_of(tensors[0], tensors[1], **optional, **what)
 
@@ -239,10 +257,9 @@ class Matmul(Op):
         return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
 
-def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    if not (plain(a, b) if bias is None else plain(a, b, bias)):
-        return False
-    return not (_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
+def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return plain(*given) and not (_grad_enabled() and any(tensor.requires_grad for tensor in given))
 
 
 matmul = Matmul()
