@@ -69,12 +69,11 @@ from registry.toolbox.hopper import (
     barriers,
     group_barrier,
     init_barriers,
-    release,
     release_slot,
     ring_over,
-    slot,
+    slot_of,
     store_wait,
-    wait_full,
+    wait_slot_full,
 )
 
 
@@ -97,9 +96,9 @@ def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
 @gluon.jit
 def _fresh(acc, smem, stages, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
     """One block of K on its way into accumulators of its own."""
-    s, _ = slot(it, smem[1])
+    s = slot_of(it, stages)
     if which == 0:  # (the second half of B comes with the first)
-        wait_full(stages, it)
+        wait_slot_full(stages, s, it)
     zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
     a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
     return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
@@ -123,20 +122,20 @@ def _exact(
     if BLOCKS == 2:
         two = _fresh(acc0, smem, stages, it + 1, part, N0, 0, cfg)
         one = warpgroup_mma_wait(1, [one])
-        release(stages, it)
+        release_slot(stages, slot_of(it, stages))
         acc0 += one
         two = warpgroup_mma_wait(0, [two])
-        release(stages, it + 1)
+        release_slot(stages, slot_of(it + 1, stages))
         acc0 += two
     elif N1:
         two = _fresh(acc1, smem, stages, it, part, N1, 1, cfg)
         one, two = warpgroup_mma_wait(0, [one, two])
-        release(stages, it)
+        release_slot(stages, slot_of(it, stages))
         acc0 += one
         acc1 += two
     else:
         one = warpgroup_mma_wait(0, [one])
-        release(stages, it)
+        release_slot(stages, slot_of(it, stages))
         acc0 += one
     return acc0, acc1
 
@@ -155,8 +154,8 @@ def _arrived(
     """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
     a_s, b0_s, b1_s, _ = smem
     stages, _, rounded = sync
-    s, phase = slot(it, b0_s)
-    wait_full(stages, it)
+    s = slot_of(it, stages)
+    wait_slot_full(stages, s, it)
     if cfg.ROUND:
         mine: gl.constexpr = G * (cfg.PARTS - 1)
         _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
@@ -167,7 +166,7 @@ def _arrived(
         group_barrier()
         if cfg.PARTS == 2:
             mbarrier.arrive(rounded.index(s), count=1)
-            mbarrier.wait(rounded.index(s), phase)
+            mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
     return s
 
 

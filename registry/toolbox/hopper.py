@@ -4,7 +4,8 @@ TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's n
 views        `swizzled` is the layout in which a box of a tensor map lands; `as_matrix` reads it as wgmma does, `as_box`
              is the front of a tile as a box of its own
 rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
-             (i // stages) & 1, so producer and consumers agree by counting
+             (i // stages) & 1, so producer and consumers agree by counting. Where a stage holds several tiles: `slot_of`,
+             `wait_slot_full`, `wait_slot_empty`, `release_slot`
 barriers     `barriers` and `init_barriers`: those in shared memory. `FREE_BARRIERS` are the hardware barriers that the
              compiler leaves alone: give them names in an enum, and `barrier_asm` of one to `gl.inline_asm_elementwise`
 launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True`
@@ -107,8 +108,7 @@ def ring(tiles, STAGES: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def ring_over(tiles, full, empty, READERS: gl.constexpr):
-    """The same over barriers at hand: for a kernel that has others to set up first. A stage may hold more than `tiles`;
-    `slot` says where the rest of it lies."""
+    """The same over barriers at hand: for a kernel that has others to set up first."""
     STAGES: gl.constexpr = full.shape[0]
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -137,13 +137,6 @@ def release(r, i):
     """Reader: this group is done with use i."""
     tiles, full, empty = r
     s, _ = slot(i, tiles)
-    release_slot(r, s)
-
-
-@gluon.jit
-def release_slot(r, s):
-    """The same by slot, where the loop carries that anyway."""
-    tiles, full, empty = r
     mbarrier.arrive(empty.index(s), count=1)
 
 
@@ -154,6 +147,41 @@ def wait_empty(r, i):
     s, phase = slot(i, tiles)
     mbarrier.wait(empty.index(s), phase ^ 1)
     return tiles.index(s), full.index(s)
+
+
+# The same by slot, for a kernel whose stages hold several tiles: it finds them by the slot, which its loop carries.
+
+
+@gluon.jit
+def slot_of(i, r):
+    tiles, full, empty = r
+    STAGES: gl.constexpr = full.shape[0]
+    return i % STAGES
+
+
+@gluon.jit
+def wait_slot_full(r, s, i):
+    """Reader: wait until slot s holds use i."""
+    tiles, full, empty = r
+    STAGES: gl.constexpr = full.shape[0]
+    mbarrier.wait(full.index(s), (i // STAGES) & 1)
+
+
+@gluon.jit
+def wait_slot_empty(r, s, i):
+    """Writer: wait until slot s may take use i; gives the barrier that announces it."""
+    tiles, full, empty = r
+    STAGES: gl.constexpr = full.shape[0]
+    announced = full.index(s)
+    mbarrier.wait(empty.index(s), ((i // STAGES) & 1) ^ 1)
+    return announced
+
+
+@gluon.jit
+def release_slot(r, s):
+    """Reader: this group is done with slot s."""
+    tiles, full, empty = r
+    mbarrier.arrive(empty.index(s), count=1)
 
 
 # --- hardware barriers ----------------------------------------------------------------------------------------------

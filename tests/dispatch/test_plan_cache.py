@@ -268,8 +268,8 @@ def test_many_shapes_do_not_grow_the_cache_without_bound(declare):
     assert len(cache) <= cache.limit
 
 
-@pytest.mark.slow(6)
-def test_a_hundred_thousand_shapes_take_no_more_memory_than_the_first_few_and_stall_nobody():
+@pytest.mark.slow(2)
+def test_thirty_thousand_shapes_take_no_more_memory_than_the_first_few_and_stall_nobody():
     """Without the collector: plans that are dropped are gone at once, and no call waits for more than its own work."""
 
     def make(settings, with_grad, tensors):
@@ -282,18 +282,18 @@ def test_a_hundred_thousand_shapes_take_no_more_memory_than_the_first_few_and_st
     gc.collect()
     gc.disable()
     try:
-        for number in range(100_000):
+        for number in range(30_000):
             a = storage.as_strided((1 + number // 400, 1 + number % 400), (400, 1))
             b = a.detach()
             start = time.thread_time()
             cache.find("settings", a, b).launch(a, b)
             worst = max(worst, time.thread_time() - start) if number else 0.0  # the first one imports torch's guards
-            if number in (20_000, 99_999):
+            if number in (10_000, 29_999):
                 grown[number] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     finally:
         gc.enable()
     assert len(cache) <= cache.limit
-    assert grown[99_999] - grown[20_000] < 16 << 10, f"{grown} KiB"
+    assert grown[29_999] - grown[10_000] < 16 << 10, f"{grown} KiB"
     assert worst < 0.020, f"{worst * 1e3:.1f} ms"
 
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from made_up import math_run
+from races import switching_often
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
@@ -299,7 +300,7 @@ def test_many_threads_dispatch_register_and_force_at_once(declare):
 
     def caller(seed):
         try:
-            for round_ in range(60):
+            for round_ in range(20):
                 q = torch.zeros(1, 1, 1 + (seed + round_) % 7, 16)
                 name, add = (("test.a", 1), ("test.b", 2))[(seed + round_) % 2]
                 with registry.use(name), registry.record() as recorder:
@@ -324,13 +325,13 @@ def test_many_threads_dispatch_register_and_force_at_once(declare):
 
     threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(8)]
     churn = threading.Thread(target=churner)
-    churn.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    churn.join()
+    with switching_often():
+        for thread in (churn, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stop.set()
+        churn.join()
     assert errors == []
 
 

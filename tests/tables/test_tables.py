@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
+from races import switching_often
 
 from registry.dispatch import in_force
 from registry.errors import TableError
@@ -189,15 +190,16 @@ def test_a_store_swaps_whole_sets(tmp_path: Path) -> None:
             seen.add(tuple(picks(store.current)))
 
     readers = [threading.Thread(target=read) for _ in range(4)]
-    for reader in readers:
-        reader.start()
-    for _ in range(20):
-        store.reload(files_at([good, good], Layer.TUNED), OPS)
-        with pytest.raises(TableError):
-            store.reload(files_at([good, bad], Layer.TUNED), OPS)
-    stop.set()
-    for reader in readers:
-        reader.join()
+    with switching_often():
+        for reader in readers:
+            reader.start()
+        for _ in range(20):
+            store.reload(files_at([good, good], Layer.TUNED), OPS)
+            with pytest.raises(TableError):
+                store.reload(files_at([good, bad], Layer.TUNED), OPS)
+        stop.set()
+        for reader in readers:
+            reader.join()
     assert seen <= {("a",), ("a", "a")}
 
 
