@@ -8,7 +8,7 @@ Each version is laid out in a folder as a wheel would be and runs there in proce
 differ in where their files lie. Ends with status 0 where all of these hold:
 
 decisions  `explain` answers the same for some thousand questions: problem, table row, config, every reason, every error
-builds     each declared kernel build gives the compiler the same input: the module after Triton's first stage (inlined),
+builds     each declared kernel build gives the compiler the same input: the module after Triton's first stage, inlined,
            without source locations and symbol names, and the options. The compiler knows nothing else, so equal input
            is equal machine code, at a thousandth of the cost. Where the input differs both sides are compiled, and the
            instructions and launch facts must be equal. Grids and arguments of the launch are not part of a build.

@@ -4,7 +4,7 @@ TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's n
 views        `swizzled` is the layout in which a box of a tensor map lands; `as_matrix` reads it as wgmma does, `as_box`
              is the front of a tile as a box of its own
 rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
-             (i // stages) & 1, so producer and consumers agree by counting. Where a stage holds several tiles: `slot_of`,
+             (i // stages) & 1, so producer and consumers agree by counting. For stages of several tiles: `slot_of`,
              `wait_slot_full`, `wait_slot_empty`, `release_slot`
 barriers     `barriers` and `init_barriers`: those in shared memory. `FREE_BARRIERS` are the hardware barriers that the
              compiler leaves alone: give them names in an enum, and `barrier_asm` of one to `gl.inline_asm_elementwise`

@@ -300,7 +300,7 @@ def test_many_threads_dispatch_register_and_force_at_once(declare):
 
     def caller(seed):
         try:
-            for round_ in range(20):
+            for round_ in range(60):
                 q = torch.zeros(1, 1, 1 + (seed + round_) % 7, 16)
                 name, add = (("test.a", 1), ("test.b", 2))[(seed + round_) % 2]
                 with registry.use(name), registry.record() as recorder:
