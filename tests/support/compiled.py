@@ -21,8 +21,8 @@ INSTRUCTIONS = {
     "mma": r"(?<![\w.])mma\.sync",
     "tcgen05": r"tcgen05\.mma",
     "cp.async": r"cp\.async\.c[ag]\.",
-    "TMA load": r"cp\.async\.bulk\.tensor\.\S+\.global",
-    "TMA store": r"cp\.async\.bulk\.tensor\.\S+\.shared::cta",
+    "TMA load": r"cp\.async\.bulk\.tensor\.\dd\.shared::\w+\.global",
+    "TMA store": r"cp\.async\.bulk\.tensor\.\dd\.global\.shared::cta",
     "mbarrier": r"mbarrier\.\w*wait",
 }
 

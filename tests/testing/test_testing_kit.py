@@ -465,16 +465,18 @@ def _requires() -> Requires:
     return Requires(**CLAIMS | {"dtypes": ("float32",), "window": False, "gqa": False})
 
 
-@pytest.mark.slow(14)
-def test_pytest_plugin(tmp_path: Path) -> None:
-    def pytest_run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run_here(*arguments: str) -> tuple[int, str]:
+        code = pytest.main(["-s", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(tmp_path), *arguments])
+        return int(code), capsys.readouterr().out
 
-    found = pytest_run("--registry-variant", "torch_matmul", "-k", "refuses", "-v")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "torch_matmul[cpu]::refuses other architectures PASSED" in found.stdout
-    assert pytest_run("--registry-variant", "no_such").returncode == 4  # a usage error
+    code, out = run_here("--registry-variant", "torch_matmul", "-k", "refuses", "-v", str(tmp_path))
+    assert code == 0 and "torch_matmul[cpu]::refuses other architectures PASSED" in out, out
+    assert run_here("--registry-variant", "no_such", str(tmp_path))[0] == 4  # a usage error
+
+
+def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text("import sys\ndef test_light(): assert 'torch' not in sys.modules\n")
-    found = pytest_run("test_light.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_light.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout
