@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.tables.match import Conditions, unreachable_by
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
-
-COMPARED = 400
-"""Rules of a table that are held against each other; among further ones only repetitions are found, since the work
-grows with the square."""
+from registry.tables.reach import Taken
 
 Severity = Literal["error", "warning"]
 
@@ -57,11 +53,11 @@ def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
     for table in tables.tables:
         found.extend(_lint_file_name(table))
-        unreachable = set(_unreachable(table))
+        unreachable, compared = _unreachable(table)
         for rule in table.rules:
             found.extend(_lint_rule(table, rule, known, rule.index in unreachable))
-        if len(table.rules) > COMPARED:
-            message = f"{len(table.rules)} rules: of those after the first {COMPARED}, only repetitions are looked for"
+        if compared < len(table.rules):
+            message = f"{len(table.rules)} rules: of those after the first {compared}, only repetitions are looked for"
             found.append(LintFinding("warning", table.file, 1, "$.rules", "many-rules", message))
     for erratum in tables.errata:
         found.extend(_lint_erratum(erratum, known))
@@ -76,14 +72,15 @@ def _lint_file_name(table: Table) -> Iterator[LintFinding]:
         yield LintFinding("error", table.file, 1, "$", "misnamed-file", message)
 
 
-def _unreachable(table: Table) -> Iterator[int]:
-    """The rules of which earlier ones take every problem."""
-    earlier: dict[Conditions, None] = {}
+def _unreachable(table: Table) -> tuple[set[int], int]:
+    """The rules of which earlier ones take every problem, and how many rules were held against all earlier ones."""
+    taken, found, compared = Taken(), set(), 0
     for rule in table.rules:
-        repeats = rule.conditions in earlier or () in earlier
-        if repeats or (len(earlier) < COMPARED and unreachable_by(rule.conditions, earlier)):
-            yield rule.index
-        earlier[rule.conditions] = None
+        if taken.all_of(rule.conditions):
+            found.add(rule.index)
+        compared += not taken.spent
+        taken.add(rule.conditions)
+    return found, compared
 
 
 def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Iterator[LintFinding]:

@@ -6,10 +6,11 @@ value match?" and "does this cover that other condition?", which is how lint fin
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Kind = str
@@ -71,10 +72,11 @@ class Condition:
     residues: tuple[Residue, ...] = ()
     universe: frozenset[Scalar] = frozenset()
     """All values there can be, where they are few and known."""
-    matches: Callable[[Any], bool] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matches", _predicate(self))
+    @functools.cached_property
+    def matches(self) -> Callable[[Any], bool]:
+        """Does this value match? Made when it is first asked, since most rows of a large table never are."""
+        return _predicate(self)
 
     @property
     def matches_all(self) -> bool:
@@ -233,36 +235,3 @@ def _merge(spans: Iterable[Span], whole: bool) -> tuple[Span, ...]:
         else:
             merged.append(span)
     return tuple(merged)
-
-
-Conditions = tuple[Condition, ...]
-
-
-def unreachable_by(rule: Conditions, earlier: Collection[Conditions]) -> bool:
-    """True where earlier rules take every problem of `rule`: one of them does, or several side by side in one key."""
-    if rule in earlier or any(_covers(other, rule) for other in earlier):
-        return True
-    names = {condition.name for other in earlier for condition in other}
-    return any(_covered_along(name, rule, earlier) for name in names)
-
-
-def _covers(wide: Conditions, narrow: Conditions, besides: str = "") -> bool:
-    by_name = {condition.name: condition for condition in narrow}
-    for condition in wide:
-        if condition.name == besides:
-            continue
-        other = by_name.get(condition.name)
-        if not (condition.matches_all if other is None else condition.covers(other)):
-            return False
-    return True
-
-
-def _covered_along(name: str, rule: Conditions, earlier: Collection[Conditions]) -> bool:
-    """True where the earlier rules that agree on every other key cover the rule together along `name`."""
-    slices = [c for other in earlier if _covers(other, rule, besides=name) for c in other if c.name == name]
-    if not slices:
-        return False
-    whole = slices[0]
-    for condition in slices[1:]:
-        whole = whole.union(condition)
-    return _covers((whole,), rule)

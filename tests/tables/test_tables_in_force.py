@@ -96,15 +96,37 @@ def test_a_cache_that_cannot_be_made_breaks_no_call(tables, monkeypatch, tmp_pat
     examine()
 
 
-@pytest.mark.parametrize("rule", ["- when: {{head_dim: {}}}\n  use: [torch_cpu]\n", "- use: [torch_cpu]\n"])
-def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, rule):
-    count = 20_000 if "{}" in rule else 50_000
-    rules = "".join(rule.format(3 * n) for n in range(count))
+MANY = {
+    "one key": (20_000, "- when: {{head_dim: {0}}}\n  use: [torch_cpu]\n"),
+    "any": (50_000, "- use: [torch_cpu]\n"),
+    "ranges": (
+        4_000,
+        "- {{when: {{head_dim: {1}, seqlen_q: '{2}..{3}', causal: true, heads_q: {2}}}, use: [torch_cpu]}}\n",
+    ),
+    "alternating": (
+        4_000,
+        "- {{when: {{head_dim: {0}, seqlen_q: '{1}..'}}, use: [torch_cpu]}}\n"
+        "- {{when: {{head_dim: {0}}}, use: [torch_cpu]}}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("count", "rule"), MANY.values(), ids=list(MANY))
+def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, count, rule):
+    rules = "".join(rule.format(3 * n, 64 * (n % 4), n * 7919 % 1000, 1000 + n) for n in range(count))
     (tmp_path / "attention.any.yaml").write_text("op: attention\narch: any\nrules:\n" + rules)
     begun = time.process_time()
-    findings = lint_files([tmp_path])
-    assert time.process_time() - begun < 20
-    assert "many-rules" in {finding.code for finding in findings}
+    codes = [finding.code for finding in lint_files([tmp_path])]
+    assert time.process_time() - begun < 15
+    assert "malformed" not in codes
+    assert ("many-rules" in codes) == (count == 4_000), "lint says where it stops comparing"
+
+
+def test_the_last_of_very_many_rules_is_held_against_all(tmp_path):
+    rows = "".join(MANY["one key"][1].format(n) for n in range(20_000)) + MANY["one key"][1].format("'12..19999'")
+    (tmp_path / "attention.any.yaml").write_text("op: attention\narch: any\nrules:\n" + rows)
+    (finding,) = lint_files([tmp_path])
+    assert (finding.code, finding.path) == ("unreachable-rule", "$.rules[20000]")
 
 
 def test_facts_meet_the_first_rule_of_very_many(tmp_path):

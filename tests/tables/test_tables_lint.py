@@ -10,7 +10,8 @@ from brew_tables import ERRATUM, load, table
 
 from registry.tables import Layer, TableSet
 from registry.tables.lint import Known, lint
-from registry.tables.match import Span, compile_condition, unreachable_by
+from registry.tables.match import Span, compile_condition
+from registry.tables.reach import unreachable_by
 
 EVIDENCE = "device: NVIDIA H200, tflops: 498, run: h200/0007, date: 2026-11-20, torch: 2.11.0, triton: 3.6.0"
 KNOWN = Known(
