@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 
-__all__ = ["clear", "counts", "notice", "printable", "what_failed"]
+__all__ = ["clear", "clip", "counts", "notice", "printable", "what_failed"]
 
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
@@ -40,6 +40,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def clip(text: str, limit: int) -> str:
+    """The text on one line and of bounded length: what others write must not write our messages."""
+    shown = text if text.isprintable() else repr(text)
+    return shown if len(shown) <= limit else shown[:limit] + "..."
 
 
 def counts() -> dict[str, int]:

@@ -9,17 +9,26 @@ from registry.contract.capability import Config, Reason
 from registry.contract.describe import config_text
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
+from registry.notices import clip
 
 SHOWN = 6
 """Values or configs that a refusal names."""
+WIDEST = 300
+"""Characters of a config that a refusal quotes."""
 
 
 def undeclared(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
     """Why a table may not name this config: the variant does not declare it for this problem. Empty where it does."""
-    declared = variant.configs_for(problem)
+    return against(variant.configs_for(problem), config)
+
+
+def against(declared: Sequence[Config], config: Config) -> list[Reason]:
+    """Why a config is none of those declared. Empty where it is one."""
     if any(_same(config, one) for one in declared):
         return []
-    return _misfits(declared, config) or [Reason("config", "config", config_text(config) or "{}", _shown(declared))]
+    return misfits(declared, config) or [
+        Reason("config", "config", clip(config_text(config), WIDEST) or "{}", _shown(declared))
+    ]
 
 
 def unfit(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
@@ -31,11 +40,11 @@ def unfit(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
     declared = variant.configs_for(problem)
     if any(_same(config, one) for one in declared):
         return []
-    if found := _misfits(declared, config):
+    if found := misfits(declared, config):
         return found
     claims = variant.requires
     if claims.rule is None and claims.shared_memory is None and claims.registers is None:
-        return [Reason("config", "config", config_text(config), _shown(declared))]
+        return [Reason("config", "config", clip(config_text(config), WIDEST), _shown(declared))]
     return []
 
 
@@ -44,18 +53,19 @@ def _same(config: Config, declared: Config) -> bool:
     return dict(config) == dict(declared) and all(type(config[name]) is type(declared[name]) for name in declared)
 
 
-def _misfits(declared: Sequence[Config], config: Config) -> list[Reason]:
+def misfits(declared: Sequence[Config], config: Config) -> list[Reason]:
     """Keys and values that no declared config has the like of."""
     found = []
     alike = [one for one in declared if one.keys() == config.keys()]
     if not alike:
         names = " or ".join(dict.fromkeys("{" + ", ".join(sorted(one)) + "}" for one in declared[: 4 * SHOWN]))
-        return [Reason("config", "config keys", "{" + ", ".join(sorted(map(str, config))) + "}", names or "none")]
+        given = clip("{" + ", ".join(sorted(map(str, config))) + "}", WIDEST)
+        return [Reason("config", "config keys", given, names or "none")]
     for name, value in config.items():
         known = [one[name] for one in alike]
         if type(value) not in set(map(type, known)) or (_is_size(value) and value <= 0 < min(known)):
             values = ", ".join(map(repr, list(dict.fromkeys(known))[:SHOWN]))
-            found.append(Reason("config", f"config {name}", repr(value), f"such as {values}"))
+            found.append(Reason("config", f"config {name}", clip(repr(value), WIDEST), f"such as {values}"))
     return found
 
 

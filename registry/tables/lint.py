@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reach import Taken
@@ -36,8 +36,8 @@ class Known:
 
     variants: Mapping[str, str]
     """Each variant's op, by name."""
-    declares: Callable[[str, Mapping[str, Any]], bool | None] | None = None
-    """Is this config among the variant's declared ones? None where that cannot be told."""
+    config_complaint: Callable[[Table, Rule, Use], tuple[Severity, str] | None] | None = None
+    """Why a config is not among the variant's declared ones. Variants that are not known are not asked about."""
     stale: Callable[[Rule], Iterable[tuple[str, str]]] | None = None
     """Why a row's measurement may not hold here, each with a finding's code. Variants that are not known are not asked
     about."""
@@ -84,8 +84,8 @@ def _unreachable(table: Table) -> tuple[set[int], int]:
 
 
 def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Iterator[LintFinding]:
-    def finding(severity: Severity, path: str, code: str, message: str) -> LintFinding:
-        return LintFinding(severity, table.file, rule.line, f"$.rules[{rule.index}]{path}", code, message)
+    def finding(severity: Severity, path: str, code: str, message: str, line: int = rule.line) -> LintFinding:
+        return LintFinding(severity, table.file, line, f"$.rules[{rule.index}]{path}", code, message)
 
     if unreachable:
         yield finding("error", "", "unreachable-rule", "never matches: earlier rules take every problem it would take")
@@ -93,20 +93,24 @@ def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Ite
     for place, use in enumerate(rule.use):
         path = f".use[{place}]"
         if use in seen:
-            yield finding("warning", path, "duplicate-use", f"{use.variant} is listed twice with the same config")
+            listed = f"{use.variant} is listed twice with the same config"
+            yield finding("warning", path, "duplicate-use", listed, use.line)
         seen.append(use)
-        for severity, code, message in _lint_use(table.op, use, known):
-            yield finding(severity, path, code, message)
+        for severity, code, message in _lint_use(table, rule, use, known):
+            yield finding(severity, path, code, message, use.line)
     for severity, path, code, message in _lint_evidence(table, rule, known):
         yield finding(severity, path, code, message)
 
 
-def _lint_use(op: str, use: Use, known: Known) -> Iterator[tuple[Severity, str, str]]:
-    wrong = _wrong_variant(op, use.variant, known.variants)
+def _lint_use(table: Table, rule: Rule, use: Use, known: Known) -> Iterator[tuple[Severity, str, str]]:
+    wrong = _wrong_variant(table.op, use.variant, known.variants)
     if wrong:
         yield "warning", "unknown-variant", wrong
-    elif use.config is not None and known.declares and known.declares(use.variant, use.config) is False:
-        yield "error", "unknown-config", f"{use.variant} declares no config {dict(use.config)}"
+    elif use.config is not None and known.config_complaint:
+        complaint = known.config_complaint(table, rule, use)
+        if complaint:
+            severity, why = complaint
+            yield severity, "unknown-config", f"{use.variant} declares no such config: {why}"
 
 
 def _wrong_variant(op: str, name: str, variants: Mapping[str, str]) -> str | None:

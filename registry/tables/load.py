@@ -10,11 +10,11 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from registry.errors import TableError
-from registry.notices import what_failed
+from registry.notices import clip, what_failed
 from registry.tables.files import LayerFile, OpFields
 from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
-from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, clip, read_document, type_name
+from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, read_document, type_name
 from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
 
 ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
@@ -111,12 +111,12 @@ def _rule(document: Document, fields: Mapping[str, Field | Kind], index: int, en
 
 def _use(document: Document, path: Path, entry: UseEntry | str) -> Use:
     if isinstance(entry, str):
-        return Use(entry)
+        return Use(entry, line=document.line(path))
     for key, value in (entry.config or {}).items():
         if not isinstance(value, (int, str)):
             got = "a number with a fraction" if isinstance(value, float) else type_name(value)
             raise document.error((*path, "config", key), f"expects an integer, text, true or false; got {got}")
-    return Use(entry.variant, entry.config)
+    return Use(entry.variant, entry.config, document.line(path))
 
 
 def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry) -> Erratum:

@@ -33,6 +33,7 @@ class Use:
 
     variant: str
     config: Mapping[str, int | str | bool] | None = None
+    line: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

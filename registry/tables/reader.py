@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from registry.errors import TableError
+from registry.notices import clip
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -48,12 +49,6 @@ _TYPE_NAMES = {
 def show_path(path: Path) -> str:
     """`("rules", 0, "when")` as `$.rules[0].when`."""
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{clip(part, 60)}" for part in path)
-
-
-def clip(text: str, limit: int) -> str:
-    """The text on one line and of bounded length: a hostile file must not write our messages."""
-    shown = text if text.isprintable() else repr(text)
-    return shown if len(shown) <= limit else shown[:limit] + "..."
 
 
 def type_name(value: Any) -> str:

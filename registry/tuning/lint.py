@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from registry.contract.target import Target
 from registry.dispatch import in_force
@@ -16,6 +15,7 @@ from registry.ops.known import all_ops
 from registry.tables import Layer, TableSet, files_at, load_tables
 from registry.tables.lint import Known, LintFinding, lint
 from registry.tables.measured import read_beside
+from registry.tuning.declared import DeclaredConfigs
 
 
 def known_here() -> Known:
@@ -23,7 +23,7 @@ def known_here() -> Known:
     folder = results_folder()
     return Known(
         variants={name: variant.op for name, variant in catalog.get().variants.items()},
-        declares=_declares,
+        config_complaint=DeclaredConfigs().complaint,
         stale=stale_evidence,
         arch_of=_arch_of,
         root=folder.parents[1] if folder else None,
@@ -114,12 +114,6 @@ def together(findings: Iterable[LintFinding]) -> list[tuple[LintFinding, int]]:
     for finding in findings:
         found.setdefault((finding.severity, finding.file, finding.code, finding.message), []).append(finding)
     return [(same[0], len(same) - 1) for same in found.values()]
-
-
-def _declares(name: str, config: Mapping[str, Any]) -> bool | None:
-    """Whether the variant declares the config. Configs that are a function of the problem cannot be told."""
-    variant = catalog.get().variants[name]
-    return None if callable(variant.configs) else dict(config) in [dict(declared) for declared in variant.configs]
 
 
 def _arch_of(device: str) -> str | None:

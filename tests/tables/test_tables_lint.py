@@ -16,7 +16,7 @@ from registry.tables.reach import unreachable_by
 EVIDENCE = "device: NVIDIA H200, tflops: 498, run: h200/0007, date: 2026-11-20, torch: 2.11.0, triton: 3.6.0"
 KNOWN = Known(
     variants={"a": "brew", "b": "brew", "back": "brew_backward"},
-    declares=lambda variant, config: config == {"BLOCK": 64},
+    config_complaint=lambda table, rule, use: None if use.config == {"BLOCK": 64} else ("error", "not BLOCK: 64"),
     stale=lambda rule: [("stale-evidence", "measured long ago")] if rule.evidence.torch == "2.10.0" else [],
     arch_of={"NVIDIA H200": "sm90", "NVIDIA B200": "sm100"}.get,
 )

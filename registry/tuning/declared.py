@@ -1,0 +1,93 @@
+"""Configs of a table, held against the declared ones before anything is called: what lint and doctor say of them.
+
+A decision holds a table's config against what its variant declares for that very problem (dispatch.configs). Where the
+declared configs are a function of the problem, lint asks for those of the problems in the op's grids, and some drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from registry.contract.capability import Config, Reason
+from registry.contract.problem import Problem
+from registry.contract.target import Target
+from registry.contract.variant import Variant
+from registry.dispatch.catalog import PluginFailed, catalog, contained
+from registry.dispatch.configs import against, misfits
+from registry.errors import InvalidArgument
+from registry.ops.known import op_named
+from registry.tables import Rule, Table, Use
+from registry.tables.lint import Severity
+
+DRAWN = 40
+"""Random problems that are asked about besides the grids."""
+
+
+class DeclaredConfigs:
+    """Answers for one run of lint, so that each problem is made and asked about once."""
+
+    def __init__(self) -> None:
+        self._problems: dict[tuple[str, Target], list[tuple[Problem, Mapping[str, Any]]]] = {}
+        self._declared: dict[tuple[str, Target], list[list[Config]]] = {}
+
+    def complaint(self, table: Table, rule: Rule, use: Use) -> tuple[Severity, str] | None:
+        """What is wrong with a row's config; None where it is declared, or where a declaration does not answer."""
+        variant = catalog.get().variants[use.variant]
+        if use.config is None or variant.op != table.op:
+            return None
+        try:
+            with contained():
+                return self._complaint(table, rule, use.config, variant)
+        except PluginFailed:
+            return None  # told of where the variant is asked about a problem
+
+    def _complaint(self, table: Table, rule: Rule, config: Config, variant: Variant) -> tuple[Severity, str] | None:
+        if not callable(variant.configs):
+            found = against(variant.configs, config)
+            return ("error", _said(found)) if found else None
+        target = _target(table, variant)
+        asked = self._asked(table.op, target)
+        declared = self._of(variant, target, [problem for problem, _ in asked])
+        facts_of = [{**facts, "arch": target.arch} for _, facts in asked]
+        here = [c for facts, configs in zip(facts_of, declared, strict=True) if rule.matches(facts) for c in configs]
+        if here and not against(here, config):
+            return None
+        everywhere = [config for configs in declared for config in configs]
+        if misfits(everywhere, config):
+            return "error", _said(misfits(everywhere, config))
+        where = "that this row takes" if here else "of the op's grids"
+        found = against(here or everywhere, config)
+        return ("warning", f"for no problem {where}: {_said(found)}") if found else None
+
+    def _asked(self, op: str, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
+        found = self._problems.get((op, target))
+        if found is None:
+            tuning, chance = op_named(op).tuning, random.Random(0)
+            cases = [case for grid in tuning.grids.values() for case in grid(op)]
+            if tuning.draw is not None:
+                cases += [tuning.draw(chance) for _ in range(DRAWN)]
+            problems = [case.problem(target) for case in dict.fromkeys(cases)]
+            found = self._problems[op, target] = [(problem, problem.facts()) for problem in problems]
+        return found
+
+    def _of(self, variant: Variant, target: Target, problems: list[Problem]) -> list[list[Config]]:
+        found = self._declared.get((variant.name, target))
+        if found is None:
+            found = self._declared[variant.name, target] = [variant.configs_for(problem) for problem in problems]
+        return found
+
+
+def _target(table: Table, variant: Variant) -> Target:
+    """The table's device or architecture; where it is for any, the one that the variant is for."""
+    for name in (table.device, table.arch, *variant.requires.arch):
+        with contextlib.suppress(InvalidArgument):
+            if name and name != "any":
+                return Target.named(name.rstrip("+"))
+    return Target.named("cpu")
+
+
+def _said(reasons: Sequence[Reason]) -> str:
+    return "; ".join(map(str, reasons))
