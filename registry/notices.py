@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 
-__all__ = ["clear", "clip", "counts", "notice", "printable", "what_failed"]
+__all__ = ["clear", "clip", "counts", "notice", "printable", "shown", "what_failed"]
 
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
@@ -33,6 +33,14 @@ def what_failed(error: BaseException) -> str:
         if isinstance(worse, KeyboardInterrupt):
             raise
         return f"{type(error).__name__}, which cannot be shown ({type(worse).__name__})"
+
+
+def shown(value: object) -> str:
+    """A value as text, whatever it does when it is asked for that."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
 def printable(text: str) -> str:

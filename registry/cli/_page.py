@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import textwrap
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -13,7 +15,25 @@ from rich.text import Text
 from registry.notices import printable
 
 WIDEST = 120
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_ANSWER = "registry.cli.answer"
+
+
+def _set_apart(context: click.Context, parameter: click.Parameter, as_json: bool) -> bool:
+    """With --json, stdout holds the answer alone: what plugins and their kernels print meanwhile goes to stderr."""
+    if as_json:
+        context.meta[_ANSWER] = sys.stdout
+        context.with_resource(contextlib.redirect_stdout(sys.stderr))
+    return as_json
+
+
+json_option = click.option("--json", "as_json", is_flag=True, callback=_set_apart, help="Print JSON.")
+
+
+def answer_stream() -> TextIO:
+    """Where the answer of a command goes."""
+    context = click.get_current_context(silent=True)
+    found: TextIO = context.meta.get(_ANSWER) or sys.stdout if context else sys.stdout
+    return found
 
 
 def print_json(data: Any) -> None:
@@ -21,7 +41,7 @@ def print_json(data: Any) -> None:
     text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
     if not text.replace("\n", "").isprintable():  # JSON leaves some control characters as they are
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
+    click.echo(text, file=answer_stream())
 
 
 class Screen(Console):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from registry.cli import FINDING, OK
-from registry.cli._page import json_option, print_json
+from registry.cli._page import answer_stream, json_option, print_json
 
 
 @click.command(help="Print the JSON Schema of dispatch tables, or write or check the files that editors read.")
@@ -22,7 +22,7 @@ def command(kind: str, write_to: str | None, check_in: str | None, as_json: bool
         raise click.UsageError("--check: got it together with --write; allowed: one of them")
     folder = write_to if write_to is not None else check_in
     if folder is None:
-        click.echo(schema_text(SCHEMAS[f"{kind}.schema.json"]), nl=False)
+        click.echo(schema_text(SCHEMAS[f"{kind}.schema.json"]), file=answer_stream(), nl=False)
         return OK
     if not Path(folder).is_dir():
         raise click.UsageError(f"FOLDER: got {folder!r}; allowed: a folder that exists")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.problem import PROBLEM_TYPES, Problem, Query, known_claims
 from registry.errors import DeclarationError
+from registry.notices import shown
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -38,7 +39,7 @@ class Reason:
     def __str__(self) -> str:
         where = f"{self.operand}.{self.field}" if self.operand else self.field
         fix = f"; fix: {self.fix}" if self.fix else ""
-        return f"{where}: got {self.got}, allowed {self.allowed}{fix}"
+        return f"{where}: got {shown(self.got)}, allowed {shown(self.allowed)}{fix}"
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,10 @@ def config_reasons(requires: Requires, problem: Problem, config: Config) -> list
             fix = "use a smaller tile or fewer stages"
             found.append(Reason("resources", name, need, f"<= {allowed} on {target.name}", fix))
     if requires.rule is not None:
-        found.extend(requires.rule(problem, config))
+        for reason in requires.rule(problem, config):
+            if not isinstance(reason, Reason):
+                raise DeclarationError(f"Requires.rule: got {type(reason).__name__}; allowed: Reasons")
+            found.append(reason)
     return found
 
 

@@ -66,51 +66,73 @@ class Variant:
 
     def configs_for(self, problem: Problem) -> list[Config]:
         """The declared configs for a problem, best first, legal or not."""
-        return list(self.configs(problem)) if callable(self.configs) else list(self.configs)
+        if not callable(self.configs):
+            return list(self.configs)
+        found = list(self.configs(problem))
+        for config in found:
+            if not isinstance(config, Mapping):
+                self._check_config(config)
+        return found
 
     def reasons(self, problem: Problem) -> list[Reason]:
-        """Every reason why this variant may not run the problem with any config.
+        """Every reason why this variant may not run the problem with any config."""
+        return self.answer(problem, lambda: self._reasons(problem))
 
-        A declaration that fails while it is asked makes its own variant illegal, and no other.
-        """
-        try:
-            found = reasons_against(self.requires, problem)
-            if found:
-                return found
-            if self.legal_configs(problem):
-                return []
-            nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
-            return self.config_refusals(problem) or [nothing]
-        except BaseException as error:  # SystemExit too: a declaration does not end its host
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            text = what_failed(error)
-            notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
-            return [Reason("declaration", "requires", text, "a declaration that answers")]
+    def _reasons(self, problem: Problem) -> list[Reason]:
+        found = reasons_against(self.requires, problem)
+        if found or self._first_config(problem) is not None:
+            return found
+        nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
+        return self.config_refusals(problem) or [nothing]
 
     def first_legal(self, problem: Problem) -> Config | None:
         """The first config that may run the problem; None exactly where `reasons` gives some. Stops as early as it can.
 
         It answers for a launch, so it makes no more reasons than it takes to refuse.
         """
-        try:
-            if not meets(self.requires, problem):
-                return None
-            return next((c for c in self.configs_for(problem) if not config_reasons(self.requires, problem, c)), None)
-        except Exception:
-            self.reasons(problem)  # which tells of it
-            return None
+        found: list[Config] = []
+
+        def find() -> list[Reason]:
+            first = self._first_config(problem) if meets(self.requires, problem) else None
+            found.extend([] if first is None else [first])
+            return []
+
+        self.answer(problem, find)
+        return found[0] if found else None
+
+    def _first_config(self, problem: Problem) -> Config | None:
+        for config in self.configs_for(problem):
+            if not config_reasons(self.requires, problem, config):
+                self._check_config(config)
+                return config
+        return None
 
     def legal_configs(self, problem: Problem) -> list[Config]:
         """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""
-        return [config for config in self.configs_for(problem) if not config_reasons(self.requires, problem, config)]
+        return [config for config in self.configs_for(problem) if not self.refusals(problem, config)]
 
     def config_refusals(self, problem: Problem) -> list[Reason]:
         """Why declared configs are illegal: each distinct reason once."""
-        found: dict[Reason, None] = {}
+        found: dict[str, Reason] = {}
         for config in self.configs_for(problem):
-            found.update(dict.fromkeys(config_reasons(self.requires, problem, config)))
-        return list(found)
+            for reason in self.refusals(problem, config):
+                found.setdefault(str(reason), reason)
+        return list(found.values())
+
+    def refusals(self, problem: Problem, config: Config) -> list[Reason]:
+        """Every reason why this config may not run a problem that the claims let through."""
+        return self.answer(problem, lambda: config_reasons(self.requires, problem, config))
+
+    def answer(self, problem: Problem, ask: Callable[[], list[Reason]]) -> list[Reason]:
+        """What the declaration answers. One that raises, SystemExit too, makes its own variant illegal and no other."""
+        try:
+            return ask()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            text = what_failed(error)
+            notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
+            return [Reason("declaration", "requires", text, "a declaration that answers")]
 
     def design_for(self, config: Config) -> Design:
         """The traits of one config."""

@@ -193,14 +193,16 @@ def _decide_forced(question: _Question, moment: _Moment, forced: Forced) -> Deci
     if forced.config is None:
         reasons = question.reasons(variant)
     else:
-        reasons = reasons_against(variant.requires, problem) or refusals_of(variant, problem, dict(forced.config))
+        reasons = refusals_of(variant, problem, dict(forced.config))
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
     if forced.config is not None:
         config: Config = dict(forced.config)
     else:
         place = next(place for place in question.rank() if place.variant == variant.name)
-        config, _ = _config_for(variant, problem, place, variant.legal_configs(problem)[0])
+        first = variant.first_legal(problem)
+        assert first is not None, "it has no reasons against it"
+        config, _ = _config_for(variant, problem, place, first)
     standing = functools.partial(_candidates_beside, variant.name, problem, moment)
     return Decision(problem, variant.name, config, "asked for by name", standing)
 
@@ -212,15 +214,26 @@ def _generality(variant: Variant) -> int:
 
 
 def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
-    """Why a config that was asked for by name may not run; its keys are known before the variant's rule sees them."""
-    return unfit(variant, problem, config) or config_reasons(variant.requires, problem, config)
+    """Why it may not run with a config that was asked for by name; its keys are known before the rule sees them."""
+    claims = variant.requires
+    return variant.answer(
+        problem,
+        lambda: (
+            reasons_against(claims, problem)
+            or unfit(variant, problem, config)
+            or config_reasons(claims, problem, config)
+        ),
+    )
 
 
 def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
     """The table's config where it is declared and legal here, else the variant's first legal one; and why."""
     if place.config is None:
         return dict(first), place.because
-    refused = undeclared(variant, problem, place.config) or config_reasons(variant.requires, problem, place.config)
+    wanted = place.config
+    refused = variant.answer(
+        problem, lambda: undeclared(variant, problem, wanted) or config_reasons(variant.requires, problem, wanted)
+    )
     if not refused:
         return dict(place.config), place.because
     why = "; ".join(map(str, refused))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.contract.capability import reasons_against
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
@@ -69,7 +68,6 @@ class Selection:
 
 def line_up(case: Case, target: Target, selection: Selection | None = None) -> LineUp:
     """The contestants of a case on a target; compiles and launches nothing."""
-    from registry.contract.capability import config_reasons
 
     selection = selection or Selection()
     problem = case.problem(target)
@@ -80,16 +78,15 @@ def line_up(case: Case, target: Target, selection: Selection | None = None) -> L
     for name, variant in catalog.get().of(case.op).items():
         if not selection.wants(name):
             continue
-        reasons = reasons_against(variant.requires, problem) or errata_reasons(variant, problem)
+        reasons = errata_reasons(variant, problem) or variant.reasons(problem)
         if reasons:
             illegal[name] = "; ".join(map(str, reasons))[:300]
+            if all(reason.code == "resources" for reason in reasons):
+                pruned += len(variant.configs_for(problem))
             continue
         declared = variant.configs_for(problem)
-        legal = [config for config in declared if not config_reasons(variant.requires, problem, config)]
+        legal = variant.legal_configs(problem)
         pruned += len(declared) - len(legal)
-        if not legal:
-            illegal[name] = "; ".join(map(str, variant.config_refusals(problem)))[:300]
-            continue
         fingerprint = fingerprint_of(variant)
         configs = _once([dict(config) for config in legal])[: selection.max_configs]
         found += [Contestant(name, config, index == 0, fingerprint) for index, config in enumerate(configs)]

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from made_up import math_run
 
 from registry import notices
-from registry.cli import OK, USAGE, main
+from registry.cli import FINDING, OK, USAGE, main
 from registry.cli._page import Page, print_json
 
 TUNE = ["tune", "attention", "--device", "cpu", "--grid", "tiny"]
@@ -101,3 +102,54 @@ def test_workers_take_nothing_from_the_working_directory(tmp_path, arguments):
         check=False,
     )
     assert "the wrong one" not in done.stdout + done.stderr and done.returncode == OK, done.stderr
+
+
+@pytest.fixture
+def talkative(declare):
+    """A variant whose every function prints."""
+
+    def says(answer):
+        def function(*args, **kwargs):
+            print("hello from a plugin")
+            return answer(*args, **kwargs)
+
+        return function
+
+    loud = {"rule": says(lambda p, c: []), "shared_memory": says(lambda p, c: 0), "registers": says(lambda p, c: 0)}
+    declare("test.loud", run=says(math_run), configs=says(lambda problem: [{"B": 1}]), arch=("cpu",), **loud)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "attention", "--device", "cpu", "--dtype", "float32"],
+        ["explain", "attention", "--device", "cpu", "--dtype", "float32", "--variant", "test.loud"],
+        ["list"],
+        ["doctor"],
+        ["schema"],
+        ["tables", "lint", "MINE"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_what_plugins_print_is_no_part_of_the_json(capsys, tmp_path, monkeypatch, talkative, arguments):
+    monkeypatch.setenv("REGISTRY_CACHE", str(tmp_path / "cache"))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("op: attention\narch: cpu\nrules: [{use: [{variant: test.loud, config: {B: 2}}]}]\n")
+    main([str(mine) if one == "MINE" else one for one in [*arguments, "--json"]])
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert "hello" not in out
+    assert ("hello" in err) == (arguments[0] in ("explain", "tables")), "they are asked, and what they say is not lost"
+
+
+@pytest.mark.parametrize("part", ["rule", "shared_memory", "configs"])
+@pytest.mark.parametrize("error", [SystemExit(0), ValueError("no"), RecursionError()], ids=repr)
+def test_a_declaration_that_raises_ends_no_command(capsys, declare, part, error):
+    def fail(*args):
+        raise error
+
+    declare("test.bad", arch=("any",), **{part: fail})
+    explain = ["explain", "attention", "--device", "cpu", "--dtype", "float32"]
+    for command in (explain, [*explain, "--variant", "test.bad"], ["list"], ["doctor"]):
+        assert main([*command, "--json"]) in (OK, FINDING)
+        json.loads(capsys.readouterr().out)

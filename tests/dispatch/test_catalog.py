@@ -213,6 +213,49 @@ def test_a_rule_that_ends_the_host_makes_its_own_variant_illegal(declare, error)
     assert reason.code == "declaration" and type(error).__name__ in reason.got
 
 
+def bad_answers():
+    """Each part of a declaration with answers that are none, or that come too late."""
+
+    def ends(*args):
+        raise SystemExit(3)
+
+    def second(problem, config):
+        return ends() if config["B"] == 2 else []
+
+    yield from (({part: ends}, False) for part in ("rule", "shared_memory", "registers", "configs"))
+    for answer in (None, [1], [None], [{"B": [1]}], "text", [{"B": torch.ones(1)}]):
+        yield {"configs": lambda problem, answer=answer: answer}, False
+    for answer in (None, 7, ["text"], [None]):
+        yield {"rule": lambda problem, config, answer=answer: answer}, False
+    yield {"shared_memory": lambda problem, config: "many"}, False
+    yield {"configs": [{"B": 1}, {"B": 2}], "rule": second}, True
+
+
+@pytest.mark.parametrize(("parts", "legal"), list(bad_answers()))
+def test_answers_of_a_declaration_that_are_none_concern_its_own_variant(declare, parts, legal):
+    """In first place, asked by name, and asked why not; what is explained is what runs."""
+    declare("test.bad", **parts)
+    q = torch.randn(1, 1, 4, 8)
+    for preferred in (["test.bad"], []):
+        with registry.prefer(preferred):
+            decision = registry.attention.explain(q, q, q)
+            assert (decision.variant == "test.bad") <= legal
+            text = str(decision), str(decision.to_dict())
+            registry.attention(q, q, q)
+    if not legal:
+        assert "illegal test.bad" in text[0]
+        for forced in ({}, {"config": {"B": 1}}):
+            with registry.use("test.bad", **forced), pytest.raises(registry.IllegalVariant):
+                registry.attention(q, q, q)
+
+
+def test_a_reason_that_cannot_be_shown_is_told_so(declare):
+    declare("test.bad", rule=lambda problem, config: [registry.Reason("x", "x", Unspeakable(), [Unspeakable()])])
+    q = torch.randn(1, 1, 4, 8)
+    with registry.prefer(["test.bad"]):
+        assert "cannot be shown" in str(registry.attention.explain(q, q, q))
+
+
 def test_only_what_was_registered_can_be_taken_back(declare):
     with pytest.raises(registry.DeclarationError, match=r"'torch_cpu', which registry\.plugins\.\S+ declares"):
         registry.unregister("torch_cpu")

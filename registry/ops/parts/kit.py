@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from registry.contract.capability import Config, Reason, Requires, config_reasons
+from registry.contract.capability import Config, Reason, Requires
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch import in_force
+from registry.dispatch.configs import undeclared
 from registry.dispatch.select import all_reasons
 from registry.ops.op import Op
 from registry.ops.parts.judging import Expected
@@ -256,7 +257,7 @@ def _shipped(variant: Variant, problem: Problem) -> list[Config]:
         table.rules for table in in_force.tables().applying(problem.op, target.arch, target.name)
     )
     named = [use.config for rule in rules for use in rule.use if use.variant == variant.name and use.config is not None]
-    return [config for config in named if not config_reasons(variant.requires, problem, config)]
+    return [one for one in named if not (undeclared(variant, problem, one) or variant.refusals(problem, one))]
 
 
 def spec_name(kit: Kit, spec: Spec, axes: Mapping[str, list[Any]]) -> str:
