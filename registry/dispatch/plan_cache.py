@@ -94,25 +94,28 @@ class PlanCache:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
         try:
             key: Any = (tensors[0].numel(), tensors[1].numel(), len(tensors), settings, _scope().key, _deterministic())
-            for guard, precision, grad, offsets, plan in self._get(key, ()):
-                if (
-                    guard(*tensors)
-                    and (precision is None or precision == _precision())
-                    and (grad is None or grad is _grad_enabled())
-                ):
-                    if offsets is None:
-                        low = 0
-                        for tensor in tensors:
-                            low |= tensor.data_ptr()
-                        fits = not low & ALIGNED
-                    else:
-                        fits = offsets == [tensor.data_ptr() & ALIGNED for tensor in tensors]
-                    if fits:
-                        # guards overlook some modes, and the tangents of forward-mode autograd
-                        if not _dispatch_modes() and not _function_modes() and _forward_ad._current_level < 0:
-                            found: Plan = plan
-                            return found
-                        break
+            low = 0
+            for tensor in tensors:
+                if tensor.is_nested:  # a guard ends the process at a nested tensor
+                    break
+                low |= tensor.data_ptr()
+            else:
+                for guard, precision, grad, offsets, plan in self._get(key, ()):
+                    if (
+                        guard(*tensors)
+                        and (precision is None or precision == _precision())
+                        and (grad is None or grad is _grad_enabled())
+                    ):
+                        if offsets is None:
+                            fits = not low & ALIGNED
+                        else:
+                            fits = offsets == [tensor.data_ptr() & ALIGNED for tensor in tensors]
+                        if fits:
+                            # guards overlook some modes, and the tangents of forward-mode autograd
+                            if not _dispatch_modes() and not _function_modes() and _forward_ad._current_level < 0:
+                                found: Plan = plan
+                                return found
+                            break
         except NOT_TENSORS:
             key = None
         if not self._eager(*tensors):

@@ -300,3 +300,16 @@ def test_int8_results_do_not_wrap():
     assert torch.all(registry.matmul(a, a) == 40000)
     with pytest.raises(InvalidArgument, match="out_dtype.*int32"):
         registry.matmul(a, a, out_dtype=torch.int8)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_nested_tensor_is_refused_when_plans_are_kept(place):
+    """torch's guards, which find a kept plan, abort the process at one."""
+    tensors = [t(1, 2, 4, 8) for _ in range(3)]
+    nested = torch.nested.nested_tensor([torch.ones(4, 8), torch.ones(4, 8)])
+    assert nested.numel() == tensors[0].numel()
+    for _ in range(2):
+        registry.attention(*tensors)
+    tensors[place] = nested
+    with pytest.raises(InvalidArgument, match="nested"):
+        registry.attention(*tensors)

@@ -1,0 +1,10 @@
+"""How long the fuzzers look: a short seed of each in `make test`, the same every time; `make fuzz` looks for longer."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+_ALWAYS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+settings.register_profile("short", max_examples=15, derandomize=True, database=None, **_ALWAYS)
+settings.register_profile("long", max_examples=1000, **_ALWAYS)
+settings.load_profile("short")
