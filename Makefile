@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs schema plots bench bench-compare sanitize replay clean
+.PHONY: help demo test fuzz lint format docs schema plots bench bench-compare sanitize replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,6 +26,9 @@ test: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## lint, type chec
 	$(PY) -m mypy
 	$(PY) -m pytest -n auto --dist worksteal
 	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
+
+fuzz: $(VENV)/.installed-dev ## look for longer than `make test` does for inputs that break a promise of docs/trust.md
+	$(PY) -m pytest tests/fuzz --hypothesis-profile=long -n auto --dist worksteal
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
 	$(PY) -m ruff check .

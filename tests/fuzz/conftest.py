@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 _ALWAYS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-settings.register_profile("short", max_examples=15, derandomize=True, database=None, **_ALWAYS)
+_SEED = {"max_examples": 15, "derandomize": True, "database": None, "phases": (Phase.explicit, Phase.generate)}
+settings.register_profile("short", **_SEED, **_ALWAYS)
 settings.register_profile("long", max_examples=1000, **_ALWAYS)
 settings.load_profile("short")

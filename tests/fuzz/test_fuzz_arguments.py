@@ -46,7 +46,7 @@ def check(op, arguments, name, warm_up):
     """Cold, after a good call, and again."""
     registry.forget_plans()
     cold = outcome(op, **arguments)
-    warm_up()
+    outcome(warm_up)
     after, again = outcome(op, **arguments), outcome(op, **arguments)
     assert same(cold, after) and same(after, again)
     explained = outcome(op.explain, **arguments)

@@ -313,3 +313,9 @@ def test_a_nested_tensor_is_refused_when_plans_are_kept(place):
     tensors[place] = nested
     with pytest.raises(InvalidArgument, match="nested"):
         registry.attention(*tensors)
+
+
+def test_a_nested_bias_is_refused():
+    nested = torch.nested.nested_tensor([torch.ones(8), torch.ones(8)])
+    with pytest.raises(InvalidArgument, match="bias: got a nested"):
+        registry.matmul(t(4, 8), t(8, 8), bias=nested)

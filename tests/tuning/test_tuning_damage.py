@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 
 import pytest
-from test_tuning_store import MACHINE, row
+from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
 from registry.cli import FINDING, main
 from registry.dispatch import in_force
@@ -21,18 +21,6 @@ from registry.tuning.fit import Settings
 from registry.tuning.grids import select
 from registry.tuning.measure import Effort
 
-CASE = {
-    "kind": "case",
-    "case": "a",
-    "op": "attention",
-    "text": "s=4",
-    "shape": {"s": 4},
-    "facts": {"head_dim": 8, "dtype": "float32"},
-    "flops": 1.0,
-    "contestants": {"k": ["torch_cpu", {}, True, "f"]},
-}
-SAMPLE = {"kind": "sample", "case": "a", "key": "k", "round": 0, "ms": 1.0}
-GOOD = [{"kind": "run", "format": 1, "machine": MACHINE, "mode": "events"}, CASE, SAMPLE]
 WRONG = [
     [],
     {"kind": ["case"]},

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tuning_rows import MACHINE, row
 
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
@@ -15,32 +16,11 @@ from registry.dispatch.fingerprint import fingerprint_of
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.tuning import journal, store
 
-MACHINE = {"device": "Some GPU 3000", "arch": "sm90", "driver": "1.2", "torch": "2.11.0", "triton": "3.6.0"}
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def row(case="s=64", variant="torch_cpu", ms=1.0, **more):
-    known = catalog.get().variants.get(variant)
-    fields = {
-        "op": "attention",
-        "case": case,
-        "shape": {},
-        "facts": {"dtype": "float32"},
-        "flops": 1e9,
-        "variant": variant,
-        "config": {},
-        "first": True,
-        "source": fingerprint_of(known) if known else "x",
-        "machine": MACHINE,
-        "mode": "events",
-        "ms": ms,
-    }
-    return store.Row(**(fields | more))
 
 
 def saved():

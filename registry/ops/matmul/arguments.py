@@ -100,10 +100,11 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
 def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
     """A bias is a vector of what the result is made of: floating for a floating result, integers for integers."""
     columns = b.shape[-1] if b.dim() > 1 else 1
+    if isinstance(bias, torch.Tensor):
+        check_tensor("bias", bias)  # before its shape, which a nested one does not have
     if not isinstance(bias, torch.Tensor) or bias.shape != (columns,) or bias.device != a.device:
         got = f"{tuple(bias.shape)} on {bias.device}" if isinstance(bias, torch.Tensor) else repr(bias)
         raise InvalidArgument("bias", got, f"None or a tensor of shape ({columns},) on {a.device}")
-    check_tensor("bias", bias)
     if out_dtype is not None and bias.dtype not in (allowed := FLOATS if out_dtype in FLOATS else INTEGERS):
         names = ", ".join(sorted(map(dtype_name, allowed)))
         raise InvalidArgument("bias", f"dtype {dtype_name(bias.dtype)}", f"{names} for {dtype_name(out_dtype)} results")
