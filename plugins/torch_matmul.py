@@ -40,7 +40,8 @@ def _fp8_product(a, b, scale_a, scale_b, out_dtype):
 def _scaled(product, scale_a, scale_b):
     if scale_a is None:
         return product
-    return product * (scale_a.reshape(-1, 1) * scale_b)
+    wide = torch.promote_types(product.dtype, scale_a.dtype)  # a float64 product keeps its accuracy
+    return product * (scale_a.reshape(-1, 1).to(wide) * scale_b)
 
 
 def _product(a, b, bias, out_dtype):

@@ -99,10 +99,12 @@ class Requires:
         for entry in self.arch:
             if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
                 raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
+        if not isinstance(self.toolchain, Mapping):
+            raise DeclarationError(f"Requires.toolchain: got {self.toolchain!r}; allowed: versions by name")
         for name, spec in self.toolchain.items():
             try:
                 _specifiers(spec)
-            except ValueError as error:
+            except (ValueError, TypeError, AttributeError) as error:
                 raise DeclarationError(
                     f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'"
                 ) from error
@@ -144,7 +146,8 @@ def check_claims(requires: Requires, op: str) -> None:
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+    listed = isinstance(value, (tuple, list, set, frozenset))
+    if not listed or not all(isinstance(item, str) for item in value):
         raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")
     return tuple(value)
 

@@ -57,6 +57,9 @@ class Variant:
         if not isinstance(self.requires, Requires) or not isinstance(self.design, Design):
             raise DeclarationError(f"Variant {self.name}: requires and design must be Requires and Design records")
         if not callable(self.configs):
+            if isinstance(self.configs, (str, bytes)) or not isinstance(self.configs, Sequence):
+                got = type(self.configs).__name__
+                raise DeclarationError(f"Variant {self.name}: configs: got {got}; allowed: a list, or a function")
             if not self.configs:
                 raise DeclarationError(
                     f"Variant {self.name}: configs: got none; allowed: at least one (an empty dict will do)"

@@ -7,6 +7,7 @@ import pickle
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
@@ -228,3 +229,20 @@ def test_wrong_variants_are_refused_at_once(settings):
 def test_a_reason_reads_well():
     text = str(Reason("range", "head_dim", 72, "64, 128", "pad head_dim 72 to 128", "q"))
     assert text == "q.head_dim: got 72, allowed 64, 128; fix: pad head_dim 72 to 128"
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: Requires(arch=None),
+        lambda: Requires(layouts=1),
+        lambda: Requires(toolchain=None),
+        lambda: Requires(toolchain={"torch": 1}),
+        lambda: Variant("test.x", "attention", print, Requires(), configs=1),
+        lambda: Variant("test.x", "attention", print, Requires(), configs="B"),
+        lambda: Variant("test.x", "attention", print, Requires(), configs=torch.ones(2)),
+    ],
+)
+def test_what_is_no_declaration_is_told_so(declare):
+    with pytest.raises(DeclarationError, match="got"):
+        declare()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drawn import REFUSALS, outcome, same
+from drawn import outcome, same
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import math_run
@@ -42,8 +42,8 @@ CLAIMS = st.fixed_dictionaries(
         "arch": st.sampled_from([("cpu",), ("any",), "cpu", (1,), ("sm",), None]),
         "dtypes": st.sampled_from([("float32",), ("float33",), "float32", (torch.float32,)]),
         "head_dim": st.sampled_from([(1, 512), (512, 1), 64, None, ("a", "b"), (1, 2, 3)]),
-        "layouts": st.sampled_from([("bhsd",), "bhsd", ()]),
-        "toolchain": st.sampled_from([{"torch": ">=1"}, {"torch": "x"}, {"nonsense": ">=1"}, {"torch": 1}]),
+        "layouts": st.sampled_from([("bhsd",), "bhsd", (), None, 1]),
+        "toolchain": st.sampled_from([{"torch": ">=1"}, {"torch": "x"}, {"nonsense": ">=1"}, {"torch": 1}, None]),
         "causal": st.sampled_from([True, "yes", 0]),
         "unknown": st.just(1),
         "rule": JUDGES,
@@ -61,7 +61,7 @@ def test_a_drawn_variant_concerns_itself_alone(claims, configs, preferred, force
     try:
         requires = registry.Requires(**{**DEFAULT, **claims})
         registry.register(registry.Variant("fuzz.drawn", "attention", math_run, requires, configs=configs))
-    except (registry.DeclarationError, TypeError, ValueError):
+    except registry.DeclarationError:
         return
     try:
         with registry.prefer(["fuzz.drawn"] if preferred else []):
@@ -77,7 +77,6 @@ def test_a_drawn_variant_concerns_itself_alone(claims, configs, preferred, force
             assert found[0] in ("gave", "IllegalVariant")
     finally:
         registry.unregister("fuzz.drawn")
-    assert REFUSALS
 
 
 @pytest.mark.parametrize("answer", ["hook", "tables"])

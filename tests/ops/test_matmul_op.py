@@ -127,3 +127,11 @@ def test_scales_do_not_train():
         registry.matmul(a, torch.randn(4, 5), scale_a=torch.tensor(1.0), scale_b=torch.tensor(1.0))
     with pytest.raises(registry.InvalidArgument, match="out"):
         registry.matmul(a, torch.randn(4, 5), out=torch.empty(3, 5))
+
+
+def test_a_scaled_product_of_float64_has_the_accuracy_of_float64():
+    a, b = torch.randn(8, 16, dtype=torch.float64), torch.randn(16, 4, dtype=torch.float64)
+    scales = {"scale_a": torch.rand(8), "scale_b": torch.rand(4)}
+    got = registry.matmul(a, b, **scales)
+    want = a @ b * (scales["scale_a"].double().reshape(-1, 1) * scales["scale_b"].double())
+    assert torch.allclose(got, want, rtol=1e-13, atol=1e-13)
