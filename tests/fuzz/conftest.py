@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 
 _ALWAYS = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
-_SEED = {"max_examples": 15, "derandomize": True, "database": None, "phases": (Phase.explicit, Phase.generate)}
+_SEED = {"max_examples": 10, "derandomize": True, "database": None, "phases": (Phase.explicit, Phase.generate)}
 settings.register_profile("short", **_SEED, **_ALWAYS)
 _WIDE = {"max_examples": 400, "phases": (Phase.explicit, Phase.reuse, Phase.generate)}
 settings.register_profile("wide", **_WIDE, **_ALWAYS)

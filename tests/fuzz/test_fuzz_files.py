@@ -15,7 +15,7 @@ from tuning_rows import GOOD, MACHINE, row
 import registry
 from registry.dispatch import in_force
 from registry.ops.known import all_ops, op_named
-from registry.tables import Layer, file_sources, load_tables
+from registry.tables import Layer, files_at, load_tables
 from registry.tables.reach import unreachable_by
 from registry.tuning import journal, store
 from registry.tuning.lint import lint_files
@@ -43,7 +43,7 @@ def table(data, op):
 def test_drawn_tables_rank_or_are_named_with_their_line(folder, op, data):
     file = folder / f"{op}.any.yaml"
     file.write_text(yaml.safe_dump(table(data, op), sort_keys=False))
-    loaded = load_tables(file_sources([file], Layer.PLUGIN), in_force.op_fields(), contain=(Layer.PLUGIN,))
+    loaded = load_tables(files_at([file], Layer.PLUGIN), in_force.op_fields(), contain=(Layer.PLUGIN,))
     findings = lint_files([file])
     assert all(finding.file == str(file) and finding.line > 0 for finding in findings)
     if not loaded.tables:
@@ -77,7 +77,7 @@ def test_drawn_tables_rank_or_are_named_with_their_line(folder, op, data):
 )
 def test_no_bytes_get_past_containment(folder, content):
     (folder / "any.yaml").write_bytes(content)
-    loaded = load_tables(file_sources([folder / "any.yaml"], Layer.TUNED), in_force.op_fields(), contain=(Layer.TUNED,))
+    loaded = load_tables(files_at([folder / "any.yaml"], Layer.TUNED), in_force.op_fields(), contain=(Layer.TUNED,))
     assert len(loaded.problems) == 1
 
 

@@ -89,7 +89,7 @@ def test_a_drawn_plugin_is_contained(answer, value, error):
     setattr(plugin, hook, registry.hookimpl(raising(error) if error is not None else lambda: value))
     getattr(plugin, hook).__name__ = hook
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "_sources", lambda: [("fuzz", lambda: plugin)])
+        patch.setattr(catalog, "_loaders", lambda: [("fuzz", lambda: plugin)])
         found = catalog.discover()
     assert not found.variants
     assert (len(found.failures) == 1) == (

@@ -319,3 +319,19 @@ def test_a_nested_bias_is_refused():
     nested = torch.nested.nested_tensor([torch.ones(8), torch.ones(8)])
     with pytest.raises(InvalidArgument, match="bias: got a nested"):
         registry.matmul(t(4, 8), t(8, 8), bias=nested)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+@pytest.mark.parametrize("bad", [None, 1, "text", (2**63, 2**63), [1.0]], ids=str)
+def test_matmul_names_what_is_no_tensor(name, bad):
+    """Fresh, and beside a kept plan."""
+    good = {"a": t(4, 8), "b": t(8, 4), "out": torch.empty(4, 4)}
+    if (name, bad) == ("out", None):
+        return
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=name):
+            registry.matmul(**{**good, name: bad})
+        with pytest.raises(InvalidArgument, match=name):
+            registry.matmul(**{k: v for k, v in {**good, name: bad}.items() if k != "out" or name == "out"})
+        registry.matmul(**good)
+        registry.matmul(good["a"], good["b"])

@@ -27,8 +27,9 @@ SIZES = st.integers(1, 40)
 def cases(op: str) -> st.SearchStrategy[Case]:
     """Shapes of an op, each word of its kind, most of them left out; those that contradict each other are skipped."""
     kinds, known = op_named(op).problem_type.fact_kinds(), op_named(op).problem_type.known_values
-    words = {word: _word(str(kinds[field]), known.get(field, ())) for word, field in op_named(op).tuning.fields.items()}
-    sizes = {word: words[word] for word, field in op_named(op).tuning.fields.items() if str(kinds[field]) == "int"}
+    fields = {word: field for word, field in op_named(op).tuning.fields.items() if field in kinds}
+    words = {word: _word(str(kinds[field]), known.get(field, ())) for word, field in fields.items()}
+    sizes = {word: words[word] for word, field in fields.items() if str(kinds[field]) == "int"}
     others = st.sampled_from(sorted(set(words) - set(sizes))).flatmap(
         lambda word: st.fixed_dictionaries({word: words[word]})
     )

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import tuning_rows
 from tuning_rows import MACHINE, row
 
 from registry.dispatch import in_force
@@ -76,7 +77,7 @@ def test_damaged_rows_are_counted_and_do_not_hide_the_others():
 MERGER = """
 import sys
 sys.path.insert(0, {tests!r})
-from test_tuning_store import MACHINE
+from tuning_rows import MACHINE
 from registry.tuning import store
 for turn in range(12):
     case = f"s={{sys.argv[1]}}{{turn:02}}"
@@ -85,7 +86,7 @@ for turn in range(12):
 
 
 def test_several_processes_merge_at_once_and_nothing_is_lost(cache):
-    script = MERGER.format(tests=os.path.dirname(__file__))
+    script = MERGER.format(tests=os.path.dirname(tuning_rows.__file__))
     running = [subprocess.Popen([sys.executable, "-c", script, str(n)]) for n in range(1, 4)]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert len(saved()) == 36

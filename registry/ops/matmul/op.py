@@ -105,12 +105,14 @@ class Matmul(Op):
             for tensor in given:
                 if _is_alias_of(out, tensor):
                     return None
-        except TypeError:
+        except (TypeError, RuntimeError):  # of what is no tensor; the checks name the argument
             return None
         return self.find_plan((*settings, _INTO[len(given)]), *given, out)
 
     def eager(self, *tensors: Any) -> bool:
-        return _no_grad_and_plain(*tensors) and tensors[0].dim() == tensors[1].dim() == 2
+        if not _no_grad_and_plain(*tensors):
+            return False
+        return all(isinstance(tensor, torch.Tensor) and tensor.dim() == 2 for tensor in tensors[:2])
 
     def forward(
         self,
@@ -123,7 +125,7 @@ class Matmul(Op):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """The product without autograd: views of two or three dimensions, then `launch`."""
-        if a.dim() == 2 and b.dim() == 2:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2:
             return self.launch(settings, a, b, bias, scale_a, scale_b, out)
         a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b))
         if out is None:
