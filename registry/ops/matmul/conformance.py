@@ -20,7 +20,6 @@ from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum
 from registry.ops.parts.sizes import Size
 
 UNIT_BYTES = 16
-INTEGERS = ("int8", "int32")
 SMALL = [
     (128, 128, 128),
     (77, 129, 100),
@@ -81,6 +80,15 @@ class MatmulKit(Kit):
             {"sizes": (256, 192, 64), "bias": "plain", "activation": "silu", "scaling": "rowwise"},
             {"sizes": (1, 256, 300), "layout": "nt"},
             {"layout": "tt", "batch": 3},
+        )
+
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        """Several tiles in each direction; on a GPU the large sizes are that."""
+        plain: Spec = {"batch": 0, "shared": "", "memory": "dense"}
+        return (
+            ()
+            if size.large
+            else tuple({**plain, "sizes": sizes} for sizes in ((300, 400, size.long), (size.long, 150, 40)))
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
@@ -229,7 +237,10 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
                 1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
             values = normal(shape)
-            values = (values * 4).round() if str(tensor.dtype).removeprefix("torch.") in INTEGERS else values
+            if tensor.dtype is torch.int8:
+                values = torch.randint(-128, 128, shape, device=a.device, generator=generator)
+            elif tensor.dtype is torch.int32:
+                values = (values * 1000).round()
             tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
     for name in ("scale_a", "scale_b"):
         if name in arguments:
