@@ -16,11 +16,11 @@ from registry.ops.parts.trials import Trial, spec_conditions
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, copied, same_bits
 
-LONGEST_S = 2.0
+LONGEST_S = 1.0
 """For launches that are repeated, of which there are FEWEST all the same."""
 FEWEST = 3
 THREADS = 4
-ROUNDS_PER_THREAD = 12
+ROUNDS_PER_THREAD = 20
 SWITCH_S = 1e-5
 """Between threads: often, so that what they share shows."""
 

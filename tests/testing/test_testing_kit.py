@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from registry import Reason, Requires, Target, Variant
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.attention.outputs import new_lse, new_out
-from registry.testing import Report, check_op, check_variant, checks_for, places
+from registry.testing import Check, Report, check_op, check_variant, checks_for, places
+from registry.testing import __main__ as command_line
 from registry.testing.__main__ import main
+from registry.testing.outcomes import Finding
 
 CLAIMS: dict[str, Any] = {
     "arch": ("cpu",),
@@ -242,7 +245,7 @@ def test_a_wrong_kernel_fails(kernel: Any) -> None:
 def test_a_nondeterministic_kernel_fails_where_it_claims_to_be_deterministic() -> None:
     def noisy(q: Any, k: Any, v: Any, **rest: Any) -> Any:
         out, lse = right(q, k, v, **rest)
-        return out * (1 + 1e-7 * torch.randint(0, 8, ()).item()), lse
+        return out * (1 + 1e-7 * random.randrange(8)), lse
 
     assert report_on(noisy, dtypes=("float32",)).passed
     report = report_on(noisy, dtypes=("float32",), deterministic=True)
@@ -411,6 +414,7 @@ def test_a_kernel_that_ends_the_process_fails(
         return popen([sys.executable, str(tmp_path / "ending.py"), *command[3:]], **given)
 
     monkeypatch.setattr(subprocess, "Popen", child)
+    monkeypatch.setattr(command_line, "MOST_ENDINGS", 1)
     path = tmp_path / "found.json"
     wanted = ["--variant", "test.ends", "--target", "cpu", "--json", str(path), "--jobs", str(jobs)]
     assert main(wanted) == 1
@@ -419,6 +423,39 @@ def test_a_kernel_that_ends_the_process_fails(
     said = "SystemExit" if end.startswith("sys") else "never came back: the process ended with status"
     assert failed and any(said in detail for detail in failed.values())
     assert "test.ends" in capsys.readouterr().out
+
+
+def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The one that ended its process is named with its shape and config, and the next process goes on after it."""
+    (tmp_path / "ending.py").write_text(PLUGIN.format(end="os._exit(7) if q.shape[0] * q.shape[2] == 154 else None"))
+    popen = subprocess.Popen
+    started = []
+
+    def child(command: list[str], **given: Any) -> Any:
+        started.append(command)
+        return popen([sys.executable, str(tmp_path / "ending.py"), *command[3:]], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", child)
+    monkeypatch.setattr(command_line, "MOST_ENDINGS", 9)
+    path = tmp_path / "found.json"
+    assert main(["--variant", "test.ends", "--target", "cpu", "--json", str(path), "--only", "float32 *"]) == 1
+    (report,) = json.loads(path.read_text())
+    crashed = [case for case in report["cases"] if "ended with status 7" in case["detail"]]
+    assert len(started) == len(crashed) + 1 and 0 < len(crashed) < len(report["cases"])
+    assert all("batch=2" in case["about"] and "seqlen_q=77" in case["about"] for case in crashed)
+    assert all("config {}" in case["about"] for case in crashed)
+
+
+def test_a_crash_says_which_check_it_was() -> None:
+    """faulthandler prints functions, not arguments: so each check runs in a frame of its name."""
+    seen = []
+
+    def call() -> Finding:
+        seen.append(sys._getframe(1).f_code.co_name)
+        return Finding()
+
+    assert Check("float32 lengths:77x1", call).run().passed
+    assert seen == ["check [float32 lengths:77x1]"]
 
 
 def test_a_process_that_says_nothing_fails(tmp_path: Path, monkeypatch: Any) -> None:
