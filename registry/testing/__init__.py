@@ -223,17 +223,18 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     if subject.interpreted:
         return found
     found += [_check(subject, trial, f"by name: {trial.name}", front_door) for trial in few]
-    found += [_check(subject, trial, f"threads: {trial.name}", threads) for trial in few[1:3] or few]
+    found += [_check(subject, trial, f"threads: {trial.name}", threads) for trial in few[:2]]
     if subject.device.type == "cuda":
         found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", graph))
     return found
 
 
 def _few(op: Op, trials: Iterable[Trial], count: int) -> list[Trial]:
-    """Small problems, the same every time and unlike each other, after the first, which is the plainest."""
+    """Problems that are not large, the same every time, after the first, which is the plainest."""
     first, *rest = trials
     mixed = sorted(rest, key=lambda trial: zlib.crc32(trial.name.encode()))[: 8 * count]
-    return [first, *sorted(mixed, key=lambda trial: op.flops(trial.problem))[1:count]]
+    ordered = sorted(mixed, key=lambda trial: op.flops(trial.problem))
+    return [first, *ordered[len(ordered) // 3 :][: count - 1]]
 
 
 def _compiled(subject: Subject, trials: tuple[Trial, ...]) -> list[Check]:

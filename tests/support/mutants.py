@@ -1,5 +1,7 @@
 """Broken kernels, as data: each is a right one of tests/support/kernels with a few words changed."""
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import types
