@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from registry.contract.capability import Config
+from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
@@ -30,6 +31,8 @@ class Op:
     summary: ClassVar[str] = ""
     problem_type: ClassVar[type[Problem]]
 
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """What `run` and a prepared launch take by position."""
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Keyword of `run` -> (claim that earns it ("" for always), Problem field of its value): constant within a plan."""
     call_arguments: ClassVar[Mapping[str, str]] = {}
@@ -39,6 +42,8 @@ class Op:
         self.plans = PlanCache(self.new_plan, self.eager)
         self.find_plan = self.plans.find
         OPS[self.name] = self
+        if self.tensors:
+            HANDED[self.name] = self.handed
 
     @property
     def variants(self) -> dict[str, Variant]:
@@ -132,6 +137,12 @@ class Op:
     def earned(self, variant: Variant, claim: str) -> bool:
         """Whether a variant is handed the arguments that this claim earns; "" earns for all."""
         return not claim or bool(variant.requires.claim(claim))
+
+    def handed(self, variant: Variant) -> Handed:
+        """What `run` is handed besides `config`, as the claims have it."""
+        fixed = [name for name, (claim, _) in self.fixed_arguments.items() if self.earned(variant, claim)]
+        varying = [name for name, claim in self.call_arguments.items() if self.earned(variant, claim)]
+        return Handed(self.tensors, tuple(fixed), tuple(varying))
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
