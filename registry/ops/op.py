@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from importlib import resources
 from typing import Any, ClassVar
 
 from registry.contract.capability import Config
@@ -59,6 +60,13 @@ class Op:
     def conformance(self) -> Any:
         """What the conformance kit needs to know, a parts.kit.Kit from conformance.py in the op's folder."""
         return self._part("conformance")
+
+    @property
+    def starter(self) -> str | None:
+        """A kernel to start from, as `kreg new` copies it; None where the op's folder has none."""
+        name = "starter_backward.txt" if self.name.endswith("_backward") else "starter.txt"
+        path = resources.files(type(self).__module__.rpartition(".")[0]) / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
 
     def _part(self, name: str) -> Any:
         folder = type(self).__module__.rpartition(".")[0]

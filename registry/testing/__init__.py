@@ -53,8 +53,10 @@ __all__ = [
     "check_op",
     "check_variant",
     "checks_for",
+    "checks_here",
     "checks_of_op",
     "in_common",
+    "interpret_without_gpu",
     "is_sticky",
     "places",
     "smallest",
@@ -73,6 +75,24 @@ def places(variant: Variant | str) -> list[Target]:
     found = [Target.of(torch.device("cuda"))] if torch.cuda.is_available() else []
     found.append(Target.named("cpu"))
     return [target for target in found if arch_matches(variant.requires.arch, target.arch)]
+
+
+def interpret_without_gpu() -> None:
+    """Interpret this process's kernels where it has no GPU. To be called before anything imports Triton."""
+    if not torch.cuda.is_available():
+        interpreted.ask_for_it()
+
+
+def checks_here(variant: Variant | str, level: str = "quick", *, target: str = "H100") -> list[Check]:
+    """Every check of a variant wherever it can be run on this machine: on its devices, or interpreted for `target`."""
+    variant = _resolved(variant)
+    there = Target.named(target)
+    found = places(variant)
+    if not found and interpreted.is_on() and arch_matches(variant.requires.arch, there.arch):
+        found = [there]
+    if not found:
+        raise InvalidArgument("target", target, f"a GPU with {', '.join(variant.requires.arch)} for {variant.name}")
+    return [check for place in found for check in checks_for(variant, place, level)]
 
 
 def checks_for(
