@@ -47,6 +47,7 @@ def again(subject: Subject, trial: Trial) -> Finding:
         ]
         second = copied(second)
         third, _ = subject.sample(other_spec, seed + 2)
+        subject.synchronize()
         elsewhere = _in_a_thread(subject, launch, third)
     verdict = subject.judge(trial.spec, sample, kept)
     complaints += [f"the first call: {text}" for text in verdict.complaints]

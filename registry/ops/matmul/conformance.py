@@ -159,7 +159,7 @@ class MatmulKit(Kit):
             assert arguments["out"].shape == shape
             written["out"] = arguments["out"]
         if device.type != "meta":
-            _fill(a, b, arguments, torch.Generator(device).manual_seed(seed))
+            _fill(a, b, arguments, torch.Generator(device).manual_seed(seed), 9 if out_dtype is torch.float16 else 128)
         launch = {name: arguments.get(name) for name in ("bias", "scale_a", "scale_b", "out")} | {
             "out_dtype": out_dtype
         }
@@ -227,7 +227,9 @@ def _matrix(
     return (batch, rows, columns), (0 if shared else per_batch, *strides)
 
 
-def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator) -> None:
+def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:
+    """Random values; those of int8 over its whole range, or as far as sums of their products can be held."""
+
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device=a.device, generator=generator)
 
@@ -238,7 +240,7 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
             )
             values = normal(shape)
             if tensor.dtype is torch.int8:
-                values = torch.randint(-128, 128, shape, device=a.device, generator=generator)
+                values = torch.randint(-reach, reach, shape, device=a.device, generator=generator)
             elif tensor.dtype is torch.int32:
                 values = (values * 1000).round()
             tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
