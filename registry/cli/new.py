@@ -20,7 +20,8 @@ testing.interpret_without_gpu()  # before anything imports Triton
 
 import @MODULE@  # noqa: E402
 
-CHECKS = [check for variant in @MODULE@.registry_variants() for check in testing.checks_here(variant)]
+VARIANTS = @MODULE@.registry_variants()
+CHECKS = [check for variant in VARIANTS for check in testing.checks_here(variant)]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
@@ -65,7 +66,7 @@ $ pytest                                            # the conformance kit: on th
 $ pytest --registry-variant @NAME@ --registry-level full
 $ pytest --registry-bench @NAME@                    # times, by pytest-benchmark
 $ kreg inspect @NAME@ --device H100                 # registers, spills, instructions; needs no GPU
-$ kreg tune @OP@ --variants @NAME@                  # which config is best where
+$ kreg tune @OP@ --only @NAME@                      # which config is best where
 ```
 
 `docs/authors.md` of kernel-registry has the contract of `run`, `prepare` and `builds`, and how to ship tables and

@@ -61,6 +61,14 @@ class Op:
         """What the conformance kit needs to know, a parts.kit.Kit from conformance.py in the op's folder."""
         return self._part("conformance")
 
+    @functools.cached_property
+    def contract(self) -> Any:
+        """What an author has to know beyond the declarations, a parts.authors.Contract; None where nobody wrote it."""
+        try:
+            return self._part("authors")
+        except UnknownOp:
+            return None
+
     @property
     def starter(self) -> str | None:
         """A kernel to start from, as `kreg new` copies it; None where the op's folder has none."""

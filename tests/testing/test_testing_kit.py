@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+import registry
 from registry import Reason, Requires, Target, Variant
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.attention.outputs import new_lse, new_out
-from registry.testing import Check, Report, check_op, check_variant, checks_for, places
+from registry.ops.known import op_named
+from registry.ops.parts.sizes import size_for
+from registry.ops.parts.trials import draw
+from registry.testing import Check, Report, check_op, check_variant, checks_for, in_common, places
 from registry.testing import __main__ as command_line
 from registry.testing.__main__ import main
 from registry.testing.outcomes import Finding
@@ -502,14 +506,17 @@ def _requires() -> Requires:
     return Requires(**CLAIMS | {"dtypes": ("float32",), "window": False, "gqa": False})
 
 
-def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_here(*arguments: str) -> tuple[int, str]:
-        code = pytest.main(["-s", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(tmp_path), *arguments])
-        return int(code), capsys.readouterr().out
+def run_here(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> tuple[int, str]:
+    given = ["-s", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(folder), *arguments, str(folder)]
+    code = pytest.main(given)
+    printed = capsys.readouterr()
+    return int(code), printed.out + printed.err
 
-    code, out = run_here("--registry-variant", "torch_matmul", "-k", "refuses", "-v", str(tmp_path))
+
+def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run_here(capsys, tmp_path, "--registry-variant", "torch_matmul", "-k", "refuses", "-v")
     assert code == 0 and "torch_matmul[cpu]::refuses other architectures PASSED" in out, out
-    assert run_here("--registry-variant", "no_such", str(tmp_path))[0] == 4  # a usage error
+    assert run_here(capsys, tmp_path, "--registry-variant", "no_such")[0] == 4  # a usage error
 
 
 def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
@@ -517,3 +524,83 @@ def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_light.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.slow(10)
+def test_pytest_plugin_interprets_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    wanted = ["--registry-variant", "triton_fa2", "--registry-target", "H100", "-k", "1x1 or 1x16", "-v"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *wanted]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "triton_fa2[sm90]::" in found.stdout and "bfloat16" in found.stdout
+
+
+def test_pytest_plugin_times_installed_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["--registry-bench", "torch_cpu", "-k", "not matmul", "--benchmark-columns=median"]
+    code, out = run_here(capsys, tmp_path, *wanted)
+    assert code == 0 and "benchmark 'attention" in out and "torch_cpu" in out, out
+    code, out = run_here(capsys, tmp_path, "--registry-bench", "no_such")
+    assert code == 4 and "got 'no_such'; allowed:" in out
+
+
+FAILING = """
+import registry
+from registry.ops.attention.outputs import new_out
+
+def run(q, k, v, *, scale, config, causal):
+    out = registry.attention.reference(q, k, v, scale=scale, causal=causal)
+    return new_out(q, v).copy_(out * (1.5 if causal else 1.0)), None
+
+requires = registry.Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), layouts=("bhsd",), ieee=True, causal=True)
+registry.register(registry.Variant("test.causal", op="attention", run=run, requires=requires))
+"""
+
+
+def test_pytest_plugin_says_what_failures_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conftest.py").write_text(FAILING)
+    try:
+        code, out = run_here(capsys, tmp_path, "--registry-variant", "test.causal")
+    finally:
+        registry.unregister("test.causal")
+    assert code == 1
+    assert "failures have causal; nothing that passed does" in out, out
+    assert "the smallest that fails: float32 batch:1 heads:1x1" in out
+
+
+def test_failures_say_what_they_share_and_the_smallest_of_them() -> None:
+    def wrong_with_a_window(q: Any, k: Any, v: Any, *, window: Any, **rest: Any) -> Any:
+        out, lse = right(q, k, v, window=window, **rest)
+        return (out * 1.5 if window is not None and q.dtype is torch.bfloat16 else out), lse
+
+    report = report_on(wrong_with_a_window)
+    words = in_common(report.cases)
+    assert "bfloat16" in words and "failures have" in words
+    assert "the smallest that fails: bfloat16 batch:1 heads:1x1 lengths:" in report.smallest
+    assert "window:" in report.smallest and "head_dim:" in report.smallest
+    assert words in str(report) and report.smallest in str(report)
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_every_config_is_dealt_to_several_problems(level: str) -> None:
+    configs = [{"BLOCK": 2**i} for i in range(12)]
+    variant = Variant("test.kit", op="attention", run=right, requires=Requires(**CLAIMS), configs=configs)
+    size = size_for(torch.device("cpu"), level, False)
+    op = op_named("attention")
+    trials = draw(variant, op, op.conformance, Target.named("cpu"), size).trials
+    for config in configs:
+        problems = {trial.problem for trial in trials if trial.config == config}
+        assert len(problems) >= 2 and any(problem.causal or problem.window for problem in problems)
+
+
+def test_what_has_no_order_is_tried_whole_and_sizes_are_thinned() -> None:
+    size = size_for(torch.device("cpu"), "quick", False)
+    op = op_named("attention")
+    requires = Requires(**CLAIMS)
+    trials = draw(
+        Variant("test.kit", op="attention", run=right, requires=requires), op, op.conformance, Target.named("cpu"), size
+    ).trials
+    axes = op.conformance.axes(requires, size)
+    for axis in ("memory", "mask", "dtype", "spread"):
+        assert {trial.spec[axis] for trial in trials} == set(axes[axis])
+    assert size.long > 2 * 128 and any(trial.problem.seqlen_k == size.long for trial in trials)
