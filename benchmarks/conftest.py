@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,6 @@ import pytest
 
 STORAGE = "file://./.benchmarks"
 """pytest-benchmark's own default, which knows nothing of GPUs."""
-
-
-@dataclass(frozen=True)
-class Dispatched:
-    """A variant on a shape, with the config that the dispatcher would give it."""
-
-    case: Any
-    variant: str
-    config: tuple[tuple[str, Any], ...]
-    flops: float
-
-    @property
-    def label(self) -> str:
-        return f"{self.case.op}-{self.case.text}-{self.variant}"
-
-
-@dataclass
-class Rounds:
-    """Times of one contestant in seconds, one for each round, and the device's state in the last one."""
-
-    seconds: list[float] = field(default_factory=list)
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,76 +63,48 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("contestant", found, ids=[c.label for c in found])
 
 
-def contestants(config: pytest.Config) -> list[Dispatched]:
+def contestants(config: pytest.Config) -> list[Any]:
     """Every legal variant on every shape, from the declarations alone."""
-    from registry.dispatch.scope import Forced, Scope
-    from registry.dispatch.select import decide
     from registry.ops.known import all_ops
-    from registry.tuning.contestants import Selection, line_up
+    from registry.tuning.benchmarks import dispatched
     from registry.tuning.extra import load_plugins
-    from registry.tuning.grids import grid, names
 
     if config.getoption("--peers"):
         load_plugins([str(Path(__file__).with_name("peers.py"))])
-    wanted = config.getoption("--grid") or ("tiny" if target().arch == "cpu" else "quick")
-    found = []
-    for op in config.getoption("--op") or sorted(all_ops()):
-        known = [name for name in wanted.split("+") if name in (*names(op), "all")]
-        for case in grid(op, "+".join(known)) if known else []:
-            planned = line_up(case, target(), Selection(config.getoption("--variants")))
-            for name in dict.fromkeys(c.variant for c in planned.contestants):
-                decision = decide(planned.problem, Scope(forced=((op, Forced(name)),)))
-                found.append(Dispatched(case, name, tuple(decision.config.items()), planned.flops))
-    return found
+    ops, chosen = config.getoption("--op") or sorted(all_ops()), config.getoption("--variants")
+    return [one for op in ops for one in dispatched(op, target(), config.getoption("--grid") or "", chosen)]
 
 
 @pytest.fixture(scope="session")
-def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Dispatched], Rounds]]:
+def measured(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
     """The times of a contestant. Asking for the first one of a shape times all that were selected of that shape."""
+    from registry.tuning import benchmarks
+
     selected = [item.callspec.params["contestant"] for item in request.session.items if hasattr(item, "callspec")]
     fake = request.config.getoption("--fake-clock")
     turns = request.config.getoption("--turns")
-    done: dict[Dispatched, Rounds] = {}
+    done: dict[Any, Any] = {}
 
-    def ask(contestant: Dispatched) -> Rounds:
+    def ask(contestant: Any) -> Any:
         if contestant not in done:
             together = [c for c in dict.fromkeys(selected) if c.case == contestant.case]
-            done.update(made_up(together, turns, fake) if fake else measure(together, turns, request.config))
+            graph = request.config.getoption("--graph")
+            done.update(
+                made_up(together, turns, fake) if fake else benchmarks.measured(together, target(), turns, graph)
+            )
         return done[contestant]
 
     yield ask
 
 
-def made_up(together: list[Dispatched], turns: int, fake: str) -> dict[Dispatched, Rounds]:
+def made_up(together: list[Any], turns: int, fake: str) -> dict[Any, Any]:
     """Times by a hash of the name with a little noise; those of the named variant longer by the factor."""
+    from registry.tuning.benchmarks import Rounds
+
     name, _, factor = fake.partition("=")
     found = {}
     for contestant in together:
         noise = random.Random(contestant.label)
         base = noise.uniform(1e-4, 1e-3) * (float(factor) if contestant.variant == name else 1.0)
         found[contestant] = Rounds([base * noise.uniform(0.995, 1.005) for _ in range(turns)])
-    return found
-
-
-def measure(together: list[Dispatched], turns: int, config: pytest.Config) -> dict[Dispatched, Rounds]:
-    """All contestants of one shape in shuffled rounds."""
-    from registry.dispatch.catalog import catalog
-    from registry.ops.parts.workload import workload
-    from registry.tuning.machine import Monitor
-    from registry.tuning.timing import timer_for, turn_order
-
-    device = "cpu" if target().arch == "cpu" else "cuda"
-    load = workload(together[0].case, device)
-    timer = timer_for(device, "graph" if config.getoption("--graph") else "events", Monitor())
-    sets = load.copies(timer.MEMORY_BYTES) if hasattr(timer, "MEMORY_BYTES") else [load.tensors]
-    problem = load.problem()
-    variants = catalog.get().variants
-    launches = {c: load.launches(load.op.bind(variants[c.variant], problem, dict(c.config)), sets) for c in together}
-    found = {contestant: Rounds() for contestant in together}
-    with load.settings():
-        for turn in range(turns):
-            for contestant in turn_order(together, turn):
-                sample = timer.sample(launches[contestant], 10.0, 25.0)
-                found[contestant].seconds.append(sample.ms / 1e3)
-                found[contestant].state = sample.state
     return found

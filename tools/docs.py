@@ -1,7 +1,8 @@
 """Keeps the generated parts of the documentation current: `make docs`, or `python tools/docs.py [--check]`.
 
-docs/variants.md is written from the declarations of the built-in variants. In README.md, each block that follows a line
-`<!-- $ command -->` is the output of that command.
+docs/variants.md is written from the declarations of the built-in variants; in docs/authors.md, the contract of each
+op from what it declares. In README.md, each block that follows a line `<!-- $ command -->` is the output of that
+command.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from registry.contract import describe
+from registry.contract.declared import Handed
 from registry.contract.variant import Variant
 from registry.dispatch import in_force
 from registry.dispatch.catalog import BUILTIN_PACKAGE, catalog
@@ -70,6 +72,64 @@ def variants_page() -> str:
     return "\n".join(parts)
 
 
+CONTRACTS = re.compile(r"(<!-- contracts -->\n).*?(<!-- /contracts -->)", re.S)
+_KINDS: Mapping[str, str] = {
+    "flag": "`True`",
+    "member": "a tuple of names",
+    "optional_member": "a tuple of names",
+    "range": "`(lowest, highest)`, and `{claim}_multiple`",
+    "multiple": "a number that divides it",
+    "closed": "`True`, or a tuple of values",
+}
+
+
+def with_contracts(text: str) -> str:
+    """docs/authors.md with the contract of every op made anew."""
+    made = "\n".join(line for name, op in sorted(all_ops().items()) for line in _contract(name, op))
+    return CONTRACTS.sub(lambda place: f"{place[1]}\n{made}\n{place[2]}", text)
+
+
+def _contract(name: str, op: Op) -> Iterator[str]:
+    known, always = op.contract, Handed(op.tensors, *(_always(claims) for claims in (_fixed(op), op.call_arguments)))
+    meaning: Mapping[str, str] = known.arguments if known is not None else {}
+    yield f"### {name}\n"
+    yield f"`{op.summary}`\n"
+    yield f"`run({', '.join((*always.tensors, '*', 'config', *always.fixed, *always.varying))}, ...)`\n"
+    rows = [[f"`{tensor}`", "both, by position", "", meaning.get(tensor, "")] for tensor in op.tensors]
+    for where, claims in (("run", _fixed(op)), ("both", op.call_arguments)):
+        rows += [
+            [f"`{word}`", where, f"`{claim}`" if claim else "", meaning.get(word, "")] for word, claim in claims.items()
+        ]
+    yield from _rows(["argument", "of", "earned by", "what it is"], rows)
+    yield ""
+    if known is not None:
+        yield f"Returns {known.returns}.\n"
+        yield from (f"- {note}" for note in known.notes)
+        yield ""
+    yield from _rows(["claim", "is", "for", "values"], list(_claims(op)))
+    yield ""
+
+
+def _fixed(op: Op) -> dict[str, str]:
+    return {word: claim for word, (claim, _) in op.fixed_arguments.items()}
+
+
+def _always(claims: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(word for word, claim in claims.items() if not claim)
+
+
+def _claims(op: Op) -> Iterator[list[str]]:
+    """Every claim that some field of the op's problems asks for."""
+    seen = set()
+    for field, how in op.problem_type.queries().items():
+        if not how.claim or how.claim in seen:
+            continue
+        seen.add(how.claim)
+        kind = _KINDS.get(how.rule, "") if isinstance(how.rule, str) else ""
+        values = ", ".join(f"`{value}`" for value in op.problem_type.known_values.get(field, ()) if value)
+        yield [f"`{how.claim}`", kind.format(claim=how.claim), f"`{field}`", values]
+
+
 def refreshed(text: str) -> str:
     """The text with the output of every `<!-- $ command -->` block made anew."""
     return BLOCK.sub(lambda block: block["head"] + output_of(block["command"]) + block["tail"], text)
@@ -90,6 +150,8 @@ def output_of(command: str) -> str:
 def pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Every page with generated parts, and what it should hold."""
     yield root / "docs" / "variants.md", variants_page()
+    authors = root / "docs" / "authors.md"
+    yield authors, with_contracts(authors.read_text(encoding="utf-8"))
     readme = root / "README.md"
     yield readme, refreshed(readme.read_text(encoding="utf-8"))
 

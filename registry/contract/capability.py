@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.contract.problem import PROBLEM_TYPES, Problem, Query, known_claims
+from registry.contract.problem import Problem, Query, known_claims
 from registry.errors import DeclarationError
 from registry.notices import shown
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
+TOOLS = ("torch", "triton", "driver", "cuda", "cudnn")
+"""Whose versions a Target knows."""
 Config = Mapping[str, Any]
 Budget = Callable[[Any, Config], int]
 
@@ -95,13 +97,15 @@ class Requires:
         claims |= {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         object.__setattr__(self, "claims", claims)
         for name in ("arch", "dtypes", "layouts"):
-            object.__setattr__(self, name, _strings(name, getattr(self, name)))
+            object.__setattr__(self, name, strings(name, getattr(self, name)))
         for entry in self.arch:
             if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
                 raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
         if not isinstance(self.toolchain, Mapping):
             raise DeclarationError(f"Requires.toolchain: got {self.toolchain!r}; allowed: versions by name")
         for name, spec in self.toolchain.items():
+            if name not in TOOLS:
+                raise DeclarationError(f"Requires.toolchain: got {name!r}; allowed: {', '.join(TOOLS)}")
             try:
                 _specifiers(spec)
             except (ValueError, TypeError, AttributeError) as error:
@@ -125,27 +129,8 @@ OWN_CLAIMS = tuple(f.name for f in dataclasses.fields(Requires) if f.name != "cl
 """What every variant may claim, whatever the op."""
 
 
-def check_claims(requires: Requires, op: str) -> None:
-    """Raise DeclarationError for a claim that the op does not have. An op that is not known yet is not asked."""
-    import torch
-
-    for dtype in requires.dtypes:
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise DeclarationError(
-                f"Requires.dtypes: got {dtype!r}; allowed: names of torch dtypes, such as 'bfloat16'"
-            )
-    if op not in PROBLEM_TYPES:
-        return
-    allowed = PROBLEM_TYPES[op].claims()
-    for name, value in requires.claims.items():
-        if name not in allowed:
-            known = ", ".join(sorted({*OWN_CLAIMS, *allowed}))
-            raise DeclarationError(f"Requires.{name}: got a claim that {op} does not have; allowed: {known}")
-        if allowed[name] == ():
-            _strings(name, value)
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def strings(name: str, value: Any) -> tuple[str, ...]:
+    """The claim, if it is a list of words."""
     listed = isinstance(value, (tuple, list, set, frozenset))
     if not listed or not all(isinstance(item, str) for item in value):
         raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from registry.contract.capability import check_claims
+from registry.contract.declared import check_declaration
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
 from registry.errors import DeclarationError, DuplicateVariant, RegistryError
@@ -65,7 +65,7 @@ class Catalog:
         """This catalog plus one variant; two of one name are an error that names both origins."""
         if not isinstance(variant, Variant):
             raise DeclarationError(f"{origin}: got {type(variant).__name__}; allowed: a Variant")
-        check_claims(variant.requires, variant.op)
+        check_declaration(variant)
         known = self.variants.get(variant.name)
         if known is not None:
             raise DuplicateVariant(variant.name, known.origin, origin)

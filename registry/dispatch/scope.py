@@ -75,7 +75,7 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Run exactly these variants (one an op) inside the block, or raise IllegalVariant with the reasons.
 
     With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
-    same keys and types if the variant's own rule takes it.
+    same keys and types if the variant's own rule takes it, which is noticed and shown by `explain`.
     """
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")

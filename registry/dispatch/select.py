@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
+from registry.contract.describe import config_text
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import Catalog, catalog
@@ -196,15 +197,19 @@ def _decide_forced(question: _Question, moment: _Moment, forced: Forced) -> Deci
         reasons = refusals_of(variant, problem, dict(forced.config))
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
+    because = "asked for by name"
     if forced.config is not None:
         config: Config = dict(forced.config)
+        if undeclared(variant, problem, config):
+            because = "asked for by name, with a config that it does not declare, but whose keys and types it knows"
+            notices.notice(f"{variant.name} runs with a config that it does not declare: {config_text(config)}")
     else:
         place = next(place for place in question.rank() if place.variant == variant.name)
         first = variant.first_legal(problem)
         assert first is not None, "it has no reasons against it"
         config, _ = _config_for(variant, problem, place, first)
     standing = functools.partial(_candidates_beside, variant.name, problem, moment)
-    return Decision(problem, variant.name, config, "asked for by name", standing)
+    return Decision(problem, variant.name, config, because, standing)
 
 
 def _generality(variant: Variant) -> int:

@@ -13,7 +13,7 @@ from registry.dispatch.plan_cache import forget_plans
 from registry.errors import UnknownOp
 from registry.ops.op import OPS, Op
 
-_REGISTERED = "registry.register"
+REGISTERED = "registry.register"
 
 
 def _find() -> None:
@@ -47,7 +47,7 @@ def all_ops() -> dict[str, Op]:
 def register(variant: Variant, *, replace: bool = False) -> Variant:
     """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
     op_named(variant.op)
-    catalog.register(variant, _REGISTERED, replace=replace)
+    catalog.register(variant, REGISTERED, replace=replace)
     forget_plans()
     return variant
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from importlib import resources
 from typing import Any, ClassVar
 
 from registry.contract.capability import Config
+from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
@@ -30,6 +32,8 @@ class Op:
     summary: ClassVar[str] = ""
     problem_type: ClassVar[type[Problem]]
 
+    tensors: ClassVar[tuple[str, ...]] = ()
+    """What `run` and a prepared launch take by position."""
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Keyword of `run` -> (claim that earns it ("" for always), Problem field of its value): constant within a plan."""
     call_arguments: ClassVar[Mapping[str, str]] = {}
@@ -39,6 +43,8 @@ class Op:
         self.plans = PlanCache(self.new_plan, self.eager)
         self.find_plan = self.plans.find
         OPS[self.name] = self
+        if self.tensors:
+            HANDED[self.name] = self.handed
 
     @property
     def variants(self) -> dict[str, Variant]:
@@ -54,6 +60,21 @@ class Op:
     def conformance(self) -> Any:
         """What the conformance kit needs to know, a parts.kit.Kit from conformance.py in the op's folder."""
         return self._part("conformance")
+
+    @functools.cached_property
+    def contract(self) -> Any:
+        """What an author has to know beyond the declarations, a parts.authors.Contract; None where nobody wrote it."""
+        try:
+            return self._part("authors")
+        except UnknownOp:
+            return None
+
+    @property
+    def starter(self) -> str | None:
+        """A kernel to start from, as `kreg new` copies it; None where the op's folder has none."""
+        name = "starter_backward.txt" if self.name.endswith("_backward") else "starter.txt"
+        path = resources.files(type(self).__module__.rpartition(".")[0]) / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
 
     def _part(self, name: str) -> Any:
         folder = type(self).__module__.rpartition(".")[0]
@@ -132,6 +153,12 @@ class Op:
     def earned(self, variant: Variant, claim: str) -> bool:
         """Whether a variant is handed the arguments that this claim earns; "" earns for all."""
         return not claim or bool(variant.requires.claim(claim))
+
+    def handed(self, variant: Variant) -> Handed:
+        """What `run` is handed besides `config`, as the claims have it."""
+        fixed = [name for name, (claim, _) in self.fixed_arguments.items() if self.earned(variant, claim)]
+        varying = [name for name, claim in self.call_arguments.items() if self.earned(variant, claim)]
+        return Handed(self.tensors, tuple(fixed), tuple(varying))
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""

@@ -13,12 +13,9 @@ torch's own error in the same dtype as the yardstick.
 from __future__ import annotations
 
 import functools
-import math
 import os
-import time
+import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
@@ -27,110 +24,46 @@ from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
-from registry.ops.known import op_named
-from registry.ops.parts.kit import Drawn, Kit, Trial, draw
+from registry.ops.known import REGISTERED, op_named
+from registry.ops.op import Op
+from registry.ops.parts.kit import Kit
 from registry.ops.parts.sizes import size_for
+from registry.ops.parts.trials import Drawn, Trial, draw
+from registry.testing import interpreted
 from registry.testing.checks import (
-    Finding,
-    Subject,
+    BUILDS,
+    builds_compile,
+    builds_compile_elsewhere,
     front_door,
-    graph,
     op_checks,
     refuses,
     refuses_architectures,
-    repeats,
     runs,
-    threads,
 )
+from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
+from registry.testing.repeated import again, graph, repeats, threads
+from registry.testing.shrinking import smallest_failure
+from registry.testing.subject import Subject
 
-__all__ = ["Check", "Kit", "Outcome", "Report", "check_op", "check_variant", "checks_for", "checks_of_op", "places"]
+__all__ = [
+    "Check",
+    "Kit",
+    "Outcome",
+    "Report",
+    "check_op",
+    "check_variant",
+    "checks_for",
+    "checks_here",
+    "checks_of_op",
+    "in_common",
+    "interpret_without_gpu",
+    "is_sticky",
+    "places",
+    "smallest",
+]
 
 DETERMINISTIC_SETTING = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """cuBLAS refuses to be deterministic without it, and reads it once."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one check."""
-
-    name: str
-    passed: bool
-    error: float | None = None
-    """Relative to the float64 oracle (absolute for an LSE); None where nothing was measured."""
-    yardstick: float | None = None
-    """The same error of torch's computation in that dtype."""
-    limit: float | None = None
-    """What was allowed: from the yardstick, or from a floor where torch happens to be exact."""
-    detail: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check that is ready to run."""
-
-    name: str
-    call: Callable[[], Finding]
-
-    def run(self) -> Outcome:
-        """Run it; an exception is a failure like any other, and so is an attempt to end the process."""
-        start = time.perf_counter()
-        try:
-            found = self.call()
-        except (Exception, SystemExit) as error:
-            found = Finding((f"{type(error).__name__}: {error}",))
-        seconds = time.perf_counter() - start
-        numbers = found.error, found.yardstick, found.limit
-        return Outcome(self.name, not found.complaints, *numbers, "; ".join(found.complaints), seconds)
-
-
-@dataclass
-class Report:
-    """All outcomes for one variant (or op) in one place."""
-
-    subject: str
-    target: str
-    level: str
-    cases: list[Outcome]
-
-    @property
-    def passed(self) -> bool:
-        """True where there were cases and none failed."""
-        return bool(self.cases) and not self.failures
-
-    @property
-    def failures(self) -> list[Outcome]:
-        return [case for case in self.cases if not case.passed]
-
-    @property
-    def worst(self) -> float:
-        """The largest error in units of what was allowed."""
-        measured = [c.error / c.limit for c in self.cases if c.error is not None and c.limit]
-        return max(measured, default=math.nan)
-
-    @property
-    def seconds(self) -> float:
-        return sum(case.seconds for case in self.cases)
-
-    def line(self) -> str:
-        """One row of a table."""
-        state = "ok" if self.passed else "FAILED" if self.cases else "nothing to check"
-        return (
-            f"{self.subject:28} {self.target[:16]:16} {self.level:5} {len(self.cases):5} cases "
-            f"{len(self.failures):4} failed  error/allowed {self.worst:5.2f}  {self.seconds:6.1f} s  {state}"
-        )
-
-    def __str__(self) -> str:
-        return "\n".join([self.line(), *(f"  - {case.name}: {case.detail}" for case in self.failures)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(found: dict[str, Any]) -> Report:
-        """What `to_dict` gave."""
-        return Report(**found | {"cases": [Outcome(**case) for case in found["cases"]]})
 
 
 # --- what there is to check ---------------------------------------------------------------------------------------
@@ -144,21 +77,48 @@ def places(variant: Variant | str) -> list[Target]:
     return [target for target in found if arch_matches(variant.requires.arch, target.arch)]
 
 
+def interpret_without_gpu() -> None:
+    """Interpret this process's kernels where it has no GPU. To be called before anything imports Triton."""
+    if not torch.cuda.is_available():
+        interpreted.ask_for_it()
+
+
+def checks_here(variant: Variant | str, level: str = "quick", *, target: str = "H100") -> list[Check]:
+    """Every check of a variant wherever it can be run on this machine: on its devices, or interpreted for `target`."""
+    variant = _resolved(variant)
+    there = Target.named(target)
+    found = places(variant)
+    if not found and interpreted.is_on() and arch_matches(variant.requires.arch, there.arch):
+        found = [there]
+    if not found:
+        raise InvalidArgument("target", target, f"a GPU with {', '.join(variant.requires.arch)} for {variant.name}")
+    return [check for place in found for check in checks_for(variant, place, level)]
+
+
 def checks_for(
-    variant: Variant | str, target: Target | None = None, level: str = "quick", *, repeat: int | None = None
+    variant: Variant | str,
+    target: Target | None = None,
+    level: str = "quick",
+    *,
+    repeat: int | None = None,
+    compile_only: bool = False,
 ) -> list[Check]:
     """Every check of a variant on a target (default: the first of `places`), generated from its declarations.
 
     With TRITON_INTERPRET=1 the target may be a GPU that is not there: kernels then run interpreted, on small problems.
-    `repeat` is how often deterministic launches are compared.
+    `repeat` is how often launches on the same values are compared. With `compile_only` there are but the checks that
+    compile, which need no GPU.
     """
-    subject = _subject(_resolved(variant), target, level)
+    subject = _subject(_resolved(variant), target, level, compile_only)
     drawn = draw(subject.variant, subject.op, subject.kit, subject.target, subject.size)
-    found = [Check(trial.name, functools.partial(runs, subject, trial)) for trial in drawn.trials]
+    if compile_only:
+        return _compiled(subject, drawn.trials)
+    found = [_check(subject, trial, trial.name, runs) for trial in drawn.trials]
     found += _coverage(subject, drawn)
     if drawn.trials:
         found += _refusals(subject, drawn.trials[0])
         found += _under_load(subject, drawn.trials, repeat or subject.size.repeats)
+        found += _compiled(subject, drawn.trials)
     return found
 
 
@@ -170,11 +130,20 @@ def check_variant(
     repeat: int | None = None,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Report:
-    """Run every check of a variant whose name `only` lets through."""
+    """Run every check of a variant whose name `only` lets through; of a failure the smallest like it is looked for."""
     variant = _resolved(variant)
     target = target or _default_target(variant)
-    checks = checks_for(variant, target, level, repeat=repeat)
-    return Report(variant.name, target.name, level, _run_all(check for check in checks if only(check.name)))
+    checks = [check for check in checks_for(variant, target, level, repeat=repeat) if only(check.name)]
+    cases = _run_all(checks)
+    return Report(variant.name, target.name, level, cases, smallest(checks, cases))
+
+
+def smallest(checks: Iterable[Check], cases: Iterable[Outcome]) -> str:
+    """The smallest failure like the first one; "" where nothing failed, or the process is broken."""
+    failed = {case.name for case in cases if not case.passed and not is_sticky(case)}
+    broken = any(is_sticky(case) for case in cases)
+    check = next((check for check in checks if check.name in failed and check.smallest is not None), None)
+    return "" if check is None or broken or check.smallest is None else check.smallest()
 
 
 def checks_of_op(name: str, device: torch.device | str = "cpu") -> list[Check]:
@@ -217,17 +186,28 @@ def _default_target(variant: Variant) -> Target:
     return found[0]
 
 
-def _subject(variant: Variant, target: Target | None, level: str) -> Subject:
+def _subject(variant: Variant, target: Target | None, level: str, compile_only: bool) -> Subject:
     op = op_named(variant.op)
     target = target or _default_target(variant)
     device = torch.device("cpu" if target.arch == "cpu" or not torch.cuda.is_available() else "cuda")
-    interpreted = target.arch != "cpu" and device.type == "cpu"
-    if interpreted and os.environ.get("TRITON_INTERPRET") != "1":
-        allowed = "a device of this machine (or TRITON_INTERPRET=1, for Triton kernels)"
-        raise InvalidArgument("target", target.name, allowed)
+    elsewhere = target.arch != "cpu" and device.type == "cpu"
+    if elsewhere and not compile_only:
+        if not interpreted.is_on():
+            allowed = f"a device of this machine (or {interpreted.VARIABLE}=1, for Triton kernels)"
+            raise InvalidArgument("target", target.name, allowed)
+        interpreted.mend()
     if device.type == "cuda":
         os.environ.setdefault(*DETERMINISTIC_SETTING)
-    return Subject(variant, op, op.conformance, target, device, size_for(device, level, interpreted), interpreted)
+    return Subject(variant, op, op.conformance, target, device, size_for(device, level, elsewhere), elsewhere)
+
+
+Fails = Callable[[Subject, Trial], Finding]
+
+
+def _check(subject: Subject, trial: Trial, name: str, check: Fails) -> Check:
+    """A check of one problem, which knows how to make it smaller."""
+    smaller = functools.partial(smallest_failure, subject, trial, check)
+    return Check(name, functools.partial(check, subject, trial), trial.about, trial.traits, smaller)
 
 
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
@@ -248,19 +228,42 @@ def _refusals(subject: Subject, plainest: Trial) -> list[Check]:
 
 
 def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> list[Check]:
-    """Checks that need only one or two problems."""
-    found = []
+    """Checks that launch often, which a few problems are enough for."""
     plain = [t for t in trials if not t.spec.get("deterministic")] or list(trials)
+    op, few = subject.op, _few(subject.op, plain, 4)
+    found = [_check(subject, trial, f"called again: {trial.name}", again) for trial in few]
+    loads = [(f"right {repeat} times", False, few[1:3] or few)]
     if subject.variant.requires.deterministic:
         fixed = [t for t in trials if t.spec.get("deterministic")] or plain
-        for trial in (fixed[0], fixed[-1]) if len(fixed) > 1 else fixed:
-            call = functools.partial(repeats, subject, trial, repeat)
-            found.append(Check(f"same bits {repeat} times: {trial.name}", call))
+        loads.append((f"same bits {repeat} times", True, _few(op, fixed, 2)))
+    for words, exactly, some in loads:
+        for trial in some:
+            check = functools.partial(repeats, count=repeat, exactly=exactly)
+            found.append(_check(subject, trial, f"{words}: {trial.name}", check))
     if subject.interpreted:
         return found
-    for trial in (plain[0], plain[len(plain) // 2]):
-        found.append(Check(f"by name: {trial.name}", functools.partial(front_door, subject, trial)))
-    found.append(Check(f"two threads: {plain[0].name}", functools.partial(threads, subject, plain[0])))
+    found += [_check(subject, trial, f"by name: {trial.name}", front_door) for trial in few]
+    found += [_check(subject, trial, f"threads: {trial.name}", threads) for trial in few[:2]]
     if subject.device.type == "cuda":
-        found.append(Check(f"CUDA graph: {plain[0].name}", functools.partial(graph, subject, plain[0])))
+        found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", graph))
     return found
+
+
+def _few(op: Op, trials: Iterable[Trial], count: int) -> list[Trial]:
+    """Problems that are not large, the same every time, after the first, which is the plainest."""
+    first, *rest = trials
+    mixed = sorted(rest, key=lambda trial: zlib.crc32(trial.name.encode()))[: 8 * count]
+    ordered = sorted(mixed, key=lambda trial: op.flops(trial.problem))
+    return [first, *ordered[len(ordered) // 3 :][: count - 1]]
+
+
+def _compiled(subject: Subject, trials: tuple[Trial, ...]) -> list[Check]:
+    """Checks of `builds`, where there is a compiler for the target."""
+    if subject.variant.builds is None or not trials or subject.target.arch == "cpu":
+        return []
+    if subject.interpreted and interpreted.is_on():
+        if subject.variant.origin == REGISTERED or subject.variant.name not in catalog.get().variants:
+            return []  # another process would not know the variant
+        call = functools.partial(builds_compile_elsewhere, subject, trials[0])
+        return [Check(f"{BUILDS}, in another process", call)]
+    return [_check(subject, trial, f"{BUILDS}: {trial.name}", builds_compile) for trial in (trials[0], trials[-1])]

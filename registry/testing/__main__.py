@@ -1,4 +1,11 @@
-"""`python -m registry.testing`: check variants without pytest, as on a machine that is only there for a few minutes."""
+"""`python -m registry.testing`: check variants without pytest, as on a machine that is only there for a few minutes.
+
+    python -m registry.testing --variant acme.flash                    # on every device here that it claims
+    python -m registry.testing --variant acme.flash --target H100      # without one: interpreted
+
+Checks run in processes of their own, for a kernel may end the one that runs it. Each is written down before it begins,
+and what came of it as it comes; after a crash the next process goes on with the check that follows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,15 +29,23 @@ from registry import testing
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.ops.known import all_ops
+from registry.testing import interpreted
 
-Merged = dict[tuple[str, str, str], testing.Report]
-"""Reports by subject, target and level."""
+Subject = tuple[str, str, str]
+"""What is checked, on which target, at which level."""
+Merged = dict[Subject, testing.Report]
+MOST_ENDINGS = 3
+"""Of processes that run one share of the checks, before the rest is left out."""
+STICKY = 3
+"""Exit status after a CUDA error, which breaks its process: the next one goes on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check what the arguments name; 0 where everything passed."""
     given = _parser().parse_args(argv)
     os.environ.setdefault(*testing.DETERMINISTIC_SETTING)
+    if given.target not in (None, "cuda", "cpu") and not given.compile_only and not torch.cuda.is_available():
+        interpreted.ask_for_it()
     if given.list or given.journal:
         _in_this_process(given)
         return 0
@@ -44,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m registry.testing", description=__doc__)
     add = parser.add_argument
     add("--variant", action="append", default=[], metavar="NAME", help="name or pattern, repeatable; default: all")
-    add("--target", help="cuda, cpu, or a GPU's name with TRITON_INTERPRET=1; default: wherever a variant is legal")
+    add("--target", help="cuda, cpu, or a GPU's name: kernels are interpreted where none is here; default: all that is")
     add("--level", choices=("quick", "full"), default="quick")
     add("--repeats", type=int, help="how often deterministic launches are compared")
     add("--only", default="*", metavar="PATTERN", help="run only checks whose name matches")
@@ -54,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=300, help="seconds before a hanging check ends its process")
     add("--json", type=Path, help="write all outcomes here, as they come")
     add("--list", action="store_true", help="only show what would be checked")
+    add("--compile-only", action="store_true", help="only the checks that compile; they need no GPU")
     add("--journal", type=Path, help=argparse.SUPPRESS)  # where a child writes what it begins and what came of it
     return parser
 
@@ -61,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
 def _in_this_process(given: argparse.Namespace) -> None:
     """List the checks, or run them and write down each as it begins and as it ends."""
     for name, target in _chosen(given.variant, given.target):
-        checks = testing.checks_for(name, target, given.level, repeat=given.repeats)
+        options = {"repeat": given.repeats, "compile_only": given.compile_only}
+        checks = testing.checks_for(name, target, given.level, **options)
         checks = [check for check in _shard(checks, given.shard) if fnmatch.fnmatch(check.name, given.only)]
         if given.list:
             print(f"{name} on {target.name}", *(check.name for check in checks), sep="\n  ")
@@ -94,18 +111,36 @@ def _shard(checks: list[testing.Check], shard: str) -> list[testing.Check]:
     return checks[index - 1 :: count]
 
 
-def _watched(subject: tuple[str, str, str], checks: Sequence[testing.Check], given: argparse.Namespace) -> None:
-    """Run checks; a hang ends the process with a traceback, since a hung GPU kernel cannot be interrupted."""
+def _watched(subject: Subject, checks: Sequence[testing.Check], given: argparse.Namespace) -> None:
+    """Run the checks that no process before this one began. A hang ends the process with a traceback, since a hung GPU
+    kernel cannot be interrupted."""
+    begun = {
+        line["begins"]
+        for line in _lines(given.journal)
+        if tuple(line.get("subject", ())) == subject and "begins" in line
+    }
+    outcomes = []
     for check in checks:
-        _note(given.journal, {"subject": subject, "begins": check.name})
-        faulthandler.dump_traceback_later(given.timeout, exit=True, file=sys.__stderr__ or 2)
-        try:
-            outcome = check.run()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        _note(given.journal, {"subject": subject, "outcome": asdict(outcome)})
-        if testing.is_sticky(outcome):
-            break
+        if check.name in begun:
+            continue
+        _note(given.journal, {"subject": subject, "begins": check.name, "about": check.about})
+        with _ending_after(given.timeout):
+            outcomes.append(check.run())
+        _note(given.journal, {"subject": subject, "outcome": asdict(outcomes[-1])})
+        if testing.is_sticky(outcomes[-1]):
+            raise SystemExit(STICKY)
+    if any(not outcome.passed for outcome in outcomes):
+        with _ending_after(given.timeout):
+            _note(given.journal, {"subject": subject, "smallest": testing.smallest(checks, outcomes)})
+
+
+@contextlib.contextmanager
+def _ending_after(seconds: float) -> Iterator[None]:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _note(journal: Path, line: dict[str, Any]) -> None:
@@ -114,50 +149,90 @@ def _note(journal: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def _lines(journal: Path | None) -> list[dict[str, Any]]:
+    """What is written down; a line that was not finished counts for nothing."""
+    if journal is None or not journal.exists():
+        return []
+    return [json.loads(line) for line in journal.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+class _Shard:
+    """Some of the checks, and the processes that run them, one after the other: a kernel may end the one that runs it,
+    with whatever status, so what began and did not end is a failure, and so is an end without a word."""
+
+    def __init__(self, folder: Path, job: int, arguments: list[str], shard: str) -> None:
+        self.name, self.journal = f"process {job}", folder / f"{job}.journal"
+        own = ["--jobs", "1", "--shard", shard, "--journal", str(self.journal)]
+        self._command = [sys.executable, "-m", "registry.testing", *arguments, *own]
+        self._printed = folder / f"{job}.out"
+        self._endings = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._seen = len(_lines(self.journal))
+        with self._printed.open("wb") as out:
+            self.process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT)
+
+    def goes_on(self) -> bool:
+        """Whether there is more to come: starts the next process where the last one ended in the middle of a check."""
+        if self.process.poll() is None:
+            return True
+        lines = _lines(self.journal)
+        if lines and "done" in lines[-1]:
+            return False
+        said = self._printed.read_text(encoding="utf-8", errors="replace")[-2000:]
+        ending = f"the process ended with status {self.process.returncode}: {said}"
+        if lines and "begins" in lines[-1]:
+            last = lines[-1]
+            outcome = _failed(last["begins"], f"never came back: {ending}", last["about"])
+            _note(self.journal, {"subject": last["subject"], "outcome": outcome})
+        self._endings += 1
+        got_nowhere = len(lines) == self._seen
+        if got_nowhere or self._endings == MOST_ENDINGS:
+            said = (
+                ending if got_nowhere else f"{MOST_ENDINGS} processes ended like this; the other checks were left out"
+            )
+            subject = lines[-1].get("subject") if lines and not got_nowhere else None
+            _note(self.journal, {"subject": subject or [self.name, "", ""], "outcome": _failed("ends by itself", said)})
+            _note(self.journal, {"done": True})
+            return False
+        self._start()
+        return True
+
+
+def _failed(name: str, detail: str, about: str = "") -> dict[str, Any]:
+    return asdict(testing.Outcome(name, False, detail=detail, about=about))
+
+
 def _in_children(given: argparse.Namespace, arguments: list[str]) -> list[testing.Report]:
-    """Every shard in a process of its own, for a kernel may end the process that runs it, with whatever status: a
-    check that began and did not end is a failure, and so is a process that did not come to its end."""
+    """Every shard in processes of its own; what they write down is gathered as it comes."""
     index, count = map(int, given.shard.split("/"))
     with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for job in range(given.jobs):
-            journal, printed = Path(folder) / f"{job}.journal", Path(folder) / f"{job}.out"
-            own = ["--jobs", "1", "--shard", f"{index + job * count}/{count * given.jobs}", "--journal", str(journal)]
-            command = [sys.executable, "-m", "registry.testing", *arguments, *own]
-            with printed.open("wb") as out:
-                children.append((journal, printed, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)))
+        shards = [
+            _Shard(Path(folder), job, arguments, f"{index + job * count}/{count * given.jobs}")
+            for job in range(given.jobs)
+        ]
         while True:
-            running = [process for *_, process in children if process.poll() is None]
+            running = [shard for shard in shards if shard.goes_on()]
             merged: Merged = {}
-            for job, (journal, printed, process) in enumerate(children, 1):
-                said = printed.read_text(encoding="utf-8", errors="replace")[-2000:]
-                ending = "" if process in running else f"the process ended with status {process.returncode}: {said}"
-                _merge(merged, journal, ending, f"process {job}")
+            for shard in shards:
+                _merge(merged, shard.journal)
             _write(list(merged.values()), given.json)  # as results come: this process may be ended too
             if not running:
                 return list(merged.values())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running[0].wait(2.0)
+                running[0].process.wait(2.0)
 
 
-def _merge(merged: Merged, journal: Path, ending: str, process: str) -> None:
-    """Add what one child wrote down, and what its silence means once it has ended."""
-    written = journal.read_text(encoding="utf-8").split("\n")[:-1] if journal.exists() else []
-    lines = [json.loads(line) for line in written]
-    begun: tuple[Any, str] | None = None
-    for line in lines:
-        if "begins" in line:
-            begun = tuple(line["subject"]), line["begins"]
-        elif "outcome" in line:
-            begun = None
-            _report(merged, tuple(line["subject"])).cases.append(testing.Outcome(**line["outcome"]))
-    if not ending:
-        return
-    if begun is not None:
-        subject, name = begun
-        _report(merged, subject).cases.append(testing.Outcome(name, False, detail=f"never came back: {ending}"))
-    elif not lines or "done" not in lines[-1]:
-        _report(merged, (process, "", "")).cases.append(testing.Outcome("ends by itself", False, detail=ending))
+def _merge(merged: Merged, journal: Path) -> None:
+    """Add what one shard wrote down."""
+    for line in _lines(journal):
+        if "outcome" in line:
+            report, found = _report(merged, tuple(line["subject"])), line["outcome"]
+            report.cases.append(testing.Outcome(**found | {"traits": tuple(found["traits"])}))
+        elif "smallest" in line:
+            report = _report(merged, tuple(line["subject"]))
+            report.smallest = report.smallest or line["smallest"]
 
 
 def _report(merged: Merged, subject: Any) -> testing.Report:

@@ -1,92 +1,37 @@
-"""The single checks of the conformance kit. Each returns findings; nothing here knows pytest, or any one kernel."""
+"""The checks of the conformance kit that launch once, or not at all. Each returns findings; nothing here knows pytest,
+or any one kernel."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import threading
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from registry.contract.capability import Config, arch_matches
+from registry.contract.capability import arch_matches
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import catalog
 from registry.dispatch.select import all_reasons
 from registry.errors import IllegalVariant, InvalidArgument
-from registry.ops.known import op_named, register, unregister
-from registry.ops.op import Op
-from registry.ops.parts.judging import Verdict, judge
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, Trial, problem_of, spec_conditions
+from registry.ops.known import op_named
+from registry.ops.parts.kit import Spec
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
-from registry.ops.parts.sizes import Size
-
-ROUNDS_PER_THREAD = 6
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found; no complaint means that it passed."""
-
-    complaints: tuple[str, ...] = ()
-    error: float | None = None
-    yardstick: float | None = None
-    limit: float | None = None
-
-    @staticmethod
-    def of(verdict: Verdict, *complaints: str) -> Finding:
-        return Finding((*complaints, *verdict.complaints), verdict.error, verdict.yardstick, verdict.limit)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A variant under test, and where."""
-
-    variant: Variant
-    op: Op
-    kit: Kit
-    target: Target
-    device: torch.device
-    size: Size
-    interpreted: bool = False
-
-    def seed(self, name: str) -> int:
-        """Inputs differ from check to check and are the same from run to run."""
-        return zlib.crc32(f"{self.variant.name} {name}".encode())
-
-    def bind(self, problem: Problem, config: Config) -> Callable[..., Any]:
-        """The launch that the op would make; an interpreted kernel cannot be prepared."""
-        variant = dataclasses.replace(self.variant, prepare=None) if self.interpreted else self.variant
-        return self.op.bind(variant, problem, config)
-
-    def sample(self, spec: Spec, seed: int) -> tuple[Sample, Problem]:
-        """Real tensors for a spec, and the problem that they make."""
-        sample = self.kit.make(spec, self.device, seed)
-        with spec_conditions(spec):
-            target = self.target if self.interpreted else None
-            return sample, self.op.problem_of(*sample.tensors, target=target, **sample.arguments)[0]
-
-    def judge(self, spec: Spec, sample: Sample, results: Results) -> Verdict:
-        """Against the oracle, with the float32 precision of the spec but without its determinism, which slows torch."""
-        with spec_conditions(spec | {"deterministic": False}):
-            return judge(results, self.kit.expected(sample))
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
+from registry.ops.parts.trials import Trial, problem_of, spec_conditions
+from registry.testing import interpreted
+from registry.testing.outcomes import Finding
+from registry.testing.subject import Subject, present
 
 # --- results ------------------------------------------------------------------------------------------------------
 
 
 def runs(subject: Subject, trial: Trial) -> Finding:
-    """A legal problem runs, is right, writes its results entirely and nothing else."""
+    """A legal problem runs, is right, writes its results entirely and nothing else, and leaves torch as it was."""
     sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
     if problem.facts() != trial.problem.facts():
         return Finding((f"tensors made another problem than was planned: {problem.summary()}",))
@@ -96,29 +41,37 @@ def runs(subject: Subject, trial: Trial) -> Finding:
     launch = subject.bind(problem, trial.config)
     stir(sample.tensors)
     with spec_conditions(trial.spec), torch.no_grad(), WatchedAllocations() as watched:
+        before = _state(subject.device)
         results = subject.kit.launch(launch, sample)
+        after = _state(subject.device)
     subject.synchronize()
     complaints = [*sample.changed(), *subject.kit.form(sample, results)]
+    complaints += [f"the launch changed {what}" for what in before if not _equal(before[what], after[what])]
     if overruns := watched.overruns():
         complaints.append(f"{overruns} allocations were written outside of their bounds")
     verdict = subject.judge(trial.spec, sample, results)
     return Finding.of(verdict, *complaints)
 
 
-def repeats(subject: Subject, trial: Trial, count: int) -> Finding:
-    """The same inputs give the same bits, every time."""
-    sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
-    launch = subject.bind(problem, trial.config)
-    with spec_conditions(trial.spec), torch.no_grad():
-        first = subject.kit.launch(launch, sample)
-        for number in range(1, count):
-            again = subject.kit.launch(launch, sample)
-            for name, result in again.items():
-                if not torch.equal(_bits(result), _bits(first[name])):
-                    off = float((result.double() - first[name].double()).abs().max())
-                    return Finding((f"{name} of run {number + 1} of {count} differs from the first, by {off:.3g}",))
-    subject.synchronize()
-    return Finding()
+def _state(device: torch.device) -> dict[str, Any]:
+    """What belongs to the whole process, and no kernel's business."""
+    found: dict[str, Any] = {
+        "torch's random numbers": torch.get_rng_state(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's float32 precision": torch.get_float32_matmul_precision(),
+        "torch's deterministic setting": torch.are_deterministic_algorithms_enabled(),
+        "whether torch follows gradients": torch.is_grad_enabled(),
+    }
+    if device.type == "cuda":
+        found["the GPU's random numbers"] = torch.cuda.get_rng_state(device)
+        found["the current GPU"] = torch.cuda.current_device()
+        found["the current stream"] = torch.cuda.current_stream().cuda_stream
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
 def front_door(subject: Subject, trial: Trial) -> Finding:
@@ -147,7 +100,8 @@ def refuses(subject: Subject, spec: Spec) -> Finding:
         return Finding()
     sample = subject.kit.make(spec, subject.device, 0)
     calls = []
-    probe = dataclasses.replace(subject.variant, run=lambda *_, **__: calls.append(1), prepare=None)
+    run = functools.wraps(subject.variant.run)(lambda *_, **__: calls.append(1))
+    probe = dataclasses.replace(subject.variant, run=run, prepare=None)
     with spec_conditions(spec), present(probe):
         try:
             subject.op(*sample.tensors, **sample.arguments, variant=probe.name)  # type: ignore[operator]
@@ -177,98 +131,35 @@ def _complaint_about_reasons(variant: Variant, problem: Problem) -> str:
     return f"reasons without a code, a field or what is allowed: {vague}" if vague else ""
 
 
-# --- under torch's machinery --------------------------------------------------------------------------------------
+# --- compiling ----------------------------------------------------------------------------------------------------
+
+BUILDS = "builds compile"
 
 
-def graph(subject: Subject, trial: Trial) -> Finding:
-    """Captured into a CUDA graph once, and replayed on other values."""
-    sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
-    other, _ = subject.sample(trial.spec, subject.seed(trial.name) + 7)
-    launch = subject.bind(problem, trial.config)
-    with spec_conditions(trial.spec), torch.no_grad():
-        side = torch.cuda.Stream(subject.device)
-        side.wait_stream(torch.cuda.current_stream(subject.device))
-        with torch.cuda.stream(side):
-            subject.kit.launch(launch, sample)
-        subject.synchronize()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = subject.kit.launch(launch, sample)
-    for name, arena in sample.arenas.items():
-        arena.raw.copy_(other.arenas[name].raw)
-    for _ in range(3):
-        captured.replay()
-    subject.synchronize()
-    verdict = subject.judge(trial.spec, other, results)
-    return Finding.of(verdict)
+def builds_compile(subject: Subject, trial: Trial) -> Finding:
+    """What the variant says that it would compile compiles, and fits the target. Needs no GPU."""
+    from registry.toolbox.builds import compile_build, inspect
+
+    assert subject.variant.builds is not None
+    found = list(subject.variant.builds(trial.problem, trial.config))
+    if not found:
+        return Finding((f"builds gave nothing for {trial.about}",))
+    complaints = []
+    for build in found:
+        made = inspect(compile_build(build, subject.target.arch))
+        if made.shared > subject.target.shared_memory:
+            allowed = subject.target.shared_memory
+            complaints.append(f"{build.name} takes {made.shared} bytes of shared memory of {allowed}: {trial.about}")
+    return Finding(tuple(complaints))
 
 
-def threads(subject: Subject, trial: Trial) -> Finding:
-    """Two threads, each with its own values (and stream), do not disturb each other."""
-    pairs = [subject.sample(trial.spec, subject.seed(trial.name) + number) for number in (1, 2)]
-    launch = subject.bind(pairs[0][1], trial.config)
-    found: list[list[Results]] = [[], []]
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(2)
-
-    def work(number: int) -> None:
-        try:
-            with torch.no_grad(), _own_stream(subject.device):
-                barrier.wait(30)
-                for _ in range(ROUNDS_PER_THREAD):
-                    results = subject.kit.launch(launch, pairs[number][0])
-                    found[number].append({name: result.clone() for name, result in results.items()})
-        except BaseException as error:
-            errors.append(error)
-
-    with spec_conditions(trial.spec):
-        with torch.no_grad():
-            subject.kit.launch(launch, pairs[0][0])  # compiles, before there is anything to disturb
-        subject.synchronize()
-        workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in (0, 1)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    subject.synchronize()
-    if errors:
-        raise errors[0]
-    verdicts = [subject.judge(trial.spec, pairs[n][0], results) for n in (0, 1) for results in found[n]]
-    worst = max(verdicts, key=lambda verdict: (len(verdict.complaints), verdict.error))
-    return Finding.of(worst)
-
-
-@contextlib.contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
-
-
-@contextlib.contextmanager
-def present(variant: Variant) -> Iterator[None]:
-    """The variant in the catalog inside the block, in place of whatever has its name."""
-    known = catalog.get().variants.get(variant.name)
-    if known == variant:
-        yield
-        return
-    if known is not None:
-        added = catalog.take_out(known.name)
-    register(variant)
-    try:
-        yield
-    finally:
-        unregister(variant.name)
-        if known is not None:
-            catalog.put_back(known, added)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
+def builds_compile_elsewhere(subject: Subject, trial: Trial) -> Finding:
+    """The same from a process whose kernels are interpreted, which cannot compile them: in another one."""
+    command = [sys.executable, "-m", "registry.testing", "--variant", subject.variant.name]
+    command += ["--target", subject.target.name, "--only", f"{BUILDS}*", "--compile-only"]
+    environment = {name: value for name, value in os.environ.items() if name != interpreted.VARIABLE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return Finding() if done.returncode == 0 else Finding(((done.stdout + done.stderr)[-2000:],))
 
 
 # --- once per op --------------------------------------------------------------------------------------------------

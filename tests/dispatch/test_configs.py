@@ -123,7 +123,11 @@ def test_a_rule_may_take_more_than_is_declared(declare):
     declare("test.ruled", configs=[{"B": 8}, {"B": 16}], rule=rule)
     q = torch.randn(1, 1, 8, 16)
     with registry.use("test.ruled", config={"B": 64}):
-        assert registry.attention.explain(q, q, q).config == {"B": 64}
+        decision = registry.attention.explain(q, q, q)
+        assert decision.config == {"B": 64} and "a config that it does not declare" in str(decision)
+    assert any("does not declare: B=64" in text for text in notices.counts())
+    with registry.use("test.ruled", config={"B": 16}):
+        assert "does not declare" not in str(registry.attention.explain(q, q, q))
     for bad, why in (({"B": 12}, "multiples of 8"), ({"B": -8}, "such as 8, 16"), ({"C": 8}, "{B}")):
         with registry.use("test.ruled", config=bad), pytest.raises(IllegalVariant, match=why):
             registry.attention.explain(q, q, q)

@@ -36,18 +36,20 @@ import torch
 from registry import Target, Variant, variants
 from registry.ops.known import op_named
 from registry.ops.parts import memory
-from registry.ops.parts.kit import Sample, Trial, draw, spec_conditions
+from registry.ops.parts.kit import Sample
 from registry.ops.parts.sizes import Size
+from registry.ops.parts.trials import Trial, draw, spec_conditions
 
 OURS = ("triton", "gluon")
 SMALL = Size(
     lengths=(1, 77, 129, 190),
     widest=256,
     large=False,
+    long=520,
+    slow=False,
     samples=6,
     values=6,
     full_config_problems=1,
-    configs=6,
     repeats=1,
 )
 TOOLS = {

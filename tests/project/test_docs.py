@@ -21,7 +21,9 @@ from registry.tables import Layer, files_at, load_tables
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md")]
+PAGES = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md", "docs/authors.md")
+]
 
 
 def code_blocks(text, language):
@@ -45,6 +47,22 @@ def test_variants_page_is_current():
     assert (ROOT / "docs" / "variants.md").read_text(encoding="utf-8") == docs.variants_page(), "run: make docs"
 
 
+def test_contracts_for_authors_are_current():
+    """And whole: every argument that an op hands over is there, and said what it is where the op's folder says so."""
+    page = (ROOT / "docs" / "authors.md").read_text(encoding="utf-8")
+    assert page == docs.with_contracts(page), "run: make docs"
+    for name, op in all_ops().items():
+        section = page.split(f"### {name}\n")[1].split("\n### ")[0]
+        handed = {*op.tensors, *op.fixed_arguments, *op.call_arguments}
+        assert not [word for word in handed if f"| `{word}` |" not in section]
+        assert op.contract is None or set(op.contract.arguments) == handed
+
+
+def test_python_in_the_page_for_authors_runs():
+    for block in code_blocks((ROOT / "docs" / "authors.md").read_text(encoding="utf-8"), "python"):
+        exec(compile(block, "authors.md", "exec"), {})
+
+
 def test_variants_page_names_every_built_in_variant_and_no_other(declare):
     declare("test.kernel")
     page = docs.variants_page()
@@ -63,6 +81,7 @@ def test_outputs_in_the_readme_are_real():
 def test_check_names_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("nothing generated in here\n")
+    (tmp_path / "docs" / "authors.md").write_text("nothing generated in here, either\n")
     monkeypatch.chdir(tmp_path)
     assert docs.main(["--check"]) == 1
     assert "variants.md is not current" in capsys.readouterr().out

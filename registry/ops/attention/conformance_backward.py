@@ -17,12 +17,13 @@ from registry.ops.attention.conformance_forward import (
     model_scores,
     model_weights,
     noise_of,
+    order_complaints,
     strides_in,
 )
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.attention.outputs import new_out
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Results, Sample, Spec
+from registry.ops.parts.kit import Results, Sample, Spec, dense_complaints
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
@@ -84,6 +85,10 @@ class BackwardKit(AttentionKit):
             out, lse = attention(*leaves, **arguments, return_lse=True)
             results, grads = ([out], [grad_out]) if grad_lse is None else ([out, lse], [grad_out, grad_lse])
             return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(results, leaves, grads), strict=True))
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        found = dense_complaints(results, sample)
+        return [*found, *(text for name, result in results.items() for text in order_complaints(name, result))]
 
     def expected(self, sample: Sample) -> list[Expected]:
         grad_out, q, k, v, *_ = sample.tensors

@@ -74,17 +74,18 @@ def _memory(requires: Requires) -> list[str]:
 
 
 class AttentionKit(Kit):
+    between_calls = {"scale": 0.4}
     claims = ("dtype", "heads", "head_dim", "mask", "softcap", "lse", "ieee", "deterministic", "grad_lse", "memory")
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         dims = _head_dims(requires.head_dim, requires.head_dim_multiple, size)
         dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
-        heads = [(2, 2), (1, 1), (3, 3)] + ([(16, 16)] if size.large else [])
+        heads = [(2, 2), (1, 1), *([] if size.slow else [(3, 3)]), *([(16, 16)] if size.large else [])]
         if requires.gqa:
-            heads += [(4, 2), (6, 1), (6, 2)] + ([(32, 8)] if size.large else [])
+            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2)]), *([(32, 8)] if size.large else [])]
         return {
             "dtype": list(requires.dtypes),
-            "batch": [2, 1, 3],
+            "batch": [2, 1, 3][: 2 if size.slow else 3],
             "heads": heads,
             "lengths": _lengths(requires, size),
             "head_dim": dims,
@@ -120,7 +121,8 @@ class AttentionKit(Kit):
 
     def crowded(self, size: Size) -> Sequence[Spec]:
         if not size.large:
-            return ()
+            few: Spec = {"batch": 1, "lengths": (size.long, size.long), "memory": "bhsd", "spread": ""}
+            return tuple({**few, "mask": (causal, None)} for causal in (False, True))
         many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
         return tuple(
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}
@@ -235,7 +237,18 @@ class AttentionKit(Kit):
         lse = results.get("lse")
         if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
             found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
-        return found
+        return [*found, *order_complaints("out", results.get("out"))]
+
+
+def order_complaints(name: str, result: Any) -> list[str]:
+    """Results are dense in one of the two orders that have a name; other variants' claims of memory count on it."""
+    if not isinstance(result, torch.Tensor) or result.dim() != 4:
+        return []
+    for order in (None, BSHD_ORDER):
+        wanted = dense_strides(result.shape, order)
+        if all(n == 1 or a == b for n, a, b in zip(result.shape, result.stride(), wanted, strict=True)):
+            return []
+    return [f"{name} has strides {result.stride()} for shape {tuple(result.shape)}: neither bhsd nor bshd"]
 
 
 def strides_in(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> Strides:

@@ -58,6 +58,7 @@ class AttentionBackward(_AttentionOp):
     name = "attention_backward"
     summary = "gradients of attention with respect to q, k and v"
     problem_type = AttentionBackwardProblem
+    tensors = ("grad_out", "q", "k", "v", "out", "lse")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
         **_AttentionOp.fixed_arguments,
         "deterministic": ("deterministic", "deterministic"),
@@ -178,6 +179,7 @@ class Attention(_AttentionOp):
     name = "attention"
     summary = "softmax(scale * q k^T) v"
     problem_type = AttentionProblem
+    tensors = ("q", "k", "v")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
         **_AttentionOp.fixed_arguments,
         "return_lse": ("lse", "lse"),

@@ -31,6 +31,7 @@ class AttentionVarlenBackward(VarlenOp):
     name = "attention_varlen_backward"
     summary = "gradients of attention_varlen with respect to packed q, k and v, and the sinks"
     problem_type = VarlenBackwardProblem
+    tensors = ("grad_out", "q", "k", "v", "out", "lse")
     first_operand: ClassVar[int] = 1
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
         **MASKS,

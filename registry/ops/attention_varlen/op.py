@@ -41,6 +41,7 @@ class AttentionVarlen(VarlenOp):
     name = "attention_varlen"
     summary = "softmax(scale * q k^T) v over packed, cached or paged sequences of differing lengths"
     problem_type = VarlenProblem
+    tensors = ("q", "k", "v")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {**MASKS, "return_lse": ("lse", "lse")}
     call_arguments: ClassVar[Mapping[str, str]] = {
         **VarlenOp.call_arguments,

@@ -20,7 +20,6 @@ from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum
 from registry.ops.parts.sizes import Size
 
 UNIT_BYTES = 16
-INTEGERS = ("int8", "int32")
 SMALL = [
     (128, 128, 128),
     (77, 129, 100),
@@ -81,6 +80,15 @@ class MatmulKit(Kit):
             {"sizes": (256, 192, 64), "bias": "plain", "activation": "silu", "scaling": "rowwise"},
             {"sizes": (1, 256, 300), "layout": "nt"},
             {"layout": "tt", "batch": 3},
+        )
+
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        """Several tiles in each direction; on a GPU the large sizes are that."""
+        plain: Spec = {"batch": 0, "shared": "", "memory": "dense"}
+        return (
+            ()
+            if size.large
+            else tuple({**plain, "sizes": sizes} for sizes in ((300, 400, size.long), (size.long, 150, 40)))
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
@@ -151,7 +159,7 @@ class MatmulKit(Kit):
             assert arguments["out"].shape == shape
             written["out"] = arguments["out"]
         if device.type != "meta":
-            _fill(a, b, arguments, torch.Generator(device).manual_seed(seed))
+            _fill(a, b, arguments, torch.Generator(device).manual_seed(seed), 9 if out_dtype is torch.float16 else 128)
         launch = {name: arguments.get(name) for name in ("bias", "scale_a", "scale_b", "out")} | {
             "out_dtype": out_dtype
         }
@@ -219,7 +227,9 @@ def _matrix(
     return (batch, rows, columns), (0 if shared else per_batch, *strides)
 
 
-def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator) -> None:
+def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:
+    """Random values; those of int8 over its whole range, or as far as sums of their products can be held."""
+
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device=a.device, generator=generator)
 
@@ -229,7 +239,10 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
                 1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
             values = normal(shape)
-            values = (values * 4).round() if str(tensor.dtype).removeprefix("torch.") in INTEGERS else values
+            if tensor.dtype is torch.int8:
+                values = torch.randint(-reach, reach, shape, device=a.device, generator=generator)
+            elif tensor.dtype is torch.int32:
+                values = (values * 1000).round()
             tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
     for name in ("scale_a", "scale_b"):
         if name in arguments:

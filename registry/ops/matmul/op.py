@@ -40,6 +40,7 @@ class Matmul(Op):
     name = "matmul"
     summary = "activation((a @ b) * scales + bias)"
     problem_type = MatmulProblem
+    tensors = ("a", "b")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {"activation": ("activations", "activation")}
     call_arguments: ClassVar[Mapping[str, str]] = {
         "out_dtype": "out_dtypes",

@@ -92,8 +92,24 @@ _ALLOCATORS = frozenset(
 )
 
 
+_FILLERS = frozenset(
+    (
+        _aten.zeros.default,
+        _aten.zeros_like.default,
+        _aten.new_zeros.default,
+        _aten.ones.default,
+        _aten.ones_like.default,
+        _aten.new_ones.default,
+        _aten.full.default,
+        _aten.full_like.default,
+        _aten.new_full.default,
+    )
+)
+
+
 class WatchedAllocations(TorchDispatchMode):
-    """Inside the block, what torch.empty and its kin return is poisoned and lies between guard bands."""
+    """Inside the block, what torch.empty and torch.zeros and their kin return lies between guard bands; where nothing
+    was to be written into it, it is poisoned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,9 +117,12 @@ class WatchedAllocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATORS and type(result) is torch.Tensor and result.device.type != "meta" and result.numel():
-            return self._guarded(result)
-        return result
+        if func not in _ALLOCATORS and func not in _FILLERS:
+            return result
+        if type(result) is not torch.Tensor or result.device.type == "meta" or not result.numel():
+            return result
+        guarded = self._guarded(result)
+        return guarded.copy_(result) if func in _FILLERS else guarded
 
     def _guarded(self, plain: torch.Tensor) -> torch.Tensor:
         lead = GUARD_BYTES // plain.element_size()

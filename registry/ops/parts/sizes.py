@@ -16,15 +16,18 @@ class Size:
     """The largest inner dimension."""
     large: bool
     """Whether problems of a real workload's size are tried as well."""
+    long: int
+    """A length of several blocks of any config, for a few problems."""
+    slow: bool
+    """Kernels are interpreted: as few programs as show what is wrong."""
     samples: int
     """Further random problems after each axis value had its own."""
     values: int
     """Values kept of an axis with many."""
     full_config_problems: int
-    """How many problems are run with every config; the others take the default one."""
-    configs: int
-    """Most configs per such problem."""
+    """How many problems are run with every config; among the others they are dealt out."""
     repeats: int
+    """How often launches on the same values are compared: a race that shows once in fifty calls has to show."""
 
 
 _LENGTHS = {"small": (1, 16, 77, 129), "cpu": (1, 77, 129, 64, 300), "cuda": (1, 77, 129, 1000, 256, 2049)}
@@ -39,9 +42,10 @@ def size_for(device: torch.device, level: str, interpreted: bool) -> Size:
         lengths=_LENGTHS["small" if interpreted else "cuda" if cuda else "cpu"],
         widest=512 if cuda else 64 if interpreted else 160,
         large=cuda,
+        slow=interpreted,
+        long=2049 if cuda else 200 if interpreted else 520,
         samples=(40 if cuda else 20) if full else 6,
         values=12 if full else 4,
-        full_config_problems=3 if full else 1,
-        configs=1000 if full else 4,
-        repeats=20 if full else 3,
+        full_config_problems=3 if full else 0,
+        repeats=3 if interpreted else 200,
     )

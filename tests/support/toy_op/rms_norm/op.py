@@ -51,6 +51,7 @@ class RmsNorm(Op):
     name = "rms_norm"
     summary = "x / sqrt(mean(x^2) + eps) * weight"
     problem_type = RmsNormProblem
+    tensors = ("x",)
     call_arguments: ClassVar[Mapping[str, str]] = {"eps": "", "weight": "weight"}
 
     def __call__(

@@ -1,0 +1,136 @@
+"""What is held against a declaration when it is registered: claims that its op has, values that there are, functions
+that can be called as they will be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from registry.contract.capability import OWN_CLAIMS, Requires, strings
+from registry.contract.problem import PROBLEM_TYPES, Problem
+from registry.contract.variant import Variant
+from registry.errors import DeclarationError
+
+__all__ = ["HANDED", "Handed", "check_declaration"]
+
+
+class Handed(NamedTuple):
+    """What an op hands to the functions of a variant."""
+
+    tensors: tuple[str, ...]
+    """By position."""
+    fixed: tuple[str, ...]
+    """Keywords of `run` alone: they are the same for one Problem, which `prepare` has seen."""
+    varying: tuple[str, ...]
+    """Keywords of `run` and of a prepared launch: they differ from call to call."""
+
+
+HANDED: dict[str, Callable[[Variant], Handed]] = {}
+"""By op, which adds itself: what it hands to a variant with these claims."""
+
+
+def check_declaration(variant: Variant) -> None:
+    """Raise DeclarationError for what cannot be right. An op that is not known yet is not asked."""
+    check_claims(variant.requires, variant.op)
+    _check_functions(variant)
+
+
+def check_claims(requires: Requires, op: str) -> None:
+    """Raise DeclarationError for a claim that the op does not have, or a value that there is not."""
+    _check_dtypes("dtypes", requires.dtypes)
+    if op not in PROBLEM_TYPES:
+        return
+    kind = PROBLEM_TYPES[op]
+    allowed = kind.claims()
+    for name, value in requires.claims.items():
+        if name not in allowed:
+            known = ", ".join(sorted({*OWN_CLAIMS, *allowed}))
+            raise DeclarationError(f"Requires.{name}: got a claim that {op} does not have; allowed: {known}")
+        if allowed[name] == ():
+            strings(name, value)
+        if name.startswith("dtypes") or name.endswith("dtypes"):
+            _check_dtypes(name, value)
+    _check_values(requires, op, kind)
+
+
+def _check_dtypes(name: str, dtypes: tuple[str, ...]) -> None:
+    import torch
+
+    for dtype in dtypes:
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise DeclarationError(
+                f"Requires.{name}: got {dtype!r}; allowed: names of torch dtypes, such as 'bfloat16'"
+            )
+
+
+def _check_values(requires: Requires, op: str, kind: type[Problem]) -> None:
+    for field, how in kind.queries().items():
+        claim = requires.claim(how.claim) if how.claim else None
+        if claim in (None, ()):
+            continue
+        known = kind.known_values.get(field)
+        if known and isinstance(claim, tuple):
+            for value in claim:
+                if value not in known:
+                    allowed = ", ".join(map(repr, filter(None, known)))
+                    raise DeclarationError(f"Requires.{how.claim}: got {value!r}; allowed of {op}: {allowed}")
+        wrong = _MISFITS.get(how.rule, lambda value: "")(claim) if isinstance(how.rule, str) else ""
+        if wrong:
+            raise DeclarationError(f"Requires.{how.claim}: got {claim!r}; allowed: {wrong}")
+
+
+def _no_range(value: Any) -> str:
+    numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
+    return "" if numbers and value[0] <= value[1] else "(lowest, highest), two integers"
+
+
+_MISFITS: Mapping[str, Callable[[Any], str]] = {
+    "flag": lambda value: "" if isinstance(value, bool) else "True or False",
+    "range": _no_range,
+    "multiple": lambda value: "" if type(value) is int and value > 0 else "a positive integer",
+}
+"""By rule: what would have been allowed in place of this claim; "" where it is right."""
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+
+def _check_functions(variant: Variant) -> None:
+    if variant.op in HANDED:
+        handed = HANDED[variant.op](variant)
+        keywords = ("config", *handed.fixed, *handed.varying)
+        _check_call(variant, "run", variant.run, handed.tensors, keywords)
+    for name, positional in (
+        ("prepare", ("problem", "config")),
+        ("builds", ("problem", "config")),
+        ("schedule", ("problem", "config")),
+        ("design_of", ("config",)),
+    ):
+        _check_call(variant, name, getattr(variant, name), positional)
+    if callable(variant.configs):
+        _check_call(variant, "configs", variant.configs, ("problem",))
+    for name in ("shared_memory", "registers", "rule"):
+        _check_call(variant, f"requires.{name}", getattr(variant.requires, name), ("problem", "config"))
+
+
+def _check_call(
+    variant: Variant, name: str, function: Any, positional: tuple[str, ...], keywords: tuple[str, ...] = ()
+) -> None:
+    """Whether a function can be called like this, as far as it tells; one that is not there need not be."""
+    if function is None:
+        return
+    if not callable(function):
+        raise DeclarationError(f"Variant {variant.name}: {name}: got {function!r}; allowed: a function")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # built in, and silent about it
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        called = ", ".join((*positional, *(["*", *keywords] if keywords else ())))
+        raise DeclarationError(
+            f"Variant {variant.name}: {name}: got {name}{signature} ({error}); allowed: what {variant.op} can call as "
+            f"{name}({called})"
+        ) from None

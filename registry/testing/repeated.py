@@ -1,0 +1,194 @@
+"""The checks that launch more than once: again with other values, many times, from threads, in a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from registry.ops.parts.judging import judge
+from registry.ops.parts.kit import Results, Sample
+from registry.ops.parts.trials import Trial, spec_conditions
+from registry.testing.outcomes import Finding
+from registry.testing.subject import Subject, copied, same_bits
+
+LONGEST_S = 1.0
+"""For launches that are repeated, of which there are FEWEST all the same."""
+FEWEST = 3
+THREADS = 4
+ROUNDS_PER_THREAD = 20
+SWITCH_S = 1e-5
+"""Between threads: often, so that what they share shows."""
+
+
+def again(subject: Subject, trial: Trial) -> Finding:
+    """One bound launch is called with some values, then with others (another scale, too), then by another thread and
+    on another stream. Each result is right, and nothing that was returned before has changed."""
+    seed, other_spec = subject.seed(trial.name), trial.spec | _differing(subject, trial)
+    sample, problem = subject.sample(trial.spec, seed)
+    other, other_problem = subject.sample(other_spec, seed + 1)
+    if problem.facts() != other_problem.facts():
+        return Finding((f"what differs from call to call made another problem: {other_problem.summary()}",))
+    launch = subject.bind(problem, trial.config)
+    with spec_conditions(trial.spec), torch.no_grad():
+        first = subject.kit.launch(launch, sample)
+        subject.synchronize()
+        kept = copied(first)
+        second = subject.kit.launch(launch, other)
+        subject.synchronize()
+        complaints = [
+            f"{name} of the first call was changed by the second call"
+            for name, result in first.items()
+            if not same_bits(result, kept[name])
+        ]
+        second = copied(second)
+        third, _ = subject.sample(other_spec, seed + 2)
+        subject.synchronize()
+        elsewhere = _in_a_thread(subject, launch, third)
+    verdict = subject.judge(trial.spec, sample, kept)
+    complaints += [f"the first call: {text}" for text in verdict.complaints]
+    for when, values, results in (("called again", other, second), ("from another stream", third, elsewhere)):
+        complaints += [f"{when}: {text}" for text in subject.judge(other_spec, values, results).complaints]
+    return Finding(tuple(complaints), verdict.error, verdict.yardstick, verdict.limit)
+
+
+def _differing(subject: Subject, trial: Trial) -> dict[str, object]:
+    return {axis: value for axis, value in subject.kit.between_calls.items() if axis in trial.spec}
+
+
+def _in_a_thread(subject: Subject, launch: Callable[..., object], sample: Sample) -> Results:
+    if subject.interpreted:  # the interpreter changes Triton's module while it runs
+        return subject.kit.launch(launch, sample)
+    found: list[Results] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), subject.own_stream():
+                found.append(subject.kit.launch(launch, sample))
+        except BaseException as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def repeats(subject: Subject, trial: Trial, count: int, exactly: bool) -> Finding:
+    """The same inputs give the same result every time: bit by bit, or else one that is right each time.
+
+    Calls with other values come in between, so that memory which is not written does not hold the right answer.
+    """
+    seed = subject.seed(trial.name)
+    sample, problem = subject.sample(trial.spec, seed)
+    between, _ = subject.sample(trial.spec, seed + 1)
+    launch = subject.bind(problem, trial.config)
+    farthest: dict[str, tuple[float, torch.Tensor]] = {}
+    with spec_conditions(trial.spec), torch.no_grad():
+        first = copied(subject.kit.launch(launch, sample))
+        deadline = time.monotonic() + LONGEST_S
+        for number in range(2, count + 1):
+            if number > FEWEST and time.monotonic() > deadline:
+                break
+            subject.kit.launch(launch, between)
+            for name, result in subject.kit.launch(launch, sample).items():
+                if same_bits(result, first[name]):
+                    continue
+                off = _off(result, first[name])
+                if exactly:
+                    return Finding((f"{name} of run {number} of {count} differs from the first, by {off:.3g}",))
+                if off >= farthest.get(name, (0.0,))[0]:
+                    farthest[name] = off, result.clone()
+    subject.synchronize()
+    if not farthest:
+        return Finding()
+    verdict = subject.judge(trial.spec, sample, first | {name: result for name, (_, result) in farthest.items()})
+    return Finding.of(verdict, *(("one run differs from the others",) if verdict.complaints else ()))
+
+
+def _off(result: torch.Tensor, first: torch.Tensor) -> float:
+    difference = (result.double() - first.double()).abs()
+    same = (result == first) | (torch.isnan(result) & torch.isnan(first)) if result.is_floating_point() else None
+    difference = difference if same is None else torch.where(same, 0.0, difference)
+    return float(difference.nan_to_num(torch.inf).max())
+
+
+def graph(subject: Subject, trial: Trial) -> Finding:
+    """Captured into a CUDA graph once, and replayed on other values."""
+    sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
+    other, _ = subject.sample(trial.spec, subject.seed(trial.name) + 7)
+    launch = subject.bind(problem, trial.config)
+    with spec_conditions(trial.spec), torch.no_grad():
+        side = torch.cuda.Stream(subject.device)
+        side.wait_stream(torch.cuda.current_stream(subject.device))
+        with torch.cuda.stream(side):
+            subject.kit.launch(launch, sample)
+        subject.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            results = subject.kit.launch(launch, sample)
+    for name, arena in sample.arenas.items():
+        arena.raw.copy_(other.arenas[name].raw)
+    for _ in range(3):
+        captured.replay()
+    subject.synchronize()
+    return Finding.of(subject.judge(trial.spec, other, results))
+
+
+def threads(subject: Subject, trial: Trial) -> Finding:
+    """Threads that share one launch, each with its own values (and stream), do not disturb each other."""
+    samples = [subject.sample(trial.spec, subject.seed(trial.name) + 1 + number) for number in range(THREADS)]
+    launch = subject.bind(samples[0][1], trial.config)
+    found: list[list[Results]] = [[] for _ in samples]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(THREADS)
+
+    def work(number: int) -> None:
+        try:
+            with torch.no_grad(), subject.own_stream():
+                barrier.wait(30)
+                deadline = time.monotonic() + LONGEST_S
+                for turn in range(ROUNDS_PER_THREAD):
+                    if turn > FEWEST and time.monotonic() > deadline:
+                        break
+                    found[number].append(copied(subject.kit.launch(launch, samples[number][0])))
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    with spec_conditions(trial.spec):
+        with torch.no_grad():
+            subject.kit.launch(launch, samples[0][0])  # compiles, before there is anything to disturb
+        subject.synchronize()
+        workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(THREADS)]
+        with _switching_often():
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+    subject.synchronize()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    verdicts = []
+    for (sample, _), results in zip(samples, found, strict=True):
+        expected = subject.expected(trial.spec, sample)
+        verdicts += [judge(one, expected) for one in results]
+    worst = max(verdicts, key=lambda verdict: (len(verdict.complaints), verdict.error))
+    return Finding.of(worst)
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

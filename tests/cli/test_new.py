@@ -1,0 +1,76 @@
+"""`kreg new` writes what works at once: kernel, test, entry point, README, for every op that has a starter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.cli import OK, USAGE, main
+from registry.ops.known import all_ops
+
+STARTED = [name for name, op in all_ops().items() if op.starter is not None]
+FEW = {"attention": "refuses or bfloat16 and 1x16", "matmul": "refuses or 77x129x100", "attention_backward": "1x77"}
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_ops_that_people_write_kernels_for_have_one():
+    assert {"attention", "attention_backward", "matmul"} <= set(STARTED)
+
+
+@pytest.mark.slow(12)
+@pytest.mark.parametrize("op", STARTED)
+def test_what_is_written_passes(op, tmp_path, capsys):
+    package = ["--package"] if op == "matmul" else []
+    assert main(["new", f"acme.new_{op}", "--op", op, "--into", str(tmp_path), *package]) == OK
+    folder = tmp_path / f"acme_new_{op}"
+    files = written(folder)
+    assert str(folder / "README.md") in capsys.readouterr().out.replace("\n", " ")
+    assert not [name for name, text in files.items() if re.search(r"@[A-Z]+@", text)]
+    assert f'acme = "acme_new_{op}"' in files["pyproject.toml"]
+    run(folder, "ruff", "format", "--isolated", "--line-length=120", "--check", ".")
+    run(folder, "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,W,I,B", ".")
+    assert "passed" in run(folder, "pytest", "-p", "no:cacheprovider", "-k", FEW.get(op, "refuses"), ".")
+
+
+@pytest.mark.slow(6)
+def test_a_package_brings_its_tables(tmp_path):
+    assert main(["new", "acme.tabled", "--op", "matmul", "--package", "--into", str(tmp_path)]) == OK
+    package = tmp_path / "acme_tabled" / "acme_tabled"
+    (package / "matmul.sm90.yaml").write_text("op: matmul\narch: sm90\nrules: []\n")
+    code = (
+        "import acme_tabled as a; print([p.name for p in a.registry_tables()], [v.name for v in a.registry_variants()])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["['matmul.sm90.yaml']", "['acme.tabled']"]
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    for arguments, said in (
+        (["Acme"], "NAME: got 'Acme'; allowed: vendor.name"),
+        (["acme.x", "--op", "sorting"], "--op: got 'sorting'; allowed: attention"),
+    ):
+        assert main(["new", *arguments, "--into", str(tmp_path)]) == USAGE
+        assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "acme_x").mkdir()
+    (tmp_path / "acme_x" / "mine").write_text("")
+    assert main(["new", "acme.x", "--into", str(tmp_path)]) == USAGE
+    assert "is not empty" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""Declarations that cannot be right are refused when they are registered, with what would have been allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+import registry
+from registry import DeclarationError, Requires, Variant
+from registry.contract.declared import HANDED, check_declaration
+from registry.ops.known import all_ops
+
+
+def whatever(*tensors, **given):
+    raise NotImplementedError
+
+
+def declared(op="attention", run=whatever, **given):
+    settings = {name: given.pop(name) for name in ("prepare", "builds", "configs", "design_of") if name in given}
+    check_declaration(Variant("test.declared", op=op, run=run, requires=Requires(**given), **settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (dict(dtypes=("bfloat61",)), "Requires.dtypes: got 'bfloat61'"),
+        (dict(dtypes=("int8",)), "Requires.dtypes: got 'int8'; allowed of attention: 'bfloat16'"),
+        (dict(layouts=("bhds",)), "Requires.layouts: got 'bhds'; allowed of attention: 'bhsd', 'bshd', 'strided'"),
+        (dict(op="matmul", layouts=("bhsd",)), "Requires.layouts: got 'bhsd'; allowed of matmul: 'nn'"),
+        (dict(op="matmul", activations=("gleu",)), "Requires.activations: got 'gleu'; allowed of matmul: 'relu'"),
+        (dict(op="matmul", scaling=("blockwise",)), "Requires.scaling: got 'blockwise'"),
+        (dict(op="matmul", out_dtypes=("half",)), ""),  # torch's own short name
+        (dict(op="matmul", out_dtypes=("fp32",)), "Requires.out_dtypes: got 'fp32'"),
+        (dict(op="matmul", causal=True), "Requires.causal: got a claim that matmul does not have"),
+        (dict(op="attention", activations=("relu",)), "Requires.activations: got a claim that attention does not have"),
+        (dict(head_dim=128), "Requires.head_dim: got 128; allowed: (lowest, highest), two integers"),
+        (dict(head_dim=(128, 64)), "Requires.head_dim: got (128, 64)"),
+        (dict(causal="yes"), "Requires.causal: got 'yes'; allowed: True or False"),
+        (dict(seqlen_q_multiple=0), "Requires.seqlen_q_multiple: got 0; allowed: a positive integer"),
+        (dict(toolchain={"tritn": ">=3.6"}), "Requires.toolchain: got 'tritn'; allowed: torch, triton, driver"),
+    ],
+)
+def test_values_that_there_are_not(given, said):
+    if not said:
+        return declared(**given)
+    with pytest.raises(DeclarationError) as caught:
+        declared(**given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (dict(run=lambda q, k, *, scale, config: None), "run(q, k, v, *, config, scale)"),
+        (dict(run=lambda q, k, v, *, config: None), "got an unexpected keyword argument 'scale'"),
+        (dict(run=lambda q, k, v, *, scale: None), "got an unexpected keyword argument 'config'"),
+        (dict(run=lambda q, k, v, *, scale, config: None, causal=True), "run(q, k, v, *, config, causal, scale)"),
+        (dict(run=lambda q, k, v, *, scale, causal, config: None), "missing a required argument: 'causal'"),
+        (dict(op="matmul", run=lambda a, b, *, bias, config: None), "missing a required argument: 'bias'"),
+        (dict(prepare=lambda problem: None), "prepare(problem, config)"),
+        (dict(builds=lambda problem: []), "builds(problem, config)"),
+        (dict(configs=lambda: [{}]), "configs(problem)"),
+        (dict(design_of=lambda: None), "design_of(config)"),
+        (dict(rule=lambda problem: []), "requires.rule(problem, config)"),
+        (dict(shared_memory=4096), "requires.shared_memory: got 4096; allowed: a function"),
+    ],
+)
+def test_functions_that_cannot_be_called_as_they_will_be(given, said):
+    with pytest.raises(DeclarationError) as caught:
+        declared(**given)
+    assert said in str(caught.value)
+
+
+def test_functions_that_can():
+    declared(run=lambda q, k, v, *, scale, config: None)
+    declared(run=lambda q, k, v, scale, config, causal=False: None)
+    declared(run=lambda q, k, v, *, scale, causal, config: None, causal=True)
+    declared(op="matmul", run=lambda a, b, *, config, **epilogue: None, bias=True, out=True)
+
+
+def test_every_op_says_what_it_hands_over():
+    assert set(HANDED) == set(all_ops())
+
+
+def test_registering_refuses_too():
+    variant = Variant("test.declared", op="attention", run=lambda q: None, requires=Requires(arch=("any",)))
+    with pytest.raises(DeclarationError, match="run"):
+        registry.register(variant)
+    assert "test.declared" not in registry.variants()
