@@ -100,7 +100,8 @@ def each(
     **lengths
 ):  # fmt: skip
     out = new_out(q, v) if out is None else out
-    lse = new_lse(q)
+    wide = _math_dtype(q.dtype)
+    lse = new_lse(q).to(wide)
     bounds, group = lengths["cu_seqlens_q"].tolist(), q.shape[1] // k.shape[-2]
     for b, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if start == stop:
@@ -123,10 +124,10 @@ def each(
         out[start:stop][blind], lse[:, start:stop][:, blind] = 0.0, -math.inf
     if sinks is not None:
         # A sink takes its share of the softmax's sum, and gives nothing.
-        with_sink = torch.logaddexp(lse, sinks.float()[:, None])
+        with_sink = torch.logaddexp(lse, sinks.to(wide)[:, None])
         out.mul_(torch.exp(lse - with_sink).T[..., None].to(out.dtype))
         lse = with_sink
-    return out, lse if return_lse else None
+    return out, lse.float() if return_lse else None
 
 
 def _added(q, keys, causal, window, alibi_slopes):
@@ -136,7 +137,8 @@ def _added(q, keys, causal, window, alibi_slopes):
         return None
     added = torch.zeros(1, 1, q.shape[0], keys.shape[0], dtype=q.dtype)
     if alibi_slopes is not None:
-        added = (added - alibi_slopes[:, None, None] * distances(q.shape[0], keys.shape[0], q.device)).to(q.dtype)
+        far = distances(q.shape[0], keys.shape[0], q.device)
+        added = (added - alibi_slopes.to(_math_dtype(q.dtype))[:, None, None] * far).to(q.dtype)
     return added if seen is None else added.masked_fill(~seen, -math.inf)
 
 
