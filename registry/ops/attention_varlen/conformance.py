@@ -57,7 +57,7 @@ def forward_compile(device: torch.device) -> list[str]:
     def call(q: Any, k: Any, v: Any, how: dict[str, Any]) -> Any:
         return attention_varlen(q, k, v, **how)
 
-    compiled = torch.compile(call, fullgraph=True, backend=backend(device))
+    compiled: Any = torch.compile(call, fullgraph=True, backend=backend(device))
     (eager, how), (traced, same) = (_batch(device, grad=True, sinks=True) for _ in range(2))
     want, got = attention_varlen(*eager, **how), compiled(*traced, same)
     found += off("out", got, want)

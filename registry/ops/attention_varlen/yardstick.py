@@ -1,4 +1,4 @@
-"""Attention as a kernel of each dtype computes it, in plain torch, a sequence at a time: what conformance measures by."""
+"""Attention as a kernel of each dtype computes it, in plain torch, a sequence at a time: what results are held to."""
 
 from __future__ import annotations
 
