@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +23,7 @@ UNLIMITED = -1
 
 def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, alibi_slopes, return_lse, scale, config, **queries):
     if cu_seqlens_k is None:  # a cache is packed sequences of equal length, of which the first keys are used
-        cu_seqlens_k = _starts(k.shape[0], k.shape[1], k.device)
+        cu_seqlens_k = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
@@ -66,11 +65,6 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, deterministic, scale,
         seed.new_empty(()),
         scale=scale,
     )
-
-
-@functools.cache
-def _starts(batch: int, length: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
 
 
 def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
