@@ -21,7 +21,7 @@ UNLIMITED = -1
 # --- FlashAttention-2 as built into torch, which torch's varlen_attn calls (marks a row without keys by +inf) -------
 
 
-def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, alibi_slopes, return_lse, scale, config, **queries):
+def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, return_lse, scale, config, **queries):
     if cu_seqlens_k is None:  # a cache is packed sequences of equal length, of which the first keys are used
         cu_seqlens_k = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
         k, v = k.flatten(0, 1), v.flatten(0, 1)
@@ -40,13 +40,14 @@ def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, alibi_slopes, ret
         False,
         scale=scale,
         seqused_k=seqused_k,
-        alibi_slopes=alibi_slopes,
         **sides,
     )
     return out, lse.masked_fill(lse == math.inf, -math.inf) if return_lse else None
 
 
-def flash_backward(grad_out, q, k, v, out, lse, *, causal, deterministic, scale, config, **lengths):
+def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config, **lengths):
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
     return aten._flash_attention_backward(
         grad_out,
@@ -60,10 +61,11 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, deterministic, scale,
         lengths["max_seqlen_q"],
         lengths["max_seqlen_k"],
         0.0,
-        causal,
+        causal and window is None,
         seed,
         seed.new_empty(()),
         scale=scale,
+        **sides,
     )
 
 
@@ -82,6 +84,7 @@ def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
 
 
 def _flash_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    yield from _flash_rule(problem, config)
     if problem.target.arch in ("sm86", "sm89", "sm120") and problem.head_dim > 192:
         yield Reason("range", "head_dim", problem.head_dim, f"..192 on {problem.target.arch}")
 
@@ -301,6 +304,7 @@ def registry_variants():
         head_dim=(8, 256),
         head_dim_multiple=8,
         causal=True,
+        window=True,
         gqa=True,
         lse=True,
         deterministic=True,
@@ -313,9 +317,7 @@ def registry_variants():
             "torch_varlen_flash",
             op="attention_varlen",
             run=flash,
-            requires=Requires(
-                **flash_requires, kv_layouts=("packed", "cache"), window=True, alibi=True, rule=_flash_rule
-            ),
+            requires=Requires(**flash_requires, kv_layouts=("packed", "cache"), rule=_flash_rule),
             design=Design(dsl="cuda"),
             summary="FlashAttention-2 as built into torch, for packed sequences",
         ),
