@@ -10,6 +10,8 @@ Rows that see no key have an LSE of -inf here.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,8 +24,23 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache
 
 Tensor = torch.Tensor
 Window = tuple[int, int]
+_NAMES = {"k_scale": "k_descale", "v_scale": "v_descale", "sinks": "s_aux", "scale": "softmax_scale"}
+_NAMES |= {"seqused_k": "cache_seqlens", "window": "window_size"}
 
 
+@contextlib.contextmanager
+def _named(**own: str) -> Iterator[None]:
+    """Errors name the argument as these functions do."""
+    try:
+        yield
+    except InvalidArgument as error:
+        name = (_NAMES | own).get(error.argument)
+        if name is None:
+            raise
+        raise InvalidArgument(name, error.got, error.allowed) from None
+
+
+@_named()
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -69,6 +86,7 @@ def flash_attn_func(
     return (out, found[1].unflatten(1, (b, s)).transpose(0, 1), None) if return_attn_probs else out
 
 
+@_named(seqused_k="seqused_k")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -113,8 +131,8 @@ def flash_attn_varlen_func(
     elif seqused_q is None and seqused_k is None:
         lengths["cu_seqlens_k"] = cu_seqlens_k
     else:
-        # Each sequence is followed by what is not used of it: queries without keys, and keys without queries.
-        lengths = {"cu_seqlens_q": _halves(cu_seqlens_q, seqused_q), "cu_seqlens_k": _halves(cu_seqlens_k, seqused_k)}
+        parts = _parts(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        lengths = {"cu_seqlens_q": parts[0], "cu_seqlens_k": parts[1]}
     found = registry.attention_varlen(
         q,
         k,
@@ -134,6 +152,7 @@ def flash_attn_varlen_func(
 
 
 @torch.no_grad()
+@_named()
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -171,7 +190,7 @@ def flash_attn_with_kvcache(
     cache = kv_cache.Cache(
         k_cache, v_cache, _one_of("block_table", block_table, "page_table", page_table), cache_batch_idx, q
     )
-    before = cache.lengths(cache_seqlens, k)
+    before = cache.lengths(cache_seqlens, k, v)
     if (rotary_cos is None) != (rotary_sin is None):
         raise InvalidArgument("rotary_sin", "rotary_cos alone or itself alone", "both of them, or neither")
     if rotary_cos is not None:
@@ -265,9 +284,16 @@ def _descale(name: str, scale: Tensor | None) -> Tensor | None:
     return scale
 
 
-def _halves(starts: Tensor | None, used: Tensor | None) -> Tensor:
-    """Where each sequence, and what is not used of it, begins: twice as many."""
-    if starts is None:
+def _parts(
+    starts_q: Tensor, starts_k: Tensor | None, used_q: Tensor | None, used_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where three sequences begin for each: what is used of it, queries without keys, keys without queries."""
+    if starts_k is None:
         raise InvalidArgument("cu_seqlens_k", "None", "where each sequence of packed k begins, and the end")
-    ends = starts[:-1] + used if used is not None else starts[1:]
-    return torch.cat((torch.stack((starts[:-1], ends), dim=1).flatten(), starts[-1:]))
+    end_q, end_k = (
+        starts[1:] if used is None else starts[:-1] + used for starts, used in ((starts_q, used_q), (starts_k, used_k))
+    )
+    parts_q, parts_k = (starts_q[:-1], end_q, starts_q[1:]), (starts_k[:-1], end_k, end_k)
+    joined = (torch.stack(parts, dim=1).flatten() for parts in (parts_q, parts_k))
+    q, k = (torch.cat((part, starts[-1:])) for part, starts in zip(joined, (starts_q, starts_k), strict=True))
+    return q, k

@@ -28,11 +28,13 @@ class Cache:
             raise InvalidArgument("k_cache", f"{k.shape[0]} sequences", f"q's {q.shape[0]}, or cache_batch_idx")
         self.capacity = k.shape[1] * (1 if table is None else table.shape[1])
 
-    def lengths(self, cache_seqlens: int | Tensor | None, new: Tensor | None) -> Tensor:
-        """int32 [B]: how many keys of each sequence there are."""
+    def lengths(self, cache_seqlens: int | Tensor | None, k: Tensor | None, v: Tensor | None) -> Tensor:
+        """int32 [B]: how many keys of each sequence there are, before k and v are written."""
+        if (k is None) != (v is None):
+            raise InvalidArgument("v" if v is None else "k", "None", "a tensor: both of k and v, or neither")
+        if cache_seqlens is None and k is not None:
+            raise InvalidArgument("cache_seqlens", "None beside k", "where k and v are to be written")
         if cache_seqlens is None:
-            if new is not None:
-                raise InvalidArgument("cache_seqlens", "None beside k", "where k and v are to be written")
             cache_seqlens = self.capacity
         if isinstance(cache_seqlens, int):
             return torch.full((self._batch,), cache_seqlens, dtype=torch.int32, device=self._device)
@@ -43,8 +45,6 @@ class Cache:
 
     def append(self, k: Tensor | None, v: Tensor | None, before: Tensor) -> Tensor:
         """Write new keys and values behind those that are there; the lengths after that."""
-        if (k is None) != (v is None):
-            raise InvalidArgument("v" if v is None else "k", "None", "a tensor: both of k and v, or neither")
         if k is None or v is None:
             return before
         for name, tensor, cache in (("k", k, self.k), ("v", v, self.v)):
