@@ -62,17 +62,17 @@ def pieces_of(sample: Sample) -> list[Piece]:
     return [Piece(rows, q[rows], keys, values, sample.arguments) for rows, keys, values in found]
 
 
-class Model:
+class KernelLike:
     """What a kernel of this dtype gives for one sequence."""
 
     def __init__(self, out: torch.Tensor, lse: torch.Tensor, noise: float, natural: float) -> None:
         self.out, self.lse, self.noise, self.natural = out, lse, noise, natural
 
 
-def model_of(piece: Piece) -> Model:
+def model_of(piece: Piece) -> KernelLike:
     scores, *_ = piece.scores()
     lse = piece.lse(scores)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
     out = as_multiplied(weights, piece.dtype) @ piece.v
     natural = float((weights @ piece.v.abs()).square().sum())
-    return Model(out.transpose(0, 1), lse, piece.noise(scores), natural)
+    return KernelLike(out.transpose(0, 1), lse, piece.noise(scores), natural)
