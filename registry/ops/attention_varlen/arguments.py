@@ -172,6 +172,15 @@ def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
             raise InvalidArgument("out", f"memory of {name}", "memory of its own")
 
 
+def coarse(longest: int) -> int:
+    """A bound of a growing length that changes rarely: a step in 64 keys, or in an eighth of them and less.
+
+    A cache grows by a key a step. With its length for a fact, each step would be a problem of its own, decided anew.
+    """
+    step = max(64, 1 << max(longest.bit_length() - 4, 0))
+    return -(-longest // step) * step
+
+
 def check_maximum(name: str, value: Any, capacity: int) -> int:
     """A host maximum as tight as the tensors make it."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:

@@ -9,6 +9,7 @@ import torch
 from ragged import KEYS, QUERIES, batch, by_hand
 
 import registry
+from registry.ops.attention_varlen.arguments import coarse
 
 varlen = registry.attention_varlen
 CPU = ("torch_varlen_each", "torch_varlen_math")
@@ -129,6 +130,20 @@ def test_maxima_are_bounds():
     torch.testing.assert_close(varlen(*qkv, **wide, causal=True), varlen(*qkv, **how, causal=True))
     problem = varlen.explain(*qkv, **wide).problem
     assert (problem.max_seqlen_q, problem.max_seqlen_k) == (sum(QUERIES), sum(KEYS))
+
+
+def test_a_growing_cache_is_one_problem_for_many_steps():
+    assert [coarse(n) for n in (1, 64, 65, 1000, 1024, 1025, 4097, 131072)] == [
+        64, 64, 128, 1024, 1024, 1152, 4608, 131072,
+    ]  # fmt: skip
+    assert all(n <= coarse(n) <= 1.125 * n + 64 for n in range(1, 5000))
+    (q, _, _), how = batch("cache")
+    k, v = torch.randn(2, len(KEYS), 500, 2, 8, dtype=torch.float64)
+    made = len(varlen.plans)
+    for longest in range(257, 289):
+        varlen(q, k, v, **how | {"max_seqlen_k": longest})
+    assert len(varlen.plans) <= made + 2  # one by its facts, and the guard that finds it sooner
+    assert varlen.explain(q, k, v, **how | {"max_seqlen_k": 499}).problem.max_seqlen_k == 500
 
 
 def test_no_gradient_through_a_cache_but_its_call_works():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from ragged import batch
@@ -66,6 +69,25 @@ def test_a_schedule_of_another_step_is_refused():
     others, other = batch(queries=(3, 3), keys=(4, 4))
     with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of batch=2 for a call of batch=5"):
         varlen(*qkv, **how, plan=varlen.schedule(*others, **other))
+
+
+def test_a_compiled_call_passes_it_over():
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+
+    def call(q, k, v):
+        return varlen(q, k, v, **how, plan=plan)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv), call(*qkv))
+
+
+def test_the_page_runs():
+    page = (Path(__file__).parents[3] / "docs" / "varlen.md").read_text(encoding="utf-8")
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "varlen.md", "exec"), namespace)
+    assert namespace["out"].shape == (3, 1, 8, 64) and namespace["cache_k"][2, 9].equal(namespace["new"][2, 0])
 
 
 def test_gradients_follow_a_schedule():
