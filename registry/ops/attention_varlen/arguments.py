@@ -52,6 +52,9 @@ def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, A
     capacity, page = _check_lengths(layout, batch, k, given)
     for name in ("sinks", "alibi_slopes"):
         _check_per_head(name, given[name], q)
+    for name in ("alibi_slopes", "k_scale", "v_scale"):
+        if given[name] is not None and given[name].requires_grad and torch.is_grad_enabled():
+            raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
     _check_out(given["out"], q, k, v)
     return Geometry(layout, batch, page, capacity)
 

@@ -36,6 +36,7 @@ CASES = {
     "max_seqlen_k as a float": ("max_seqlen_k", dict(max_seqlen_k=9.0)),
     "sinks": dict(sinks=torch.zeros(3)),
     "alibi_slopes": dict(alibi_slopes=torch.zeros(4, dtype=torch.float64)),
+    "slopes with a gradient": ("alibi_slopes", dict(alibi_slopes=torch.zeros(4, requires_grad=True))),
     "k_scale": dict(k_scale=torch.ones(1)),
     "causal": dict(causal=1),
     "window": dict(window=(-3, 2)),
