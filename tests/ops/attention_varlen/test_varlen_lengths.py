@@ -48,6 +48,7 @@ if not INTERPRETED:
             how["block_table"][2] = value  # a sequence without keys
             torch.testing.assert_close(registry.attention_varlen(*qkv, **how), expected)
 
+    @pytest.mark.slow(9)
     def test_interpreted():
         pytest.importorskip("triton")
         ran = run_interpreted(__file__)
