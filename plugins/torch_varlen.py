@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -22,9 +21,9 @@ UNLIMITED = -1
 # --- FlashAttention-2 as built into torch, which torch's varlen_attn calls (marks a row without keys by +inf) -------
 
 
-def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, alibi_slopes, return_lse, scale, config, **queries):
+def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, return_lse, scale, config, **queries):
     if cu_seqlens_k is None:  # a cache is packed sequences of equal length, of which the first keys are used
-        cu_seqlens_k = _starts(k.shape[0], k.shape[1], k.device)
+        cu_seqlens_k = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
@@ -41,13 +40,14 @@ def flash(q, k, v, *, cu_seqlens_k, seqused_k, causal, window, alibi_slopes, ret
         False,
         scale=scale,
         seqused_k=seqused_k,
-        alibi_slopes=alibi_slopes,
         **sides,
     )
     return out, lse.masked_fill(lse == math.inf, -math.inf) if return_lse else None
 
 
-def flash_backward(grad_out, q, k, v, out, lse, *, causal, deterministic, scale, config, **lengths):
+def flash_backward(grad_out, q, k, v, out, lse, *, causal, window, deterministic, scale, config, **lengths):
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    sides = {} if window is None else {"window_size_left": left, "window_size_right": right}
     seed = torch.empty(2, dtype=torch.uint64, device=q.device)
     return aten._flash_attention_backward(
         grad_out,
@@ -61,16 +61,12 @@ def flash_backward(grad_out, q, k, v, out, lse, *, causal, deterministic, scale,
         lengths["max_seqlen_q"],
         lengths["max_seqlen_k"],
         0.0,
-        causal,
+        causal and window is None,
         seed,
         seed.new_empty(()),
         scale=scale,
+        **sides,
     )
-
-
-@functools.cache
-def _starts(batch: int, length: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=device)
 
 
 def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
@@ -88,6 +84,7 @@ def _flash_rule(problem: Any, config: Any) -> Iterator[Reason]:
 
 
 def _flash_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    yield from _flash_rule(problem, config)
     if problem.target.arch in ("sm86", "sm89", "sm120") and problem.head_dim > 192:
         yield Reason("range", "head_dim", problem.head_dim, f"..192 on {problem.target.arch}")
 
@@ -100,7 +97,8 @@ def each(
     **lengths
 ):  # fmt: skip
     out = new_out(q, v) if out is None else out
-    lse = new_lse(q)
+    wide = _math_dtype(q.dtype)
+    lse = new_lse(q).to(wide)
     bounds, group = lengths["cu_seqlens_q"].tolist(), q.shape[1] // k.shape[-2]
     for b, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if start == stop:
@@ -123,10 +121,10 @@ def each(
         out[start:stop][blind], lse[:, start:stop][:, blind] = 0.0, -math.inf
     if sinks is not None:
         # A sink takes its share of the softmax's sum, and gives nothing.
-        with_sink = torch.logaddexp(lse, sinks.float()[:, None])
+        with_sink = torch.logaddexp(lse, sinks.to(wide)[:, None])
         out.mul_(torch.exp(lse - with_sink).T[..., None].to(out.dtype))
         lse = with_sink
-    return out, lse if return_lse else None
+    return out, lse.float() if return_lse else None
 
 
 def _added(q, keys, causal, window, alibi_slopes):
@@ -136,7 +134,8 @@ def _added(q, keys, causal, window, alibi_slopes):
         return None
     added = torch.zeros(1, 1, q.shape[0], keys.shape[0], dtype=q.dtype)
     if alibi_slopes is not None:
-        added = (added - alibi_slopes[:, None, None] * distances(q.shape[0], keys.shape[0], q.device)).to(q.dtype)
+        far = distances(q.shape[0], keys.shape[0], q.device)
+        added = (added - alibi_slopes.to(_math_dtype(q.dtype))[:, None, None] * far).to(q.dtype)
     return added if seen is None else added.masked_fill(~seen, -math.inf)
 
 
@@ -305,6 +304,7 @@ def registry_variants():
         head_dim=(8, 256),
         head_dim_multiple=8,
         causal=True,
+        window=True,
         gqa=True,
         lse=True,
         deterministic=True,
@@ -317,9 +317,7 @@ def registry_variants():
             "torch_varlen_flash",
             op="attention_varlen",
             run=flash,
-            requires=Requires(
-                **flash_requires, kv_layouts=("packed", "cache"), window=True, alibi=True, rule=_flash_rule
-            ),
+            requires=Requires(**flash_requires, kv_layouts=("packed", "cache"), rule=_flash_rule),
             design=Design(dsl="cuda"),
             summary="FlashAttention-2 as built into torch, for packed sequences",
         ),

@@ -44,10 +44,37 @@ MATMUL: dict[str, tuple[Any, ...]] = {
 }
 SPACES = {"attention": ATTENTION, "attention_backward": {**ATTENTION, "grad_lse": (False, False, True)}}
 SPACES["matmul"] = MATMUL
+VARLEN: dict[str, tuple[Any, ...]] = {
+    "dtype": ("bfloat16",) * 4 + ("float16", "float32", "float64"),
+    "b": (1, 1, 4, 16, 128),
+    "heads": ((32, 8), (32, 8), (16, 16), (64, 8), (8, 1), (7, 7)),
+    "sq": (1, 1, 1, 4, 77, 512, 4096),
+    "sk": (1, 77, 1024, 4096, 4096, 32768),
+    "d": (64, 64, 128, 128, 128, 256, 96, 80, 33),
+    "dv": (None,) * 8 + (64, 128),
+    "causal": (False, True, True),
+    "window": (None,) * 6 + (255, (255, 0), (-1, 32)),
+    "softcap": (0.0,) * 5 + (30.0,),
+    "sinks": (False, False, True),
+    "alibi": (False,) * 4 + (True,),
+    "ieee": (False, False, True),
+    "deterministic": (False, False, False, True),
+}
+SPACES["attention_varlen"] = {
+    **VARLEN,
+    "kv": ("packed", "cache", "paged", "paged"),
+    "page": (1, 16, 64, 64, 128, 256),
+    "kv_dtype": (None,) * 5 + ("float8_e4m3fn", "int8"),
+    "lse": (False, True),
+    "out": (False, False, True),
+}
+SPACES["attention_varlen_backward"] = {**VARLEN, "lse": (True,), "grad_lse": (False, False, True)}
 _REFUSED = ("dtype", "int8"), ("heads", (6, 4)), ("window", (-5, 3)), ("softcap", -1.0), ("layout", "sbhd"), ("d", -8)
 ODD: dict[str, tuple[tuple[str, Any], ...]] = {
     "attention": _REFUSED,
     "attention_backward": _REFUSED,
+    "attention_varlen": (("kv", "ragged"), ("window", (-5, 3)), ("d", -8), ("heads", (6, 4)), ("kv_dtype", "int4")),
+    "attention_varlen_backward": (("window", (-5, 3)), ("d", -8), ("heads", (6, 4)), ("softcap", -1.0)),
     "matmul": (("dtype", "complex64"), ("activation", "tanh"), ("k", -1), ("layout", "xx"), ("scaling", "tilewise")),
 }
 """What must be refused: every tenth problem is asked with one of these."""
@@ -65,6 +92,16 @@ _ATTENTION_BUILDS: tuple[dict[str, Any], ...] = (
 BUILDS: dict[str, tuple[dict[str, Any], ...]] = {
     "attention": _ATTENTION_BUILDS,
     "attention_backward": (*_ATTENTION_BUILDS, dict(b=1, hq=8, s=1024, d=128, grad_lse=True, deterministic=True)),
+    "attention_varlen": (
+        dict(b=16, hq=32, hkv=8, sq=1, sk=4096, d=128, kv="paged"),
+        dict(b=8, hq=16, sq=2048, sk=2048, d=128, causal=True, lse=True),
+        dict(b=4, hq=32, hkv=8, sq=512, sk=4096, d=128, causal=True, kv="paged", page=16, window=(255, 0), sinks=True),
+        dict(b=4, hq=32, hkv=8, sq=4, sk=4096, d=64, causal=True, kv="cache", kv_dtype="int8", dtype="float16"),
+    ),
+    "attention_varlen_backward": (
+        dict(b=8, hq=16, sq=2048, sk=2048, d=128, causal=True, lse=True),
+        dict(b=8, hq=32, hkv=8, sq=777, sk=777, d=64, causal=True, lse=True, sinks=True, deterministic=True),
+    ),
     "matmul": (
         dict(m=4096, n=4096, k=4096),
         dict(m=4096, n=4096, k=4096, layout="nt", dtype="float16", bias=True),

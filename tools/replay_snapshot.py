@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_problems import BUILD_TARGETS, BUILDS, TARGETS, drawn, odd_calls
+from replay_problems import BUILD_TARGETS, BUILDS, SPACES, TARGETS, drawn, odd_calls
 
 
 def main() -> None:
@@ -48,13 +48,10 @@ def assert_all_from(folder: Path) -> None:
 
 
 def ops() -> dict[str, Any]:
+    """Those of the ops to ask about that this tree has."""
     import registry
 
-    return {
-        "attention": registry.attention,
-        "attention_backward": registry.attention.backward,
-        "matmul": registry.matmul,
-    }
+    return {name: op for name in SPACES if (op := getattr(registry, name, None)) is not None}
 
 
 def words_text(words: dict[str, Any]) -> str:
@@ -140,7 +137,7 @@ def declared_builds(options: argparse.Namespace) -> Iterator[Declared]:
     number = 0
     for target in map(registry.Target.named, BUILD_TARGETS):
         for name, variant in sorted(registry.variants().items()):
-            for words in BUILDS[variant.op][: 2 if options.quick else None] if variant.builds is not None else ():
+            for words in BUILDS.get(variant.op, ())[: 2 if options.quick else None] if variant.builds else ():
                 problem = problem_of(ops()[variant.op], words, target)
                 configs = [] if variant.reasons(problem) else variant.legal_configs(problem)
                 for config in configs[: 1 if options.quick else None]:

@@ -8,6 +8,7 @@ tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` e
                  `rounded_to_tf32`: float32 that the TMA unit rounds while it loads
 outputs          `allocator`: memory of one geometry, faster than `torch.empty`
 counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
+complaints       `Complaint`: bits that a kernel leaves where an operand's values are wrong, for `registry.check()`
 arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon
 hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,
                  named barriers

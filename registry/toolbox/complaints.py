@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import torch
 
-from registry.errors import DeviceComplaint
+from registry.errors import CaptureError, DeviceComplaint
+from registry.toolbox.capturing import capturing
 
 __all__ = ["Complaint", "check"]
 
@@ -41,6 +42,8 @@ class Complaint:
         """int32 [1] on that device, zero until a kernel sets bits in it."""
         found = self._words.get(device)
         if found is None:
+            if device.type == "cuda" and capturing():
+                raise CaptureError(f"{self.about}: looked at for the first time inside a capture; do it once before")
             with _lock:
                 found = self._words.get(device)
                 if found is None:

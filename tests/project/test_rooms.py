@@ -31,6 +31,7 @@ ROOMS = [
     "pytest_plugin",
     "cli",
     "",  # registry/__init__.py, the front door
+    "compat",
 ]
 """The folders and files of the registry, those that need nothing first."""
 OLDEST = (3, 10)

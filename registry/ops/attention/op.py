@@ -18,7 +18,7 @@ from registry.contract.target import Target
 from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
-from registry.ops.attention import arguments, costs, oracle
+from registry.ops.attention import arguments, costs, oracle, ragged
 from registry.ops.attention.arguments import LEAST_SCALE, MOST_SCALE, Window, is_window
 from registry.ops.attention.autograd import eager_with_grad
 from registry.ops.attention.outputs import new_out
@@ -206,6 +206,8 @@ class Attention(_AttentionOp):
         softcap: float = 0.0,
         layout: str = "bhsd",
         return_lse: bool = False,
+        key_lengths: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         variant: str | None = None,
     ) -> Any:
         """Attention of q [B, H, S, D] over k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv].
@@ -216,11 +218,20 @@ class Attention(_AttentionOp):
         softcap     scores become softcap * tanh(score / softcap); 0.0 is off
         layout      "bhsd", or "bshd" for tensors (and an output) of [B, S, H, D]
         return_lse  also return the natural-log LSE, float32 [B, H, S]
+        key_lengths integers [B] on q's device, where not all Sk keys are there: causal is aligned to the last that is.
+                    This and `sinks` are answered by registry.attention_varlen, whose variants `variant` names then
+        sinks       [H]: a logit a head in the sum of the softmax and in the LSE
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         if layout != "bhsd":
             arguments.check_layout(layout)
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+        if key_lengths is not None or sinks is not None:
+            how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "variant": variant}
+            found = ragged.attend(q, k, v, return_lse=return_lse, key_lengths=key_lengths, sinks=sinks, **how)
+            if layout == "bhsd":
+                return found
+            return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
         if scale is not None and (type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE):
             q, scale = arguments.positive_scale(q, scale)
         # A plan is found by settings that are equal, and True == 1 == 1.0: so types are looked at on every call.
@@ -254,6 +265,14 @@ class Attention(_AttentionOp):
         scope = current.get()
         if scope is not EMPTY:
             observe(scope, plan.decision)
+        return found
+
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """As every op's; a call with key_lengths or sinks is explained as the one that it is."""
+        if kwargs.get("key_lengths") is None and kwargs.get("sinks") is None:
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("key_lengths", "sinks")}
+            return super().explain(*args, **kwargs)
+        found: Decision = ragged.explain(*args, **kwargs)
         return found
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:

@@ -52,6 +52,9 @@ def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, A
     capacity, page = _check_lengths(layout, batch, k, given)
     for name in ("sinks", "alibi_slopes"):
         _check_per_head(name, given[name], q)
+    for name in ("alibi_slopes", "k_scale", "v_scale"):
+        if given[name] is not None and given[name].requires_grad and torch.is_grad_enabled():
+            raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
     _check_out(given["out"], q, k, v)
     return Geometry(layout, batch, page, capacity)
 
@@ -170,6 +173,15 @@ def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if overlap(out, tensor):
             raise InvalidArgument("out", f"memory of {name}", "memory of its own")
+
+
+def coarse(longest: int) -> int:
+    """A bound of a growing length that changes rarely: a step in 64 keys, or in an eighth of them and less.
+
+    A cache grows by a key a step. With its length for a fact, each step would be a problem of its own, decided anew.
+    """
+    step = max(64, 1 << max(longest.bit_length() - 4, 0))
+    return -(-longest // step) * step
 
 
 def check_maximum(name: str, value: Any, capacity: int) -> int:

@@ -96,6 +96,9 @@ def fields_of(
     masks.check_flag("causal", causal)
     scale = arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
     q, k, v = autocast(q, k, v)
+    longest = arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
+    if geometry.kv_layout != "packed" and isinstance(longest, int):
+        longest = min(arguments.coarse(longest), geometry.capacity)
     return {
         "target": target if target is not None else Target.of(q.device),
         "dtype": dtype_name(q.dtype),
@@ -105,7 +108,7 @@ def fields_of(
         "total_q": q.shape[0],
         "total_k": k.shape[0] if geometry.kv_layout == "packed" else 0,
         "max_seqlen_q": arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0]),
-        "max_seqlen_k": arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity),
+        "max_seqlen_k": longest,
         "head_dim": q.shape[2],
         "head_dim_v": v.shape[-1],
         "kv_layout": geometry.kv_layout,

@@ -70,7 +70,7 @@ def quick(op: str) -> list[Case]:
     ]
     if op.endswith("_backward"):
         return training
-    heads = {"hq": 32, "hkv": 8}
+    heads: dict[str, Any] = {"hq": 32, "hkv": 8}
     serving = [Case.of(op, b=b, **heads, sq=1, sk=sk, mix="lognormal", **PAGED) for b, sk in ((1, 8192), (64, 4096))]
     return [*training, *serving, Case.of(op, b=4, **heads, sq=512, sk=4096, causal=True, **PAGED)]
 

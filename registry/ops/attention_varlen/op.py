@@ -21,6 +21,7 @@ from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import arguments, lengths, oracle
+from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
 from registry.ops.attention_varlen.common import MASKS, Given, VarlenOp, fields_of, named
@@ -93,7 +94,8 @@ class AttentionVarlen(VarlenOp):
         cu_seqlens_q/_k int32 [B + 1] on q's device: where each sequence begins, and the end
         seqused_k       int32 [B]: how many keys of its cache each sequence has, those of its queries included
         block_table     int32 [B, n]: the pages of each sequence, in order
-        max_seqlen_q/_k the longest there is, or a bound of it: numbers of the host, which sees no length
+        max_seqlen_q/_k the longest there is, or a bound of it: numbers of the host, which sees no length. That of a
+                        cache is rounded up, so that a growing one is not another problem at each step
         causal          key j is seen by query i of a sequence where j <= i + keys - queries (aligned bottom-right)
         window          None, a number of keys seen to either side, or (left, right) with None for unlimited
         softcap         scores become softcap * tanh(score / softcap); 0.0 is off
@@ -130,6 +132,8 @@ class AttentionVarlen(VarlenOp):
         how = (max_seqlen_q, max_seqlen_k, causal, window, softcap, return_lse, variant)
         found = None
         if not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int:
+            if cu_seqlens_k is None and max_seqlen_k > 0:
+                how = (max_seqlen_q, coarse(max_seqlen_k), *how[2:])
             found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given))
         if found is None:
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)

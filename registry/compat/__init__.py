@@ -1,0 +1,1 @@
+"""The argument names and meanings of other libraries, in front of the registry's ops. Nothing of them is needed."""

@@ -1,0 +1,70 @@
+"""Dense calls whose batch is ragged, or whose softmax has a sink: the same tensors, as the op for those takes them.
+
+Nothing is moved but what that op cannot view: bhsd queries that are more than one row, and bhsd keys under autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.errors import InvalidArgument
+from registry.ops.attention import arguments
+from registry.ops.op import OPS
+from registry.ops.tensors import check_tensor, dtype_name
+
+OP = "attention_varlen"
+_RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def attend(q: Any, k: Any, v: Any, *, return_lse: bool, **call: Any) -> Any:
+    """What `registry.attention` returns, for bhsd operands."""
+    b, h, s = q.shape[:3]
+    try:
+        found = OPS[OP](*_call(q, k, v, call), **call, return_lse=return_lse)  # type: ignore[operator]
+    except InvalidArgument as error:
+        if error.argument in _RENAMED:
+            raise InvalidArgument(_RENAMED[error.argument], error.got, error.allowed) from None
+        raise
+    out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
+    return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
+
+
+def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any:
+    """What such a call would run, and why."""
+    if arguments.check_layout(layout) != "bhsd":
+        q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+    return OPS[OP].explain(*_call(q, k, v, call), **call)
+
+
+def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v for that op; the lengths go into `call`, instead of those of the keys."""
+    q, k, v = arguments.check_qkv(q, k, v)
+    key_lengths = call.pop("key_lengths", None)
+    (b, _, s, _), keys = q.shape, k.shape[2]
+    call |= {"max_seqlen_q": s, "max_seqlen_k": keys}
+    starts = torch.arange(b + 1, dtype=torch.int32, device=q.device)
+    rows_of_q, rows_of_k, rows_of_v = (t.transpose(1, 2) for t in (q, k, v))
+    if key_lengths is None:
+        call |= {"cu_seqlens_q": starts * s, "cu_seqlens_k": starts * keys}
+        return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
+    lengths = _checked(key_lengths, q)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+        call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
+        return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
+    # Gradients are for packed keys. What follows the keys of a sequence is one more sequence, which has no queries.
+    ends = torch.stack((starts[:-1] * keys + lengths, starts[1:] * keys), dim=1).flatten()
+    call |= {"cu_seqlens_q": (starts * s).repeat_interleave(2)[1:], "cu_seqlens_k": torch.cat((starts[:1], ends))}
+    return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
+
+
+def _checked(key_lengths: Any, q: torch.Tensor) -> torch.Tensor:
+    lengths = check_tensor("key_lengths", key_lengths)
+    if tuple(lengths.shape) != (q.shape[0],) or lengths.dtype not in _INTEGERS:
+        got = f"shape {tuple(lengths.shape)} of {dtype_name(lengths.dtype)}"
+        raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
+    if lengths.device != q.device:
+        raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")
+    return lengths.to(torch.int32)

@@ -1,0 +1,359 @@
+"""The conformance kit's knowledge of attention over ragged batches: axes, memory, what a variant is held against."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.ops.attention_varlen.arguments import OPTIONAL
+from registry.ops.attention_varlen.op import attention_varlen
+from registry.ops.attention_varlen.yardstick import model_of, pieces_of
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
+from registry.ops.parts.masks import canonical_mask
+from registry.ops.parts.memory import Arena, Slot, dense_strides
+from registry.ops.parts.rounding import floor_of, rounded_to
+from registry.ops.parts.sizes import Size
+
+HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
+PAGES = (16, 1, 64, 128, 256, 3, 48)
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
+UNIT_BYTES = 16
+LSE_TIMES_EPS = 0.1
+"""An LSE may be off by this fraction of the operands' rounding: less than what rounding the weights costs anyway."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""(queries, keys) of each sequence."""
+
+
+def _range(claim: tuple[int, int] | None, multiple: int, values: Sequence[int], widest: int) -> list[int]:
+    """The plainest of the values that are claimed, both ends of the claim, and the others between."""
+    if claim is None:
+        return []
+    low = -(-claim[0] // multiple) * multiple
+    high = min(claim[1], max(widest, low)) // multiple * multiple
+    middle = [n for n in values if low <= n <= high and n % multiple == 0]
+    return list(dict.fromkeys([*middle[:1], high, low, *middle]))
+
+
+def _batches(size: Size) -> list[Pairs]:
+    """Batches of all kinds: ragged ones, with sequences of nothing; decoding; few and many; more queries than keys."""
+    one, two, three, *_, long = sorted(size.lengths)[-4:]
+    return [
+        ((two, two), (one, one), (0, 0), (three, three), (1, 1)),
+        ((one, one), (one, one)),
+        ((1, long), (1, one), (1, 1), (1, 0), (1, three)),
+        ((three, one), (0, two), (one, long), (two, 0), (1, two)),
+        ((two, three), (3, long), (1, 1)),
+        ((4, two), (4, long), (4, 3)),
+        tuple((1 + i % 3, 5 + 7 * i % 40) for i in range(13)),
+        ((long, long),),
+    ]
+
+
+def _masks(requires: Requires) -> list[tuple[bool, Any]]:
+    found: list[tuple[bool, Any]] = [(False, None)]
+    found += [(True, None)] if requires.causal else []
+    if requires.window:
+        found += [(False, (5, 3)), (False, (-1, 7)), (False, (40, -1)), (False, (90, 70))]
+    if requires.window and requires.causal:
+        found += [(True, (33, 0)), (True, (0, 0))]
+    return found
+
+
+def _memory(requires: Requires) -> list[str]:
+    found = ["dense", "fused", "rows"]
+    found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
+    found += [] if requires.unit_inner_stride else ["inner"]
+    return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
+
+
+class VarlenKit(Kit):
+    claims = (
+        "dtype", "heads", "head_dim", "mask", "softcap", "sinks", "alibi", "lse", "kv_layout", "page_size", "quantised",
+        "out", "ieee", "deterministic", "grad_lse", "memory",
+    )  # fmt: skip
+    self_explaining = ("dtype", "memory", "kv_layout")
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        heads = [(4, 2)] if requires.gqa else []
+        heads += [(2, 2), (1, 1), (3, 3)]
+        if requires.gqa:
+            heads += [(6, 1), (16, 1), (6, 2)] + ([(32, 8)] if size.large else [])
+        dims_v = _range(requires.head_dim_v, requires.head_dim_v_multiple, HEAD_DIMS, size.widest)
+        pages = _range(requires.page_size, requires.page_size_multiple, PAGES, 256) if _paged(requires) else []
+        quantised = [(name, scale) for name in requires.kv_dtypes for scale in requires.kv_scales]
+        return {
+            "dtype": list(requires.dtypes),
+            "heads": heads,
+            "lengths": _batches(size),
+            "head_dim": _range(requires.head_dim, requires.head_dim_multiple, (64, *HEAD_DIMS), size.widest),
+            "head_dim_v": [0, *dims_v],
+            "kv_layout": list(requires.kv_layouts),
+            "page_size": pages or [0],
+            "quantised": [(), *quantised],
+            "mask": _masks(requires),
+            "softcap": [0.0, 5.0, 30.0] if requires.softcap else [0.0],
+            "sinks": [False, True] if requires.sinks else [False],
+            "alibi": [False, True] if requires.alibi else [False],
+            "lse": [True, False] if requires.lse else [False],
+            "out": [False, True] if requires.out else [False],
+            "scale": [None, 0.3, 1.0],
+            "spread": list(SPREADS),
+            "memory": _memory(requires),
+            "base_alignment": [requires.base_alignment],
+            "ieee": [True, False] if requires.ieee else [False],
+            "deterministic": [False, True] if requires.deterministic else [False],
+        }
+
+    def sensible(self, spec: Spec) -> bool:
+        """A mask is there to be tested, a page size belongs to pages, and views of one projection to packed tensors."""
+        causal, window = spec["mask"]
+        queries, keys = (max(lengths) for lengths in zip(*spec["lengths"], strict=True))
+        if (causal or window) and canonical_mask(causal, window, queries, keys) == (False, None):
+            return False
+        if spec["memory"] == "fused" and (spec["kv_layout"] != "packed" or spec["quantised"]):
+            return False
+        return spec["kv_layout"] == "paged" or spec["page_size"] in (0, PAGES[0])
+
+    def pinned(self) -> Sequence[Spec]:
+        causal, paged = (True, None), {"kv_layout": "paged", "page_size": 16}
+        return (
+            {"mask": causal, "heads": (4, 2)},
+            {"mask": causal, "spread": "sharp"},
+            {**paged, "heads": (4, 2)},
+            {**paged, "heads": (6, 1), "mask": causal, "sinks": True},
+            {"kv_layout": "cache", "mask": (True, (33, 0))},
+            {"sinks": True, "mask": (False, (5, 3))},
+            {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
+            {"alibi": True, "mask": causal},
+        )
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        """Overrides of the plainest spec that the claims exclude."""
+        found: dict[str, Spec] = {}
+        if requires.head_dim is not None:
+            low, high = requires.head_dim
+            multiple = requires.head_dim_multiple
+            if high < 2**15:
+                found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
+            if multiple > 1:
+                found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
+            if requires.head_dim_v is None:
+                found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
+        decoding: Pairs = ((4, 20), (3, 9))
+        for name, claimed, spec in (
+            ("causal", requires.causal, {"mask": (True, None), "lengths": decoding}),
+            ("window", requires.window, {"mask": (False, (5, 3)), "lengths": decoding}),
+            ("softcap", requires.softcap, {"softcap": 5.0}),
+            ("sinks", requires.sinks, {"sinks": True}),
+            ("alibi", requires.alibi, {"alibi": True}),
+            ("gqa", requires.gqa, {"heads": (4, 2)}),
+            ("lse", requires.lse, {"lse": True}),
+            ("out", requires.out, {"out": True}),
+            ("deterministic", requires.deterministic, {"deterministic": True}),
+            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
+            ("inner stride", not requires.unit_inner_stride, {"memory": "inner"}),
+            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
+            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
+        ):
+            if not claimed:
+                found[name] = spec
+        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
+        found |= {kind: {"kv_layout": kind} for kind in ("packed", "cache") if kind not in requires.kv_layouts}
+        if not _paged(requires):
+            found["paged"] = {"kv_layout": "paged", "page_size": PAGES[0]}
+        for name in ("int8", "float8_e4m3fn"):
+            if name not in requires.kv_dtypes:
+                found[f"{name} keys"] = {"quantised": (name, "tensor")}
+        return found
+
+    def word(self, axis: str, value: Any) -> str:
+        if axis == "mask":
+            causal, window = value
+            words = ["causal"] if causal else []
+            return " ".join(words + ([f"window:{window[0]},{window[1]}"] if window else []))
+        if axis == "lengths":
+            shown = [f"{q}/{k}" for q, k in value[:5]]
+            return "lengths:" + "+".join(shown) + (f"+{len(value) - 5}" if len(value) > 5 else "")
+        return " by ".join(value) if axis == "quantised" else super().word(axis, value)
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        pairs = spec["lengths"]
+        if device.type != "meta":  # the same batch in another order: a CUDA graph of one serves the others
+            pairs = (*pairs[seed % len(pairs) :], *pairs[: seed % len(pairs)])
+        arenas, indices = self._memory_of(spec, pairs, device, seed)
+        tensors = {name: view for arena in arenas.values() for name, view in arena.views.items()}
+        given = dict.fromkeys(OPTIONAL) | {name: tensors[name] for name in OPTIONAL if name in tensors}
+        if device.type != "meta":
+            generator = torch.Generator(device).manual_seed(seed)
+            for name, values in indices.items():
+                tensors[name].copy_(values)
+            self._fill(spec, tensors, generator)
+        causal, window = spec["mask"]
+        q, k, v, scale = tensors["q"], tensors["k"], tensors["v"], spec["scale"]
+        most = [max(lengths) for lengths in zip(*pairs, strict=True)]
+        lengths = {"cu_seqlens_q": tensors["cu_seqlens_q"]}
+        arguments = {"causal": causal, "window": window, "softcap": spec["softcap"], "scale": scale, **given, **lengths}
+        arguments |= {"return_lse": spec["lse"], "max_seqlen_q": most[0], "max_seqlen_k": most[1]}
+        launch = {"scale": q.shape[2] ** -0.5 if scale is None else scale, "schedule": None, **given, **lengths}
+        written = {"out": tensors["out"]} if "out" in tensors else {}
+        return Sample((q, k, v), arguments, launch, arenas, written)
+
+    def _memory_of(
+        self, spec: Spec, pairs: Pairs, device: torch.device, seed: int
+    ) -> tuple[dict[str, Arena], dict[str, torch.Tensor]]:
+        """Poisoned memory for all tensors of a call, and the values of those that are indices."""
+        queries, keys = zip(*pairs, strict=True)
+        dtype, (hq, hkv), d = getattr(torch, spec["dtype"]), spec["heads"], spec["head_dim"]
+        dv, layout, page = spec["head_dim_v"] or d, spec["kv_layout"], spec["page_size"] or PAGES[0]
+        kv_dtype = getattr(torch, spec["quantised"][0]) if spec["quantised"] else dtype
+        indices = {"cu_seqlens_q": torch.tensor([0, *itertools.accumulate(queries)])}
+        leading: tuple[int, ...] = (sum(keys),)
+        if layout == "packed":
+            indices["cu_seqlens_k"] = torch.tensor([0, *itertools.accumulate(keys)])
+        else:
+            indices["seqused_k"] = torch.tensor(keys)
+            leading = (len(pairs), max(keys) + 3)
+        if layout == "paged":
+            indices["block_table"], pages = _table(keys, page, seed)
+            leading = (pages, page)
+        shapes = {"q": (sum(queries), hq, d), "k": (*leading, hkv, d), "v": (*leading, hkv, dv)}
+        dtypes = {"q": dtype, "k": kv_dtype, "v": kv_dtype}
+        if spec["memory"] == "fused":
+            arenas = _fused(shapes, dtype, device)
+        else:
+            shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
+            arenas = {
+                name: Arena({name: Slot(s, _strides(spec["memory"], s, dtypes[name]))}, dtypes[name], device, shift)
+                for name, s in shapes.items()
+            }
+        small: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            name: (tuple(values.shape), torch.int32) for name, values in indices.items()
+        }
+        if spec["quantised"]:
+            shape = {"tensor": (1,), "head": (hkv,), "token": shapes["k"][:-1]}[spec["quantised"][1]]
+            small |= dict.fromkeys(("k_scale", "v_scale"), (shape, torch.float32))
+        small |= {"sinks": ((hq,), torch.float32)} if spec["sinks"] else {}
+        small |= {"alibi_slopes": ((hq,), torch.float32)} if spec["alibi"] else {}
+        small |= {"out": ((sum(queries), hq, dv), dtype)} if spec["out"] else {}
+        for name, (shape, kind) in small.items():
+            arenas[name] = Arena({name: Slot(shape, dense_strides(shape))}, kind, device)
+        return arenas, indices
+
+    def _fill(self, spec: Spec, tensors: dict[str, torch.Tensor], generator: torch.Generator) -> None:
+        """Values for what the lengths say is there. All else stays NaN: nobody's pages, what follows the last key."""
+
+        def random(shape: Sequence[int]) -> torch.Tensor:
+            return torch.randn(tuple(shape), device=generator.device, generator=generator)
+
+        tensors["q"].copy_(random(tensors["q"].shape) * SPREADS[spec["spread"]])
+        given = {name: tensors.get(name) for name in OPTIONAL}
+        size = 1.0
+        for name in ("k", "v"):
+            slots = _slots(tensors[name], given)
+            values = random((*slots[0].shape, *tensors[name].shape[-2:]))
+            if tensors[name].dtype is torch.int8:
+                values, size = (values * 40).clamp(-127, 127).round(), 1 / 40
+            tensors[name][slots] = values.to(tensors[name].dtype)
+            scale = tensors.get(f"{name}_scale")
+            if scale is not None:
+                at = slots if scale.shape == tensors[name].shape[:-1] else ...
+                scale[at] = (random(scale[at].shape).abs() + 0.5) * size
+        for name in ("sinks", "alibi_slopes"):
+            if name in tensors:
+                tensors[name].copy_(random(tensors[name].shape).abs() / (8 if name == "alibi_slopes" else 1))
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        out, lse = launch(*sample.tensors, **sample.launch_arguments)
+        return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        found = attention_varlen(*sample.tensors, **sample.arguments, variant=variant)
+        return dict(zip(("out", "lse"), found, strict=True)) if sample.arguments["return_lse"] else {"out": found}
+
+    def expected(self, sample: Sample) -> list[Expected]:
+        q, arguments = sample.tensors[0], sample.arguments
+        dtype = q.dtype
+        want, lse = attention_varlen.reference(*sample.tensors, **arguments | {"return_lse": True})
+        models = [model_of(piece) for piece in pieces_of(sample)]
+        noise = max(m.noise for m in models)
+        natural = math.sqrt(sum(m.natural for m in models) / max(sum(m.out.numel() for m in models), 1))
+        model = rounded_to(torch.cat([m.out for m in models]), dtype)
+        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
+        if arguments["return_lse"]:
+            slack = max(4 * noise, LSE_TIMES_EPS / 4 * torch.finfo(dtype).eps)
+            model_lse = torch.cat([m.lse for m in models], dim=1).float()
+            bound = Yardstick(model_lse, slack, torch.finfo(torch.float32).eps / 4, absolute=True)
+            found.append(Expected("lse", lse, bound, torch.float32))
+        return found
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        found = dense_complaints(results, sample)
+        lse, out = results.get("lse"), sample.written.get("out")
+        if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
+            found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
+        if out is not None and results["out"].data_ptr() != out.data_ptr():
+            found.append("what was returned is not the `out` that was given")
+        return found
+
+
+def _paged(requires: Requires) -> bool:
+    return "paged" in requires.kv_layouts
+
+
+def _table(keys: Sequence[int], page: int, seed: int) -> tuple[torch.Tensor, int]:
+    """A block table over pages in no order, -1 where a sequence needs none; and how many pages there are.
+
+    Its shape does not depend on the order of the sequences."""
+    needed = [-(-n // page) for n in keys]
+    pages = sum(needed) + 3
+    table = torch.full((len(keys), max(needed) + 1), -1)
+    free = torch.randperm(pages, generator=torch.Generator().manual_seed(seed)).tolist()
+    for b, count in enumerate(needed):
+        table[b, :count] = torch.tensor(free[:count], dtype=torch.int64)
+        free = free[count:]
+    return table, pages
+
+
+def _slots(k: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Where keys are, as indices of the leading dimensions of k."""
+    if given["cu_seqlens_k"] is not None:
+        return (torch.arange(k.shape[0], device=k.device),)
+    lengths, table = given["seqused_k"].tolist(), given["block_table"]
+    b = torch.tensor([b for b, n in enumerate(lengths) for _ in range(n)], dtype=torch.int64, device=k.device)
+    at = torch.tensor([i for n in lengths for i in range(n)], dtype=torch.int64, device=k.device)
+    return (b, at) if table is None else (table[b, at // k.shape[1]].long(), at % k.shape[1])
+
+
+def _strides(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
+    """Strides of [..., H, D] in one of the memory styles."""
+    unit = UNIT_BYTES // dtype.itemsize
+    if style == "rows":
+        widened = (*shape[:-1], -(-shape[-1] // unit) * unit + unit)
+        return dense_strides(widened)
+    if style == "odd":
+        return dense_strides((*shape[:-1], shape[-1] + 1))
+    if style == "inner":
+        return tuple(2 * stride for stride in dense_strides(shape))
+    return dense_strides(shape)
+
+
+def _fused(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> dict[str, Arena]:
+    """Slices of one projection's output [T, all heads], as models make them; two where the lengths differ."""
+    groups = [("q", "k", "v")] if shapes["q"][0] == shapes["k"][0] else [("q",), ("k", "v")]
+    arenas = {}
+    for names in groups:
+        row = sum(shapes[n][1] * shapes[n][2] for n in names)
+        slots, offset = {}, 0
+        for n in names:
+            slots[n] = Slot(shapes[n], (row, shapes[n][2], 1), offset)
+            offset += shapes[n][1] * shapes[n][2]
+        arenas["+".join(names)] = Arena(slots, dtype, device)
+    return arenas

@@ -1,0 +1,276 @@
+"""FlashAttention's functions by their documented meaning, against float64 by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragged import KEYS, QUERIES, by_hand, starts
+
+import registry
+from registry.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+B, S, HEADS, KV_HEADS, D = 3, 4, 4, 2, 16
+MASKS = [
+    {},
+    {"causal": True},
+    {"window_size": (2, 1)},
+    {"window_size": (3, 0), "causal": True},
+    {"window_size": (-1, 2)},
+    {"softcap": 2.0},
+    {"softmax_scale": 0.3},
+]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def ours(mask):
+    """The same mask in the words of the oracle."""
+    left, right = mask.get("window_size", (-1, -1))
+    return {
+        "causal": mask.get("causal", False),
+        "window": None if left == right == -1 else (left, right),
+        "softcap": mask.get("softcap", 0.0),
+        "scale": mask.get("softmax_scale"),
+    }
+
+
+def packed(t):
+    return t.flatten(0, 1)
+
+
+def even(count, length):
+    return starts([length] * count)
+
+
+def close(got, want):
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("extra", ["", "alibi", "sinks"])
+def test_dense(mask, extra):
+    q, k, v = torch.randn(B, S, HEADS, D), *torch.randn(2, B, 7, KV_HEADS, D)
+    features = {"alibi": {"alibi_slopes": torch.rand(HEADS)}, "sinks": {"s_aux": torch.randn(HEADS)}}.get(extra, {})
+    out, lse, probabilities = flash_attn_func(q, k, v, **mask, **features, return_attn_probs=True)
+    assert probabilities is None and out.shape == q.shape and lse.shape == (B, HEADS, S)
+    how = {"sinks": features.get("s_aux"), "alibi_slopes": features.get("alibi_slopes")}
+    lengths = {"cu_seqlens_q": even(B, S), "cu_seqlens_k": even(B, 7)}
+    want, want_lse = by_hand(packed(q), packed(k), packed(v), **lengths, **how, **ours(mask))
+    close(packed(out), want)
+    close(lse, want_lse.unflatten(1, (B, S)).transpose(0, 1))
+    close(flash_attn_func(q, k, v, **mask, **features), want.view_as(q))
+
+
+def test_gradients_of_all_three_ways():
+    q, k, v = torch.randn(B, S, HEADS, D), *torch.randn(2, B, S, KV_HEADS, D)
+    found = []
+    for call in (
+        lambda q, k, v: flash_attn_func(q, k, v, causal=True),
+        lambda q, k, v: flash_attn_func(q, k, v, causal=True, alibi_slopes=torch.zeros(HEADS)),
+        lambda q, k, v: flash_attn_varlen_func(
+            packed(q), packed(k), packed(v), even(B, S), even(B, S), S, S, causal=True
+        ).view_as(q),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        found.append(torch.autograd.grad(call(*leaves).square().sum(), leaves))
+    for grads in found[1:]:
+        torch.testing.assert_close(grads, found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_packed(mask):
+    q, k, v = torch.randn(sum(QUERIES), HEADS, D), *torch.randn(2, sum(KEYS), KV_HEADS, D)
+    slopes, sinks = torch.rand(HEADS), torch.randn(HEADS)
+    lengths = (starts(QUERIES), starts(KEYS), max(QUERIES), max(KEYS))
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, *lengths, **mask, alibi_slopes=slopes, learnable_sink=sinks, return_attn_probs=True
+    )
+    how = {"cu_seqlens_q": lengths[0], "cu_seqlens_k": lengths[1], "sinks": sinks, "alibi_slopes": slopes}
+    want, want_lse = by_hand(q, k, v, **how, **ours(mask))
+    close(out, want)
+    close(lse, want_lse)
+
+
+def test_parts_of_packed_sequences():
+    """seqused_q and seqused_k: the first so many of each sequence."""
+    q, k, v = torch.randn(7, HEADS, D), *torch.randn(2, 9, KV_HEADS, D)
+    used_q, used_k = [2, 4], [3, 5]
+    given = {name: torch.tensor(n, dtype=torch.int32) for name, n in (("seqused_q", used_q), ("seqused_k", used_k))}
+    out = flash_attn_varlen_func(q, k, v, starts([3, 4]), starts([4, 5]), 4, 5, causal=True, **given)
+    rows_q, rows_k = [0, 1, 3, 4, 5, 6], [0, 1, 2, 4, 5, 6, 7, 8]
+    lengths = {"cu_seqlens_q": starts(used_q), "cu_seqlens_k": starts(used_k)}
+    want, _ = by_hand(q[rows_q], k[rows_k], v[rows_k], **lengths, causal=True)
+    close(out[rows_q], want)
+    assert torch.all(out[2] == 0)
+
+
+def test_pages_of_a_packed_call():
+    q, pages_k, pages_v = torch.randn(sum(QUERIES), HEADS, D), *torch.randn(2, 20, 4, KV_HEADS, D)
+    table = torch.randperm(20)[:15].view(5, 3).to(torch.int32)
+    lengths = (starts(QUERIES), starts(KEYS), max(QUERIES), max(KEYS))
+    out = flash_attn_varlen_func(q, pages_k, pages_v, *lengths, causal=True, block_table=table)
+    seqused = torch.tensor(KEYS, dtype=torch.int32)
+    how = {"cu_seqlens_q": lengths[0], "seqused_k": seqused, "block_table": table}
+    close(out, by_hand(q, pages_k, pages_v, **how, causal=True)[0])
+    other = flash_attn_varlen_func(
+        q, pages_k, pages_v, lengths[0], None, *lengths[2:], causal=True, page_table=table, seqused_k=seqused
+    )
+    torch.testing.assert_close(other, out)
+
+
+# --- a cache: what is in it, what is written into it ---------------------------------------------------------------
+
+
+class Cached:
+    """A cache in one of the forms that there are, and its keys and values as plain lists of rows."""
+
+    def __init__(self, form: str) -> None:
+        self.lengths = [5, 0, 7]
+        self.given = {}
+        if form == "dense":
+            self.k, self.v = torch.randn(2, B, 12, KV_HEADS, D)
+            self.at = [[(b, i) for i in range(12)] for b in range(B)]
+        elif form == "indexed":
+            self.k, self.v = torch.randn(2, 6, 12, KV_HEADS, D)
+            self.given["cache_batch_idx"] = torch.tensor([4, 0, 3], dtype=torch.int32)
+            self.at = [[(b, i) for i in range(12)] for b in (4, 0, 3)]
+        else:
+            self.k, self.v = torch.randn(2, 14, 4, KV_HEADS, D)
+            table = torch.randperm(14)[:9].view(3, 3).to(torch.int32)
+            self.given["block_table" if form == "paged" else "page_table"] = table
+            self.at = [[(int(table[b, i // 4]), i % 4) for i in range(12)] for b in range(B)]
+
+    def by_hand(self, q, k, v, **how):
+        """(out, lse, k, v) after the new rows were put behind the old ones."""
+        caches = self.k.clone(), self.v.clone()
+        for b, length in enumerate(self.lengths):
+            for i in range(k.shape[1] if k is not None else 0):
+                for cache, new in zip(caches, (k, v), strict=True):
+                    cache[self.at[b][length + i]] = new[b, i]
+        new = k.shape[1] if k is not None else 0
+        rows = [at for b, length in enumerate(self.lengths) for at in self.at[b][: length + new]]
+        flat = [torch.stack([cache[at] for at in rows]) for cache in caches]
+        ends = starts([length + new for length in self.lengths])
+        out, lse = by_hand(packed(q), *flat, cu_seqlens_q=even(B, q.shape[1]), cu_seqlens_k=ends, **how)
+        return out.view_as(q), lse.unflatten(1, (B, q.shape[1])).transpose(0, 1), *caches
+
+
+FORMS = ["dense", "indexed", "paged", "paged as FlashAttention 3 says it"]
+
+
+@pytest.mark.parametrize(
+    "mask", [{}, {"causal": True}, {"window_size": (3, 0), "causal": True, "softcap": 3.0}], ids=str
+)
+@pytest.mark.parametrize("new", [0, 1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cache_is_written_and_attended_to(form, new, mask):
+    cache, q = Cached(form), torch.randn(B, max(new, 1), HEADS, D)
+    k, v = torch.randn(2, B, new, KV_HEADS, D) if new else (None, None)
+    slopes, sinks = torch.rand(HEADS), torch.randn(HEADS)
+    want, want_lse, want_k, want_v = cache.by_hand(q, k, v, **ours(mask), alibi_slopes=slopes, sinks=sinks)
+    seqlens = torch.tensor(cache.lengths, dtype=torch.int32)
+    out, lse = flash_attn_with_kvcache(
+        q, cache.k, cache.v, k, v, cache_seqlens=seqlens, **cache.given, **mask, alibi_slopes=slopes, s_aux=sinks,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    close(out, want)
+    close(lse, want_lse)
+    assert torch.equal(cache.k, want_k) and torch.equal(cache.v, want_v)
+    assert seqlens.tolist() == cache.lengths
+
+
+def test_a_full_cache_and_one_length_for_all():
+    q, (k, v) = torch.randn(B, 2, HEADS, D), torch.randn(2, B, 6, KV_HEADS, D)
+    for seqlens, used in ((None, 6), (4, 4)):
+        lengths = {"cu_seqlens_q": even(B, 2), "cu_seqlens_k": even(B, used)}
+        want, _ = by_hand(packed(q), packed(k[:, :used]), packed(v[:, :used]), **lengths, causal=True)
+        close(packed(flash_attn_with_kvcache(q, k, v, cache_seqlens=seqlens, causal=True)), want)
+
+
+def turned(x, position, interleaved):
+    """One head's row [D] at a position: pairs are turned by position / 10000^(2 i / R), as rotary embeddings are."""
+    half, found = 4, x.clone().double()
+    for i in range(half):
+        angle = torch.tensor(position / 10000 ** (i / half), dtype=torch.float64)
+        one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        found[one] = x[one] * angle.cos() - x[two] * angle.sin()
+        found[two] = x[one] * angle.sin() + x[two] * angle.cos()
+    return found.float()
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_rotary(causal, interleaved):
+    """Eight of 16 dimensions are turned; queries of a call without a mask all stand where the first new key does."""
+    cache, q = Cached("dense"), torch.randn(B, 3, HEADS, D)
+    k, v = torch.randn(2, B, 3, KV_HEADS, D)
+    angles = torch.arange(20)[:, None] / 10000 ** (torch.arange(4) / 4)
+    right_q, right_k = q.clone(), k.clone()
+    for b, length in enumerate(cache.lengths):
+        for i in range(3):
+            for x, right, at in ((q, right_q, length + (i if causal else 0)), (k, right_k, length + i)):
+                for h in range(x.shape[2]):
+                    right[b, i, h] = turned(x[b, i, h], at, interleaved)
+    want, _, want_k, _ = cache.by_hand(right_q, right_k, v, causal=causal)
+    out = flash_attn_with_kvcache(
+        q, cache.k, cache.v, k, v, angles.cos(), angles.sin(), torch.tensor(cache.lengths, dtype=torch.int32),
+        causal=causal, rotary_interleaved=interleaved,
+    )  # fmt: skip
+    close(out, want)
+    torch.testing.assert_close(cache.k, want_k, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_has_no_gradient_and_takes_parameters():
+    q, (k, v) = torch.randn(B, 1, HEADS, D, requires_grad=True), torch.randn(2, B, 6, KV_HEADS, D)
+    assert not flash_attn_with_kvcache(q, k, v).requires_grad
+
+
+REFUSED = [
+    (dict(dropout_p=0.1), "dropout_p"),
+    (dict(deterministic=True), "deterministic"),
+    (dict(alibi_slopes=torch.zeros(B, HEADS)), "alibi_slopes"),
+    (dict(s_aux=torch.zeros(HEADS), learnable_sink=torch.zeros(HEADS)), "learnable_sink"),
+    (dict(qv=torch.zeros(1)), "qv"),
+    (dict(attention_chunk=4), "attention_chunk"),
+    (dict(window_size=3), "window_size"),
+]
+
+
+@pytest.mark.parametrize("given, name", REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_not_done_is_refused_by_name(given, name):
+    q = torch.randn(B, S, HEADS, D)
+    with pytest.raises(registry.InvalidArgument) as raised:
+        flash_attn_func(q, q, q, **given)
+    assert raised.value.argument == name and raised.value.allowed
+
+
+def test_hints_are_taken_and_unknown_words_are_not():
+    q = torch.randn(B, S, HEADS, D)
+    flash_attn_func(q, q, q, num_splits=3, pack_gqa=True, sm_margin=8)
+    with pytest.raises(TypeError, match="banana"):
+        flash_attn_func(q, q, q, banana=1)
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [
+        (dict(k=torch.zeros(B, 1, KV_HEADS, D)), "v"),
+        (dict(k=torch.zeros(B, 1, KV_HEADS, D), v=torch.zeros(B, 1, KV_HEADS, D)), "cache_seqlens"),
+        (dict(k=torch.zeros(B, 1, 1, D), v=torch.zeros(B, 1, KV_HEADS, D), cache_seqlens=3), "k"),
+        (dict(k=torch.zeros(B, 2, KV_HEADS, D), v=torch.zeros(B, 2, KV_HEADS, D), cache_seqlens=5), "cache_seqlens"),
+        (dict(cache_seqlens=torch.zeros(B)), "cache_seqlens"),
+        (dict(cache_seqlens=7), "cache_seqlens"),
+        (dict(rotary_cos=torch.zeros(9, 4)), "rotary_sin"),
+        (dict(rotary_cos=torch.zeros(9, 4), rotary_sin=torch.zeros(9, 4)), "rotary_cos"),
+        (dict(cache_leftpad=torch.zeros(B, dtype=torch.int32)), "cache_leftpad"),
+        (dict(k_descale=torch.ones(B, KV_HEADS)), "k_descale"),
+    ],
+)
+def test_errors_of_a_cache_name_the_argument(given, name):
+    q, (k, v) = torch.randn(B, 1, HEADS, D), torch.randn(2, B, 6, KV_HEADS, D)
+    with pytest.raises(registry.InvalidArgument) as raised:
+        flash_attn_with_kvcache(q, k, v, **given)
+    assert raised.value.argument == name and raised.value.allowed

@@ -1,0 +1,119 @@
+"""Each error names the argument, what it got and what is allowed, and is the same cold and warm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragged import batch
+
+import registry
+
+varlen = registry.attention_varlen
+
+
+def call_with(changes):
+    """A good call but for these arguments: values, or functions of the good ones."""
+    (q, k, v), how = batch(dtype=torch.float32)
+    named = {"q": q, "k": k, "v": v} | how
+    named |= {name: change(named[name]) if callable(change) else change for name, change in changes.items()}
+    return varlen(named.pop("q"), named.pop("k"), named.pop("v"), **named)
+
+
+CASES = {
+    "q": dict(q=lambda q: q[None]),
+    "k": dict(k=lambda k: k[..., :4]),
+    "v": dict(v=lambda v: v[:-1]),
+    "q of int8": ("q", dict(q=lambda q: q.to(torch.int8))),
+    "k of another float": ("k", dict(k=lambda k: k.half(), v=lambda v: v.half())),
+    "heads": ("k", dict(q=lambda q: q[:, :3])),
+    "cu_seqlens_q": dict(cu_seqlens_q=lambda t: t.long()),
+    "cu_seqlens_k": dict(cu_seqlens_k=lambda t: t[:-1]),
+    "both": ("seqused_k", dict(seqused_k=torch.ones(5, dtype=torch.int32))),
+    "no lengths": ("cu_seqlens_k", dict(cu_seqlens_k=None)),
+    "a table for packed k": ("block_table", dict(block_table=torch.zeros(5, 2, dtype=torch.int32))),
+    "max_seqlen_q": dict(max_seqlen_q=True),
+    "max_seqlen_k": dict(max_seqlen_k=-1),
+    "max_seqlen_k as a float": ("max_seqlen_k", dict(max_seqlen_k=9.0)),
+    "sinks": dict(sinks=torch.zeros(3)),
+    "alibi_slopes": dict(alibi_slopes=torch.zeros(4, dtype=torch.float64)),
+    "slopes with a gradient": ("alibi_slopes", dict(alibi_slopes=torch.zeros(4, requires_grad=True))),
+    "k_scale": dict(k_scale=torch.ones(1)),
+    "causal": dict(causal=1),
+    "window": dict(window=(-3, 2)),
+    "softcap": dict(softcap=-1.0),
+    "scale": dict(scale=float("nan")),
+    "out": dict(out=torch.zeros(3)),
+    "return_lse": dict(return_lse=1),
+    "variant": dict(variant=3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors_name_the_argument(case):
+    name, changes = CASES[case] if isinstance(CASES[case], tuple) else (case, CASES[case])
+    for _ in ("cold", "warm"):
+        with pytest.raises(registry.InvalidArgument) as raised:
+            call_with(changes)
+        assert raised.value.argument == name and raised.value.allowed
+        call_with({})
+
+
+@pytest.mark.parametrize(
+    "scales, name",
+    [
+        ({}, "k_scale"),
+        ({"k_scale": torch.ones(1)}, "v_scale"),
+        ({"k_scale": torch.ones(1), "v_scale": torch.ones(2)}, "v_scale"),
+        ({"k_scale": torch.ones(3), "v_scale": torch.ones(3)}, "k_scale"),
+    ],
+)
+def test_a_quantised_cache_wants_its_scales(scales, name):
+    (q, k, v), how = batch("cache", dtype=torch.float32)
+    k, v = (torch.nan_to_num(t).to(torch.int8) for t in (k, v))
+    with pytest.raises(registry.InvalidArgument) as raised:
+        varlen(q, k, v, **how, **scales)
+    assert raised.value.argument == name
+
+
+def test_out_may_not_be_an_input_nor_followed_by_autograd():
+    (q, k, v), how = batch(dtype=torch.float32)
+    with pytest.raises(registry.InvalidArgument, match="memory of q"):
+        varlen(q, k, v, **how, out=q)
+    with pytest.raises(registry.InvalidArgument, match="autograd"):
+        varlen(q.requires_grad_(), k, v, **how, out=torch.empty_like(q))
+
+
+def test_a_variant_is_handed_what_it_claims_and_nothing_else():
+    seen = {}
+
+    def run(q, k, v, **given):
+        seen.update(given)
+        return torch.zeros_like(q), None
+
+    claims = dict(arch=("any",), dtypes=("float32",), head_dim=(1, 64), ieee=True, gqa=True)
+    for layouts in (("packed",), ("cache",), ("packed", "paged")):
+        seen.clear()
+        kinds = {"page_size": (1, 64)} if "paged" in layouts else {}
+        variant = registry.Variant(
+            "test.seen",
+            op="attention_varlen",
+            run=run,
+            requires=registry.Requires(**claims, kv_layouts=layouts, **kinds),
+        )
+        registry.register(variant)
+        try:
+            qkv, how = batch(layouts[0], dtype=torch.float32)
+            varlen(*qkv, **how, variant="test.seen")
+        finally:
+            registry.unregister("test.seen")
+        wanted = {"scale", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "config"}
+        wanted |= {"cu_seqlens_k"} if "packed" in layouts else set()
+        wanted |= {"seqused_k"} if "cache" in layouts or "paged" in layouts else set()
+        wanted |= {"block_table"} if "paged" in layouts else set()
+        assert set(seen) == wanted
+
+
+def test_unknown_keywords_are_refused():
+    qkv, how = batch()
+    with pytest.raises(TypeError):
+        varlen.explain(*qkv, **how, key_padding=True)

@@ -1,0 +1,68 @@
+"""Dense attention with key_lengths and sinks: the same tensors, through attention_varlen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ragged import by_hand, starts
+
+import registry
+
+B, S, SK, LENGTHS = 3, 5, 9, (9, 0, 6)
+
+
+@pytest.fixture
+def operands():
+    torch.manual_seed(0)
+    return torch.randn(B, 4, S, 8, dtype=torch.float64), *torch.randn(2, B, 2, SK, 8, dtype=torch.float64)
+
+
+def expected(q, k, v, lengths, **how):
+    rows = [torch.cat([t[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)]) for t in (k, v)]
+    packed = q.transpose(1, 2).flatten(0, 1)
+    out, lse = by_hand(packed, *rows, cu_seqlens_q=starts([S] * B), cu_seqlens_k=starts(lengths), **how)
+    return out.view(B, S, 4, 8).transpose(1, 2), lse.view(4, B, S).transpose(0, 1)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 1)}, {"scale": 0.3, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, None])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_lengths_and_sinks(operands, grad, layout, kind, mask):
+    sinks = torch.randn(4, dtype=torch.float64) if kind is not torch.int32 else None
+    lengths = LENGTHS if kind else (SK,) * B
+    want = expected(*operands, lengths, sinks=sinks, **mask)
+    given = [t if layout == "bhsd" else t.transpose(1, 2).contiguous() for t in operands]
+    given = [t.clone().requires_grad_(grad) for t in given]
+    how = {"key_lengths": torch.tensor(LENGTHS, dtype=kind) if kind else None, "sinks": sinks}
+    out, lse = registry.attention(*given, layout=layout, **how, **mask, return_lse=True)
+    torch.testing.assert_close(out if layout == "bhsd" else out.transpose(1, 2), want[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse.double(), want[1], rtol=1e-6, atol=1e-6)
+    if grad:
+        out.sum().backward()
+        unused = given[1].grad if layout == "bhsd" else given[1].grad.transpose(1, 2)
+        assert all(torch.isfinite(t.grad).all() for t in given)
+        assert kind is None or not unused[1].any() and not unused[2, :, 6:].any()
+
+
+def test_it_is_explained_as_what_it_is(operands):
+    decision = registry.attention.explain(*operands, key_lengths=torch.tensor(LENGTHS), causal=True)
+    assert decision.problem.op == "attention_varlen" and decision.problem.kv_layout == "cache"
+    assert registry.attention.explain(*operands, key_lengths=None).problem.op == "attention"
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([1, 2]), torch.ones(B), [1, 2, 3], torch.tensor([1, 2, 10])])
+def test_errors_name_key_lengths(operands, wrong):
+    with pytest.raises(registry.InvalidArgument) as raised:
+        registry.attention(*operands, key_lengths=wrong)
+    assert raised.value.argument == "key_lengths"
+
+
+def test_it_compiles(operands):
+    lengths = torch.tensor(LENGTHS)
+
+    def call(q, k, v):
+        return registry.attention(q, k, v, key_lengths=lengths, causal=True)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*operands), call(*operands))

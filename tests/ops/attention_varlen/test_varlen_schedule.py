@@ -1,0 +1,99 @@
+"""A schedule is made once a step and shared by its calls; variants say what they share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from ragged import batch
+
+import registry
+
+varlen = registry.attention_varlen
+
+
+@pytest.fixture
+def counted():
+    """A variant that makes a list of a step's lengths, and hands it to its calls."""
+    made, handed = [], []
+
+    def schedule(problem, config):
+        def make(q, k, *, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table):
+            made.append((problem.window, cu_seqlens_q.tolist()))
+            return made[-1]
+
+        return make
+
+    def run(q, k, v, *, schedule, **given):
+        handed.append(schedule)
+        return torch.zeros_like(q), None
+
+    claims = dict(arch=("any",), dtypes=("float64",), head_dim=(1, 64), kv_layouts=("packed",), gqa=True, window=True)
+    registry.register(
+        registry.Variant(
+            "test.counted", op="attention_varlen", run=run, requires=registry.Requires(**claims), schedule=schedule
+        )
+    )
+    yield made, handed
+    registry.unregister("test.counted")
+
+
+def test_a_variant_makes_what_its_calls_share_once(counted):
+    made, handed = counted
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+    assert not made
+    for window in (None, None, (2, 1), (2, 1), None):
+        varlen(*qkv, **how, window=window, plan=plan, variant="test.counted")
+    assert [window for window, _ in made] == [None, (2, 1)]
+    assert handed == [made[0], made[0], made[1], made[1], made[0]]
+    varlen(*qkv, **how, variant="test.counted")
+    assert handed[-1] is None and len(made) == 2
+
+
+def test_the_lengths_are_those_of_when_it_was_made():
+    """A step's calls take the lengths from the schedule, where they were looked at."""
+    qkv, how = batch()
+    expected = varlen(*qkv, **how)
+    plan = varlen.schedule(*qkv, **how)
+    lie = how | {"cu_seqlens_q": torch.full_like(how["cu_seqlens_q"], 10**6)}
+    torch.testing.assert_close(varlen(*qkv, **lie, plan=plan), expected)
+    with pytest.raises(registry.InvalidArgument, match="cu_seqlens_q"):
+        varlen.schedule(*qkv, **lie)
+
+
+def test_a_schedule_of_another_step_is_refused():
+    qkv, how = batch()
+    others, other = batch(queries=(3, 3), keys=(4, 4))
+    with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of batch=2 for a call of batch=5"):
+        varlen(*qkv, **how, plan=varlen.schedule(*others, **other))
+
+
+def test_a_compiled_call_passes_it_over():
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+
+    def call(q, k, v):
+        return varlen(q, k, v, **how, plan=plan)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv), call(*qkv))
+
+
+def test_the_page_runs():
+    page = (Path(__file__).parents[3] / "docs" / "varlen.md").read_text(encoding="utf-8")
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "varlen.md", "exec"), namespace)
+    assert namespace["out"].shape == (3, 1, 8, 64) and namespace["cache_k"][2, 9].equal(namespace["new"][2, 0])
+
+
+def test_gradients_follow_a_schedule():
+    (q, k, v), how = batch()
+    plan = varlen.schedule(q, k, v, **how)
+    leaf = q.clone().requires_grad_()
+    varlen(leaf, k, v, **how, plan=plan).sum().backward()
+    (expected,) = torch.autograd.grad(varlen.reference(q.requires_grad_(), k, v, **how).sum(), q)
+    torch.testing.assert_close(leaf.grad, expected, rtol=1e-6, atol=1e-6)
