@@ -28,6 +28,7 @@ from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
 SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
+FEW_SEQUENCES, MANY_SEQUENCES = 128, 1024  # looked at together
 NOTHING = StandIn((1,), "int32")
 """A null pointer, for what a problem does not have."""
 COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
@@ -115,7 +116,7 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> Switches:
             GROUP=problem.heads_q // problem.heads_kv,
             BLOCK_M=config["BLOCK_M"],
             BLOCK_N=config["BLOCK_N"],
-            CHUNK=min(1024, padded(problem.batch)),
+            CHUNK=FEW_SEQUENCES if problem.batch <= FEW_SEQUENCES else MANY_SEQUENCES,
             PACKED=problem.kv_layout == "packed",
             PAGE=problem.page_size,
             PER_HEAD=problem.kv_scale in ("tensor", "head"),
