@@ -30,6 +30,12 @@ PREFILL_TILES = {
     },
 }
 PREFILL_TILES["tcgen05"] = PREFILL_TILES["mma"]
+# A scale for each key means that values are multiplied in float32 (tf32): twice the registers.
+TOKEN_TILES = {
+    64: [(64, 64, 8, 3), (64, 32, 8, 1)],
+    128: [(64, 32, 8, 3), (64, 32, 8, 1)],
+    256: [(32, 32, 8, 2), (32, 16, 8, 1)],
+}
 # (query pass, key pass, dK and dV apart)
 BACKWARD_TILES = {
     "wgmma": {
@@ -89,6 +95,8 @@ def prefill_configs(problem: Any) -> list[dict[str, Any]]:
         tiles = (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
     else:
         tiles = PREFILL_TILES[family(problem.target.sm)][width(problem)]
+        if problem.kv_scale == "token":
+            tiles = TOKEN_TILES[width(problem)]
     return [dict(zip(TILE, tile, strict=True)) for tile in tiles]
 
 
@@ -102,8 +110,10 @@ def split_configs(problem: Any) -> list[dict[str, Any]]:
             for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
         ]
     else:
+        token = problem.kv_scale == "token"
+        least_warps, most_keys = 8 if rows >= 64 or token else 4, 32 if rows >= 64 and token else 128
         tiles = [
-            (rows, n, max(warps, 8 if rows >= 64 else 4), stages, per_sm, least)
+            (rows, min(n, most_keys), max(warps, least_warps), stages, per_sm, least)
             for n, warps, stages, per_sm, least in SPLIT_TILES[width(problem)]
         ]
     return [dict(zip((*TILE, "PER_SM", "LEAST"), tile, strict=True)) for tile in tiles]
@@ -204,7 +214,7 @@ def forward_shared_memory(problem: Any, config: Config) -> int:
     reads_shared = family(problem.target.sm) != "mma" and m >= 64
     buffers = max(1, stages if reads_shared else stages - 1)
     moving, held = kv_item * columns * n * buffers, item * m * (padded(problem.head_dim) + n)
-    need = moving + held + 16 * (m + n) * stages + 1024
+    need = moving + held + 16 * (m + n) * stages + 2048
     if kv_item != item and reads_shared:  # converted tiles
         need += item * columns * n
     return need

@@ -138,6 +138,17 @@ def load_block(
 
 
 @triton.jit
+def widen(x, dtype: tl.constexpr):
+    """Keys or values in the dtype that they are multiplied in."""
+    if x.dtype == tl.int8 and dtype == tl.float16:
+        # As the low bits of 1024 to 1279, which spares the slow conversion of integers.
+        bits = (x.to(tl.uint8, bitcast=True).to(tl.uint16) ^ 0x80) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
 def load_scales(ptr, n, page, place, outer, row, end, cfg: tl.constexpr):
     """[N]: the scales of a block of keys or values that have one each."""
     n_N = tl.arange(0, cfg.BLOCK_N)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
 from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, check_lengths, read_sequence
-from registry.plugins.triton_varlen.rows import load_rows, load_sinks, rows_of, store_rows, sums_at
+from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_rows, sums_at
 from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
 
 # Integer arguments that the compiler must not learn anything about: a kernel per length or stride would be too many.
@@ -115,7 +115,7 @@ def prefill(
     )
     keys = keys_of(b, head, sequence, keys, cfg)
     tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg)
-    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, cfg.PADDED_D)
+    q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
     if cfg.PER_HEAD:
         scale_log2 *= tl.load(keys.k_scale_ptr)
     score = Score(scale_log2, cap_log2, window_left, window_right)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.scores import Rows
+from registry.plugins.triton_varlen.scores import Rows, in_half
 
 
 class Tile(NamedTuple):
@@ -29,8 +29,18 @@ def rows_of(first_row, head_kv, sequence, slopes_ptr, cfg: tl.constexpr):
     slope_M = query_M * 0.0
     if cfg.ALIBI:
         slope_M = tl.load(slopes_ptr + head_M, mask=there_M, other=0.0).to(tl.float32) * 1.4426950408889634
-    rows = Rows(query_M + shift, slope_M, first_row // GROUP + shift, last_row // GROUP + shift)
+    rows = Rows(query_M + shift, slope_M, first_row // GROUP + shift, last_row // GROUP + shift, slope_M)
     return Tile(sequence.q_start + query_M, head_M, there_M), rows
+
+
+@triton.jit
+def load_queries(ptr, tile, rows, row, head, cfg: tl.constexpr):
+    """(q, rows), as products with the keys want them."""
+    q_MD = load_rows(ptr, tile, row, head, cfg.D, cfg.PADDED_D)
+    unit_M = rows.slope_M * 0.0 + 1.0
+    if (cfg.PER_HEAD or cfg.PER_KEY) and q_MD.dtype == tl.bfloat16:
+        q_MD, unit_M = in_half(q_MD)
+    return q_MD, Rows(rows.diagonal_M, rows.slope_M, rows.first, rows.last, unit_M)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up
+from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up, widen
 from registry.toolbox.arithmetic import to_tf32
 
 
@@ -32,6 +32,8 @@ class Rows(NamedTuple):
     slope_M: Any
     first: Any
     last: Any
+    unit_M: Any
+    """What products with quantised keys are to be multiplied by: see in_half."""
 
 
 @triton.jit
@@ -126,9 +128,11 @@ def attend(n, page, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED: tl.co
     k_ND = load_block(
         keys.k_ptr, n, page, place, strides.k_outer, strides.k_row, keys.end, MASKED, cfg.D, cfg.PADDED_D, cfg
     )
-    scores_MN = product(q_MD, tl.trans(k_ND.to(q_MD.dtype)), cfg.TF32)
+    scores_MN = product(q_MD, tl.trans(widen(k_ND, q_MD.dtype)), cfg.TF32)
     # A positive scale can be applied to the maximum instead of each score: one FMA a score below.
     factor = score.scale_log2
+    if cfg.PER_HEAD or cfg.PER_KEY:
+        scores_MN *= rows.unit_M[:, None]
     if cfg.PER_KEY:
         k_scale_N = load_scales(
             keys.k_scale_ptr, n, page, place, scale_strides.k_outer, scale_strides.k_row, keys.end, cfg
@@ -163,8 +167,22 @@ def attend(n, page, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED: tl.co
             keys.v_scale_ptr, n, page, place, scale_strides.v_outer, scale_strides.v_row, keys.end, cfg
         )
         p_MN *= v_scale_N[None, :]
-    acc_MV = dot(p_MN.to(q_MD.dtype), v_NV.to(q_MD.dtype), acc_MV, cfg.TF32)
+        # Scales have a range that 16 bits have not, or not with enough digits: tf32 has both.
+        acc_MV = dot(p_MN, widen(v_NV, tl.float32), acc_MV, cfg.TF32)
+    else:
+        acc_MV = dot(p_MN.to(q_MD.dtype), widen(v_NV, q_MD.dtype), acc_MV, cfg.TF32)
     return acc_MV, new_max_M, sum_M
+
+
+@triton.jit
+def in_half(q_MD):
+    """(q in float16 and at most 2 in each row, what its rows are to be multiplied by).
+
+    8-bit keys and values are exact in float16, and converted to it by half the instructions that bfloat16 takes.
+    """
+    largest_M = tl.max(tl.abs(q_MD.to(tl.float32)), 1)
+    unit_M = tl.exp2(tl.floor(tl.log2(tl.maximum(largest_M, 1e-30))))
+    return (q_MD.to(tl.float32) / unit_M[:, None]).to(tl.float16), unit_M
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
 from registry.plugins.triton_varlen.lengths import Lengths, check_lengths, read_sequence
 from registry.plugins.triton_varlen.prefill import INTEGERS
-from registry.plugins.triton_varlen.rows import load_rows, load_sinks, rows_of, store_rows, sums_at
+from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_rows, sums_at
 from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
 
 
@@ -190,7 +190,7 @@ def split(
             head = work % heads_kv
             tile, rows = rows_of(work // heads_kv * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg)
             keys = keys_of(b, head, sequence, all_keys, cfg)
-            q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, cfg.PADDED_D)
+            q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
             factor = scale_log2
             if cfg.PER_HEAD:
                 factor *= tl.load(keys.k_scale_ptr)
