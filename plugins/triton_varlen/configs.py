@@ -110,10 +110,11 @@ def split_configs(problem: Any) -> list[dict[str, Any]]:
             for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
         ]
     else:
-        token = problem.kv_scale == "token"
-        least_warps, most_keys = 8 if rows >= 64 or token else 4, 32 if rows >= 64 and token else 128
+        if problem.kv_scale == "token":
+            rows = min(rows, 32)
+        least_warps = 8 if rows >= 64 or problem.kv_scale == "token" else 4
         tiles = [
-            (rows, min(n, most_keys), max(warps, least_warps), stages, per_sm, least)
+            (rows, n, max(warps, least_warps), stages, per_sm, least)
             for n, warps, stages, per_sm, least in SPLIT_TILES[width(problem)]
         ]
     return [dict(zip((*TILE, "PER_SM", "LEAST"), tile, strict=True)) for tile in tiles]
