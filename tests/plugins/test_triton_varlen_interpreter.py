@@ -13,7 +13,7 @@ import pytest
 import torch
 from again import INTERPRETED, run_interpreted
 
-QUERIES, KEYS = (3, 0, 21, 1, 16), (20, 5, 24, 0, 47)
+QUERIES, KEYS = (3, 0, 18, 1), (20, 5, 37, 0)
 BASE = dict(
     queries=QUERIES,
     keys=KEYS,
@@ -131,11 +131,11 @@ def sampled(count: int) -> list[dict]:
     cases = []
     for _ in range(count):
         hq, hk = draw.choice([(1, 1), (4, 1), (6, 2), (3, 3)])
-        batch = draw.choice([1, 3, 18])
+        batch = draw.choice([1, 3, 5])
         cases.append(
             dict(
-                queries=tuple(draw.choice([0, 1, 1, 2, 19]) for _ in range(batch)) + (1,),
-                keys=tuple(draw.choice([0, 1, 16, 33, 60]) for _ in range(batch)) + (7,),
+                queries=tuple(draw.choice([0, 1, 1, 2, 17]) for _ in range(batch)) + (1,),
+                keys=tuple(draw.choice([0, 1, 16, 33, 40]) for _ in range(batch)) + (7,),
                 hq=hq,
                 hk=hk,
                 d=draw.choice([16, 24, 32]),
@@ -150,7 +150,7 @@ def sampled(count: int) -> list[dict]:
                 dtype=draw.choice([torch.float16, torch.float32]),
                 m=draw.choice([16, 32]),
                 n=draw.choice([16, 32]),
-                programs=draw.choice([1, 7, 60]),
+                programs=draw.choice([1, 7, 25]),
                 least=draw.choice([1, 2]),
                 split=draw.random() < 0.3,
                 dlse=draw.random() < 0.3,
@@ -192,7 +192,7 @@ else:
         yield
         interpreter._patch_lang_tensor = original
 
-    def check(c: dict, q, k, v, given, expected, out, lse) -> None:
+    def check(c: dict, q, expected, out, lse) -> None:
         wanted, wanted_lse = expected
         seen = torch.isfinite(wanted_lse)
         assert out.dtype == q.dtype and out.shape == wanted.shape and lse.dtype == torch.float32
@@ -202,39 +202,34 @@ else:
         assert (out[~seen.T] == 0).all()
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(8)], ids=lambda c: "-".join(map(str, c.values())))
-    def test_forward(changes):
+    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(6)], ids=lambda c: "-".join(map(str, c.values())))
+    def test_forward(changes, monkeypatch):
         from registry import attention_varlen
         from registry.ops.attention_varlen.lengths import LENGTHS
         from registry.plugins.triton_varlen import host
 
+        monkeypatch.setattr(host, "FEW_SEQUENCES", 2)  # sequences are looked at in more than one go
+        monkeypatch.setattr(host, "MANY_SEQUENCES", 4)
         c = {**BASE, **changes}
         tensors, given = made(c)
         before = [t.clone() for t in tensors]
         expected = attention_varlen.reference(*tensors, **given, **features(c), return_lse=True)
         config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
-        check(
-            c,
-            *tensors,
-            given,
-            expected,
-            *host.PREFILL.run(*tensors, config=config, return_lse=True, **given, **features(c)),
-        )
+        found = host.PREFILL.run(*tensors, config=config, return_lse=True, **given, **features(c))
+        check(c, tensors[0], expected, *found)
         config |= {"PER_SM": c["programs"], "LEAST": c["least"]}
         out = torch.empty_like(expected[0], dtype=c["dtype"]).fill_(float("nan"))
         split, lse = host.SPLIT.run(*tensors, config=config, return_lse=True, out=out, **given, **features(c))
         assert split is out
-        check(c, *tensors, given, expected, split, lse)
-        assert all(
-            torch.equal(a, b) or a.dtype.itemsize < 2 or torch.equal(a.isnan(), b.isnan())
-            for a, b in zip(tensors, before, strict=True)
-        )
+        check(c, tensors[0], expected, split, lse)
+        for tensor, was in zip(tensors, before, strict=True):
+            assert torch.equal(tensor.float().nan_to_num(9e9), was.float().nan_to_num(9e9)), "an input was modified"
         assert not LENGTHS.taken()
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize(
         "changes",
-        [*PACKED_CORNERS, *({**c, "kv": "packed"} for c in sampled(6))],
+        [*PACKED_CORNERS, *({**c, "kv": "packed"} for c in sampled(3))],
         ids=lambda c: "-".join(map(str, c.values())),
     )
     def test_backward(changes):
