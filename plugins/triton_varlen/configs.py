@@ -90,6 +90,12 @@ def options(config: Config, which: tuple[str, ...] = TILE) -> dict[str, int]:
     return {"num_warps": config[which[2]], "num_stages": config[which[3]]}
 
 
+def split_options(config: Config) -> dict[str, int]:
+    """The same, with registers for as many programs as are to be on an SM together."""
+    registers = 65536 // (32 * config["num_warps"] * config["PER_SM"]) // 8 * 8
+    return options(config) | ({"maxnreg": registers} if registers < 255 else {})
+
+
 def prefill_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
         tiles = (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]

@@ -122,6 +122,8 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> Switches:
             PER_HEAD=problem.kv_scale in ("tensor", "head"),
             PER_KEY=problem.kv_scale == "token",
             TF32=not problem.ieee,
+            PAIRED=False,
+            INT8=problem.kv_dtype == "int8",
             LEFT=left >= 0,
             RIGHT=right >= 0,
             CAP=problem.softcap != 0.0,
@@ -165,6 +167,9 @@ def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[
     )
     wide = max(k_strides["k_row"], k_strides["v_row"]) * k_unit >= 2**22
     known: dict[str, Any] = {"Q_UNIT": q_unit, "K_UNIT": k_unit, "WIDE": wide}
+    if problem.kv_scale:
+        even = given["v"].alignment % 2 == 0 and k_unit % 2 == 0
+        known |= {"PAIRED": even, "PADDED_V": max(32, padded(problem.head_dim_v))}
     if config["num_stages"] == 1 and k.dtype.itemsize == 2:
         # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
@@ -186,16 +191,17 @@ def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scal
 def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     arguments, cfg = _forward(problem, config, given)
     programs = problem.target.sm_count * config["PER_SM"]
-    slot = cfg.BLOCK_M * (cfg.PADDED_V + 2)
+    rows = min(cfg.BLOCK_M, 1 << (problem.max_seqlen_q * cfg.GROUP - 1).bit_length())
+    slot = rows * (cfg.PADDED_V + 2)
     arguments |= {
         "partials_ptr": StandIn((2 * programs * slot,), "float32", name="partials"),
         "counters_ptr": Zeroes(programs),
         "least_share": config["LEAST"],
     }
     # So many partial results in flight as leave registers for the one that they add up to.
-    at_once = max(1, 64 * 32 * config["num_warps"] // (cfg.BLOCK_M * cfg.PADDED_V))
-    constants = {"cfg": replace(cfg, AT_ONCE=min(8, at_once))}
-    return [Call(split, (programs,), arguments, constants, configs.options(config))]
+    at_once = max(1, 64 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    constants = {"cfg": replace(cfg, ROWS=rows, AT_ONCE=min(32, at_once))}
+    return [Call(split, (programs,), arguments, constants, configs.split_options(config))]
 
 
 def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

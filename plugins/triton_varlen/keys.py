@@ -3,6 +3,9 @@
 A block of keys that lies in one page, or in no pages, moves as one 64-bit scalar; offsets inside the block are
 loop-invariant and of 32 bits. Where a block spans pages, each key brings the offset of its own: slower, and right for
 every page size down to 1. Nothing is read beyond a sequence's last key, so what unused pages hold does not matter.
+
+Products with values read them column by column, which shared memory gives only in 16 bits at a time. So 8-bit values
+are read as pairs of columns, and even and odd columns are multiplied, added up and written apart (`PAIRED`).
 """
 
 from typing import Any, NamedTuple
@@ -146,6 +149,19 @@ def widen(x, dtype: tl.constexpr):
         return bits.to(tl.float16, bitcast=True) - 1152.0
     else:
         return x.to(dtype)
+
+
+@triton.jit
+def unpair(x, dtype: tl.constexpr, cfg: tl.constexpr):
+    """(even columns, odd columns) of 8-bit values that were read as pairs."""
+    even, odd = x & 0xFF, x >> 8
+    if cfg.INT8:
+        even = (even ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+        odd = (odd ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        even = even.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        odd = odd.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return even.to(dtype), odd.to(dtype)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
 from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, check_lengths, read_sequence
-from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_rows, sums_at
+from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
 from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
 
 # Integer arguments that the compiler must not learn anything about: a kernel per length or stride would be too many.
@@ -84,6 +84,10 @@ def prefill(
     cfg: tl.constexpr,
 ):
     # 1. Which tile is ours. Sequences that are shorter than their slots leave programs without rows.
+    BLOCK_M: tl.constexpr = cfg.BLOCK_M
+    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
+    WIDTH: tl.constexpr = cfg.PADDED_V // DIVIDED
+    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
     lengths = Lengths(cu_q_ptr, cu_k_ptr, used_ptr, batch, total_q, room)
     b, number, head = assign_query_tile(slots, heads_kv, heads_together, lengths, cfg)
     if cfg.COMPLAIN and tl.program_id(0) == 0:
@@ -96,6 +100,8 @@ def prefill(
         return
 
     # 2. Where it lies.
+    if cfg.PAIRED:
+        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
     keys = Keys(
         k_ptr,
         v_ptr,
@@ -105,16 +111,16 @@ def prefill(
             k_outer * cfg.K_UNIT,
             k_row * cfg.K_UNIT,
             k_head * cfg.K_UNIT,
-            v_outer * cfg.K_UNIT,
-            v_row * cfg.K_UNIT,
-            v_head * cfg.K_UNIT,
+            v_outer * (cfg.K_UNIT // DIVIDED),
+            v_row * (cfg.K_UNIT // DIVIDED),
+            v_head * (cfg.K_UNIT // DIVIDED),
         ),
         Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head),
         Pages(table_ptr, table_row, pages),
         0,
     )
     keys = keys_of(b, head, sequence, keys, cfg)
-    tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg)
+    tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
     q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
     if cfg.PER_HEAD:
         scale_log2 *= tl.load(keys.k_scale_ptr)
@@ -124,23 +130,30 @@ def prefill(
     start, inner_start, inner_end, end = key_range(rows, sequence.keys, score, cfg)
     if cfg.COMPLAIN and cfg.PAGE > 0 and head == 0:
         check_pages(keys, start, end, number, tiles, complaints_ptr, cfg)
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
-    PADDED_V: tl.constexpr = cfg.PADDED_V
-    acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
+    acc_MV = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    odd_MV = tl.zeros([BLOCK_M, ODD_WIDTH], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     inner = (inner_end - inner_start) // cfg.BLOCK_N
-    acc_MV, max_M, sum_M = attend_all(inner_start, inner, q_MD, rows, keys, score, acc_MV, max_M, sum_M, False, cfg)
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_start, inner, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, cfg
+    )
     if cfg.LEFT:
         left = (inner_start - start) // cfg.BLOCK_N
-        acc_MV, max_M, sum_M = attend_all(start, left, q_MD, rows, keys, score, acc_MV, max_M, sum_M, True, cfg)
+        acc_MV, odd_MV, max_M, sum_M = attend_all(
+            start, left, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+        )
     right = tl.cdiv(end - inner_end, cfg.BLOCK_N)
-    acc_MV, max_M, sum_M = attend_all(inner_end, right, q_MD, rows, keys, score, acc_MV, max_M, sum_M, True, cfg)
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_end, right, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+    )
 
     # 4. Normalise once, at the end.
-    out_MV, lse_M = finish(acc_MV, max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
+    factor_M, lse_M = finish(max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
     if cfg.PER_HEAD:
-        out_MV *= tl.load(keys.v_scale_ptr)
-    store_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, cfg.V, cfg.PADDED_V)
+        factor_M *= tl.load(keys.v_scale_ptr)
+    out_MV = acc_MV * factor_M[:, None]
+    odd_MV *= factor_M[:, None]
+    store_parts(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, odd_MV, cfg)
     if cfg.LSE:
         tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)

@@ -104,7 +104,7 @@ def query_pass(
         return
 
     # 1. What this tile of rows brings along: q, dO, lse, and delta.
-    tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, cfg)
+    tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
     do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
     out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
     delta_M = tl.sum(out_MV.to(tl.float32) * do_MV.to(tl.float32), 1)

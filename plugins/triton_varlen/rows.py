@@ -17,15 +17,15 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def rows_of(first_row, head_kv, sequence, slopes_ptr, cfg: tl.constexpr):
+def rows_of(first_row, head_kv, sequence, slopes_ptr, BLOCK_M: tl.constexpr, cfg: tl.constexpr):
     """(Tile, Rows) of the rows from first_row on."""
     GROUP: tl.constexpr = cfg.GROUP  # a number: quotients by it are cheap
-    row_M = first_row + tl.arange(0, cfg.BLOCK_M)
+    row_M = first_row + tl.arange(0, BLOCK_M)
     query_M = row_M // GROUP
     there_M = row_M < sequence.queries * GROUP
     head_M = head_kv * GROUP + row_M - query_M * GROUP
     shift = sequence.keys - sequence.queries  # of a diagonal
-    last_row = tl.minimum(first_row + cfg.BLOCK_M, sequence.queries * GROUP) - 1
+    last_row = tl.minimum(first_row + BLOCK_M, sequence.queries * GROUP) - 1
     slope_M = query_M * 0.0
     if cfg.ALIBI:
         slope_M = tl.load(slopes_ptr + head_M, mask=there_M, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -76,3 +76,17 @@ def load_sinks(sinks_ptr, tile, max_M, cfg: tl.constexpr):
         return tl.load(sinks_ptr + tile.head_M, mask=tile.there_M, other=0.0).to(tl.float32) * 1.4426950408889634
     else:
         return max_M
+
+
+@triton.jit
+def store_parts(ptr, tile, row, head, x_MV, odd_MV, cfg: tl.constexpr):
+    """Even and odd columns of the output, or all of it."""
+    if cfg.PAIRED:
+        d_V = tl.arange(0, cfg.PADDED_V // 2) * 2
+        offsets_M = tile.token_M.to(tl.int64) * row + tile.head_M * head
+        inside = tile.there_M[:, None] & (d_V < cfg.V)[None, :]
+        pointers = ptr + offsets_M[:, None] + d_V[None, :]
+        tl.store(pointers, x_MV.to(ptr.dtype.element_ty), mask=inside)
+        tl.store(pointers + 1, odd_MV.to(ptr.dtype.element_ty), mask=inside)
+    else:
+        store_rows(ptr, tile, row, head, x_MV, cfg.V, cfg.PADDED_V)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up, widen
+from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up, unpair, widen
 from registry.toolbox.arithmetic import to_tf32
 
 
@@ -119,7 +119,16 @@ def to_powers_of_two(lse):
 
 
 @triton.jit
-def attend(n, page, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
+def weights(p_MN, q_MD, cfg: tl.constexpr):
+    """P in the dtype that values are multiplied in."""
+    if cfg.PER_KEY:
+        return p_MN  # scales have a range that 16 bits have not, or not with enough digits: tf32 has both
+    else:
+        return p_MN.to(q_MD.dtype)
+
+
+@triton.jit
+def attend(n, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
     """One step of the streaming softmax: the keys n .. n + BLOCK_N, in the page that was looked up."""
     strides = keys.strides
     scale_strides = keys.scale_strides
@@ -159,19 +168,23 @@ def attend(n, page, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED: tl.co
     rescale_M = tl.exp2(max_M - finite_max_M)
     sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
     acc_MV = acc_MV * rescale_M[:, None]
-    v_NV = load_block(
-        keys.v_ptr, n, page, place, strides.v_outer, strides.v_row, keys.end, MASKED, cfg.V, cfg.PADDED_V, cfg
-    )
+    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
+    V: tl.constexpr = cfg.V // DIVIDED
+    PADDED_V: tl.constexpr = cfg.PADDED_V // DIVIDED
+    v_NV = load_block(keys.v_ptr, n, page, place, strides.v_outer, strides.v_row, keys.end, MASKED, V, PADDED_V, cfg)
     if cfg.PER_KEY:
         v_scale_N = load_scales(
             keys.v_scale_ptr, n, page, place, scale_strides.v_outer, scale_strides.v_row, keys.end, cfg
         )
         p_MN *= v_scale_N[None, :]
-        # Scales have a range that 16 bits have not, or not with enough digits: tf32 has both.
-        acc_MV = dot(p_MN, widen(v_NV, tl.float32), acc_MV, cfg.TF32)
+    p_MN = weights(p_MN, q_MD, cfg)
+    if cfg.PAIRED:
+        even_NV, odd_NV = unpair(v_NV, p_MN.dtype, cfg)
+        acc_MV = dot(p_MN, even_NV, acc_MV, cfg.TF32)
+        odd_MV = dot(p_MN, odd_NV, odd_MV * rescale_M[:, None], cfg.TF32)
     else:
-        acc_MV = dot(p_MN.to(q_MD.dtype), widen(v_NV, q_MD.dtype), acc_MV, cfg.TF32)
-    return acc_MV, new_max_M, sum_M
+        acc_MV = dot(p_MN, widen(v_NV, p_MN.dtype), acc_MV, cfg.TF32)
+    return acc_MV, odd_MV, new_max_M, sum_M
 
 
 @triton.jit
@@ -186,27 +199,31 @@ def in_half(q_MD):
 
 
 @triton.jit
-def attend_all(start, blocks, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
+def attend_all(
+    start, blocks, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr
+):
     """So many steps, from the key start on."""
     page = look_up(start, keys, cfg)
     for block in tl.range(0, blocks):
         n = start + block * cfg.BLOCK_N
         next_page = look_up(n + cfg.BLOCK_N, keys, cfg)
-        acc_MV, max_M, sum_M = attend(n, page, q_MD, rows, keys, score, acc_MV, max_M, sum_M, MASKED, cfg)
+        acc_MV, odd_MV, max_M, sum_M = attend(
+            n, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED, cfg
+        )
         page = next_page
-    return acc_MV, max_M, sum_M
+    return acc_MV, odd_MV, max_M, sum_M
 
 
 @triton.jit
-def finish(acc_MV, max_M, sum_M, sink_M, cfg: tl.constexpr):
-    """(out, log-sum-exp). A row that saw no key gives 0 and -inf, or the sink that it has."""
+def finish(max_M, sum_M, sink_M, cfg: tl.constexpr):
+    """(what sums of values are to be multiplied by, log-sum-exp). A row that saw no key gives 0 and -inf, or the sink
+    that it has."""
+    factor_M = 1.0
     if cfg.SINKS:
         whole_M = tl.maximum(max_M, sink_M)
         finite_M = tl.where(whole_M == float("-inf"), 0.0, whole_M)
-        rescale_M = tl.exp2(max_M - finite_M)
-        sum_M = sum_M * rescale_M + tl.exp2(sink_M - finite_M)
-        acc_MV = acc_MV * rescale_M[:, None]
+        factor_M = tl.exp2(max_M - finite_M)
+        sum_M = sum_M * factor_M + tl.exp2(sink_M - finite_M)
         max_M = whole_M
-    out_MV = acc_MV / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
     lse_M = (max_M + tl.log2(sum_M)) * 0.6931471805599453  # to natural logarithms
-    return out_MV, tl.where(sum_M == 0.0, float("-inf"), lse_M)
+    return factor_M / tl.where(sum_M == 0.0, 1.0, sum_M), tl.where(sum_M == 0.0, float("-inf"), lse_M)

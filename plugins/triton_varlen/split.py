@@ -13,7 +13,7 @@ import triton.language as tl
 from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
 from registry.plugins.triton_varlen.lengths import Lengths, check_lengths, read_sequence
 from registry.plugins.triton_varlen.prefill import INTEGERS
-from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_rows, sums_at
+from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
 from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
 
 
@@ -32,50 +32,62 @@ def _work_of(b, lengths, score, cfg: tl.constexpr):
 
 
 @triton.jit
-def _place(partials_ptr, slot, cfg: tl.constexpr):
-    """(addresses of a tile's sums of values, of its maxima; its sums follow these) in a slot of the workspace."""
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
+def _deposit(partials_ptr, tile, slot, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
+    """Leave a part of a tile in a slot of the workspace: sums of values (even columns before odd), maxima, sums."""
     PADDED_V: tl.constexpr = cfg.PADDED_V
-    span: tl.constexpr = BLOCK_M * (PADDED_V + 2)
-    m_M = tl.arange(0, BLOCK_M)
-    base = partials_ptr + slot.to(tl.int64) * span
-    return base + m_M[:, None] * PADDED_V + tl.arange(0, PADDED_V)[None, :], base + BLOCK_M * PADDED_V + m_M
-
-
-@triton.jit
-def _deposit(partials_ptr, tile, slot, acc_MV, max_M, sum_M, cfg: tl.constexpr):
-    at_MV, at_M = _place(partials_ptr, slot, cfg)
-    tl.store(at_MV, acc_MV, mask=tile.there_M[:, None])
-    tl.store(at_M, max_M, mask=tile.there_M)
-    tl.store(at_M + cfg.BLOCK_M, sum_M, mask=tile.there_M)
+    SPAN: tl.constexpr = cfg.ROWS * (PADDED_V + 2)
+    WIDTH: tl.constexpr = acc_MV.shape[1]
+    m_M = tl.arange(0, cfg.BLOCK_M)
+    there_M = tile.there_M & (m_M < cfg.ROWS)
+    base = partials_ptr + slot.to(tl.int64) * SPAN
+    at_MV = base + m_M[:, None] * PADDED_V + tl.arange(0, WIDTH)[None, :]
+    tl.store(at_MV, acc_MV, mask=there_M[:, None])
+    if cfg.PAIRED:
+        tl.store(at_MV + WIDTH, odd_MV, mask=there_M[:, None])
+    tl.store(base + cfg.ROWS * PADDED_V + m_M, max_M, mask=there_M)
+    tl.store(base + cfg.ROWS * (PADDED_V + 1) + m_M, sum_M, mask=there_M)
 
 
 @triton.jit
 def _combine(partials_ptr, tile, first, last, cfg: tl.constexpr):
     """What the programs first..last left of a tile, as one. The first left its part as the last of its share."""
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
+    ROWS: tl.constexpr = cfg.ROWS
     PADDED_V: tl.constexpr = cfg.PADDED_V
-    acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    SPAN: tl.constexpr = ROWS * (PADDED_V + 2)
     AT_ONCE: tl.constexpr = cfg.AT_ONCE
+    m_M = tl.arange(0, ROWS)
+    acc_MV = tl.zeros([ROWS, PADDED_V], tl.float32)
+    max_M = tl.full([ROWS], float("-inf"), tl.float32)
+    sum_M = tl.zeros([ROWS], tl.float32)
     for some in range(first, last + 1, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):
-            program = some + i
-            slot = program * 2 + (program == first).to(tl.int32)
-            at_MV, at_M = _place(partials_ptr, slot, cfg)
-            there_M = tile.there_M & (program <= last)
-            part_MV = tl.load(at_MV, mask=there_M[:, None], other=0.0, cache_modifier=".cg")
-            part_max_M = tl.load(at_M, mask=there_M, other=float("-inf"), cache_modifier=".cg")
-            part_sum_M = tl.load(at_M + cfg.BLOCK_M, mask=there_M, other=0.0, cache_modifier=".cg")
-            new_max_M = tl.maximum(max_M, part_max_M)
-            finite_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-            rescale_M = tl.exp2(max_M - finite_M)
-            part_M = tl.exp2(part_max_M - finite_M)
-            acc_MV = acc_MV * rescale_M[:, None] + part_MV * part_M[:, None]
-            sum_M = sum_M * rescale_M + part_sum_M * part_M
-            max_M = new_max_M
+        program_P = some + tl.arange(0, AT_ONCE)
+        slot_P = program_P * 2 + (program_P == first).to(tl.int32)
+        base_PM = partials_ptr + (slot_P.to(tl.int64) * SPAN)[:, None] + m_M[None, :] * 0
+        there_PM = (program_P <= last)[:, None] & tile.there_M[None, :]
+        at_PM = base_PM + ROWS * PADDED_V + m_M[None, :]
+        max_PM = tl.load(at_PM, mask=there_PM, other=float("-inf"), cache_modifier=".cg")
+        sum_PM = tl.load(at_PM + ROWS, mask=there_PM, other=0.0, cache_modifier=".cg")
+        at_PMV = (base_PM + m_M[None, :] * PADDED_V)[:, :, None] + tl.arange(0, PADDED_V)[None, None, :]
+        part_PMV = tl.load(at_PMV, mask=there_PM[:, :, None], other=0.0, cache_modifier=".cg")
+        new_max_M = tl.maximum(max_M, tl.max(max_PM, 0))
+        finite_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+        rescale_M = tl.exp2(max_M - finite_M)
+        weight_PM = tl.exp2(max_PM - finite_M[None, :])
+        acc_MV = acc_MV * rescale_M[:, None] + tl.sum(part_PMV * weight_PM[:, :, None], 0)
+        sum_M = sum_M * rescale_M + tl.sum(sum_PM * weight_PM, 0)
+        max_M = new_max_M
     return acc_MV, max_M, sum_M
+
+
+@triton.jit
+def _store_whole(ptr, tile, row, head, x_MV, cfg: tl.constexpr):
+    """The output, whose odd columns may follow the even ones."""
+    v_V = tl.arange(0, cfg.PADDED_V)
+    if cfg.PAIRED:
+        v_V = v_V % (cfg.PADDED_V // 2) * 2 + v_V // (cfg.PADDED_V // 2)
+    offsets_M = tile.token_M.to(tl.int64) * row + tile.head_M * head
+    inside = tile.there_M[:, None] & (v_V < cfg.V)[None, :]
+    tl.store(ptr + offsets_M[:, None] + v_V[None, :], x_MV.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -129,7 +141,9 @@ def split(
     cfg: tl.constexpr,
 ):
     BLOCK_M: tl.constexpr = cfg.BLOCK_M
-    PADDED_V: tl.constexpr = cfg.PADDED_V
+    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
+    WIDTH: tl.constexpr = cfg.PADDED_V // DIVIDED
+    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
     lengths = Lengths(cu_q_ptr, cu_k_ptr, used_ptr, batch, total_q, room)
     score = Score(scale_log2, cap_log2, window_left, window_right)
     program = tl.program_id(0)
@@ -160,6 +174,8 @@ def split(
         counted += tl.sum(units_B, 0)
 
     # 3. Tile after tile.
+    if cfg.PAIRED:
+        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
     all_keys = Keys(
         k_ptr,
         v_ptr,
@@ -169,9 +185,9 @@ def split(
             k_outer * cfg.K_UNIT,
             k_row * cfg.K_UNIT,
             k_head * cfg.K_UNIT,
-            v_outer * cfg.K_UNIT,
-            v_row * cfg.K_UNIT,
-            v_head * cfg.K_UNIT,
+            v_outer * (cfg.K_UNIT // DIVIDED),
+            v_row * (cfg.K_UNIT // DIVIDED),
+            v_head * (cfg.K_UNIT // DIVIDED),
         ),
         Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head),
         Pages(table_ptr, table_row, pages),
@@ -188,7 +204,8 @@ def split(
             begin = before + work * blocks
             take = tl.minimum(begin + blocks, stop) - unit
             head = work % heads_kv
-            tile, rows = rows_of(work // heads_kv * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg)
+            first_row = work // heads_kv * BLOCK_M
+            tile, rows = rows_of(first_row, head, sequence, slopes_ptr, BLOCK_M, cfg)
             keys = keys_of(b, head, sequence, all_keys, cfg)
             q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
             factor = scale_log2
@@ -202,28 +219,42 @@ def split(
             start, _, _, end = key_range(rows, sequence.keys, score, cfg)
             end = tl.minimum(n + take * cfg.BLOCK_N, end)
             n = tl.maximum(n, start)
-            acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
+            acc_MV = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+            odd_MV = tl.zeros([BLOCK_M, ODD_WIDTH], tl.float32)
             max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
             sum_M = tl.zeros([BLOCK_M], tl.float32)
             count = tl.cdiv(end - n, cfg.BLOCK_N)
-            acc_MV, max_M, sum_M = attend_all(n, count, q_MD, rows, keys, score_here, acc_MV, max_M, sum_M, True, cfg)
+            acc_MV, odd_MV, max_M, sum_M = attend_all(
+                n, count, q_MD, rows, keys, score_here, acc_MV, odd_MV, max_M, sum_M, True, cfg
+            )
 
-            complete = take == blocks
-            if not complete:
+            if take == blocks:
+                sink_M = load_sinks(sinks_ptr, tile, max_M, cfg)
+                factor_M, lse_M = finish(max_M, sum_M, sink_M, cfg)
+                if cfg.PER_HEAD:
+                    factor_M *= tl.load(keys.v_scale_ptr)
+                out_MV = acc_MV * factor_M[:, None]
+                odd_MV *= factor_M[:, None]
+                store_parts(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, odd_MV, cfg)
+                if cfg.LSE:
+                    tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)
+            else:
                 first = begin // share
                 last = (begin + blocks - 1) // share
                 slot = program * 2 + (program == first).to(tl.int32)
-                _deposit(partials_ptr, tile, slot, acc_MV, max_M, sum_M, cfg)
-                tl.debug_barrier()  # all of the tile is written before the count says so
-                complete = tl.atomic_add(counters_ptr + first, 1, sem="acq_rel", scope="gpu") == last - first
-                if complete:
+                _deposit(partials_ptr, tile, slot, acc_MV, odd_MV, max_M, sum_M, cfg)
+                tl.debug_barrier()  # all of the part is written before the count says so
+                if tl.atomic_add(counters_ptr + first, 1, sem="acq_rel", scope="gpu") == last - first:
                     tl.atomic_xchg(counters_ptr + first, 0, sem="relaxed", scope="gpu")
-                    acc_MV, max_M, sum_M = _combine(partials_ptr, tile, first, last, cfg)
-            if complete:
-                out_MV, lse_M = finish(acc_MV, max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
-                if cfg.PER_HEAD:
-                    out_MV *= tl.load(keys.v_scale_ptr)
-                store_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, cfg.V, cfg.PADDED_V)
-                if cfg.LSE:
-                    tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)
+                    whole = rows_of(first_row, head, sequence, slopes_ptr, cfg.ROWS, cfg)[0]
+                    sum_RV, max_R, sum_R = _combine(partials_ptr, whole, first, last, cfg)
+                    sink_R = load_sinks(sinks_ptr, whole, max_R, cfg)
+                    factor_R, lse_R = finish(max_R, sum_R, sink_R, cfg)
+                    if cfg.PER_HEAD:
+                        factor_R *= tl.load(keys.v_scale_ptr)
+                    _store_whole(
+                        out_ptr, whole, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, sum_RV * factor_R[:, None], cfg
+                    )
+                    if cfg.LSE:
+                        tl.store(sums_at(lse_ptr, whole, total_q), lse_R, mask=whole.there_M)
             unit += take

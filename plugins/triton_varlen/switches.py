@@ -25,6 +25,9 @@ class Switches:
     """Keys and values have scales: one for each key head, or just one (with a stride of 0)."""
     PER_KEY: bool
     """Or one for each key of each key head."""
+    PAIRED: bool
+    """8-bit values are read two columns at a time, as numbers of 16 bits: see keys.py."""
+    INT8: bool
     Q_UNIT: int
     K_UNIT: int
     """Elements that strides of q and out, and of k and v, are counted in."""
@@ -45,5 +48,7 @@ class Switches:
     GRAD_LSE: bool = False
     WANT_DK: bool = True
     WANT_DV: bool = True
+    ROWS: int = 1
+    """Rows of a tile that there can be, where partial results are added up."""
     AT_ONCE: int = 1
     """Partial results that are in flight together."""
