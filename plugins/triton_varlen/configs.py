@@ -68,6 +68,8 @@ SPLIT_TILES = {
     256: [(32, 4, 4, 2, 2), (32, 4, 3, 2, 2), (32, 4, 1, 2, 2)],
 }
 SPLIT_ROWS = 64
+PARTIALS_A_THREAD = 64
+"""Numbers of partial results that each thread has in flight while it adds them up."""
 
 
 def family(sm: int) -> str:
@@ -116,13 +118,12 @@ def split_configs(problem: Any) -> list[dict[str, Any]]:
             for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
         ]
     else:
-        if problem.kv_scale == "token":
-            rows = min(rows, 32)
-        least_warps = 8 if rows >= 64 or problem.kv_scale == "token" else 4
         tiles = [
-            (rows, n, max(warps, least_warps), stages, per_sm, least)
-            for n, warps, stages, per_sm, least in SPLIT_TILES[width(problem)]
+            (rows, *tile) if rows < SPLIT_ROWS else (rows, tile[0], 8, tile[2], 1, tile[4])
+            for tile in SPLIT_TILES[width(problem)]
         ]
+        if problem.kv_scale == "token":
+            tiles = [(min(rows, 32), min(n, 32), 8, stages, 1, least) for _, n, _, stages, _, least in tiles]
     return [dict(zip((*TILE, "PER_SM", "LEAST"), tile, strict=True)) for tile in tiles]
 
 
@@ -224,6 +225,10 @@ def forward_shared_memory(problem: Any, config: Config) -> int:
     need = moving + held + 16 * (m + n) * stages + 2048
     if kv_item != item and reads_shared:  # converted tiles
         need += item * columns * n
+    if problem.kv_scale == "token":  # probabilities, and values in float32
+        need += 4 * n * (m + padded(problem.head_dim_v))
+    if "PER_SM" in config:  # partial results change hands when they are added up
+        need = max(need, 4 * PARTIALS_A_THREAD * 32 * config["num_warps"] + 1024)
     return need
 
 

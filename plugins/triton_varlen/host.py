@@ -198,8 +198,7 @@ def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale:
         "counters_ptr": Zeroes(programs),
         "least_share": config["LEAST"],
     }
-    # So many partial results in flight as leave registers for the one that they add up to.
-    at_once = max(1, 64 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    at_once = max(1, configs.PARTIALS_A_THREAD * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
     constants = {"cfg": replace(cfg, ROWS=rows, AT_ONCE=min(32, at_once))}
     return [Call(split, (programs,), arguments, constants, configs.split_options(config))]
 
