@@ -22,7 +22,7 @@ from registry.plugins.triton_varlen.key_pass import key_pass
 from registry.plugins.triton_varlen.prefill import prefill
 from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
 from registry.plugins.triton_varlen.split import split
-from registry.plugins.triton_varlen.switches import Switches
+from registry.plugins.triton_varlen.switches import VarlenSwitches
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
@@ -104,10 +104,10 @@ def _room(problem: Any, given: Operands) -> int:
     return k.shape[-3]
 
 
-def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> Switches:
+def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwitches:
     """What is fixed when a kernel is compiled."""
     left, right = bounds(problem)
-    return Switches(
+    return VarlenSwitches(
         **dict(
             D=problem.head_dim,
             V=problem.head_dim_v,
@@ -137,7 +137,7 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> Switches:
     )
 
 
-def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[dict[str, Any], Switches]:
+def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[dict[str, Any], VarlenSwitches]:
     """What both forward kernels are given."""
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     q_strides, q_unit = _strides({"q": q, "out": out}, ("row", "head"))

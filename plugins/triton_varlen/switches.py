@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Switches:
+class VarlenSwitches:
     D: int
     V: int
     """Head dims of q and k, and of v."""
