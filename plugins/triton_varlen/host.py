@@ -107,6 +107,7 @@ def _room(problem: Any, given: Operands) -> int:
 def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwitches:
     """What is fixed when a kernel is compiled."""
     left, right = bounds(problem)
+    few = problem.batch <= FEW_SEQUENCES
     return VarlenSwitches(
         **dict(
             D=problem.head_dim,
@@ -116,7 +117,8 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwi
             GROUP=problem.heads_q // problem.heads_kv,
             BLOCK_M=config["BLOCK_M"],
             BLOCK_N=config["BLOCK_N"],
-            CHUNK=FEW_SEQUENCES if problem.batch <= FEW_SEQUENCES else MANY_SEQUENCES,
+            CHUNK=FEW_SEQUENCES if few else MANY_SEQUENCES,
+            FEW=few,
             PACKED=problem.kv_layout == "packed",
             PAGE=problem.page_size,
             PER_HEAD=problem.kv_scale in ("tensor", "head"),

@@ -151,8 +151,11 @@ def split(
         check_lengths(lengths, most_q, most_k, complaints_ptr, cfg)
 
     # 1. How long the line is, and our share of it: from unit on, up to stop.
+    sequences = batch
+    if cfg.FEW:
+        sequences = cfg.CHUNK  # no loop, and lengths are read once for both
     total = 0
-    for first in range(0, batch, cfg.CHUNK):
+    for first in range(0, sequences, cfg.CHUNK):
         _, _, blocks_B, tiles_B = _work_of(first + tl.arange(0, cfg.CHUNK), lengths, score, cfg)
         total += tl.sum(blocks_B * tiles_B, 0) * heads_kv
     share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), least_share)
@@ -163,7 +166,7 @@ def split(
     b = 0
     before = 0
     counted = 0
-    for first in range(0, batch, cfg.CHUNK):
+    for first in range(0, sequences, cfg.CHUNK):
         b_B = first + tl.arange(0, cfg.CHUNK)
         _, _, blocks_B, tiles_B = _work_of(b_B, lengths, score, cfg)
         units_B = blocks_B * tiles_B * heads_kv

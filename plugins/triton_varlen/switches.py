@@ -17,6 +17,8 @@ class VarlenSwitches:
     BLOCK_N: int
     CHUNK: int
     """Sequences looked at together."""
+    FEW: bool
+    """There are no more."""
     PACKED: bool
     """Keys lie one sequence after the other; else each sequence has rows of its own, or pages."""
     PAGE: int
