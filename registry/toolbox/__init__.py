@@ -1,7 +1,7 @@
 """All that a kernel author imports. What for what:
 
-call             `Call`, `Host`, `PerCall`, `Zeroes`: say once what is launched; `run`, `prepare` and `builds` follow.
-                 Start here; the op's side of it is in registry.ops.attention.calls and registry.ops.matmul.calls
+call             `Call`, `Host`, `PerCall`, `Zeroes`, `Kept`: say once what is launched; `run`, `prepare` and `builds`
+                 follow. Start here; an op's side of it is in its calls.py, such as registry.ops.attention.calls
 launch           `StandIn`: a tensor's shape, strides, dtype and alignment without its memory. `Launcher` binds one
                  compiled kernel, for launches that a `Call` cannot say
 tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` encodes a map once per address.

@@ -11,6 +11,7 @@ asked with tensors or without a GPU::
             "n": problem.seqlen_k,                        # fixed
             "scale_log2": PerCall("scale", 1.44),         # what the call brings, times a number
             "counter": Zeroes(1),                         # zero before a launch, left at zero by it
+            "word": Kept((1,), "int32", "word", find),    # what find(first tensor) gives, the same for many launches
             "unused": StandIn((1,), "float32"),           # without a name: a null pointer
         }
         return [Call(_kernel, (grid,), arguments, constants={...}, options={"num_warps": 4})]
@@ -34,7 +35,7 @@ from registry.toolbox.triton_internals import encoder_can_round
 if TYPE_CHECKING:
     from registry.toolbox.builds import Build
 
-__all__ = ["Call", "Host", "Interface", "PerCall", "Zeroes"]
+__all__ = ["Call", "Host", "Interface", "Kept", "PerCall", "Zeroes"]
 
 Launch = Callable[..., Any]
 Operands = Mapping[str, StandIn]
@@ -53,6 +54,14 @@ class Zeroes(StandIn):
 
     def __init__(self, count: int) -> None:
         super().__init__((count,), "int32", name="counters")
+
+
+class Kept(StandIn):
+    """Memory that outlives a launch: `find` gives it, of the first tensor of a call."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, name: str, find: Callable[[Any], Any]) -> None:
+        super().__init__(shape, dtype, name=name)
+        self.find = find
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,22 @@ class Call:
         def launch(*varying: Any) -> None:
             arguments = dict(self.arguments)
             for name, value in zip(names, varying, strict=True):
-                base = Address(value, operands[name].dtype) if name in operands and isinstance(value, int) else value
+                base = self._pointer(value, operands[name].dtype) if name in operands else value
                 template = self.arguments[name]
                 arguments[name] = with_base(without_base(template), base) if is_descriptor(template) else base
             self.kernel[self.grid](**arguments, **constants, **self.options)
 
         return launch
+
+    def _pointer(self, value: Any, dtype: Any) -> Any:
+        """A tensor, or what stands for an address. Triton's interpreter wants memory behind null pointers too."""
+        if not isinstance(value, int):
+            return value
+        if value == 0 and type(self.kernel).__name__ == "InterpretedFunction":
+            import torch
+
+            return torch.empty(0, dtype=dtype)
+        return Address(value, dtype)
 
     def _unrounded(self) -> Mapping[str, Any]:
         return unrounded_constants(self.arguments, self.if_unrounded)
@@ -220,9 +239,9 @@ class Host:
             lines.insert(0, f"if not scale > 0.0: return otherwise_({', '.join(passed)})")
         for name, one in used.items():
             if name not in given:
-                fresh = (
-                    zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)
-                )
+                fresh = one.find if isinstance(one, Kept) else allocator(one.shape, one.dtype, one.strides)
+                if isinstance(one, Zeroes):
+                    fresh = zeroed(one.shape[0])
                 scope[f"new_{name}"] = fresh
                 lines.append(f"{name} = new_{name}({first})")
         for number, (call, launch) in enumerate(zip(calls, launches, strict=True)):

@@ -65,7 +65,7 @@ def zeroes(device: int, width: int) -> ZeroRows:
     return ZeroRows(device, width)
 
 
-WIDTHS = (32, 256)  # a cache line, and as many as the tiles that a kernel on one chip may wait for
+WIDTHS = (32, 256, 512, 1024)  # a cache line, and as many as the tiles or blocks of a kernel on one chip
 
 
 def zeroed(count: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from launch_support import fake_gpu, needs_fake_cuda, scale, tensor
 
 from registry.toolbox.builds import compile_build
-from registry.toolbox.call import Call, Host, Interface, PerCall, Zeroes
+from registry.toolbox.call import Call, Host, Interface, Kept, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
 gpu = pytest.fixture(fake_gpu)
@@ -98,6 +98,25 @@ def test_run_passes_what_prepare_passes():
     assert given["lse"].data_ptr() == 0 and given["lse"].dtype == torch.float32
     assert given["counters"].tolist() == [0] * 5 and given["counters"].dtype == torch.int32
     assert (given["n"], given["factor"], given["BLOCK"], given["num_warps"]) == (3, 0.25, 8, 1)
+
+
+def test_what_is_kept_is_found_again_by_each_call(gpu):
+    gpu.expect("Q", "Q", "i", "f")
+    kept, asked = tensor(1000), []
+
+    def find(like):
+        asked.append(like)
+        return kept
+
+    def with_kept(problem, config, given, factor):
+        (call,) = calls(problem, config, given, factor)
+        arguments = {**call.arguments, "y": Kept((1000,), "float32", "y", find)}
+        return [dataclasses.replace(call, arguments=arguments)]
+
+    launch = Host(OP, with_kept).prepare(PROBLEM, CONFIG)
+    x = tensor(1000)
+    assert launch(x, scale=1.0) is kept and launch(x, scale=2.0) is kept
+    assert gpu.parameters[:2] == [x.data_ptr(), kept.data_ptr()] and len(asked) == 2 and asked[0] is x
 
 
 def test_vectors_that_must_be_dense_are_copied_where_they_are_not(gpu):

@@ -1,0 +1,97 @@
+"""Attention over ragged batches in plain Triton: packed, cached or paged, every feature, every GPU from sm80 on.
+
+Its files:
+    lengths.py      how long each sequence is, and which tile a program has; nothing is read beyond
+    keys.py         where keys lie: packed, in a cache, or in pages of any size
+    rows.py         the rows of a tile: queries, and the heads that share a key head
+    scores.py       scale, cap, alibi, masks, sinks, and one step of the streaming softmax
+    prefill.py      forward: one program a tile          split.py      forward: the keys shared out among all SMs
+    query_pass.py   backward: dQ                         key_pass.py   backward: dK and dV
+    switches.py     what is fixed when a kernel is compiled
+    host.py         the call of each launch              configs.py    tiles, warps, stages, and what they need
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from registry import Design, Requires, Variant, hookimpl
+from registry.plugins.triton_varlen import configs, host
+
+_CLAIMS: dict[str, Any] = dict(
+    arch=("sm80+",),
+    dtypes=("float16", "bfloat16", "float32"),
+    ieee=True,
+    deterministic=True,
+    head_dim=(16, 256),
+    head_dim_multiple=8,
+    head_dim_v=(16, 256),
+    head_dim_v_multiple=8,
+    causal=True,
+    window=True,
+    softcap=True,
+    gqa=True,
+    sinks=True,
+    alibi=True,
+    lse=True,
+    checks_lengths=True,
+    toolchain={"triton": ">=3.6,<4"},
+)
+_FORWARD_CLAIMS: dict[str, Any] = dict(
+    **_CLAIMS,
+    kv_layouts=("packed", "cache", "paged"),
+    page_size=(1, 1 << 20),
+    kv_dtypes=("float8_e4m3fn", "int8"),
+    kv_scales=("tensor", "head", "token"),
+    out=True,
+    rule=configs.quantised_reasons,
+    shared_memory=configs.forward_shared_memory,
+)
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    return [
+        Variant(
+            "triton_varlen",
+            op="attention_varlen",
+            run=host.PREFILL.run,
+            prepare=host.PREFILL.prepare,
+            builds=host.PREFILL.builds,
+            requires=Requires(**_FORWARD_CLAIMS),
+            design=Design(pipeline_stages=3),
+            design_of=configs.prefill_design,
+            configs=configs.prefill_configs,
+            summary="one program a tile of rows: training and prompts, every feature, any page size",
+        ),
+        Variant(
+            "triton_varlen_split",
+            op="attention_varlen",
+            run=host.SPLIT.run,
+            prepare=host.SPLIT.prepare,
+            builds=host.SPLIT.builds,
+            requires=Requires(**_FORWARD_CLAIMS),
+            design=Design(pipeline_stages=3, persistent=True),
+            design_of=configs.split_design,
+            configs=configs.split_configs,
+            summary="the keys of all sequences shared out equally among all SMs, in one launch: decoding",
+        ),
+        Variant(
+            "triton_varlen_backward",
+            op="attention_varlen_backward",
+            run=host.BACKWARD.run,
+            prepare=host.BACKWARD.prepare,
+            builds=host.BACKWARD.builds,
+            requires=Requires(
+                **_CLAIMS,
+                kv_layouts=("packed",),
+                grad_lse=True,
+                rule=configs.backward_reasons,
+                shared_memory=configs.backward_shared_memory,
+            ),
+            design=Design(pipeline_stages=2),
+            design_of=configs.backward_design,
+            configs=configs.backward_configs,
+            summary="gradients in two passes without atomics: the same bits on every run",
+        ),
+    ]

@@ -1,0 +1,243 @@
+"""Which tiles, warps and stages are tried, what they cost, and when asynchronous copies cannot be used.
+
+A config is chosen by how wide the head is in registers (its width class) and by the matrix instructions of the GPU (its
+family): `mma` works on registers, `wgmma` (Hopper, from 64 rows on) and `tcgen05` (Blackwell) read shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from registry import Design, Reason
+
+Config = Mapping[str, Any]
+TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+QUERY = ("QUERY_M", "QUERY_N", "query_warps", "query_stages")
+KEY = ("KEY_M", "KEY_N", "key_warps", "key_stages")
+
+# Best first. The last of each has one stage: it needs no asynchronous copy.
+PREFILL_TILES = {
+    "wgmma": {
+        64: [(128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 1)],
+        128: [(128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 1)],
+        256: [(128, 32, 8, 2), (64, 32, 8, 1)],
+    },
+    "mma": {
+        64: [(64, 64, 4, 3), (64, 32, 4, 3), (64, 64, 4, 1)],
+        128: [(64, 32, 4, 2), (64, 64, 8, 2), (64, 32, 4, 1)],
+        256: [(64, 32, 8, 2), (64, 32, 8, 1)],
+    },
+}
+PREFILL_TILES["tcgen05"] = PREFILL_TILES["mma"]
+# A scale for each key means that values are multiplied in float32 (tf32): twice the registers.
+TOKEN_TILES = {
+    64: [(64, 64, 8, 3), (64, 32, 8, 1)],
+    128: [(64, 32, 8, 3), (64, 32, 8, 1)],
+    256: [(32, 32, 8, 2), (32, 16, 8, 1)],
+}
+# (query pass, key pass, dK and dV apart)
+BACKWARD_TILES = {
+    "wgmma": {
+        64: [((64, 64, 4, 3), (64, 64, 4, 2), False), ((64, 64, 4, 1), (32, 64, 4, 1), False)],
+        128: [((128, 64, 8, 2), (32, 128, 8, 2), False), ((64, 64, 8, 1), (32, 64, 8, 1), False)],
+        256: [((128, 32, 8, 2), (32, 128, 8, 2), True), ((32, 32, 8, 1), (32, 32, 4, 1), True)],
+    },
+    "mma": {
+        64: [((64, 64, 4, 2), (32, 64, 4, 2), False), ((64, 64, 8, 1), (32, 64, 4, 1), False)],
+        128: [((64, 64, 8, 2), (32, 64, 8, 2), False), ((64, 32, 8, 1), (32, 64, 8, 1), False)],
+        256: [((32, 32, 4, 2), (32, 64, 8, 1), True), ((32, 32, 8, 1), (32, 64, 8, 1), True)],
+    },
+}
+BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
+# float32 runs on the tensor cores as tf32, or by ordinary FMAs (ieee), which hold whole rows of a tile in registers.
+TF32_TILES = {64: [(64, 32, 8, 1)], 128: [(64, 32, 8, 1)], 256: [(32, 16, 4, 1)]}
+IEEE_TILES = {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]}
+TF32_BACKWARD = {
+    64: [((32, 32, 4, 1), (16, 32, 4, 1), True)],
+    128: [((32, 32, 4, 1), (16, 16, 4, 1), True)],
+    256: [((16, 16, 4, 1), (16, 16, 4, 1), True)],
+}
+IEEE_BACKWARD = {64: [((8, 16, 4, 1), (16, 8, 4, 1), True)], 128: [((8, 16, 8, 1), (16, 16, 8, 1), True)]}
+IEEE_BACKWARD_WIDTH = 128
+
+# Rows of a tile where keys are split -> (BLOCK_N, warps, stages, programs an SM, least blocks a program).
+SPLIT_TILES = {
+    64: [(64, 4, 5, 2, 2), (128, 4, 4, 2, 1), (64, 4, 3, 4, 2), (64, 4, 1, 2, 2)],
+    128: [(64, 4, 4, 2, 2), (64, 4, 3, 2, 2), (128, 8, 3, 1, 1), (64, 4, 3, 3, 2), (64, 4, 1, 2, 2)],
+    256: [(32, 4, 4, 2, 2), (32, 4, 3, 2, 2), (32, 4, 1, 2, 2)],
+}
+SPLIT_ROWS = 64
+PARTIALS_A_THREAD = 64
+"""Numbers of partial results that each thread has in flight while it adds them up."""
+
+
+def family(sm: int) -> str:
+    """The matrix instructions of a compute capability."""
+    return "wgmma" if sm == 90 else "tcgen05" if 100 <= sm < 120 else "mma"
+
+
+def padded(number: int) -> int:
+    """The tile width that holds a head dim: the next power of two."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def width(problem: Any) -> int:
+    """The wider of the two padded head dims, from 64 on."""
+    return max(64, padded(max(problem.head_dim, problem.head_dim_v)))
+
+
+def options(config: Config, which: tuple[str, ...] = TILE) -> dict[str, int]:
+    """Triton's launch options of one kernel of a config."""
+    return {"num_warps": config[which[2]], "num_stages": config[which[3]]}
+
+
+def split_options(config: Config) -> dict[str, int]:
+    """The same, with registers for as many programs as are to be on an SM together."""
+    registers = 65536 // (32 * config["num_warps"] * config["PER_SM"]) // 8 * 8
+    return options(config) | ({"maxnreg": registers} if registers < 255 else {})
+
+
+def prefill_configs(problem: Any) -> list[dict[str, Any]]:
+    if problem.dtype == "float32":
+        tiles = (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
+    else:
+        tiles = PREFILL_TILES[family(problem.target.sm)][width(problem)]
+        if problem.kv_scale == "token":
+            tiles = TOKEN_TILES[width(problem)]
+    return [dict(zip(TILE, tile, strict=True)) for tile in tiles]
+
+
+def split_configs(problem: Any) -> list[dict[str, Any]]:
+    """A tile has as many rows as a key head has (query, head) pairs at most, up to SPLIT_ROWS."""
+    group = problem.heads_q // problem.heads_kv
+    rows = min(SPLIT_ROWS, padded(problem.max_seqlen_q * group))
+    if problem.dtype == "float32":
+        tiles = [
+            (16 if problem.ieee else min(m, rows), n, warps, stages, 2, 2)
+            for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
+        ]
+    else:
+        tiles = [
+            (rows, *tile) if rows < SPLIT_ROWS else (rows, tile[0], 8, tile[2], 1, tile[4])
+            for tile in SPLIT_TILES[width(problem)]
+        ]
+        if problem.kv_scale == "token":
+            tiles = [(min(rows, 32), min(n, 32), 8, stages, 1, least) for _, n, _, stages, _, least in tiles]
+    return [dict(zip((*TILE, "PER_SM", "LEAST"), tile, strict=True)) for tile in tiles]
+
+
+def backward_configs(problem: Any) -> list[dict[str, Any]]:
+    columns = width(problem)
+    if problem.dtype == "float32":
+        found = IEEE_BACKWARD[min(IEEE_BACKWARD_WIDTH, columns)] if problem.ieee else TF32_BACKWARD[columns]
+    else:
+        found = BACKWARD_TILES[family(problem.target.sm)][columns]
+    return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
+
+
+def prefill_design(config: Config) -> Design:
+    return Design(
+        warp_groups=max(1, config["num_warps"] // 4),
+        pipeline_stages=config["num_stages"],
+        tile=(config["BLOCK_M"], config["BLOCK_N"]),
+    )
+
+
+def split_design(config: Config) -> Design:
+    return Design(
+        warp_groups=max(1, config["num_warps"] // 4),
+        pipeline_stages=config["num_stages"],
+        tile=(config["BLOCK_M"], config["BLOCK_N"]),
+        persistent=True,
+    )
+
+
+def backward_design(config: Config) -> Design:
+    """The key pass is the longer one: its traits stand for both."""
+    return Design(
+        warp_groups=max(1, config["key_warps"] // 4),
+        pipeline_stages=config["key_stages"],
+        tile=(config["KEY_M"], config["KEY_N"]),
+    )
+
+
+# --- asynchronous copies ------------------------------------------------------------------------------------------
+
+
+def copy_reasons(problem: Any, config: Config) -> Iterator[Reason]:
+    """Why a pipelined config cannot run: cp.async moves 4, 8 or 16 bytes, so a tile must lie in runs of at least 4.
+
+    Triton would drop the pipeline silently, and such a config would not be what its Design says. A config with one
+    stage runs on any strides.
+    """
+    if max(config.get(name, 1) for name in ("num_stages", "query_stages", "key_stages")) == 1:
+        return
+    for fact in problem.operands:
+        if fact.itemsize >= 4 or fact.name == "out":
+            continue
+        allowed = "runs of at least 4 bytes for cp.async (or a config with 1 stage)"
+        if fact.stride_alignment < 4:
+            dim, worst = next((d, s) for d, s in fact.outer_strides() if s % 4)
+            what = f"its stride of {worst} bytes in dimension {dim} is no multiple of 4"
+            fix = f"call .contiguous() on {fact.name}: {what}"
+            yield Reason("async_copy", "stride_alignment", f"{worst} bytes", allowed, fix, fact.name)
+        if fact.base_alignment < 16:
+            got = f"{fact.base_alignment} bytes"
+            fix = f"call .clone() on {fact.name}: its storage offset leaves the base aligned to {got}"
+            yield Reason("async_copy", "base_alignment", got, "multiples of 16 bytes", fix, fact.name)
+
+
+def backward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
+    """As for the forward pass; and no gradients of float32 without tf32 where their rows do not fit the registers."""
+    yield from copy_reasons(problem, config)
+    if problem.dtype == "float32" and problem.ieee and width(problem) > IEEE_BACKWARD_WIDTH:
+        field = "head_dim" if problem.head_dim > IEEE_BACKWARD_WIDTH else "head_dim_v"
+        allowed = f"up to {IEEE_BACKWARD_WIDTH} in float32 without tf32: wider rows spill registers"
+        fix = 'torch.set_float32_matmul_precision("high") permits tf32, which runs up to 256'
+        yield Reason("registers", field, getattr(problem, field), allowed, fix)
+
+
+def quantised_reasons(problem: Any, config: Config) -> Iterator[Reason]:
+    """float8_e4m3fn is converted by instructions that sm80 and sm86 do not have."""
+    yield from copy_reasons(problem, config)
+    if problem.kv_dtype == "float8_e4m3fn" and problem.target.sm < 89:
+        yield Reason(
+            "kv_dtype", "kv_dtype", problem.kv_dtype, f"int8, or float8_e4m3fn from sm89 on, on {problem.target.arch}"
+        )
+
+
+# --- shared memory --------------------------------------------------------------------------------------------------
+
+
+def _itemsize(dtype: str) -> int:
+    return {"float32": 4, "float8_e4m3fn": 1, "int8": 1}.get(dtype, 2)
+
+
+def forward_shared_memory(problem: Any, config: Config) -> int:
+    """An upper bound of what the compiler asks for."""
+    item, kv_item = _itemsize(problem.dtype), _itemsize(problem.kv_dtype)
+    columns = padded(problem.head_dim) + padded(problem.head_dim_v)
+    m, n, stages = config["BLOCK_M"], config["BLOCK_N"], config["num_stages"]
+    reads_shared = family(problem.target.sm) != "mma" and m >= 64
+    buffers = max(1, stages if reads_shared else stages - 1)
+    moving, held = kv_item * columns * n * buffers, item * m * (padded(problem.head_dim) + n)
+    need = moving + held + 16 * (m + n) * stages + 2048
+    if kv_item != item and reads_shared:  # converted tiles
+        need += item * columns * n
+    if problem.kv_scale == "token":  # probabilities, and values in float32
+        need += 4 * n * (m + padded(problem.head_dim_v))
+    if "PER_SM" in config:  # partial results change hands when they are added up
+        need = max(need, 4 * PARTIALS_A_THREAD * 32 * config["num_warps"] + 1024)
+    return need
+
+
+def backward_shared_memory(problem: Any, config: Config) -> int:
+    """The same for the larger of the passes: they run one after the other."""
+    item, columns = _itemsize(problem.dtype), padded(problem.head_dim) + padded(problem.head_dim_v)
+    query = (config["QUERY_M"], config["QUERY_N"], config["query_stages"])
+    key = (config["KEY_N"], config["KEY_M"], config["key_stages"])
+    return max(
+        item * columns * (held + moving * stages) + 2 * item * held * moving + 16 * (held + moving) * stages + 2048
+        for held, moving, stages in (query, key)
+    )

@@ -1,0 +1,186 @@
+"""Where keys and values lie: packed one sequence after the other, in a cache of equal rows, or in pages.
+
+A block of keys that lies in one page, or in no pages, moves as one 64-bit scalar; offsets inside the block are
+loop-invariant and of 32 bits. Where a block spans pages, each key brings the offset of its own: slower, and right for
+every page size down to 1. Nothing is read beyond a sequence's last key, so what unused pages hold does not matter.
+
+Products with values read them column by column, which shared memory gives only in 16 bits at a time. So 8-bit values
+are read as pairs of columns, and even and odd columns are multiplied, added up and written apart (`PAIRED`).
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from registry.plugins.triton_varlen.lengths import BAD_TABLE, complain, within
+
+
+class Strides(NamedTuple):
+    """Of k and v, or of their scales, in elements. `outer` is that of a cache's sequence, or of a page."""
+
+    k_outer: Any
+    k_row: Any
+    k_head: Any
+    v_outer: Any
+    v_row: Any
+    v_head: Any
+
+
+class Pages(NamedTuple):
+    """Which pages hold a sequence's keys, and how many there are: a table that names others is held to these."""
+
+    table_ptr: Any
+    table_row: Any
+    count: Any
+
+
+class Keys(NamedTuple):
+    """The keys and values of one head of one sequence, with their scales, if any."""
+
+    k_ptr: Any
+    v_ptr: Any
+    k_scale_ptr: Any
+    v_scale_ptr: Any
+    strides: Any
+    scale_strides: Any
+    pages: Any
+    end: Any
+
+
+@triton.jit
+def keys_of(b, head, sequence, keys, cfg: tl.constexpr):
+    """The keys of a head of sequence b, out of those of all."""
+    k_ptr = keys.k_ptr + head * keys.strides.k_head
+    v_ptr = keys.v_ptr + head * keys.strides.v_head
+    k_scale_ptr = keys.k_scale_ptr
+    v_scale_ptr = keys.v_scale_ptr
+    table_ptr = keys.pages.table_ptr
+    if cfg.PER_HEAD or cfg.PER_KEY:
+        k_scale_ptr += head * keys.scale_strides.k_head
+        v_scale_ptr += head * keys.scale_strides.v_head
+    if cfg.PAGE > 0:
+        table_ptr += b * keys.pages.table_row
+    elif cfg.PACKED:
+        k_ptr += sequence.k_start * keys.strides.k_row
+        v_ptr += sequence.k_start * keys.strides.v_row
+        if cfg.PER_KEY:
+            k_scale_ptr += sequence.k_start * keys.scale_strides.k_row
+            v_scale_ptr += sequence.k_start * keys.scale_strides.v_row
+    else:
+        k_ptr += b * keys.strides.k_outer
+        v_ptr += b * keys.strides.v_outer
+        if cfg.PER_KEY:
+            k_scale_ptr += b * keys.scale_strides.k_outer
+            v_scale_ptr += b * keys.scale_strides.v_outer
+    pages = Pages(table_ptr, keys.pages.table_row, keys.pages.count)
+    return Keys(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, keys.strides, keys.scale_strides, pages, sequence.keys)
+
+
+@triton.jit
+def look_up(n, keys, cfg: tl.constexpr):
+    """The page of the block of keys from n on; of each key, where blocks span pages; anything, where none are left.
+
+    Loops look up a block ahead. Were a block's page looked up where it is used, Triton would take half of its pipeline
+    for the look-up, and leave half for the keys.
+    """
+    if cfg.PAGE == 0:
+        return n * 0
+    elif cfg.PAGE % cfg.BLOCK_N == 0:
+        return tl.load(keys.pages.table_ptr + n // cfg.PAGE, mask=n < keys.end, other=0)
+    else:
+        keys_N = n + tl.arange(0, cfg.BLOCK_N)
+        return tl.load(keys.pages.table_ptr + keys_N // cfg.PAGE, mask=keys_N < keys.end, other=0)
+
+
+@triton.jit
+def locate(n, page, keys, cfg: tl.constexpr):
+    """(page that there is, place in it) of a block's first key, or of each key."""
+    if cfg.PAGE == 0:
+        return page.to(tl.int64), n
+    else:
+        if cfg.PAGE % cfg.BLOCK_N == 0:
+            place = n % cfg.PAGE
+        else:
+            place = (n + tl.arange(0, cfg.BLOCK_N)) % cfg.PAGE
+        return within(page, 0, keys.pages.count - 1).to(tl.int64), place
+
+
+@triton.jit
+def load_block(
+    ptr,
+    n,
+    page,
+    place,
+    outer,
+    row,
+    end,
+    MASKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr,
+    cfg: tl.constexpr,
+):
+    """[N, columns] of keys or values; zero beyond the last key and beyond the last column."""
+    d_D = tl.arange(0, PADDED)
+    n_N = tl.arange(0, cfg.BLOCK_N)
+    if cfg.PAGE % cfg.BLOCK_N == 0:
+        step = row
+        if not cfg.WIDE:
+            step = row.to(tl.int32)
+        pointers = ptr + (page * outer + place * row) + (n_N[:, None] * step + d_D[None, :])
+    else:
+        pointers = ptr + (page * outer + place * row)[:, None] + d_D[None, :]
+    inside = (n + n_N < end)[:, None]
+    if MASKED and COLUMNS < PADDED:
+        return tl.load(pointers, mask=inside & (d_D < COLUMNS)[None, :], other=0.0)
+    if MASKED:
+        return tl.load(pointers, mask=inside, other=0.0)
+    if COLUMNS < PADDED:
+        return tl.load(pointers, mask=(d_D < COLUMNS)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr):
+    """Keys or values in the dtype that they are multiplied in."""
+    if x.dtype == tl.int8 and dtype == tl.float16:
+        # As the low bits of 1024 to 1279, which spares the slow conversion of integers.
+        bits = (x.to(tl.uint8, bitcast=True).to(tl.uint16) ^ 0x80) | 0x6400
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def unpair(x, dtype: tl.constexpr, cfg: tl.constexpr):
+    """(even columns, odd columns) of 8-bit values that were read as pairs."""
+    even, odd = x & 0xFF, x >> 8
+    if cfg.INT8:
+        even = (even ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+        odd = (odd ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        even = even.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        odd = odd.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return even.to(dtype), odd.to(dtype)
+
+
+@triton.jit
+def load_scales(ptr, n, page, place, outer, row, end, cfg: tl.constexpr):
+    """[N]: the scales of a block of keys or values that have one each."""
+    n_N = tl.arange(0, cfg.BLOCK_N)
+    if cfg.PAGE % cfg.BLOCK_N == 0:
+        pointers = ptr + (page * outer + place * row) + n_N * row
+    else:
+        pointers = ptr + (page * outer + place * row)
+    return tl.load(pointers, mask=n + n_N < end, other=0.0)
+
+
+@triton.jit
+def check_pages(keys, start, end, part, parts, word_ptr, cfg: tl.constexpr):
+    """Complain of pages that are not there, in one of so many parts of the table that the keys start..end use."""
+    CHUNK: tl.constexpr = 512
+    last = tl.cdiv(tl.minimum(end, keys.end), cfg.PAGE)
+    for first in range(start // cfg.PAGE + part * CHUNK, last, parts * CHUNK):
+        entry_P = first + tl.arange(0, CHUNK)
+        page_P = tl.load(keys.pages.table_ptr + entry_P, mask=entry_P < last, other=0)
+        complain(word_ptr, (page_P < 0) | (page_P >= keys.pages.count), BAD_TABLE)

@@ -1,0 +1,159 @@
+"""Attention over ragged batches, forward: one program computes one tile of rows over all keys that they see.
+
+For training and for prompts, where queries are many and tiles fill the GPU by themselves. Where they do not, the keys
+have to be divided too: split.py.
+"""
+
+import triton
+import triton.language as tl
+
+from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
+from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, check_lengths, read_sequence
+from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
+from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
+
+# Integer arguments that the compiler must not learn anything about: a kernel per length or stride would be too many.
+INTEGERS = [
+    *(f"{tensor}_{dim}" for tensor in ("q", "out", "do", "dq") for dim in ("row", "head")),
+    *(f"{tensor}_{dim}" for tensor in ("k", "v", "dk", "dv", "k_scale", "v_scale") for dim in ("outer", "row", "head")),
+    *(
+        "table_row",
+        "pages",
+        "batch",
+        "total_q",
+        "room",
+        "most_q",
+        "most_k",
+        "heads_kv",
+        "heads_together",
+        "slots",
+        "least_share",
+        "window_left",
+        "window_right",
+    ),
+]
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def prefill(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    complaints_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    used_ptr,
+    table_ptr,
+    sinks_ptr,
+    slopes_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    # Strides count units of Q_UNIT or K_UNIT elements: that is how the compiler knows by what they are divisible.
+    q_row: tl.int64,
+    q_head: tl.int64,
+    out_row: tl.int64,
+    out_head: tl.int64,
+    k_outer: tl.int64,
+    k_row: tl.int64,
+    k_head: tl.int64,
+    v_outer: tl.int64,
+    v_row: tl.int64,
+    v_head: tl.int64,
+    k_scale_outer: tl.int64,
+    k_scale_row: tl.int64,
+    k_scale_head: tl.int64,
+    v_scale_outer: tl.int64,
+    v_scale_row: tl.int64,
+    v_scale_head: tl.int64,
+    table_row: tl.int64,
+    pages,
+    batch,
+    total_q,
+    room,
+    most_q,
+    most_k,
+    heads_kv,
+    heads_together,
+    slots,
+    scale_log2,
+    cap_log2,
+    window_left,
+    window_right,
+    cfg: tl.constexpr,
+):
+    # 1. Which tile is ours. Sequences that are shorter than their slots leave programs without rows.
+    BLOCK_M: tl.constexpr = cfg.BLOCK_M
+    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
+    WIDTH: tl.constexpr = cfg.PADDED_V // DIVIDED
+    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
+    lengths = Lengths(cu_q_ptr, cu_k_ptr, used_ptr, batch, total_q, room)
+    b, number, head = assign_query_tile(slots, heads_kv, heads_together, lengths, cfg)
+    if cfg.COMPLAIN and tl.program_id(0) == 0:
+        check_lengths(lengths, most_q, most_k, complaints_ptr, cfg)
+    sequence = read_sequence(b, lengths, cfg)
+    tiles = tl.cdiv(sequence.queries * cfg.GROUP, cfg.BLOCK_M)
+    if cfg.RIGHT and not cfg.LEFT:  # the longest tile of a sequence first
+        number = tiles - 1 - number
+    if (number < 0) | (number >= tiles):
+        return
+
+    # 2. Where it lies.
+    if cfg.PAIRED:
+        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
+    keys = Keys(
+        k_ptr,
+        v_ptr,
+        k_scale_ptr,
+        v_scale_ptr,
+        Strides(
+            k_outer * cfg.K_UNIT,
+            k_row * cfg.K_UNIT,
+            k_head * cfg.K_UNIT,
+            v_outer * (cfg.K_UNIT // DIVIDED),
+            v_row * (cfg.K_UNIT // DIVIDED),
+            v_head * (cfg.K_UNIT // DIVIDED),
+        ),
+        Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head),
+        Pages(table_ptr, table_row, pages),
+        0,
+    )
+    keys = keys_of(b, head, sequence, keys, cfg)
+    tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
+    q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
+    if cfg.PER_HEAD:
+        scale_log2 *= tl.load(keys.k_scale_ptr)
+    score = Score(scale_log2, cap_log2, window_left, window_right)
+
+    # 3. The keys: three loops, so that only blocks on an edge of the mask pay for it.
+    start, inner_start, inner_end, end = key_range(rows, sequence.keys, score, cfg)
+    if cfg.COMPLAIN and cfg.PAGE > 0 and head == 0:
+        check_pages(keys, start, end, number, tiles, complaints_ptr, cfg)
+    acc_MV = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    odd_MV = tl.zeros([BLOCK_M, ODD_WIDTH], tl.float32)
+    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    inner = (inner_end - inner_start) // cfg.BLOCK_N
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_start, inner, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, cfg
+    )
+    if cfg.LEFT:
+        left = (inner_start - start) // cfg.BLOCK_N
+        acc_MV, odd_MV, max_M, sum_M = attend_all(
+            start, left, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+        )
+    right = tl.cdiv(end - inner_end, cfg.BLOCK_N)
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_end, right, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+    )
+
+    # 4. Normalise once, at the end.
+    factor_M, lse_M = finish(max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
+    if cfg.PER_HEAD:
+        factor_M *= tl.load(keys.v_scale_ptr)
+    out_MV = acc_MV * factor_M[:, None]
+    odd_MV *= factor_M[:, None]
+    store_parts(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, odd_MV, cfg)
+    if cfg.LSE:
+        tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)

@@ -1,0 +1,152 @@
+"""Gradients over packed sequences, first pass: dQ of a tile of rows, and the delta that the key pass needs.
+
+With S = scale q k^T (capped, biased and masked), P = exp(S - lse), O = P V:
+    dV = P^T dO        dP = dO V^T        dS = P * (dP - delta)        dQ = scale dS K        dK = scale dS^T Q
+where delta = rowsum(O * dO) - dlse is what the softmax's normalisation and the log-sum-exp hand back to every score.
+A sink is a score without a value: its gradient is -sum(P_sink * delta).
+
+Every output is written by one program, in a fixed order: no atomics, the same bits on every run.
+"""
+
+import triton
+import triton.language as tl
+
+from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, keys_of, load_block
+from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, check_lengths, read_sequence
+from registry.plugins.triton_varlen.prefill import INTEGERS
+from registry.plugins.triton_varlen.rows import load_rows, rows_of, store_rows, sums_at
+from registry.plugins.triton_varlen.scores import Score, dot, key_range, probabilities, product, to_powers_of_two
+
+
+@triton.jit
+def _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, MASKED: tl.constexpr, cfg: tl.constexpr):
+    strides = keys.strides
+    keys_N = n + tl.arange(0, cfg.BLOCK_N)
+    page = (n * 0).to(tl.int64)
+    k_ND = load_block(
+        keys.k_ptr, n, page, n, strides.k_outer, strides.k_row, keys.end, MASKED, cfg.D, cfg.PADDED_D, cfg
+    )
+    products_MN = product(q_MD, tl.trans(k_ND), cfg.TF32)
+    v_NV = load_block(
+        keys.v_ptr, n, page, n, strides.v_outer, strides.v_row, keys.end, MASKED, cfg.V, cfg.PADDED_V, cfg
+    )
+    dp_MN = product(do_MV, tl.trans(v_NV), cfg.TF32)
+    p_MN, bent_MN = probabilities(
+        products_MN,
+        rows.diagonal_M[:, None],
+        rows.slope_M[:, None],
+        lse2_M[:, None],
+        keys_N[None, :],
+        keys.end,
+        score,
+        MASKED,
+        cfg,
+    )
+    ds_MN = p_MN * (dp_MN - delta_M[:, None])
+    if cfg.CAP:
+        ds_MN *= 1.0 - bent_MN * bent_MN
+    return dot(ds_MN.to(k_ND.dtype), k_ND, dq_MD, cfg.TF32)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def query_pass(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    dq_ptr,
+    complaints_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    slopes_ptr,
+    q_row: tl.int64,
+    q_head: tl.int64,
+    out_row: tl.int64,
+    out_head: tl.int64,
+    do_row: tl.int64,
+    do_head: tl.int64,
+    dq_row: tl.int64,
+    dq_head: tl.int64,
+    k_row: tl.int64,
+    k_head: tl.int64,
+    v_row: tl.int64,
+    v_head: tl.int64,
+    batch,
+    total_q,
+    room,
+    most_q,
+    most_k,
+    heads_kv,
+    heads_together,
+    slots,
+    scale,
+    scale_log2,
+    cap_log2,
+    window_left,
+    window_right,
+    cfg: tl.constexpr,
+):
+    BLOCK_M: tl.constexpr = cfg.BLOCK_M
+    PADDED_D: tl.constexpr = cfg.PADDED_D
+    lengths = Lengths(cu_q_ptr, cu_k_ptr, cu_k_ptr, batch, total_q, room)
+    b, number, head = assign_query_tile(slots, heads_kv, heads_together, lengths, cfg)
+    if cfg.COMPLAIN and tl.program_id(0) == 0:
+        check_lengths(lengths, most_q, most_k, complaints_ptr, cfg)
+    sequence = read_sequence(b, lengths, cfg)
+    tiles = tl.cdiv(sequence.queries * cfg.GROUP, BLOCK_M)
+    if cfg.RIGHT and not cfg.LEFT:  # the longest tile of a sequence first
+        number = tiles - 1 - number
+    if (number < 0) | (number >= tiles):
+        return
+
+    # 1. What this tile of rows brings along: q, dO, lse, and delta.
+    tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
+    do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
+    out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
+    delta_M = tl.sum(out_MV.to(tl.float32) * do_MV.to(tl.float32), 1)
+    if cfg.GRAD_LSE:
+        delta_M -= tl.load(sums_at(dlse_ptr, tile, total_q), mask=tile.there_M, other=0.0)
+    tl.store(sums_at(delta_ptr, tile, total_q), delta_M, mask=tile.there_M)
+    lse_M = tl.load(sums_at(lse_ptr, tile, total_q), mask=tile.there_M, other=float("-inf"))
+    lse2_M = to_powers_of_two(lse_M)
+    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D)
+
+    # 2. The keys, as in the forward pass.
+    strides = Strides(0, k_row * cfg.K_UNIT, k_head * cfg.K_UNIT, 0, v_row * cfg.K_UNIT, v_head * cfg.K_UNIT)
+    keys = Keys(k_ptr, v_ptr, cu_k_ptr, cu_k_ptr, strides, strides, Pages(cu_k_ptr, 0, 1), 0)
+    keys = keys_of(b, head, sequence, keys, cfg)
+    score = Score(scale_log2, cap_log2, window_left, window_right)
+    start, inner_start, inner_end, end = key_range(rows, sequence.keys, score, cfg)
+    dq_MD = tl.zeros([BLOCK_M, PADDED_D], tl.float32)
+    for block in tl.range(0, (inner_end - inner_start) // cfg.BLOCK_N):
+        n = inner_start + block * cfg.BLOCK_N
+        dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, False, cfg)
+    if cfg.LEFT:
+        for block in tl.range(0, (inner_start - start) // cfg.BLOCK_N):
+            n = start + block * cfg.BLOCK_N
+            dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, True, cfg)
+    for block in tl.range(0, tl.cdiv(end - inner_end, cfg.BLOCK_N)):
+        n = inner_end + block * cfg.BLOCK_N
+        dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, True, cfg)
+    store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D)
+
+
+@triton.jit(do_not_specialize=["total_q"])
+def sink_pass(lse_ptr, delta_ptr, sinks_ptr, dsinks_ptr, total_q, BLOCK: tl.constexpr):
+    """The gradient of one head's sink, from all rows in order."""
+    head = tl.program_id(0)
+    sink = tl.load(sinks_ptr + head).to(tl.float32)
+    lse_ptr += head.to(tl.int64) * total_q
+    delta_ptr += head.to(tl.int64) * total_q
+    sum_B = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, total_q, BLOCK):
+        row_B = first + tl.arange(0, BLOCK)
+        lse_B = tl.load(lse_ptr + row_B, mask=row_B < total_q, other=float("inf"))
+        delta_B = tl.load(delta_ptr + row_B, mask=row_B < total_q, other=0.0)
+        p_B = tl.exp2((sink - lse_B) * 1.4426950408889634)
+        sum_B -= tl.where(lse_B == float("-inf"), 0.0, p_B * delta_B)
+    tl.store(dsinks_ptr + head, tl.sum(sum_B, 0).to(dsinks_ptr.dtype.element_ty))

@@ -1,0 +1,92 @@
+"""The rows of a tile: which query and which head each of them is, and where they lie in q, out and the row sums."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from registry.plugins.triton_varlen.scores import Rows, in_half
+
+
+class Tile(NamedTuple):
+    """Rows of a sequence: token in the packed tensors and query head of each, and which of them there are."""
+
+    token_M: Any
+    head_M: Any
+    there_M: Any
+
+
+@triton.jit
+def rows_of(first_row, head_kv, sequence, slopes_ptr, BLOCK_M: tl.constexpr, cfg: tl.constexpr):
+    """(Tile, Rows) of the rows from first_row on."""
+    GROUP: tl.constexpr = cfg.GROUP  # a number: quotients by it are cheap
+    row_M = first_row + tl.arange(0, BLOCK_M)
+    query_M = row_M // GROUP
+    there_M = row_M < sequence.queries * GROUP
+    head_M = head_kv * GROUP + row_M - query_M * GROUP
+    shift = sequence.keys - sequence.queries  # of a diagonal
+    last_row = tl.minimum(first_row + BLOCK_M, sequence.queries * GROUP) - 1
+    slope_M = query_M * 0.0
+    if cfg.ALIBI:
+        slope_M = tl.load(slopes_ptr + head_M, mask=there_M, other=0.0).to(tl.float32) * 1.4426950408889634
+    rows = Rows(query_M + shift, slope_M, first_row // GROUP + shift, last_row // GROUP + shift, slope_M)
+    return Tile(sequence.q_start + query_M, head_M, there_M), rows
+
+
+@triton.jit
+def load_queries(ptr, tile, rows, row, head, cfg: tl.constexpr):
+    """(q, rows), as products with the keys want them."""
+    q_MD = load_rows(ptr, tile, row, head, cfg.D, cfg.PADDED_D)
+    unit_M = rows.slope_M * 0.0 + 1.0
+    if (cfg.PER_HEAD or cfg.PER_KEY) and q_MD.dtype == tl.bfloat16:
+        q_MD, unit_M = in_half(q_MD)
+    return q_MD, Rows(rows.diagonal_M, rows.slope_M, rows.first, rows.last, unit_M)
+
+
+@triton.jit
+def _pointers(ptr, tile, row, head, PADDED: tl.constexpr):
+    # One 64-bit product a row; columns are contiguous.
+    offsets_M = tile.token_M.to(tl.int64) * row + tile.head_M * head
+    return ptr + offsets_M[:, None] + tl.arange(0, PADDED)[None, :]
+
+
+@triton.jit
+def load_rows(ptr, tile, row, head, COLUMNS: tl.constexpr, PADDED: tl.constexpr):
+    """[M, columns], zero where there is no row or column."""
+    inside = tile.there_M[:, None] & (tl.arange(0, PADDED) < COLUMNS)[None, :]
+    return tl.load(_pointers(ptr, tile, row, head, PADDED), mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, tile, row, head, x_MV, COLUMNS: tl.constexpr, PADDED: tl.constexpr):
+    inside = tile.there_M[:, None] & (tl.arange(0, PADDED) < COLUMNS)[None, :]
+    tl.store(_pointers(ptr, tile, row, head, PADDED), x_MV.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sums_at(ptr, tile, total_q):
+    """Addresses in a row sum [heads, tokens]."""
+    return ptr + tile.head_M.to(tl.int64) * total_q + tile.token_M
+
+
+@triton.jit
+def load_sinks(sinks_ptr, tile, max_M, cfg: tl.constexpr):
+    """[M]: the sinks of the rows' heads, in powers of two; anything where there are none."""
+    if cfg.SINKS:
+        return tl.load(sinks_ptr + tile.head_M, mask=tile.there_M, other=0.0).to(tl.float32) * 1.4426950408889634
+    else:
+        return max_M
+
+
+@triton.jit
+def store_parts(ptr, tile, row, head, x_MV, odd_MV, cfg: tl.constexpr):
+    """Even and odd columns of the output, or all of it."""
+    if cfg.PAIRED:
+        d_V = tl.arange(0, cfg.PADDED_V // 2) * 2
+        offsets_M = tile.token_M.to(tl.int64) * row + tile.head_M * head
+        inside = tile.there_M[:, None] & (d_V < cfg.V)[None, :]
+        pointers = ptr + offsets_M[:, None] + d_V[None, :]
+        tl.store(pointers, x_MV.to(ptr.dtype.element_ty), mask=inside)
+        tl.store(pointers + 1, odd_MV.to(ptr.dtype.element_ty), mask=inside)
+    else:
+        store_rows(ptr, tile, row, head, x_MV, cfg.V, cfg.PADDED_V)

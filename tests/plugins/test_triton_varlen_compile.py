@@ -1,0 +1,144 @@
+"""triton_varlen without a GPU: what the compiler makes of its configs on the families of GPUs that it claims.
+
+Registers, spills, shared memory within what is declared, tensor-core instructions not serialised, and pipelines that
+hold as many stages as they should.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from registry import Target, variants
+from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
+from registry.toolbox.builds import loop_spills
+
+triton = pytest.importorskip("triton")
+
+from again import needs_newest_triton, run_with_newest_triton  # noqa: E402
+from compiled import resources  # noqa: E402
+
+PREFILL, SPLIT, BACKWARD = "triton_varlen", "triton_varlen_split", "triton_varlen_backward"
+TRAINING = dict(b=4, hq=16, hkv=4, sq=1024, sk=1024, causal=True, lse=True)
+DECODE = dict(b=4, hq=32, hkv=8, sq=1, sk=4096, kv="paged")
+
+
+def problem(name, arch="sm90", **sizes):
+    made = VarlenBackwardProblem if name == BACKWARD else VarlenProblem
+    return made.of_shape(Target.named(arch), **{**(DECODE if name == SPLIT else TRAINING), **sizes})
+
+
+def built(name, p, config=None):
+    """What the compiler makes of each kernel of a config; the first legal one unless told."""
+    variant = variants()[name]
+    config = variant.legal_configs(p)[0] if config is None else config
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if p.ieee else "high")
+    try:
+        found = [resources(build, p.target) for build in variant.builds(p, config)]
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert max(one.shared for one in found) <= variant.requires.shared_memory(p, config), [one.shared for one in found]
+    return found
+
+
+def check(found):
+    """No spills inside loops, few outside (ptxas parks what it needs later), no wgmma one after the other."""
+    for one in found:
+        assert not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
+        assert one.spills <= 256, f"{one.name} spills {one.spills} bytes"
+        assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("name", [PREFILL, SPLIT, BACKWARD])
+def test_first_configs_on_hopper(name, d):
+    found = built(name, problem(name, d=d))
+    check(found)
+    matrix = "HMMA" if name == SPLIT else "HGMMA"  # 16 rows are too few for wgmma
+    assert all(one.counts[matrix] for one in found)
+
+
+@pytest.mark.parametrize(
+    "name, arch, d",
+    [
+        (PREFILL, "sm80", 128),
+        (SPLIT, "sm80", 128),
+        (BACKWARD, "sm80", 64),
+        (SPLIT, "sm89", 64),
+        (PREFILL, "sm100", 128),
+    ],
+)
+def test_first_configs_elsewhere(name, arch, d):
+    found = built(name, problem(name, arch, d=d))
+    check(found)
+    assert all(one.counts["tcgen05" if arch == "sm100" else "HMMA"] for one in found)
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn", "int8"])
+def test_pages_leave_the_pipeline_to_keys_and_values(page, kv_dtype):
+    """Looking pages up takes no stage; and all bytes come by cp.async of 16."""
+    p = problem(SPLIT, page=page, kv_dtype=kv_dtype)
+    config = variants()[SPLIT].legal_configs(p)[0]
+    (one,) = built(SPLIT, p, config)
+    check([one])
+    itemsize = 1 if kv_dtype else 2
+    assert one.shared >= (config["num_stages"] - 1) * config["BLOCK_N"] * 2 * 128 * itemsize
+    assert one.counts["cp.async"] and "cp.async.ca" not in one.ptx
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
+def test_8_bit_values_are_not_read_byte_by_byte(kv_dtype):
+    (one,) = built(SPLIT, problem(SPLIT, kv_dtype=kv_dtype))
+    loop = next(loop for loop in one.loops if loop.tensor_core and loop.innermost)
+    assert loop.counts["LDSM"] >= 8 and loop.counts["LDS"] < 40
+    assert not loop.counts.get("F2F") and not loop.counts.get("I2F"), "conversions that run at a sixteenth of the rate"
+
+
+CROWDED = dict(window=(255, 127), causal=False, softcap=30.0, sinks=True, alibi=True)
+
+
+@pytest.mark.parametrize(
+    "name, features",
+    [
+        (PREFILL, dict(kv="paged", page=16, kv_dtype="float8_e4m3fn", scales="token", **CROWDED)),
+        (SPLIT, dict(kv_dtype="int8", scales="token")),
+        (SPLIT, dict(kv_dtype="int8", scales="head", sq=16, **CROWDED)),
+        (BACKWARD, dict(d=64, **CROWDED)),
+    ],
+)
+def test_crowded_problems(name, features):
+    for one in built(name, problem(name, **features)):
+        assert not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
+
+
+@pytest.mark.parametrize("ieee", [False, True], ids=["tf32", "ieee"])
+def test_float32(ieee):
+    (one,) = built(PREFILL, problem(PREFILL, "sm80", dtype="float32", ieee=ieee))
+    assert bool(one.opcodes["HMMA"]) is not ieee, "tf32 runs on tensor cores, ieee never does"
+
+
+def test_unaligned_keys_run_without_a_pipeline():
+    p = problem(SPLIT, "sm80")
+    odd = tuple(dataclasses.replace(f, base_alignment=2) if f.name == "k" else f for f in p.operands)
+    p = dataclasses.replace(p, operands=odd)
+    configs = variants()[SPLIT].legal_configs(p)
+    assert configs and all(config["num_stages"] == 1 for config in configs)
+    (one,) = built(SPLIT, p)
+    assert "cp.async" not in one.ptx
+
+
+def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
+    p = problem(SPLIT, "sm80", kv_dtype="float8_e4m3fn")
+    (reason,) = {r.field: r for r in variants()[SPLIT].reasons(p)}.values()
+    assert reason.field == "kv_dtype" and "int8" in reason.allowed
+    assert variants()[SPLIT].legal_configs(p.on(Target.named("sm89")))
+
+
+@pytest.mark.slow(30)
+@needs_newest_triton
+def test_newest_triton():
+    run_with_newest_triton(__file__, "on_hopper and 128 or elsewhere and sm80 or (leave_the_pipeline and 16)")

@@ -1,0 +1,301 @@
+"""triton_varlen under Triton's interpreter, forward, split and backward, against the float64 oracle: no GPU needed.
+
+As test_triton_fa2_interpreter.py, this file runs itself once more in a process of its own, with TRITON_INTERPRET=1.
+Pages that no sequence uses, and the rest of a sequence's last page, hold NaN; tables name pages in random order, and
+behind a sequence's last page none that there is.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from again import INTERPRETED, run_interpreted
+
+QUERIES, KEYS = (3, 0, 18, 1), (20, 5, 37, 0)
+BASE = dict(
+    queries=QUERIES,
+    keys=KEYS,
+    hq=4,
+    hk=2,
+    d=16,
+    dv=16,
+    kv="paged",
+    page=16,
+    causal=False,
+    window=None,
+    softcap=0.0,
+    sinks=False,
+    alibi=False,
+    kv_dtype=None,
+    scales="",
+    dtype=torch.float16,
+    scale=0.3,
+    m=16,
+    n=16,
+    stages=2,
+    programs=5,
+    least=1,
+    strided=False,
+)
+CORNERS = [
+    dict(),
+    dict(kv="packed", causal=True),
+    dict(kv="cache", causal=True, window=(7, 0)),
+    dict(page=1, causal=True, hq=3, hk=1),
+    dict(page=5, window=(5, 3)),
+    dict(page=64, n=32, sinks=True, causal=True),
+    dict(sinks=True, alibi=True, softcap=2.0, kv="packed"),
+    dict(alibi=True, causal=True, window=(9, None), kv="cache", strided=True),
+    dict(d=24, dv=40, hq=6, causal=True, strided=True),
+    dict(kv_dtype=torch.int8, scales="tensor", causal=True),
+    dict(kv_dtype=torch.int8, scales="head", kv="cache"),
+    dict(kv_dtype=torch.int8, scales="token", page=4),
+    dict(kv_dtype=torch.int8, scales="token", kv="packed", sinks=True),
+    dict(kv_dtype=torch.float8_e4m3fn, scales="token", page=32, kv="cache"),
+    dict(dtype=torch.float32, causal=True, stages=1),
+    dict(queries=(1,) * 6, keys=(70, 1, 0, 33, 16, 64), hq=8, hk=1, programs=3),
+    dict(queries=(1,) * 2, keys=(200, 3), hq=8, programs=40),
+    dict(queries=(2, 1), keys=(150, 90), programs=40, least=3, causal=True),
+    dict(queries=(40,), keys=(40,), causal=True, m=32, kv="packed"),
+    dict(queries=(0, 0, 5), keys=(0, 9, 5), programs=1),
+]
+PACKED_CORNERS = [
+    dict(),
+    dict(causal=True, hq=3, hk=1),
+    dict(causal=True, window=(7, 0), n=32),
+    dict(window=(5, 3), m=32),
+    dict(sinks=True, causal=True, dlse=True),
+    dict(sinks=True, alibi=True, softcap=2.0),
+    dict(d=24, dv=40, causal=True, split=True, strided=True),
+    dict(dtype=torch.float32, dlse=True, softcap=1.0),
+    dict(queries=(40, 1), keys=(40, 33), causal=True, hq=8, hk=1),
+]
+ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
+
+
+def made(c: dict) -> tuple[list[torch.Tensor], dict]:
+    """([q, k, v], what else a call takes)."""
+    torch.manual_seed(0)
+    starts = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (c["queries"], c["keys"])]
+    given: dict = {"cu_seqlens_q": starts[0], "max_seqlen_q": max(c["queries"]), "max_seqlen_k": max(c["keys"])}
+    batch = len(c["keys"])
+    if c["kv"] == "packed":
+        leading, used = (int(starts[1][-1]),), None
+        given["cu_seqlens_k"] = starts[1]
+    else:
+        given["seqused_k"] = torch.tensor(c["keys"]).int()
+        if c["kv"] == "cache":
+            leading = (batch, max(c["keys"]) + 3)
+            used = torch.arange(leading[1]) < given["seqused_k"][:, None]
+        else:
+            width = -(-max(c["keys"]) // c["page"]) + 1
+            leading = (batch * width + 3, c["page"])
+            table = torch.randperm(leading[0])[: batch * width].int().view(batch, width)
+            used = torch.zeros(leading, dtype=torch.bool)
+            for b, length in enumerate(c["keys"]):
+                at = torch.arange(length)
+                used[table[b].long()[at // c["page"]], at % c["page"]] = True
+                table[b, -(-length // c["page"]) :] = 10**6
+            given["block_table"] = table
+
+    def tensor(*shape: int) -> torch.Tensor:
+        wide = torch.randn(*shape[:-1], shape[-1] + 8 * c["strided"])[..., : shape[-1]]
+        return wide if c["strided"] else wide.contiguous()
+
+    q = tensor(int(starts[0][-1]), c["hq"], c["d"]).to(c["dtype"])
+    cached = []
+    for width in (c["d"], c["dv"]):
+        x = tensor(*leading, c["hk"], width)
+        if c["kv_dtype"] is not None:
+            x = (20 * x).clamp(-127, 127).to(c["kv_dtype"])
+        else:
+            x = x.to(c["dtype"])
+            if used is not None:
+                x[~used] = float("nan")
+        cached.append(x)
+    if c["scales"]:
+        shape = {"tensor": (1,), "head": (c["hk"],), "token": (*leading, c["hk"])}[c["scales"]]
+        given |= {"k_scale": torch.rand(shape) / 10 + 0.01, "v_scale": torch.rand(shape) / 10 + 0.01}
+    if c["sinks"]:
+        given["sinks"] = torch.randn(c["hq"]) * 2
+    if c["alibi"]:
+        given["alibi_slopes"] = torch.rand(c["hq"]) / 5
+    return [q, *cached], given
+
+
+def sampled(count: int) -> list[dict]:
+    """Cases drawn from all features at once, the same on every run."""
+    draw = random.Random(1)
+    cases = []
+    for _ in range(count):
+        hq, hk = draw.choice([(1, 1), (4, 1), (6, 2), (3, 3)])
+        batch = draw.choice([1, 3, 5])
+        cases.append(
+            dict(
+                queries=tuple(draw.choice([0, 1, 1, 2, 17]) for _ in range(batch)) + (1,),
+                keys=tuple(draw.choice([0, 1, 16, 33, 40]) for _ in range(batch)) + (7,),
+                hq=hq,
+                hk=hk,
+                d=draw.choice([16, 24, 32]),
+                dv=draw.choice([16, 32]),
+                kv=draw.choice(["packed", "cache", "paged"]),
+                page=draw.choice([1, 3, 16, 64]),
+                causal=draw.random() < 0.5,
+                window=draw.choice([None, None, (9, None), (None, 5), (12, 3)]),
+                softcap=draw.choice([0.0, 0.0, 2.0]),
+                sinks=draw.random() < 0.3,
+                alibi=draw.random() < 0.3,
+                dtype=draw.choice([torch.float16, torch.float32]),
+                m=draw.choice([16, 32]),
+                n=draw.choice([16, 32]),
+                programs=draw.choice([1, 7, 25]),
+                least=draw.choice([1, 2]),
+                split=draw.random() < 0.3,
+                dlse=draw.random() < 0.3,
+            )
+        )
+    return cases
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm().clamp_min(1.0)).item()
+
+
+def features(c: dict) -> dict:
+    return {name: c[name] for name in ("causal", "window", "softcap", "scale")}
+
+
+if not INTERPRETED:
+
+    @pytest.mark.slow(60)
+    def test_interpreted():
+        pytest.importorskip("triton")
+        ran = run_interpreted(__file__)
+        assert "passed" in ran and "skipped" not in ran, ran[-400:]
+
+else:
+
+    @pytest.fixture(autouse=True, scope="session")
+    def scalars_as_numbers():
+        """Triton 3.6 turns a scalar into a loop bound by int(array of one element), which numpy 2.4 refuses."""
+        from triton.runtime import interpreter
+
+        original = interpreter._patch_lang_tensor
+
+        def patched(kind, scope):
+            original(kind, scope)
+            scope.set_attr(kind, "__index__", lambda self: int(self.handle.data.item()))
+
+        interpreter._patch_lang_tensor = patched
+        yield
+        interpreter._patch_lang_tensor = original
+
+    def check(c: dict, q, expected, out, lse) -> None:
+        wanted, wanted_lse = expected
+        seen = torch.isfinite(wanted_lse)
+        assert out.dtype == q.dtype and out.shape == wanted.shape and lse.dtype == torch.float32
+        assert error(out, wanted) < ALLOWED[c["dtype"]]
+        assert torch.equal(torch.isneginf(lse), ~seen)
+        assert not seen.any() or (lse - wanted_lse)[seen].abs().max() < 1e-4
+        assert (out[~seen.T] == 0).all()
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(6)], ids=lambda c: "-".join(map(str, c.values())))
+    def test_forward(changes, monkeypatch):
+        from registry import attention_varlen
+        from registry.ops.attention_varlen.lengths import LENGTHS
+        from registry.plugins.triton_varlen import host
+
+        monkeypatch.setattr(host, "FEW_SEQUENCES", 2)  # sequences are looked at in more than one go
+        monkeypatch.setattr(host, "MANY_SEQUENCES", 4)
+        c = {**BASE, **changes}
+        tensors, given = made(c)
+        before = [t.clone() for t in tensors]
+        expected = attention_varlen.reference(*tensors, **given, **features(c), return_lse=True)
+        config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
+        found = host.PREFILL.run(*tensors, config=config, return_lse=True, **given, **features(c))
+        check(c, tensors[0], expected, *found)
+        config |= {"PER_SM": c["programs"], "LEAST": c["least"]}
+        out = torch.empty_like(expected[0], dtype=c["dtype"]).fill_(float("nan"))
+        split, lse = host.SPLIT.run(*tensors, config=config, return_lse=True, out=out, **given, **features(c))
+        assert split is out
+        check(c, tensors[0], expected, split, lse)
+        for tensor, was in zip(tensors, before, strict=True):
+            assert torch.equal(tensor.float().nan_to_num(9e9), was.float().nan_to_num(9e9)), "an input was modified"
+        assert not LENGTHS.taken()
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize(
+        "changes",
+        [*PACKED_CORNERS, *({**c, "kv": "packed"} for c in sampled(3))],
+        ids=lambda c: "-".join(map(str, c.values())),
+    )
+    def test_backward(changes):
+        from registry import attention_varlen
+        from registry.plugins.triton_varlen import host
+
+        c = {**BASE, "split": False, "dlse": False, **changes, "kv": "packed"}
+        tensors, given = made(c)
+        leaves = [t.double().requires_grad_() for t in tensors]
+        sinks = given.pop("sinks", None)
+        wanted_sinks = {} if sinks is None else {"sinks": sinks.double().requires_grad_()}
+        out, lse = attention_varlen.reference(*leaves, **given, **wanted_sinks, **features(c), return_lse=True)
+        seen = torch.isfinite(lse)
+        grad_out = torch.randn_like(out).to(c["dtype"])
+        grad_lse = torch.randn_like(lse).float() if c["dlse"] else None
+        total = (out * grad_out.double()).sum()
+        if grad_lse is not None:
+            total = total + (torch.where(seen, lse, 0.0) * grad_lse.double()).sum()
+        wanted = torch.autograd.grad(total, [*leaves, *wanted_sinks.values()])
+        config = dict(QUERY_M=c["m"], QUERY_N=c["n"], query_warps=4, query_stages=2)
+        config |= dict(KEY_M=c["n"], KEY_N=c["m"], key_warps=4, key_stages=2, KEY_SPLIT=c["split"])
+        dtype = c["dtype"]
+        found = host.BACKWARD.run(
+            grad_out,
+            *tensors,
+            out.detach().to(dtype),
+            lse.detach().float(),
+            config=config,
+            sinks=sinks,
+            grad_lse=grad_lse,
+            **given,
+            **features(c),
+        )
+        for name, got, one in zip(("q", "k", "v", "sinks"), found, wanted, strict=False):
+            assert torch.isfinite(got).all(), f"d{name}"
+            assert error(got, one) < 3 * ALLOWED[dtype], f"d{name}: {error(got, one):.1e}"
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("lie", ["used", "negative", "starts", "page", "maximum"])
+    @pytest.mark.parametrize("kernel", ["PREFILL", "SPLIT"])
+    def test_lengths_that_lie_stay_within_bounds_and_are_told(kernel, lie):
+        from registry.ops.attention_varlen.lengths import LENGTHS
+        from registry.plugins.triton_varlen import host
+
+        c = {**BASE, "queries": (2, 1, 3), "keys": (30, 5, 20)}
+        tensors, given = made(c)
+        tensors = [torch.nan_to_num(t) for t in tensors]
+        given["block_table"].clamp_(max=tensors[1].shape[0] - 1)
+        told = {
+            "used": "seqused_k",
+            "negative": "seqused_k",
+            "starts": "cu_seqlens_q",
+            "page": "block_table",
+            "maximum": "max_seqlen_k",
+        }[lie]
+        if lie == "used":
+            given["seqused_k"][1] = 10**6
+        elif lie == "negative":
+            given["seqused_k"][1] = -5
+        elif lie == "starts":
+            given["cu_seqlens_q"][1] = 10**6
+        elif lie == "page":
+            given["block_table"][0, 0] = -(10**6)
+        else:
+            given["max_seqlen_k"] = 16
+        config = dict(BLOCK_M=16, BLOCK_N=16, num_warps=4, num_stages=1, PER_SM=4, LEAST=1)
+        out, _ = getattr(host, kernel).run(*tensors, config=config, scale=0.3, **given)
+        assert torch.isfinite(out[0] if lie == "starts" else out).all()
+        assert any(told in sentence for sentence in LENGTHS.taken())
