@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.matmul.arguments import FP8, default_out_dtype
 from registry.ops.matmul.op import matmul
-from registry.ops.matmul.oracle import activate
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.products import FP8, activate, default_out_dtype
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
