@@ -16,6 +16,9 @@ FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """Whether a row ("n") or a column ("t") of each operand is contiguous."""
 
+UNIT_BYTES = 16
+"""What TMA and the widest loads take at once."""
+
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "": lambda x: x,
     "relu": torch.relu,
@@ -65,6 +68,24 @@ def check_writable(out: object) -> torch.Tensor:
 def needs_copy(out: torch.Tensor, *given: Any) -> bool:
     """Whether a kernel that writes to `out` might overwrite what it has yet to read."""
     return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
+
+
+def matrix_strides(
+    rows: int, columns: int, batch: int, letter: str, memory: str, dtype: torch.dtype, shared: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of [rows, columns], or a batch of them: the layout by its letter ("s" is neither dimension
+    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart."""
+    unit = UNIT_BYTES // dtype.itemsize
+    inner = rows if letter == "t" else columns
+    outer_size = columns if letter == "t" else rows
+    gap = {"rows": -inner % unit + unit, "odd": 1}.get(memory, 0)
+    step = 2 if letter == "s" else 1
+    outer = (inner + gap) * step
+    strides = (1, outer) if letter == "t" else (outer, step)
+    if not batch:
+        return (rows, columns), strides
+    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
+    return (batch, rows, columns), (0 if shared else per_batch, *strides)
 
 
 # --- rules of a Problem's fields --------------------------------------------------------------------------------------
