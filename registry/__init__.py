@@ -30,6 +30,8 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
+from registry.ops.attention.op import attention
+from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.known import register, reload_tables, unregister
 from registry.ops.op import OPS as _OPS
 from registry.ops.op import Op
@@ -87,6 +89,7 @@ __all__ = [
     "attention_varlen",
     "check",
     "forget_plans",
+    "grouped_mm",
     "hookimpl",
     "matmul",
     "prefer",
