@@ -20,10 +20,21 @@ def config_of(mode: str, m: int, n: int, stages: int, stores: int = 2, group: in
     return {"MODE": mode, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "STAGES": stages, "STORES": stores, "GROUP": group}
 
 
+# Mode, rows, columns, and the most stages that any number of groups leaves room for, with two buffers of C or with one.
+_TILES = (("coop", 128, 256, 4), ("coop", 128, 128, 6), ("pingpong", 64, 256, 4), ("pingpong", 64, 128, 8))
+
+
 def configs(problem: Any) -> list[dict[str, Any]]:
-    """Best first: whole tiles where groups have rows for them, on average."""
-    high = [("coop", 128, 256, 4), ("coop", 128, 128, 6), ("pingpong", 64, 256, 4), ("pingpong", 64, 128, 8)]
-    return [config_of(*one) for one in (high if problem.each > 96 else high[2:] + high[:2])]
+    """Best first: high tiles where groups have rows for them, on average."""
+    tiles = _TILES if problem.each > 96 else _TILES[2:] + _TILES[:2]
+    return [_fitting(problem, *tile) for tile in tiles]
+
+
+def _fitting(problem: Any, mode: str, m: int, n: int, stages: int) -> dict[str, Any]:
+    """Many groups take memory from the ring: one buffer of C less is better than a stage less."""
+    tries = [config_of(mode, m, n, count, stores) for count in (stages, stages - 1) for stores in (2, 1)]
+    room = problem.target.shared_memory
+    return next((one for one in tries if _shared_memory(problem, one) <= room), tries[-1])
 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:

@@ -187,6 +187,7 @@ def grouped_rows(
     tiles_n = tl.cdiv(N, BN)
     blocks = tl.cdiv(K, BK)
     if not A_TMA:
+        saz = saz // A_RUN * A_RUN
         if A_T:
             sam, sak = 1, sak // A_RUN * A_RUN
         else:
@@ -198,7 +199,7 @@ def grouped_rows(
         else:
             sbk, sbn = sbk // B_RUN * B_RUN, 1
     if C_RUN > 1:
-        scm, scn = scm // C_RUN * C_RUN, 1
+        scz, scm, scn = scz // C_RUN * C_RUN, scm // C_RUN * C_RUN, 1
     if PDL:  # what came before overlapped the previous kernel's tail
         gdc_wait()
         gdc_launch_dependents()
