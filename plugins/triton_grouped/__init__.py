@@ -101,7 +101,8 @@ def configs(problem: Any) -> list[dict[str, Any]]:
         shapes = [(m, max(n // 2, 32), k, w, s) for m, n, k, w, s in shapes]
     if _itemsize(problem) != 2:
         shapes = [one for one in shapes if one[0] * one[1] <= 128 * 128]
-    found = [config_of(*one, tma=True) for one in shapes] if hopper else []
+    # (a flattened loop would set the second accumulator to zero inside, and wgmma wait for that)
+    found = [config_of(*one, tma=True, flatten=not problem.gated) for one in shapes] if hopper else []
     found += [config_of(*one[:4], min(one[4], 4), tma=False) for one in shapes[:2]]
     low = min(64, max(16, 1 << (high - 1).bit_length()))
     return [*found, config_of(low, 64, 32, 4, 1, tma=False)]
