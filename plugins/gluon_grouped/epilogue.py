@@ -37,13 +37,16 @@ def _store(x, row, col, end, buffer, N, c, c_s, G: gl.constexpr, cfg: gl.constex
     rows: gl.constexpr = gl.BlockedLayout([1, 16 // (dtype.primitive_bitwidth // 8)], [4, 8], [4, 1], [1, 0])
     index = G * cfg.STORES + buffer % cfg.STORES
     slot = as_matrix(c_s.index(index), cfg.GM, cfg.EN)
-    if cfg.TMA_STORE:
-        store_wait(cfg.STORES - 1)
-    slot.store(x.to(dtype))
     whole = False
     if cfg.TMA_STORE:
-        fence_async_shared()
         whole = row + cfg.GM <= end
+        if whole:
+            store_wait(cfg.STORES - 1)
+        else:  # what is stored otherwise is not counted among those under way
+            store_wait(0)
+    slot.store(x.to(dtype))
+    if cfg.TMA_STORE:
+        fence_async_shared()
         if whole:
             store_tile(c_desc, [0, row, col], c_s.index(index))
     if not whole:

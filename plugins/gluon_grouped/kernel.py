@@ -243,5 +243,5 @@ def grouped_ws(
             (_producer, ((a_desc, b0_desc, b1_desc), smem, bars, table, total, T, N, blocks, g_b, cfg)),
         ],
         [4, 1],
-        [232, 40],
+        [224, 56],  # a warp that walks many groups keeps them in registers
     )

@@ -52,13 +52,16 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
 
 
 def _shared_memory(problem: Any, config: Any) -> int:
-    """The ring of blocks and its barriers, the staging of C, and what finds a tile's group."""
+    """The ring of blocks and its barriers, the staging of C, and what finds a tile's group. C is turned around where
+    the ring was, unless TMA stores it or the ring is already being filled for the next tile."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     stage = (m + n * (2 if problem.gated else 1)) * k * _itemsize(problem)
     ring = config["num_stages"] * (stage + 32)
     if problem.dtype == "float32":  # rounded where the launch has no maps for it: operands go back
         ring += stage
-    return ring + m * n * max(2, getattr(torch, problem.out_dtype).itemsize) + 4096
+    staging = m * n * max(2, getattr(torch, problem.out_dtype).itemsize)
+    apart = config["TMA"] and (config["FLATTEN"] or problem.form != "rows")
+    return (ring + staging if apart else max(ring, staging)) + 4096
 
 
 def _registers(problem: Any, config: Any) -> int:

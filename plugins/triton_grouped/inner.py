@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.plugins.triton_grouped.kernel import _corner, _ends
+from registry.plugins.triton_grouped.kernel import corner
 from registry.toolbox.arithmetic import to_tf32
+from registry.toolbox.groups import group_ends
 
 INT_ARGS = ["E", "M", "N", "T", "sam", "sak", "sbk", "sbn", "scz", "scm", "scn"]
 
@@ -62,7 +63,7 @@ def grouped_inner(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    ends = _ends(offs_ptr, T, E, EP)
+    ends = group_ends(offs_ptr, T, E, EP)
     groups = tl.arange(0, EP)
     rk = tl.arange(0, BK)
     kind: tl.constexpr = c_ptr.dtype.element_ty
@@ -70,7 +71,7 @@ def grouped_inner(
         g = number // (tiles_m * tiles_n)
         start = tl.max(tl.where(groups < g, ends, 0), 0)
         end = tl.max(tl.where(groups <= g, ends, 0), 0)
-        m0, n0 = _corner(number % (tiles_m * tiles_n), tiles_m, tiles_n, BM, BN, GROUP)
+        m0, n0 = corner(number % (tiles_m * tiles_n), tiles_m, tiles_n, BM, BN, GROUP)
         rm = m0 + tl.arange(0, BM)
         rn = n0 + tl.arange(0, BN)
         inside_m = rm < M // A_RUN * A_RUN

@@ -20,28 +20,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from registry.toolbox.arithmetic import activate, to_tf32
+from registry.toolbox.groups import group_ends, group_starts
 
 INT_ARGS = ["E", "T", "S", "N", "K", "saz", "sam", "sak", "sbz", "sbk", "sbn", "scz", "scm", "scn", "s_bias", "s_sa"]
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _ends(offs_ptr, size, E, EP: tl.constexpr):
-    """Where each group ends, as far as offsets can be believed; what comes after the last group ends with it."""
-    at = tl.arange(0, EP)
-    given = tl.load(offs_ptr + at, mask=at < E, other=0)
-    return tl.associative_scan(tl.minimum(tl.maximum(given, 0), size), 0, _larger)
-
-
-@triton.jit
-def _starts(offs_ptr, size, E, EP: tl.constexpr):
-    at = tl.arange(0, EP)
-    given = tl.load(offs_ptr + at - 1, mask=(at > 0) & (at <= E), other=0)
-    return tl.associative_scan(tl.minimum(tl.maximum(given, 0), size), 0, _larger)
 
 
 @triton.jit
@@ -50,7 +31,7 @@ def _wide(x, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _corner(tile, tiles_m, tiles_n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+def corner(tile, tiles_m, tiles_n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
     """Row and column of a tile among those of its group."""
     first = tile // (GROUP * tiles_n) * GROUP
     many = tl.minimum(tiles_m - first, GROUP)
@@ -206,8 +187,8 @@ def grouped_rows(
 
     # --- how many tiles: of the groups, and of the rows behind the last one
     if RAGGED:
-        ends = _ends(offs_ptr, T, E, EP)
-        upto = tl.cumsum(tl.cdiv(ends - _starts(offs_ptr, T, E, EP), BM), 0)
+        ends = group_ends(offs_ptr, T, E, EP)
+        upto = tl.cumsum(tl.cdiv(ends - group_starts(offs_ptr, T, E, EP), BM), 0)
         total = tl.max(upto, 0) * tiles_n
         last = tl.max(ends, 0)
     else:
@@ -229,7 +210,7 @@ def grouped_rows(
             before = g * tiles_each
             start = 0
             end = T
-        m0, n0 = _corner(number - before * tiles_n, tl.cdiv(end - start, BM), tiles_n, BM, BN, GROUP)
+        m0, n0 = corner(number - before * tiles_n, tl.cdiv(end - start, BM), tiles_n, BM, BN, GROUP)
         m0 += start
         rm = m0 + tl.arange(0, BM)
         rn = n0 + tl.arange(0, BN)

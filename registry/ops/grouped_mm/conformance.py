@@ -223,10 +223,10 @@ def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, g
     for tensor in (a, b, given["bias"]):
         if tensor is not None:
             tensor.copy_(normal(tuple(tensor.shape)))
-    for name in ("scale_a", "scale_b"):
-        if given[name] is not None:
-            given[name].copy_(normal(tuple(given[name].shape)).abs() + 0.1)
     groups, m, _, k = spec["sizes"]
+    for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
+        if given[name] is not None:
+            given[name].copy_((normal(tuple(given[name].shape)).abs() + 0.1) * k**-0.25)
     if given["offs"] is not None:
         given["offs"].copy_(torch.tensor(ends_of(spec["spread"], groups, k if spec["form"] == "inner" else m)))
     if given["rows"] is not None:

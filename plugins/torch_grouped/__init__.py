@@ -1,9 +1,9 @@
 """torch's grouped product as a variant where torch has a kernel for it, and a loop over the groups everywhere.
 
-`torch_grouped_mm` is torch's CUTLASS kernel with what torch leaves out around it: offsets are put in order first, for
-the kernel asserts on the device that they are, rows beyond the last offset are zeroed, and bias, activation, gate and
-gather are torch operations of their own. `torch_loop` reads the offsets on the host: it waits for the device, and no
-CUDA graph can capture it.
+`torch_grouped_mm` is torch's CUTLASS kernel with what torch leaves out around it (around.py): offsets are put in order
+first, for the kernel asserts on the device that they are, and rows beyond the last offset are zeroed after. Bias,
+activation, gate and gather are torch operations of their own. `torch_loop` reads the offsets on the host: it waits for
+the device, and no CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from registry.ops.grouped_mm.oracle import bounds, finish
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def in_order(offs, size):
-    """Offsets that lie, put right without reading them."""
-    return offs.clamp(0, size).cummax(0).values
-
-
 def grouped(a, b, *, offs, rows, bias, activation, gated, out_dtype, scale_a, scale_b, out, config):
     """By torch's own grouped product; what is around it in float32, rounded once."""
     if rows is not None:
         at = rows.clamp(0, a.shape[0] - 1)
         a, scale_a = a.index_select(0, at), None if scale_a is None else scale_a.index_select(0, at)
+    from registry.plugins.torch_grouped.around import in_order, zero_behind  # triton: not for those who only loop
+
     if offs is not None:
         offs = in_order(offs, a.shape[0] if b.dim() == 3 else a.shape[1])
     if scale_a is None:
@@ -46,7 +43,7 @@ def grouped(a, b, *, offs, rows, bias, activation, gated, out_dtype, scale_a, sc
         result = finish(result.float(), bias, activation, gated)
     result = result.to(out_dtype)
     if ragged:
-        result.masked_fill_((torch.arange(a.shape[0], device=a.device) >= offs[-1]).unsqueeze(1), 0)
+        zero_behind(result, offs)
     return result if out is None else out.copy_(result)
 
 
