@@ -30,8 +30,6 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
-from registry.ops.attention.op import attention
-from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.known import register, reload_tables, unregister
 from registry.ops.op import OPS as _OPS
 from registry.ops.op import Op
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from registry.hookspecs import hookimpl
     from registry.ops.attention.op import attention
     from registry.ops.attention_varlen.op import attention_varlen
+    from registry.ops.grouped_mm.op import grouped_mm
     from registry.ops.matmul.op import matmul
     from registry.warming import warm
 
