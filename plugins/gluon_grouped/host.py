@@ -18,7 +18,7 @@ from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, t
 
 
 @dataclass(frozen=True)
-class Switches:
+class GroupedSwitches:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
     PARTS: int  # consumers that share a tile
@@ -46,11 +46,11 @@ def split_n(width: int) -> tuple[int, int]:
     return first, width - first
 
 
-def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switches:
+def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> GroupedSwitches:
     """What this config means for a problem; BLOCK_N counts columns of b, so a gated tile has half as many."""
     parts, wide, out = 2 if config["MODE"] == "coop" else 1, config["BLOCK_N"], out_of(problem, given)
     n0, n1 = (wide // 2, wide // 2) if problem.gated else split_n(wide)
-    return Switches(
+    return GroupedSwitches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
         N0=n0,
