@@ -47,11 +47,9 @@ def check_groups(offs: Any, rows: Any, a: torch.Tensor, b: torch.Tensor, form: s
             raise InvalidArgument("offs", "given", "None where a and b have a dimension of groups")
         groups = a.shape[0]
     else:
-        groups = b.shape[0] if form == "rows" else None
-        offs = _vector("offs", offs, (torch.int32,), a.device)
-        if groups is not None and offs.shape[0] != groups:
-            raise InvalidArgument("offs", f"{offs.shape[0]} offsets", f"{groups}, the end of each of b's groups")
-        groups = offs.shape[0]
+        groups = _vector("offs", offs, (torch.int32,), a.device).shape[0]
+        if form == "rows" and groups != b.shape[0]:
+            raise InvalidArgument("offs", f"{groups} offsets", f"{b.shape[0]}, the end of each of b's groups")
     if groups > MOST_GROUPS:
         raise InvalidArgument("offs" if offs is not None else "a", f"{groups} groups", f"at most {MOST_GROUPS}")
     if rows is not None:

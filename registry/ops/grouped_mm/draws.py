@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from registry.ops.parts.cases import Case
 from registry.ops.parts.draws import log_uniform
@@ -75,8 +75,8 @@ def draw(rng: random.Random) -> Case:
         n, k = (one.hidden, one.inner) if rng.random() < 0.4 else (one.inner * (1 if fused else 2), one.hidden)
         gated = fused and n == one.inner
         form, layout = rng.choice((("rows", "nt"), ("rows", "nt"), ("rows", "nn"), ("inner", "tn")))
-        what = {"activation": "silu", "gated": True} if gated and form == "rows" else {}
-        sizes = {"m": m, "n": n, "k": k} if form == "rows" else {"m": k, "n": n, "k": m}
+        what: dict[str, Any] = {"activation": "silu", "gated": True} if gated and form == "rows" else {}
+        sizes: dict[str, Any] = {"m": m, "n": n, "k": k} if form == "rows" else {"m": k, "n": n, "k": m}
         wide = 2 * n if what else n
         moved = 2 * (groups * wide * k + m * (k + n))
         if 2.0 * m * wide * k <= MOST_FLOPS and moved <= MOST_BYTES:

@@ -138,8 +138,9 @@ class GroupedMm(Op):
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         names = ("offs", "rows", "bias", "scale_a", "scale_b", "out")
-        what = dict(zip(("activation", "gated", "out_dtype", "variant"), settings, strict=True))
-        return self.problem_of(*tensors[:2], **dict(zip(names, tensors[2:], strict=False)), **what)
+        what: dict[str, Any] = dict(zip(("activation", "gated", "out_dtype", "variant"), settings, strict=True))
+        a, b, *optional = tensors
+        return self.problem_of(a, b, **dict(zip(names, optional, strict=False)), **what)
 
     def problem_of(
         self,
@@ -216,7 +217,7 @@ class GroupedMm(Op):
             if not problem.bias:
                 result = a.new_zeros(shape, dtype=out_dtype)
             else:
-                what = {"activation": problem.activation, "gated": problem.gated}
+                what: dict[str, Any] = {"activation": problem.activation, "gated": problem.gated}
                 result = self.reference(a, b, **given, **what).to(out_dtype)
             return result if out is None else out.copy_(result)
 

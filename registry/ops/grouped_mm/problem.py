@@ -113,9 +113,9 @@ class GroupedMmProblem(Problem):
                 raise InvalidArgument(name, value, "a positive integer")
         if e > MOST_GROUPS:
             raise InvalidArgument("e", e, f"at most {MOST_GROUPS}")
-        for name, value, allowed in (("form", form, FORMS.values()), ("layout", layout, LAYOUTS)):
-            if value not in allowed:
-                raise InvalidArgument(name, repr(value), ", ".join(allowed))
+        for name, word, allowed in (("form", form, tuple(FORMS.values())), ("layout", layout, LAYOUTS)):
+            if word not in allowed:
+                raise InvalidArgument(name, repr(word), ", ".join(allowed))
         wide = 2 * n if gated else n
         sized = (("a", (e,) * (form == "batch"), m, k), ("b", (e,) * (form != "inner"), k, wide))
         operands = tuple(

@@ -69,7 +69,7 @@ def through_torch(
     if apart:
         result = finish(result, None, activation, gated)
     if out is None:
-        return result
+        return result  # type: ignore[no-any-return]
     arguments.check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
 

@@ -102,6 +102,12 @@ class GroupedMmWorkload(Workload):
         found, result = super().tolerance(), TOLERANCE[dtype_name(self.result_dtype)]
         return result if self.tensors["a"].dtype.itemsize == 1 else max(found, result)
 
+    def rows_of(self, of_a: torch.Tensor, group: int, start: int, end: int) -> torch.Tensor:
+        """What the rows of a group have of a, or of its scales."""
+        if "offs" not in self.tensors:
+            return of_a[group]
+        return of_a[self.tensors["rows"][start:end].long()] if "rows" in self.tensors else of_a[start:end]
+
     def expected(self) -> list[Expected]:
         """Groups of the product, as many as the oracle has time for."""
         form, dtype = self.sizes.get("form", "rows"), self.result_dtype
@@ -115,28 +121,14 @@ class GroupedMmWorkload(Workload):
         whole, bound, found = slice(None), Tolerance(self.tolerance()), []
         for g in sample(groups, self.op.flops(self.problem()) / groups, self.device):
             start, end = spans[g]
-            of_group = {n: self.tensors[n][g : g + 1] for n in ("bias", "scale_b") if n in self.tensors}
+            of_group: dict[str, Any] = {n: self.tensors[n][g : g + 1] for n in ("bias", "scale_b") if n in self.tensors}
             if form == "inner":
                 value = a[:, start:end].double() @ b[start:end].double()
                 found.append(Expected("out", value, bound, dtype, (g, whole, whole), shape))
             elif end > start:
-                left = (
-                    a[g]
-                    if form == "batch"
-                    else a[self.tensors["rows"][start:end]]
-                    if "rows" in self.tensors
-                    else a[start:end]
-                )
+                left = self.rows_of(a, g, start, end)
                 if "scale_a" in self.tensors:
-                    scale = self.tensors["scale_a"]
-                    scale = (
-                        scale[g]
-                        if form == "batch"
-                        else scale[self.tensors["rows"][start:end]]
-                        if "rows" in self.tensors
-                        else scale[start:end]
-                    )
-                    of_group["scale_a"] = scale[None]
+                    of_group["scale_a"] = self.rows_of(self.tensors["scale_a"], g, start, end)[None]
                 value = grouped_mm.reference(left[None], b[g : g + 1], **of_group, **what)[0]
                 place = (g, whole) if form == "batch" else (slice(start, end),)
                 found.append(Expected("out", value, bound, dtype, place, shape))
@@ -166,7 +158,7 @@ def moe(op: str) -> list[Case]:
     found = []
     for one in EXPERTS:
         for tokens in (4, 32, 256, 2048, 8192):
-            sizes = {"e": one.groups, "m": tokens * one.chosen}
+            sizes: dict[str, Any] = {"e": one.groups, "m": tokens * one.chosen}
             for spread in ("even", "random") if tokens < 256 else ("even", "random", "skewed", "empty"):
                 found.append(Case.of(op, n=2 * one.inner, k=one.hidden, spread=spread, **sizes))
             found.append(Case.of(op, n=one.hidden, k=one.inner, spread="random", **sizes))
@@ -178,7 +170,13 @@ def fused(op: str) -> list[Case]:
     found = []
     for one in EXPERTS:
         for tokens in (32, 512, 4096):
-            sizes = {"e": one.groups, "m": tokens * one.chosen, "n": one.inner, "k": one.hidden, "spread": "random"}
+            sizes: dict[str, Any] = {
+                "e": one.groups,
+                "m": tokens * one.chosen,
+                "n": one.inner,
+                "k": one.hidden,
+                "spread": "random",
+            }
             swiglu: dict[str, Any] = {"activation": "silu", "gated": True}
             found += [Case.of(op, **sizes, **swiglu), Case.of(op, **sizes, **swiglu, gather=True)]
     return found
@@ -191,7 +189,7 @@ def gradients(op: str) -> list[Case]:
         for tokens in (2048, 8192):
             m = tokens * one.chosen
             found.append(Case.of(op, e=one.groups, m=m, n=one.hidden, k=one.inner, layout="nn", spread="random"))
-            sizes = {"m": one.hidden, "n": one.inner, "k": m}
+            sizes: dict[str, Any] = {"m": one.hidden, "n": one.inner, "k": m}
             found.append(Case.of(op, form="inner", e=one.groups, layout="tn", spread="random", **sizes))
     return found
 
