@@ -21,13 +21,15 @@ def config_of(mode: str, m: int, n: int, stages: int, stores: int = 2, group: in
 
 
 # Mode, rows, columns, and the most stages that any number of groups leaves room for, with two buffers of C or with one.
-_TILES = (("coop", 128, 256, 4), ("coop", 128, 128, 6), ("pingpong", 64, 256, 4), ("pingpong", 64, 128, 8))
+_HIGH = (("coop", 128, 256, 4), ("coop", 128, 192, 4), ("pingpong", 64, 256, 4), ("coop", 128, 128, 6))
+_LOW = (("pingpong", 64, 128, 8), ("pingpong", 64, 256, 4), ("coop", 128, 256, 4))
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """Best first: high tiles where groups have rows for them, on average."""
-    tiles = _TILES if problem.each > 96 else _TILES[2:] + _TILES[:2]
-    return [_fitting(problem, *tile) for tile in tiles]
+    tiles = _HIGH if problem.each > 96 else _LOW
+    even = [tile for tile in tiles if not problem.gated or tile[2] & (tile[2] - 1) == 0]  # halves are powers of two
+    return [_fitting(problem, *tile) for tile in even]
 
 
 def _fitting(problem: Any, mode: str, m: int, n: int, stages: int) -> dict[str, Any]:

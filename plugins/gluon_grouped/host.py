@@ -10,8 +10,9 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
+from registry.ops.grouped_mm.offsets import OFFSETS
 from registry.plugins.gluon_grouped.kernel import grouped_ws
-from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.call import Call, Complaints, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
@@ -89,6 +90,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "offs_ptr": given["offs"],
+        "word_ptr": Complaints(OFFSETS),
         "bias_ptr": given.get("bias", out),
         "E": problem.groups,
         "T": problem.m,

@@ -17,8 +17,11 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from registry.ops.grouped_mm.offsets import BAD_OFFSETS
 from registry.plugins.gluon_grouped.epilogue import store_tile_of, zero_rows
 from registry.toolbox.hopper import after_previous_kernel, as_matrix, group_barrier, load_tile, store_wait
+
+_BAD_OFFSETS = gl.constexpr(BAD_OFFSETS)
 
 
 @gluon.jit
@@ -38,7 +41,7 @@ def _whole_in_each_warp(entries, warps):
 
 
 @gluon.jit
-def _measure(offs_ptr, table, T, E, cfg: gl.constexpr):
+def _measure(offs_ptr, word_ptr, table, T, E, cfg: gl.constexpr):
     """Fills the table: where each group ends, and the row tiles up to there. Returns (row tiles, end of the last)."""
     layout: gl.constexpr = gl.BlockedLayout([cfg.EP // 128], [32], [4], [0])
     at = gl.arange(0, cfg.EP, layout=layout)
@@ -47,6 +50,9 @@ def _measure(offs_ptr, table, T, E, cfg: gl.constexpr):
     ends = gl.associative_scan(gl.minimum(gl.maximum(given, 0), T), 0, _larger)
     starts = gl.associative_scan(gl.minimum(gl.maximum(before, 0), T), 0, _larger)
     upto = gl.associative_scan(gl.cdiv(ends - starts, cfg.PARTS * cfg.GM), 0, _sum)
+    if gl.program_id(0) == 0:  # noqa: SIM102 (a scalar and a reduction)
+        if gl.max(gl.where((at < E) & (given != ends), 1, 0), 0) != 0:
+            gl.atomic_or(word_ptr, _BAD_OFFSETS)
     table[0].store(ends)
     table[1].store(upto)
     group_barrier()
@@ -197,6 +203,7 @@ def grouped_ws(
     c_desc,
     c_ptr,
     offs_ptr,
+    word_ptr,
     bias_ptr,
     E,
     T,
@@ -230,7 +237,7 @@ def grouped_ws(
         mbarrier.init(empty.index(i), count=cfg.PARTS)
     if cfg.PDL:
         after_previous_kernel()
-    row_tiles, last = _measure(offs_ptr, table, T, E, cfg)
+    row_tiles, last = _measure(offs_ptr, word_ptr, table, T, E, cfg)
     total = row_tiles * gl.cdiv(N, cfg.COLUMNS)
     bars = (full, empty, turn)
     c = (c_desc, c_ptr, scm, scn)

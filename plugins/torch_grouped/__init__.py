@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.grouped_mm.offsets import BAD_OFFSETS, OFFSETS
 from registry.ops.grouped_mm.oracle import bounds, finish
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -20,11 +21,11 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 def grouped(a, b, *, offs, rows, bias, activation, gated, out_dtype, scale_a, scale_b, out, config):
     """By torch's own grouped product; what is around it in float32, rounded once."""
-    if rows is not None:
-        at = rows.clamp(0, a.shape[0] - 1)
-        a, scale_a = a.index_select(0, at), None if scale_a is None else scale_a.index_select(0, at)
-    from registry.plugins.torch_grouped.around import in_order, zero_behind  # triton: not for those who only loop
+    from registry.plugins.torch_grouped.around import in_order, within, zero_behind  # triton: not for the loop
 
+    if rows is not None:
+        at = within(rows, a.shape[0])
+        a, scale_a = a.index_select(0, at), None if scale_a is None else scale_a.index_select(0, at)
     if offs is not None:
         offs = in_order(offs, a.shape[0] if b.dim() == 3 else a.shape[1])
     if scale_a is None:
@@ -82,6 +83,8 @@ def loop(a, b, *, offs, rows, bias, activation, gated, out_dtype, scale_a, scale
         result = finish(torch.matmul(a, b), bias, activation, gated, scale_a, scale_b).to(out_dtype)
         return result if out is None else out.copy_(result)
     spans = bounds(offs, a.shape[0] if b.dim() == 3 else a.shape[1])
+    if offs.tolist() != [end for _, end in spans]:
+        OFFSETS.word(a.device).bitwise_or_(BAD_OFFSETS)
     columns = b.shape[-1] // 2 if gated else b.shape[-1]
     shape = (a.shape[0], columns) if b.dim() == 3 else (len(spans), a.shape[0], columns)
     result = a.new_empty(shape, dtype=out_dtype) if out is None else out

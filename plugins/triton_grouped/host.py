@@ -9,9 +9,10 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
+from registry.ops.grouped_mm.offsets import OFFSETS
 from registry.plugins.triton_grouped.inner import grouped_inner
 from registry.plugins.triton_grouped.kernel import grouped_rows
-from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.call import Call, Complaints, Host, Operands
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
 from registry.toolbox.tensor_maps import rounded_to_tf32
@@ -72,6 +73,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "b_ptr": b,
         "c_ptr": out,
         "offs_ptr": given.get("offs", nothing),
+        "word_ptr": Complaints(OFFSETS) if "offs" in given else nothing,
         "E": problem.groups,
         "N": problem.n,
         **_strides("sa", a),

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.plugins.triton_grouped.kernel import corner
+from registry.plugins.triton_grouped.kernel import _BAD_OFFSETS, corner
 from registry.toolbox.arithmetic import to_tf32
-from registry.toolbox.groups import group_ends
+from registry.toolbox.groups import complain_of_offsets, group_ends
 
 INT_ARGS = ["E", "M", "N", "T", "sam", "sak", "sbk", "sbn", "scz", "scm", "scn"]
 
@@ -22,6 +22,7 @@ def grouped_inner(
     b_ptr,
     c_ptr,
     offs_ptr,
+    word_ptr,
     E,
     M,
     N,
@@ -63,6 +64,8 @@ def grouped_inner(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if tl.program_id(0) == 0:
+        complain_of_offsets(word_ptr, _BAD_OFFSETS, offs_ptr, T, E, EP)
     ends = group_ends(offs_ptr, T, E, EP)
     groups = tl.arange(0, EP)
     rk = tl.arange(0, BK)

@@ -19,9 +19,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from registry.ops.grouped_mm.offsets import BAD_OFFSETS, BAD_ROWS
 from registry.toolbox.arithmetic import activate, to_tf32
-from registry.toolbox.groups import group_ends, group_starts
+from registry.toolbox.groups import complain_of_offsets, group_ends, group_starts
 
+_BAD_OFFSETS, _BAD_ROWS = tl.constexpr(BAD_OFFSETS), tl.constexpr(BAD_ROWS)
 INT_ARGS = ["E", "T", "S", "N", "K", "saz", "sam", "sak", "sbz", "sbk", "sbn", "scz", "scm", "scn", "s_bias", "s_sa"]
 
 
@@ -118,6 +120,7 @@ def grouped_rows(
     bias_ptr,
     sa_ptr,
     sb_ptr,
+    word_ptr,
     E,  # groups
     T,  # rows of the result, of each group where they are a dimension
     S,  # rows of a
@@ -187,6 +190,8 @@ def grouped_rows(
 
     # --- how many tiles: of the groups, and of the rows behind the last one
     if RAGGED:
+        if tl.program_id(0) == 0:
+            complain_of_offsets(word_ptr, _BAD_OFFSETS, offs_ptr, T, E, EP)
         ends = group_ends(offs_ptr, T, E, EP)
         upto = tl.cumsum(tl.cdiv(ends - group_starts(offs_ptr, T, E, EP), BM), 0)
         total = tl.max(upto, 0) * tiles_n
@@ -298,7 +303,13 @@ def grouped_rows(
             at = tile + _wide(tl.arange(0, BM), WIDE)[:, None] * scm + _wide(tl.arange(0, BN), WIDE)[None, :] * scn
             tl.store(at, c, mask=inside_m[:, None] & inside_n[None, :])
 
-    # --- rows of no group
+    # --- what nobody waits for: rows that are not there, and rows of no group
+    if GATHER:
+        for first in range(tl.program_id(0) * BM, T, tl.num_programs(0) * BM):
+            at = first + tl.arange(0, BM)
+            given = tl.load(rows_ptr + at, mask=at < T, other=0)
+            if tl.max(((given < 0) | (given >= S)).to(tl.int32), 0) != 0:
+                tl.atomic_or(word_ptr, _BAD_ROWS)
     if RAGGED:
         for number in range(tl.program_id(0), tl.cdiv(T - last, BM) * tiles_n, tl.num_programs(0)):
             rm = last + number // tiles_n * BM + tl.arange(0, BM)

@@ -11,6 +11,7 @@ asked with tensors or without a GPU::
             "n": problem.seqlen_k,                        # fixed
             "scale_log2": PerCall("scale", 1.44),         # what the call brings, times a number
             "counter": Zeroes(1),                         # zero before a launch, left at zero by it
+        "word": Complaints(LENGTHS),                  # where the kernel says what it found wrong
             "unused": StandIn((1,), "float32"),           # without a name: a null pointer
         }
         return [Call(_kernel, (grid,), arguments, constants={...}, options={"num_warps": 4})]
@@ -33,8 +34,9 @@ from registry.toolbox.triton_internals import encoder_can_round
 
 if TYPE_CHECKING:
     from registry.toolbox.builds import Build
+    from registry.toolbox.complaints import Complaint
 
-__all__ = ["Call", "Host", "Interface", "PerCall", "Zeroes"]
+__all__ = ["Call", "Complaints", "Host", "Interface", "PerCall", "Zeroes"]
 
 Launch = Callable[..., Any]
 Operands = Mapping[str, StandIn]
@@ -53,6 +55,14 @@ class Zeroes(StandIn):
 
     def __init__(self, count: int) -> None:
         super().__init__((count,), "int32", name="counters")
+
+
+class Complaints(StandIn):
+    """The word of a registry.toolbox.complaints.Complaint on the launch's device."""
+
+    def __init__(self, complaint: Complaint) -> None:
+        super().__init__((1,), "int32", name="complaints")
+        self.complaint = complaint
 
 
 @dataclass(frozen=True)
@@ -207,9 +217,6 @@ class Host:
         self, calls: Sequence[Call], launches: Sequence[Launch], given: Operands, otherwise: Launch | None = None
     ) -> Launch:
         """Write the launch: memory for what is not given, the kernels, and what is returned."""
-        from registry.toolbox.counters import zeroed
-        from registry.toolbox.outputs import allocator
-
         op = self.interface
         first, scale = op.tensors[0], ["scale"] if op.scale else []
         used = {one.name: one for call in calls for one in call.operands().values() if one.name}
@@ -220,10 +227,7 @@ class Host:
             lines.insert(0, f"if not scale > 0.0: return otherwise_({', '.join(passed)})")
         for name, one in used.items():
             if name not in given:
-                fresh = (
-                    zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)
-                )
-                scope[f"new_{name}"] = fresh
+                scope[f"new_{name}"] = _memory(one)
                 lines.append(f"{name} = new_{name}({first})")
         for number, (call, launch) in enumerate(zip(calls, launches, strict=True)):
             scope[f"launch_{number}"] = launch
@@ -232,3 +236,14 @@ class Host:
         keywords = ", ".join([*op.tensors, "*", *scale, *(f"{name}=None" for name in (*op.optional, *op.ignored))])
         made: Launch = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
         return made
+
+
+def _memory(one: StandIn) -> Callable[[Any], Any]:
+    """What gives a launch on its first tensor's device the memory that this stands for."""
+    from registry.toolbox.counters import zeroed
+    from registry.toolbox.outputs import allocator
+
+    if isinstance(one, Complaints):
+        word = one.complaint.word
+        return lambda like: word(like.device)
+    return zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)

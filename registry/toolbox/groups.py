@@ -14,7 +14,7 @@ group ends with it, so that a reduction over one finds the group of a row or of 
 import triton
 import triton.language as tl
 
-__all__ = ["group_ends", "group_starts"]
+__all__ = ["complain_of_offsets", "group_ends", "group_starts"]
 
 
 @triton.jit
@@ -36,3 +36,13 @@ def group_starts(offs_ptr, rows, groups, ENTRIES: tl.constexpr):
     at = tl.arange(0, ENTRIES)
     given = tl.load(offs_ptr + at - 1, mask=(at > 0) & (at <= groups), other=0)
     return tl.associative_scan(tl.minimum(tl.maximum(given, 0), rows), 0, _larger)
+
+
+@triton.jit
+def complain_of_offsets(word_ptr, bit, offs_ptr, rows, groups, ENTRIES: tl.constexpr):
+    """Leaves the bit in a registry.toolbox.complaints word if offsets are not what `group_ends` makes of them."""
+    at = tl.arange(0, ENTRIES)
+    given = tl.load(offs_ptr + at, mask=at < groups, other=0)
+    wrong = (at < groups) & (given != group_ends(offs_ptr, rows, groups, ENTRIES))
+    if tl.max(wrong.to(tl.int32), 0) != 0:
+        tl.atomic_or(word_ptr, bit)

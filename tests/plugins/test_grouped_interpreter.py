@@ -35,6 +35,7 @@ if not INTERPRETED:
 else:
     import interpreter  # noqa: F401 (it mends Triton's)
 
+    from registry.ops.grouped_mm.offsets import OFFSETS
     from registry.plugins.triton_grouped import config_of
     from registry.plugins.triton_grouped.host import HOST
 
@@ -123,6 +124,20 @@ else:
         check(config, a, b, out=torch.empty(32, 128).half()[:, 32:96], offs=ends)
         check(config, a, b, out=torch.empty(64, 32).half().mT, offs=ends)
         check(config, a, b, offs=torch.stack([ends, ends], 1)[:, 0])
+
+    @WAYS
+    def test_kernels_say_what_they_had_to_put_right(config):
+        a, b, rows = matrix(20, 40, "n"), matrix(40, 64, "t", groups=(3,)), torch.arange(24) - 2
+        for given, said in (
+            ({"offs": offsets(5, 5, 20)}, 0),
+            ({"offs": offsets(5, 4, 20)}, 1),
+            ({"offs": offsets(5, 5, 21)}, 1),
+            ({"offs": offsets(5, 5, 24), "rows": rows}, 1),
+            ({"offs": offsets(5, 5, 20), "rows": rows[2:22]}, 0),
+        ):
+            OFFSETS.taken()
+            HOST.run(a, b, config=config, out_dtype=F16, **given)
+            assert len(OFFSETS.taken()) == said, given
 
     def test_neighbours_of_a_group_may_be_anything():
         """Rows of other groups are read with a group's last block, and must not be in its sums."""

@@ -11,6 +11,7 @@ import torch
 from registry.contract.capability import Requires
 from registry.errors import InvalidArgument
 from registry.ops.grouped_mm.draws import SPREADS, ends_of
+from registry.ops.grouped_mm.offsets import OFFSETS
 from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.grouped_mm.oracle import bounds
 from registry.ops.parts.judging import Expected, Yardstick
@@ -78,6 +79,16 @@ class GroupedMmKit(Kit):
             },
             {"sizes": (9, 300, 64, 77), "spread": "empty", "form": "inner", "layout": "tn"},
             {"sizes": (16, 24, 136, 64), "spread": "one", "form": "rows", "layout": "nt"},
+        )
+
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        if not size.large:
+            return ()
+        plain: Spec = {"gather": "", "scaling": "", "out": "", "memory": "dense", "spread": "random"}
+        return (
+            {**plain, "sizes": (64, 5000, 1032, 128), "form": "rows", "layout": "nt", "gated": False},
+            {**plain, "sizes": (200, 5000, 520, 200), "form": "rows", "layout": "nn", "gated": True},
+            {**plain, "sizes": (48, 640, 648, 5000), "form": "inner", "layout": "tn"},
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
@@ -293,7 +304,9 @@ def offsets_that_lie(device: torch.device) -> list[str]:
     a, b, _ = _operands(device)
     offs = torch.tensor([100, -5, 20], dtype=torch.int32, device=device)
     if device.type == "cuda":
-        return off("out", grouped_mm(a, b, offs=offs), grouped_mm.reference(a, b, offs=offs))
+        OFFSETS.taken()
+        found = off("out", grouped_mm(a, b, offs=offs), grouped_mm.reference(a, b, offs=offs))
+        return found if OFFSETS.taken() else [*found, "nothing was said of offsets beyond the rows"]
     try:
         grouped_mm(a, b, offs=offs)
     except InvalidArgument as error:

@@ -76,7 +76,7 @@ class GroupedMm(Op):
 
         offs        int32 [E], where each group ends, on the device of a; rows beyond the last one become zeros.
                     Nothing waits for them to be read: on a GPU those outside of a, or below the one before, are
-                    clamped; on the CPU they are an error
+                    clamped, and registry.check() raises; on the CPU they are an error
         rows        int32 or int64 [T]: multiply a[rows] instead, without making it; likewise clamped, or an error
         bias        [E, N], added to each row of a group
         activation  None, "relu", "gelu" or "silu", after the bias
