@@ -11,6 +11,14 @@ Schedule.  A ring of STAGES blocks of A and B: full[s], the bytes of stage s are
 The producer runs ahead across tiles and groups, so that the next tile loads during the epilogue.  In ping-pong, turn[g]
 is the other consumer's word that it has taken its last stage.  What a consumer's rows of a tile lack to a group's end
 decides how they leave: whole by TMA, else as masked rows, for the next group's rows are next to them.
+
+Measured facts (H200, torch 2.11, triton 3.6.0, bf16, nt; ratios to torch's grouped_mm alone, in CUDA graphs of one run,
+clocks not recorded).
+- 13 shapes of 8 to 128 groups with 128 to 1024 rows each: 128x256 1.09 by geometric mean, least 0.98 (128 groups,
+  K = 768), 128x192 1.07, ping-pong 64x256 and 128x128 1.05, 128x128 1.04; the best of each 1.11, least 1.03. Groups all
+  alike, drawn at random, skewed, and two of three empty are among them. Of 64 groups of 256 rows with N = 4096,
+  K = 7168: ping-pong 64x256 1.25, 128x256 1.10.
+- Groups of 32 rows: ping-pong 64x128 with 8 stages 1.23 and 1.41; of 2 rows 1.45.
 """
 
 import triton.experimental.gluon.language as gl

@@ -7,10 +7,20 @@ written for that and nothing waited for. Within a group, GROUP row tiles go toge
 
 Tile facts.  BM x BN tiles of C; blocks of BK arrive in `num_stages` buffers, B by TMA where the config says so, A too
 unless it is gathered: rows that a tile has too much are the next group's and are not stored. A gated product has two
-accumulators over the same A. Tiles that a group fills leave by TMA where C allows it, others by masked stores.
+accumulators over the same A, and no flattened loop, which would set the second to zero between wgmmas (0.79 of torch,
+not 1.13). C leaves by masked stores: a box would write into the next group's rows. 16 bytes of A at a time come through
+pointers only if every stride is known to be a multiple of that, the one between groups too.
 
 The gradient of the matrices (`grouped_inner`) sums over the rows of a group: whole blocks of BK unmasked, then one
 masked block through pointers, for what TMA would bring beyond the end is another group's.
+
+Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to torch's grouped_mm, and torch operations around it where
+something is fused, in CUDA graphs of one run, clocks not recorded).
+- Groups of 1 to 16 rows (6 shapes): 16-row tiles 1.56 by geometric mean, 1.41..1.78; of 32 (4): 64-row tiles 1.21 to
+  1.45.
+- silu(x w1) * (x w3): 8 groups of 1024 rows 1.13, 64 of 256 1.19 (with a gather 1.20), 128 of 128 1.35, of 8 1.46.
+- Plain products of large groups 0.5 (K = 768) to 1.02: gluon_grouped_ws has those. A gather with 128x256 tiles 0.81.
+- The gradient of the matrices 0.89, 0.82..0.94.
 """
 
 from __future__ import annotations

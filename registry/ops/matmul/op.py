@@ -65,7 +65,7 @@ class Matmul(Op):
         """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
 
         bias        [N], added to each row: floating for a floating result, integers for int32
-        activation  None, "relu", "gelu" or "silu", after the bias
+        activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
         out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
