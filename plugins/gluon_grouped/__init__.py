@@ -44,6 +44,11 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     if turned(a):
         allowed = "nn or nt: groups of rows start anywhere, boxes at multiples of 16 bytes"
         yield Reason("layout", "layout", problem.layout, allowed, "call .contiguous() on a", "a")
+    for fact in problem.operands:
+        if any(n > 1 and not stride for n, stride in zip(fact.shape[-2:], fact.strides[-2:], strict=True)):
+            yield Reason(
+                "stride", "stride", 0, "rows apart from each other", f"call .contiguous() on {fact.name}", fact.name
+            )
 
 
 def _shared_memory(problem: Any, config: Any) -> int:

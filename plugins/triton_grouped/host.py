@@ -19,11 +19,12 @@ from registry.toolbox.tensor_maps import rounded_to_tf32
 
 
 def aligned(operand: StandIn) -> bool:
-    """Whether the base and every stride but the unit one are multiples of 16 bytes, as TMA wants them."""
+    """Whether TMA can have it: base and strides, but the unit one, in multiples of 16 bytes, and rows apart."""
     unit = len(operand.shape) - (2 if turned(operand) else 1)
     outer = [(n, s) for dim, (n, s) in enumerate(zip(operand.shape, operand.strides, strict=True)) if dim != unit]
     item = operand.dtype.itemsize
-    return operand.alignment % 16 == 0 and all(n == 1 or stride * item % 16 == 0 for n, stride in outer)
+    apart = all(n == 1 or stride for n, stride in zip(operand.shape[-2:], operand.strides[-2:], strict=True))
+    return apart and operand.alignment % 16 == 0 and all(n == 1 or stride * item % 16 == 0 for n, stride in outer)
 
 
 def wide(operand: StandIn, edge: int) -> bool:

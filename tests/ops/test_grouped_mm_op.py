@@ -203,6 +203,16 @@ def test_a_gpu_always_has_a_kernel_that_waits_for_nothing(gpu, sizes):
     assert not registry.variants()["triton_grouped"].reasons(problem(gpu, **sizes))
 
 
+def test_rows_that_are_one_row_do_not_go_through_boxes():
+    a = torch.empty(1, 64, dtype=torch.bfloat16, device="meta").expand(300, 64)
+    b = torch.empty(3, 128, 64, dtype=torch.bfloat16, device="meta").mT
+    offs = torch.empty(3, dtype=torch.int32, device="meta")
+    asked, _ = grouped_mm.problem_of(a, b, offs=offs, target=Target.named("H100"))
+    plain, specialized = (registry.variants()[name] for name in ("triton_grouped", "gluon_grouped_ws"))
+    assert not any(config["TMA"] for config in plain.legal_configs(asked)) and plain.legal_configs(asked)
+    assert specialized.reasons(asked)
+
+
 def test_torchs_kernel_is_refused_where_it_would_end_the_context():
     torchs = registry.variants()["torch_grouped_mm"]
     assert not torchs.reasons(problem())

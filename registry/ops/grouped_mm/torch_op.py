@@ -127,7 +127,7 @@ torch.library.register_fake("registry::grouped_mm", _fake, lib=_library)
 
 def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
     a, b, offs = ctx.saved_tensors
-    given = grad.to(a.dtype)
+    given = grad.to(a.dtype).contiguous()  # that of a sum is one number everywhere
     grad_a = grad_b = grad_bias = None
     if needed[0] and b.dim() == 2:
         grad_a = product(b, given.mT, offs).mT
