@@ -1,24 +1,26 @@
 #!/bin/sh
 # The sweep behind the shipped tables and the plots, on the GPU of this machine:
 #
-#   sh benchmarks/sweep.sh OUT [PHASE ...]      phases: attention backward matmul overhead conformance; default: all
+#   sh benchmarks/sweep.sh OUT [PHASE ...]      phases: attention backward matmul grouped overhead conformance
+#                                              (default: all)
 #
-# Leaves in OUT: attention.jsonl, attention_backward.jsonl, matmul.jsonl (raw results), OP.ARCH.yaml (a table of each),
-# call_overhead.json, conformance.json. Stopped anywhere, the same command goes on with the measurements. From outside:
+# Leaves in OUT: attention.jsonl, attention_backward.jsonl, matmul.jsonl, grouped_mm.jsonl (raw results), OP.ARCH.yaml (a
+# table of each), call_overhead.json, conformance.json. Stopped anywhere, the same command goes on with the measurements.
+# From outside:
 #
 #   PYTHON  the interpreter [python3]           NAME  what evidence calls the raw results [the name of OUT]
 #   ARCH    the tables' architecture [sm90]     LOG   all output goes here; its gist is printed [/tmp/kreg_sweep.log]
-#   ATTENTION_GRID, BACKWARD_GRID, MATMUL_GRID [all, training, all]
-#   ATTENTION_SECONDS, BACKWARD_SECONDS, MATMUL_SECONDS [560, 110, 200]: time for each sweep, its start included
+#   ATTENTION_GRID, BACKWARD_GRID, MATMUL_GRID, GROUPED_GRID [all, training, all, all]
+#   ATTENTION_SECONDS, BACKWARD_SECONDS, MATMUL_SECONDS, GROUPED_SECONDS [560, 110, 200, 200]: seconds of each sweep
 #   ROUNDS  turns of each contestant where the time allows [7]
 #   OVERHEAD_SECONDS, CONFORMANCE_SECONDS [90, 300]: an end to each of these; JOBS: processes of the latter
 #   FA3_LIBRARY, PEER_FLEX (see peers.py): peers in the rounds of attention; they never enter a table
 set -u
-[ $# -ge 1 ] || { sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 1
 here=$(cd "$(dirname "$0")" && pwd)
 shift
-[ $# -ge 1 ] || set -- attention backward matmul overhead conformance
+[ $# -ge 1 ] || set -- attention backward matmul grouped overhead conformance
 python=${PYTHON:-python3} log=${LOG:-/tmp/kreg_sweep.log} name=${NAME:-$(basename "$out")} arch=${ARCH:-sm90}
 case $python in */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
 work=$(mktemp -d) && cd "$work" || exit 1 # not a checkout, where -m would find the sources before the installed package
@@ -58,6 +60,9 @@ for phase in "$@"; do
         tune attention_backward "${BACKWARD_SECONDS:-110}" --grid "${BACKWARD_GRID:-training}" --skip 'torch_math*'
         ;;
     matmul) tune matmul "${MATMUL_SECONDS:-200}" --grid "${MATMUL_GRID:-all}" --max-configs 6 ;;
+    grouped)
+        tune grouped_mm "${GROUPED_SECONDS:-200}" --grid "${GROUPED_GRID:-all}" --graph --skip torch_loop --max-configs 3
+        ;;
     overhead)
         limit "${OVERHEAD_SECONDS:-90}" "$python" "$here/call_overhead.py" --output "$out"
         gist ' us   ' 40

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from registry.hookspecs import hookimpl
     from registry.ops.attention.op import attention
     from registry.ops.attention_varlen.op import attention_varlen
+    from registry.ops.grouped_mm.op import grouped_mm
     from registry.ops.matmul.op import matmul
     from registry.warming import warm
 
@@ -87,6 +88,7 @@ __all__ = [
     "attention_varlen",
     "check",
     "forget_plans",
+    "grouped_mm",
     "hookimpl",
     "matmul",
     "prefer",

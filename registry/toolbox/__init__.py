@@ -10,6 +10,7 @@ outputs          `allocator`: memory of one geometry, faster than `torch.empty`
 counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
 complaints       `Complaint`: bits that a kernel leaves where an operand's values are wrong, for `registry.check()`
 arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon
+groups           `group_ends`, `group_starts`: groups of rows whose ends lie on the device
 hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,
                  named barriers
 builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy

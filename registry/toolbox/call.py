@@ -226,9 +226,6 @@ class Host:
         self, calls: Sequence[Call], launches: Sequence[Launch], given: Operands, otherwise: Launch | None = None
     ) -> Launch:
         """Write the launch: memory for what is not given, the kernels, and what is returned."""
-        from registry.toolbox.counters import zeroed
-        from registry.toolbox.outputs import allocator
-
         op = self.interface
         first, scale = op.tensors[0], ["scale"] if op.scale else []
         used = {one.name: one for call in calls for one in call.operands().values() if one.name}
@@ -239,10 +236,7 @@ class Host:
             lines.insert(0, f"if not scale > 0.0: return otherwise_({', '.join(passed)})")
         for name, one in used.items():
             if name not in given:
-                fresh = one.find if isinstance(one, Kept) else allocator(one.shape, one.dtype, one.strides)
-                if isinstance(one, Zeroes):
-                    fresh = zeroed(one.shape[0])
-                scope[f"new_{name}"] = fresh
+                scope[f"new_{name}"] = _memory(one)
                 lines.append(f"{name} = new_{name}({first})")
         for number, (call, launch) in enumerate(zip(calls, launches, strict=True)):
             scope[f"launch_{number}"] = launch
@@ -251,3 +245,13 @@ class Host:
         keywords = ", ".join([*op.tensors, "*", *scale, *(f"{name}=None" for name in (*op.optional, *op.ignored))])
         made: Launch = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
         return made
+
+
+def _memory(one: StandIn) -> Callable[[Any], Any]:
+    """What gives a launch on its first tensor's device the memory that this stands for."""
+    from registry.toolbox.counters import zeroed
+    from registry.toolbox.outputs import allocator
+
+    if isinstance(one, Kept):
+        return one.find
+    return zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)

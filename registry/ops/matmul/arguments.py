@@ -8,13 +8,8 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
-
-ACTIVATIONS = ("relu", "gelu", "silu")
-
-
-FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
-
+from registry.ops.parts.products import FP8, default_out_dtype
+from registry.ops.tensors import check_tensor, dtype_name
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 INTEGERS = frozenset((torch.int8, torch.int32))
@@ -50,19 +45,6 @@ def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
         allowed = f"batch dimensions that broadcast with a's {tuple(a.shape[:-2])}"
         raise InvalidArgument("b", f"batch dimensions {tuple(b.shape[:-2])}", allowed) from None
     return a, b
-
-
-def default_out_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The operands' dtype, but int32 for int8 and bfloat16 for fp8, whose results would not fit."""
-    return torch.int32 if dtype is torch.int8 else torch.bfloat16 if dtype in FP8 else dtype
-
-
-def check_activation(activation: object) -> str:
-    if activation in (None, ""):
-        return ""
-    if activation not in ACTIVATIONS:
-        raise InvalidArgument("activation", repr(activation), "None, " + ", ".join(ACTIVATIONS))
-    return str(activation)
 
 
 def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
@@ -119,22 +101,6 @@ def check_out(
         raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
     if out.dtype != dtype or out.device != device:
         raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
-
-
-def check_writable(out: object) -> torch.Tensor:
-    """What no plan knows of an `out`: that it may be written to, now."""
-    tensor = check_tensor("out", out)
-    if not is_its_own(tensor):
-        got = f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-        raise InvalidArgument("out", got, "a tensor whose elements share no memory")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgument("out", "a tensor that requires grad", "one that does not, or a call under no_grad()")
-    return tensor
-
-
-def needs_copy(out: torch.Tensor, *given: Any) -> bool:
-    """Whether a kernel that writes to `out` might overwrite what it has yet to read."""
-    return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
 
 
 def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:

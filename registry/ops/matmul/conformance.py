@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.matmul.arguments import FP8, default_out_dtype
 from registry.ops.matmul.op import matmul
-from registry.ops.matmul.oracle import activate
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.products import FP8, UNIT_BYTES, activate, default_out_dtype, matrix_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
-UNIT_BYTES = 16
 SMALL = [
     (128, 128, 128),
     (77, 129, 100),
@@ -141,8 +139,15 @@ class MatmulKit(Kit):
 
         shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         letters = "ss" if layout == "strided" else layout
-        a = place("a", *_matrix(m, k, batch, letters[0], spec, spec["shared"] == "a", dtype), dtype, shift)
-        b = place("b", *_matrix(k, n, batch, letters[1], spec, spec["shared"] == "b", dtype_b), dtype_b, shift)
+        a = place(
+            "a", *matrix_strides(m, k, batch, letters[0], spec["memory"], dtype, spec["shared"] == "a"), dtype, shift
+        )
+        b = place(
+            "b",
+            *matrix_strides(k, n, batch, letters[1], spec["memory"], dtype_b, spec["shared"] == "b"),
+            dtype_b,
+            shift,
+        )
         arguments: dict[str, Any] = {"activation": spec["activation"] or None, "out_dtype": out_dtype}
         if spec["bias"]:
             kind = torch.float32 if spec["bias"] == "float32" else out_dtype
@@ -155,7 +160,7 @@ class MatmulKit(Kit):
         if spec["out"]:
             shape = (batch, m, n) if batch else (m, n)
             letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
-            arguments["out"] = place("out", *_matrix(m, n, batch, letter, {"memory": pad}, False, out_dtype), out_dtype)
+            arguments["out"] = place("out", *matrix_strides(m, n, batch, letter, pad, out_dtype), out_dtype)
             assert arguments["out"].shape == shape
             written["out"] = arguments["out"]
         if device.type != "meta":
@@ -208,23 +213,6 @@ def _out_dtype(spec: Spec) -> torch.dtype:
     dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def _matrix(
-    rows: int, columns: int, batch: int, letter: str, spec: Spec, shared: bool, dtype: torch.dtype
-) -> tuple[tuple[int, ...], Strides]:
-    """Shape and strides of [rows, columns], or a batch of them, in a layout and a memory style."""
-    unit = UNIT_BYTES // dtype.itemsize
-    inner = rows if letter == "t" else columns
-    outer_size = columns if letter == "t" else rows
-    gap = {"rows": -inner % unit + unit, "odd": 1}.get(spec["memory"], 0)
-    step = 2 if letter == "s" else 1
-    outer = (inner + gap) * step
-    strides: Strides = (1, outer) if letter == "t" else (outer, step)
-    if not batch:
-        return (rows, columns), strides
-    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(spec["memory"], 0)
-    return (batch, rows, columns), (0 if shared else per_batch, *strides)
 
 
 def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:

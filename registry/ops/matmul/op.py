@@ -18,10 +18,10 @@ from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments
-from registry.ops.matmul.oracle import activate
-from registry.ops.matmul.problem import MatmulProblem, layout_letter
+from registry.ops.matmul.problem import MatmulProblem
 from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
+from registry.ops.parts.products import activate, check_activation, check_writable, layout_letter, needs_copy
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -66,7 +66,7 @@ class Matmul(Op):
         """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
 
         bias        [N], added to each row: floating for a floating result, integers for int32
-        activation  None, "relu", "gelu" or "silu", after the bias
+        activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
         out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
@@ -89,9 +89,9 @@ class Matmul(Op):
                         observe(scope, plan.decision)
                     return result
             if out is not None:
-                out = arguments.check_writable(out)
+                out = check_writable(out)
             if _no_grad_and_plain(a, b, bias):
-                if out is not None and arguments.needs_copy(out, a, b, bias, scale_a, scale_b):
+                if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     shape = tuple(result.shape)
                     arguments.check_out(out, shape, shape, result.dtype, result.device)
@@ -188,9 +188,9 @@ class Matmul(Op):
         given = (a, b, bias, scale_a, scale_b)
         a, b, shape = arguments.as_matrices(a, b)
         if out is not None:
-            arguments.check_writable(out)
+            check_writable(out)
             arguments.check_out(out, (*a.shape[:-1], b.shape[-1]), shape, result_dtype, a.device)
-            out = None if arguments.needs_copy(out, *given) else out  # copied to its place afterwards
+            out = None if needs_copy(out, *given) else out  # copied to its place afterwards
         operands = (operand("a", a), operand("b", b))
         letters = "".join(map(layout_letter, operands))
         problem = MatmulProblem(
@@ -204,7 +204,7 @@ class Matmul(Op):
             batch=a.shape[0] if a.dim() == 3 else 1,
             layout=letters if len(letters) == 2 else "strided",
             bias=bias is not None,
-            activation=arguments.check_activation(activation),
+            activation=check_activation(activation),
             scaling=arguments.check_scales(scale_a, scale_b, a, b),
             out=out is not None,
             ieee=a.dtype is torch.float32 and ieee_float32(),
@@ -253,7 +253,7 @@ class Matmul(Op):
         if bias is not None:
             arguments.check_bias(bias, a, b)
             result = result + bias.to(dtype)
-        return activate(result, arguments.check_activation(activation))
+        return activate(result, check_activation(activation))
 
     def flops(self, problem: MatmulProblem) -> float:
         """Floating-point operations of the product."""

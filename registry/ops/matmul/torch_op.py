@@ -13,7 +13,7 @@ import torch
 from registry.dispatch.scope import Scope, current, entered
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments
-from registry.ops.matmul.oracle import activate
+from registry.ops.parts.products import activate, check_activation
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -40,7 +40,7 @@ def through_torch(
     if bias is not None:
         arguments.check_bias(bias, a, b, result_dtype)
         bias = autocast(bias)[0]
-    activation = arguments.check_activation(activation)
+    activation = check_activation(activation)
     a2, b2, shape = arguments.as_matrices(a, b)
     arguments.check_scales(scale_a, scale_b, a2, b2)
     inputs = [t for t in (a, b, bias) if t is not None]

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from registry.ops.matmul.arguments import default_out_dtype
 from registry.ops.matmul.draws import draw
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import piece_bytes, sample
+from registry.ops.parts.products import default_out_dtype
 from registry.ops.parts.tuning import PLAIN, Tuning
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name

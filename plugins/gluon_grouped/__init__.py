@@ -1,0 +1,113 @@
+"""`gluon_grouped_ws`: what the warp-specialised grouped product can run, with which configs. kernel.py says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.grouped_mm.calls import GROUPED_MM
+from registry.plugins.gluon_grouped import host
+from registry.toolbox.matrices import turned
+
+HAND_OVER = 1024
+"""Bytes that barriers, reductions and the hand-over to the warp groups take."""
+
+
+def config_of(mode: str, m: int, n: int, stages: int, stores: int = 2, group: int = 8) -> dict[str, Any]:
+    return {"MODE": mode, "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "STAGES": stages, "STORES": stores, "GROUP": group}
+
+
+# Mode, rows, columns, and the most stages that any number of groups leaves room for, with two buffers of C or with one.
+_HIGH = (("coop", 128, 256, 4), ("coop", 128, 192, 4), ("pingpong", 64, 256, 4), ("coop", 128, 128, 6))
+_LOW = (("pingpong", 64, 128, 8), ("pingpong", 64, 256, 4), ("coop", 128, 256, 4))
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """Best first: high tiles where groups have rows for them, on average."""
+    tiles = _HIGH if problem.each > 96 else _LOW
+    even = [tile for tile in tiles if not problem.gated or tile[2] & (tile[2] - 1) == 0]  # halves are powers of two
+    return [_fitting(problem, *tile) for tile in even]
+
+
+def _fitting(problem: Any, mode: str, m: int, n: int, stages: int) -> dict[str, Any]:
+    """Many groups take memory from the ring: one buffer of C less is better than a stage less."""
+    tries = [config_of(mode, m, n, count, stores) for count in (stages, stages - 1) for stores in (2, 1)]
+    room = problem.target.shared_memory
+    return next((one for one in tries if _shared_memory(problem, one) <= room), tries[-1])
+
+
+def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    a = GROUPED_MM.operands(problem)["a"]
+    if turned(a):
+        allowed = "nn or nt: groups of rows start anywhere, boxes at multiples of 16 bytes"
+        yield Reason("layout", "layout", problem.layout, allowed, "call .contiguous() on a", "a")
+    for fact in problem.operands:
+        if any(n > 1 and not stride for n, stride in zip(fact.shape[-2:], fact.strides[-2:], strict=True)):
+            yield Reason(
+                "stride", "stride", 0, "rows apart from each other", f"call .contiguous() on {fact.name}", fact.name
+            )
+
+
+def _shared_memory(problem: Any, config: Any) -> int:
+    """The ring, the buffers of C, and the table of groups."""
+    cfg = host.switches(problem, config, GROUPED_MM.operands(problem))
+    ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * int(getattr(torch, problem.out_dtype).itemsize)
+    return ring + buffers + 8 * cfg.EP + 16 * cfg.STAGES + HAND_OVER
+
+
+def _registers(problem: Any, config: Any) -> int:
+    """168 a thread at launch, for 288 threads rounded to three warp groups; setmaxnreg only moves them around."""
+    return 384 * 168
+
+
+def design_of(config: Any) -> Design:
+    return Design(
+        warp_groups=2,
+        pipeline_stages=config["STAGES"],
+        warp_specialized=True,
+        pipeline_tasks=2,
+        persistent=True,
+        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
+        dsl="gluon",
+    )
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    requires = Requires(
+        arch=("sm90",),
+        dtypes=("float16", "bfloat16"),
+        out_dtypes=("float16", "bfloat16", "float32"),
+        forms=("rows",),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        base_alignment=16,  # of a tensor map's address
+        stride_alignment=16,  # and of each of its strides
+        bias=True,
+        activations=("relu", "gelu", "silu"),
+        gated=True,
+        out=True,
+        deterministic=True,
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
+    return [
+        Variant(
+            "gluon_grouped_ws",
+            op="grouped_mm",
+            run=host.HOST.run,
+            requires=requires,
+            configs=configs,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
+            design=design_of(config_of("coop", 128, 256, 4)),
+            design_of=design_of,
+            summary="TMA producer that walks the groups, two consumer warp groups",
+        )
+    ]

@@ -1,0 +1,112 @@
+"""Host side of the warp-specialised grouped product: the compile-time switches of a kernel, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
+from registry.ops.grouped_mm.offsets import OFFSETS
+from registry.plugins.gluon_grouped.kernel import grouped_ws
+from registry.toolbox.call import Call, Host, Kept, Operands
+from registry.toolbox.hopper import swizzled
+from registry.toolbox.launch import StandIn
+from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
+
+WORD = Kept((1,), "int32", "complaints", lambda like: OFFSETS.word(like.device))
+"""Where a kernel says what it found wrong with its offsets."""
+
+
+@dataclass(frozen=True)
+class GroupedSwitches:
+    """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
+
+    PARTS: int  # consumers that share a tile
+    GM: int  # rows of a consumer
+    N0: int
+    N1: int
+    COLUMNS: int  # of the result, in a tile
+    BK: int
+    STAGES: int
+    STORES: int  # buffers of C for each consumer
+    EN: int  # columns of such a buffer
+    GROUP: int
+    EP: int  # a power of two above the number of groups, 128 or more
+    PDL: bool
+    B_T: bool
+    TMA_STORE: bool
+    GATED: bool
+    BIAS: bool
+    ACT: str
+
+
+def split_n(width: int) -> tuple[int, int]:
+    """BN as one or two powers of two: 192 -> (128, 64)."""
+    first = 1 << (width.bit_length() - 1)
+    return first, width - first
+
+
+def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> GroupedSwitches:
+    """What this config means for a problem; BLOCK_N counts columns of b, so a gated tile has half as many."""
+    parts, wide, out = 2 if config["MODE"] == "coop" else 1, config["BLOCK_N"], out_of(problem, given)
+    n0, n1 = (wide // 2, wide // 2) if problem.gated else split_n(wide)
+    return GroupedSwitches(
+        PARTS=parts,
+        GM=config["BLOCK_M"] // parts,
+        N0=n0,
+        N1=n1,
+        COLUMNS=n0 if problem.gated else wide,
+        BK=config["BLOCK_K"],
+        STAGES=config["STAGES"],
+        STORES=config["STORES"],
+        EN=min(128 // out.dtype.itemsize, n1 or n0),
+        GROUP=config["GROUP"],
+        EP=max(triton.next_power_of_2(problem.groups + 1), 128),
+        PDL=True,
+        B_T=turned(given["b"]),
+        TMA_STORE=tma_can_store(out),
+        GATED=problem.gated,
+        BIAS=problem.bias,
+        ACT=problem.activation,
+    )
+
+
+def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
+    """[groups, rows, columns], columns contiguous; what all groups share has one entry."""
+    shape, strides = tma_geometry(operand)
+    block = [1, columns, rows] if turned(operand) else [1, rows, columns]
+    return TensorDescriptor(operand, shape, strides, block, swizzled(block, operand.dtype))
+
+
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    """The launch of this config."""
+    a, b, out, cfg = given["a"], given["b"], out_of(problem, given), switches(problem, config, given)
+    a_desc, b_desc = _descriptor(a, cfg.GM, cfg.BK), _descriptor(b, cfg.BK, cfg.N0)
+    arguments = {
+        "a_desc": a_desc,
+        "b0_desc": b_desc,
+        "b1_desc": _descriptor(b, cfg.BK, cfg.N1 or cfg.N0),
+        "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
+        "c_ptr": out,
+        "offs_ptr": given["offs"],
+        "word_ptr": WORD,
+        "bias_ptr": given.get("bias", out),
+        "E": problem.groups,
+        "T": problem.m,
+        "N": problem.n,
+        "blocks": triton.cdiv(problem.k, cfg.BK),
+        "g_b": int(b_desc.shape[0] > 1),
+        "scm": strides_of(out)[1],
+        "scn": strides_of(out)[2],
+        "s_bias": b.shape[-1],
+    }
+    most = (triton.cdiv(problem.m, cfg.PARTS * cfg.GM) + problem.groups) * triton.cdiv(problem.n, cfg.COLUMNS)
+    options = {"num_warps": 4, "launch_pdl": cfg.PDL}
+    return [Call(grouped_ws, (min(most, problem.target.sm_count or 132),), arguments, {"cfg": cfg}, options)]
+
+
+HOST = Host(GROUPED_MM, call, contiguous=VECTORS)

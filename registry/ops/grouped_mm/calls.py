@@ -1,0 +1,52 @@
+"""What every kernel of a grouped product says the same way on its host side: operands, output, strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from registry.ops.grouped_mm.problem import GroupedMmProblem
+from registry.toolbox.call import Interface, Operands
+from registry.toolbox.launch import StandIn
+
+VECTORS = ("offs", "rows", "bias", "scale_a", "scale_b")
+"""Small operands that a kernel may want dense."""
+
+
+def _operands(problem: GroupedMmProblem) -> dict[str, StandIn]:
+    found = {fact.name: StandIn.of(fact) for fact in problem.operands}
+    groups, wide = problem.groups, found["b"].shape[-1]
+    if problem.form != "batch":
+        found["offs"] = StandIn((groups,), "int32", name="offs")
+    if problem.gather:
+        found["rows"] = StandIn((problem.m,), "int32", name="rows")
+    if problem.bias:
+        found["bias"] = StandIn((groups, wide), problem.out_dtype, name="bias")
+    if problem.scaling:
+        found["scale_a"] = StandIn(found["a"].shape[:-1], "float32", name="scale_a")
+        found["scale_b"] = StandIn((groups, wide), "float32", name="scale_b")
+    return found
+
+
+def _problem_of(*tensors: torch.Tensor, **given: Any) -> Any:
+    from registry.ops.grouped_mm import grouped_mm
+
+    return grouped_mm.problem_of(*tensors, **given)[0]
+
+
+GROUPED_MM = Interface(
+    tensors=("a", "b"),
+    optional=(*VECTORS, "out"),
+    ignored=("out_dtype",),
+    results=("out",),
+    operands=_operands,
+    problem_of=_problem_of,
+    late=lambda problem: True,  # alignment of offsets, dtype of rows
+)
+
+
+def out_of(problem: GroupedMmProblem, given: Operands) -> StandIn:
+    """The output: the one that was given, or a dense one."""
+    shape = (problem.m, problem.n) if problem.form == "rows" else (problem.groups, problem.m, problem.n)
+    return given.get("out", StandIn(shape, problem.out_dtype, name="out"))

@@ -1,0 +1,341 @@
+"""The conformance kit's knowledge of grouped_mm: axes, sizes of groups, and what a product is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.errors import InvalidArgument
+from registry.ops.grouped_mm.draws import SPREADS, ends_of
+from registry.ops.grouped_mm.offsets import OFFSETS
+from registry.ops.grouped_mm.op import grouped_mm
+from registry.ops.grouped_mm.oracle import bounds
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import Kit, Results, Sample, Spec
+from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.products import UNIT_BYTES, activate, default_out_dtype, matrix_strides
+from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.sizes import Size
+
+SMALL = [
+    (3, 128, 128, 128),
+    (4, 77, 129, 100),
+    (2, 1, 1, 1),
+    (1, 33, 40, 48),
+    (9, 300, 64, 77),
+    (16, 24, 136, 64),
+    (5, 129, 24, 256),
+]
+"""Groups, rows, columns, inner size."""
+LARGE = [(8, 1000, 1001, 999), (64, 700, 512, 1024), (256, 512, 768, 512), (3, 4097, 1024, 320)]
+DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
+EPILOGUE = ("gather", "bias", "activation", "gated", "scaling")
+
+
+class GroupedMmKit(Kit):
+    self_explaining = ("dtype", "memory", "layout", "activation", "form", "spread")
+    claims = ("dtype", "out_dtype", "form", "layout", "out", "ieee", "deterministic", *EPILOGUE)
+
+    def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
+        memory = ["dense", "rows"]
+        memory += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
+        memory += ["offset"] if requires.base_alignment < UNIT_BYTES else []
+        return {
+            "dtype": list(requires.dtypes),
+            "out_dtype": ["", *requires.out_dtypes],
+            "form": list(requires.forms),
+            "sizes": [*SMALL, *(LARGE if size.large else [])],
+            "spread": [*SPREADS, *(["lying"] if size.large else [])],
+            "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
+            "memory": memory,
+            "base_alignment": [requires.base_alignment],
+            "gather": ["", "int32", "int64"] if requires.gather else [""],
+            "bias": ["", "plain", "float32", "rows"] if requires.bias else [""],
+            "activation": ["", *requires.activations],
+            "gated": [False, True] if requires.gated else [False],
+            "scaling": ["", *requires.scaling],
+            "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
+            "ieee": [True, False] if requires.ieee else [False],
+            "deterministic": [False, True] if requires.deterministic else [False],
+        }
+
+    def pinned(self) -> Sequence[Spec]:
+        swiglu = {"activation": "silu", "gated": True}
+        return (
+            {"sizes": (5, 129, 24, 256), "spread": "empty", "form": "rows", "layout": "nt", **swiglu},
+            {
+                "sizes": (5, 129, 24, 256),
+                "spread": "short",
+                "form": "rows",
+                "bias": "plain",
+                **swiglu,
+                "gather": "int64",
+            },
+            {"sizes": (9, 300, 64, 77), "spread": "empty", "form": "inner", "layout": "tn"},
+            {"sizes": (16, 24, 136, 64), "spread": "one", "form": "rows", "layout": "nt"},
+        )
+
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        if not size.large:
+            return ()
+        plain: Spec = {"gather": "", "scaling": "", "out": "", "memory": "dense", "spread": "random"}
+        return (
+            {**plain, "sizes": (64, 5000, 1032, 128), "form": "rows", "layout": "nt", "gated": False},
+            {**plain, "sizes": (200, 5000, 520, 200), "form": "rows", "layout": "nn", "gated": True},
+            {**plain, "sizes": (48, 640, 648, 5000), "form": "inner", "layout": "tn"},
+        )
+
+    def outside(self, requires: Requires) -> dict[str, Spec]:
+        found: dict[str, Spec] = {}
+        for name, claimed, spec in (
+            ("bias", requires.bias, {"bias": "plain", "form": "rows"}),
+            ("gather", requires.gather, {"gather": "int32", "form": "rows"}),
+            ("gated", requires.gated, {"gated": True, "form": "rows"}),
+            ("scales", requires.scaling, {"scaling": "rowwise", "form": "rows"}),
+            ("out", requires.out, {"out": "dense"}),
+            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd", "sizes": SMALL[0]}),
+            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
+            ("deterministic", requires.deterministic, {"deterministic": True}),
+            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
+        ):
+            if not claimed:
+                found[name] = spec
+        found |= {form: {"form": form} for form in ("rows", "batch", "inner") if form not in requires.forms}
+        found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
+        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
+        return found
+
+    def sensible(self, spec: Spec) -> bool:
+        """Leaves out what the op refuses to anyone, and spreads that make no difference."""
+        if spec["form"] == "inner" and any(spec[name] for name in EPILOGUE):
+            return False
+        return spec["form"] == "rows" or (not spec["gather"] and (spec["form"] == "inner" or spec["spread"] == "even"))
+
+    def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
+        groups, m, n, k = spec["sizes"]
+        dtype, out_dtype, form = getattr(torch, spec["dtype"]), _out_dtype(spec), spec["form"]
+        arenas: dict[str, Arena] = {}
+
+        def place(name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
+            arenas[name] = Arena({name: Slot(shape, strides)}, kind, device, shift)
+            return arenas[name].views[name]
+
+        def vector(name: str, shape: Strides, kind: torch.dtype, gap: int = 0) -> torch.Tensor:
+            return place(name, shape, (shape[-1] + gap, 1)[-len(shape) :], kind)
+
+        shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
+        letters = "ss" if spec["layout"] == "strided" else spec["layout"]
+        wide = 2 * n if spec["gated"] else n
+        source = m // 2 + 1 if spec["gather"] else m
+        of_a, of_b = groups if form == "batch" else 0, 0 if form == "inner" else groups
+        a = place("a", *matrix_strides(source, k, of_a, letters[0], spec["memory"], dtype), dtype, shift)
+        b = place("b", *matrix_strides(k, wide, of_b, letters[1], spec["memory"], dtype), dtype, shift)
+        given: dict[str, Any] = dict.fromkeys(("offs", "rows", "bias", "scale_a", "scale_b", "out"))
+        if form != "batch":
+            given["offs"] = vector("offs", (groups,), torch.int32)
+        if spec["gather"]:
+            given["rows"] = vector("rows", (m,), getattr(torch, spec["gather"]))
+        if spec["bias"]:
+            kind = torch.float32 if spec["bias"] == "float32" else out_dtype
+            given["bias"] = vector("bias", (groups, wide), kind, 8 if spec["bias"] == "rows" else 0)
+        if spec["scaling"]:
+            given["scale_a"] = place("scale_a", a.shape[:-1], dense_strides(a.shape[:-1]), torch.float32)
+            given["scale_b"] = vector("scale_b", (groups, wide), torch.float32)
+        written = {}
+        if spec["out"]:
+            letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
+            several = 0 if form == "rows" else groups
+            given["out"] = place("out", *matrix_strides(m, n, several, letter, pad, out_dtype), out_dtype)
+            written["out"] = given["out"]
+        if device.type != "meta":
+            _fill(a, b, given, spec, torch.Generator(device).manual_seed(seed))
+        arguments = {name: value for name, value in given.items() if value is not None}
+        arguments |= {"activation": spec["activation"] or None, "gated": spec["gated"], "out_dtype": out_dtype}
+        return Sample((a, b), arguments, {**given, "out_dtype": out_dtype}, arenas, written)
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        return {"out": grouped_mm(*sample.tensors, **sample.arguments, variant=variant)}
+
+    def expected(self, sample: Sample) -> list[Expected]:
+        a, b = sample.tensors
+        given = {**sample.launch_arguments, "count": sample.tensors[0].shape[0]}
+        if given["rows"] is not None:
+            given["count"] = given["rows"].shape[0]
+        out_dtype = given["out_dtype"]
+        activation, gated = sample.arguments["activation"] or "", sample.arguments["gated"]
+        groups: dict[str, Any] = {"offs": given["offs"], "rows": given["rows"]}
+        more = {name: given[name] for name in ("bias", "scale_a", "scale_b")}
+        want = grouped_mm.reference(a, b, **groups, **more, activation=activation, gated=gated)
+        wide = [as_multiplied(t, t.dtype) for t in (a, b)]
+        kind = wide[0].dtype
+        model = grouped_mm.reference(*wide, **groups, dtype=kind)
+        natural = grouped_mm.reference(wide[0].abs(), wide[1].abs(), **groups, dtype=kind)
+        if given["scale_a"] is not None:
+            factors = _of_rows(given, given["scale_a"], None).unsqueeze(-1) * _of_rows(given, None, given["scale_b"])
+            model, natural = model * factors, natural * factors.abs()
+        model = rounded_to(model, out_dtype)
+        if given["bias"] is not None:
+            model = rounded_to(model.to(kind) + _of_rows(given, None, given["bias"]), out_dtype)
+        if gated:
+            gate, up = model.to(kind).chunk(2, -1)
+            model = rounded_to(activate(gate, activation) * up, out_dtype)
+            left, right = natural.chunk(2, -1)
+            natural = left * up.abs() + right * gate.abs()
+        elif activation:
+            model = rounded_to(activate(model.to(kind), activation), out_dtype)
+        slack = 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
+        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        result, given = results["out"], sample.written.get("out")
+        if given is not None:
+            same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
+            return [] if same else ["out= was given, but another tensor was returned"]
+        found = [] if result.is_contiguous() else [f"out has strides {result.stride()}: not contiguous"]
+        if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in sample.tensors}:
+            found.append("out shares memory with an input")
+        return found
+
+
+def _out_dtype(spec: Spec) -> torch.dtype:
+    found = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.Tensor | None) -> torch.Tensor:
+    """What belongs to a row of a, or to a group, for each row of the result; zero for rows of no group."""
+    rows, offs = given["rows"], given["offs"]
+    if of_a is not None:
+        return of_a if rows is None else of_a[rows.long().clamp(0, of_a.shape[0] - 1)]
+    assert of_group is not None
+    if offs is None:
+        return of_group.unsqueeze(1)
+    count = given["count"]
+    found = of_group.new_zeros(count, of_group.shape[1])
+    for g, (start, end) in enumerate(bounds(offs, count)):
+        found[start:end] = of_group[g]
+    return found
+
+
+def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, generator: torch.Generator) -> None:
+    def normal(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, device=a.device, generator=generator)
+
+    for tensor in (a, b, given["bias"]):
+        if tensor is not None:
+            tensor.copy_(normal(tuple(tensor.shape)))
+    groups, m, _, k = spec["sizes"]
+    for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
+        if given[name] is not None:
+            given[name].copy_((normal(tuple(given[name].shape)).abs() + 0.1) * k**-0.25)
+    if given["offs"] is not None:
+        given["offs"].copy_(torch.tensor(ends_of(spec["spread"], groups, k if spec["form"] == "inner" else m)))
+    if given["rows"] is not None:
+        lying = spec["spread"] == "lying"
+        low, high = (-3, a.shape[0] + 3) if lying else (0, a.shape[0])
+        given["rows"].copy_(torch.randint(low, high, (m,), device=a.device, generator=generator))
+
+
+# --- once, whatever the variant ---------------------------------------------------------------------------------------
+
+
+def _operands(device: torch.device, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a, b = random(device, 48, 32, grad=grad), random(device, 3, 32, 16, grad=grad)
+    return a, b, torch.tensor([7, 7, 40], dtype=torch.int32, device=device)
+
+
+def boundary(device: torch.device) -> list[str]:
+    dtype, calls = usual_dtype(device), []
+    rows = torch.arange(47, -1, -1, device=device)
+    for grad in (False, True):
+        a, b, offs = _operands(device, grad)
+        fused = ("", False) if grad else ("silu", True)
+        given = (None if grad else rows, random(device, 3, 16, grad=grad))
+        calls.append((a, b, offs, *given, *fused, dtype, None, None, None))
+    return opcheck(torch.ops.registry.grouped_mm.default, calls)
+
+
+def compiled_calls(device: torch.device) -> list[str]:
+    found = []
+    call = lambda a, b, offs: grouped_mm(a, b, offs=offs, activation="silu", gated=True)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend(device))
+    for count in (48, 40):
+        a, b, offs = _operands(device)
+        found += off("out", compiled(a[:count], b, offs), call(a[:count], b, offs))
+    return found
+
+
+def gradients(device: torch.device) -> list[str]:
+    """Of each form, against autograd through the definition."""
+    found = []
+    for form in ("rows", "batch", "inner"):
+        a, b, offs = _operands(device, grad=True)
+        a = random(device, 3, 20, 32, grad=True) if form == "batch" else a
+        if form == "inner":
+            b = random(device, 32, 16, grad=True)
+            offs = torch.tensor([9, 9, 32], dtype=torch.int32, device=device)
+        given: dict[str, Any] = {"offs": None if form == "batch" else offs}
+        if form != "inner":
+            given |= {"bias": random(device, 3, 16, grad=True), "activation": "silu", "gated": True}
+        inputs = [t for t in (a, b, given.get("bias")) if t is not None]
+        out, want = grouped_mm(a, b, **given), grouped_mm.reference(a, b, **given)
+        weight = torch.randn_like(want)
+        for name, mine, theirs in zip(
+            ("a", "b", "bias"),
+            torch.autograd.grad((out * weight).sum(), inputs),
+            torch.autograd.grad((want * weight).sum(), inputs),
+            strict=False,
+        ):
+            found += off(f"{form}: gradient of {name}", mine, theirs)
+    return found
+
+
+def offsets_that_lie(device: torch.device) -> list[str]:
+    a, b, _ = _operands(device)
+    offs = torch.tensor([100, -5, 20], dtype=torch.int32, device=device)
+    if device.type == "cuda":
+        OFFSETS.taken()
+        found = off("out", grouped_mm(a, b, offs=offs), grouped_mm.reference(a, b, offs=offs))
+        return found if OFFSETS.taken() else [*found, "nothing was said of offsets beyond the rows"]
+    try:
+        grouped_mm(a, b, offs=offs)
+    except InvalidArgument as error:
+        return [] if "offs[0]" in str(error) else [f"another error: {error}"]
+    return ["offsets beyond the rows were taken"]
+
+
+def empty_products(device: torch.device) -> list[str]:
+    """No rows, no groups, or nothing to sum over: zeros, which still get their bias."""
+    found, dtype = [], usual_dtype(device)
+    for rows, inner, groups in ((0, 4, 2), (5, 0, 2), (5, 4, 0)):
+        a, b = (
+            torch.ones(rows, inner, device=device, dtype=dtype),
+            torch.ones(groups, inner, 3, device=device, dtype=dtype),
+        )
+        offs = torch.full((groups,), min(rows, 4), device=device, dtype=torch.int32)
+        bias = torch.full((groups, 3), 2.0, device=device, dtype=dtype)
+        result = grouped_mm(a, b, offs=offs, bias=bias)
+        want = [2.0 if r < 4 and groups and inner == 0 else 0.0 for r in range(rows)]
+        if result.shape != (rows, 3) or result[:, 0].tolist() != want:
+            found.append(f"{rows} rows, inner size {inner}, {groups} groups: {result.tolist()}")
+    return found
+
+
+GroupedMmKit.checks = {
+    "opcheck": boundary,
+    "torch.compile": compiled_calls,
+    "gradients": gradients,
+    "offsets that lie": offsets_that_lie,
+    "empty tensors": empty_products,
+}
+BY_OP = {"grouped_mm": GroupedMmKit()}

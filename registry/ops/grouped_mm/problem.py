@@ -1,0 +1,149 @@
+"""The grouped_mm question: its fields, and how each is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from registry.contract.problem import OperandFact, Problem, fact, query
+from registry.contract.target import Target
+from registry.errors import InvalidArgument
+from registry.ops.grouped_mm.arguments import DTYPES, FORMS, MOST_GROUPS
+from registry.ops.parts.products import (
+    ACTIVATIONS,
+    LAYOUTS,
+    alignment,
+    check_activation,
+    default_out_dtype,
+    same_dtype,
+    unit_dimension,
+)
+from registry.ops.tensors import dtype_name
+
+
+def _form(got: Any, claim: Any) -> str:
+    return f"ask for one of the forms {', '.join(claim)}" if claim else "none: this variant claims no form"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedMmProblem(Problem):
+    """Products of groups, for one call. The sizes of the groups are values, on the device: no Problem knows them."""
+
+    op: ClassVar[str] = "grouped_mm"
+    derived_kinds: ClassVar[Mapping[str, str]] = {"each": "int", "pitch": "int"}
+    known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "dtype": tuple(sorted(map(dtype_name, DTYPES))),
+        "form": tuple(FORMS.values()),
+        "layout": (*LAYOUTS, "strided"),
+        "activation": ("", *ACTIVATIONS),
+        "scaling": ("", "rowwise"),
+    }
+
+    groups: int = fact()
+    m: int = fact()
+    """Rows of the result, of all groups together where the groups are slices of rows, else of each."""
+    n: int = fact()
+    """Columns of the result."""
+    k: int = fact()
+    form: str = query("member", claim="forms", default="rows", fix=_form)
+    out_dtype: str = query(same_dtype, claim="out_dtypes", unclaimed=())
+    layout: str = query("member", claim="layouts", default="nn", fix=unit_dimension)
+    gather: bool = query(
+        "flag", claim="gather", default=False, fix=lambda got, claim: "pass a[rows] as a, without rows"
+    )
+    bias: bool = query("flag", claim="bias", default=False)
+    activation: str = query("optional_member", claim="activations", default="")
+    gated: bool = query("flag", claim="gated", default=False)
+    scaling: str = query("optional_member", claim="scaling", default="")
+    out: bool = query("flag", claim="out", default=False)
+    ieee: bool = query(
+        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+    )
+    operands: tuple[OperandFact, ...] = query(alignment, claim="base_alignment", default=())
+
+    spread: ClassVar[str] = "even"
+    """How the sizes of the groups differ: what a made-up call says and no recorded one can tell."""
+
+    def derived_facts(self) -> dict[str, Any]:
+        return {"each": self.each, "pitch": self.pitch}
+
+    @property
+    def each(self) -> int:
+        """What a group has of the dimension that the groups share, on average."""
+        shared = {"rows": self.m, "inner": self.k, "batch": self.m * self.groups}[self.form]
+        return -(-shared // max(self.groups, 1))
+
+    @property
+    def pitch(self) -> int:
+        """Bytes, up to 16, that divide every row's distance from the next, in both operands and the result."""
+        result: int = self.n * getattr(torch, self.out_dtype).itemsize | 16
+        return min([fact.stride_alignment for fact in self.operands] + [result & -result])
+
+    @classmethod
+    def of_shape(
+        cls,
+        target: Target,
+        *,
+        dtype: str = "bfloat16",
+        form: str = "rows",
+        e: int = 8,
+        m: int = 1024,
+        n: int = 1024,
+        k: int = 1024,
+        layout: str = "nt",
+        out_dtype: str | None = None,
+        gather: bool = False,
+        bias: bool = False,
+        activation: str = "",
+        gated: bool = False,
+        scaling: str = "",
+        ieee: bool = False,
+        deterministic: bool = False,
+        spread: str = "even",
+    ) -> GroupedMmProblem:
+        """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about."""
+        torch_dtype = getattr(torch, dtype, None)
+        if torch_dtype not in DTYPES:
+            raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, DTYPES))))
+        for name, value in (("e", e), ("m", m), ("n", n), ("k", k)):
+            if value < 1:
+                raise InvalidArgument(name, value, "a positive integer")
+        if e > MOST_GROUPS:
+            raise InvalidArgument("e", e, f"at most {MOST_GROUPS}")
+        for name, word, allowed in (("form", form, tuple(FORMS.values())), ("layout", layout, LAYOUTS)):
+            if word not in allowed:
+                raise InvalidArgument(name, repr(word), ", ".join(allowed))
+        wide = 2 * n if gated else n
+        sized = (("a", (e,) * (form == "batch"), m, k), ("b", (e,) * (form != "inner"), k, wide))
+        operands = tuple(
+            _made_up(*one, letter, dtype, torch_dtype.itemsize) for one, letter in zip(sized, layout, strict=True)
+        )
+        return cls(
+            target=target,
+            dtype=dtype,
+            groups=e,
+            m=m,
+            n=n,
+            k=k,
+            form=form,
+            layout=layout,
+            gather=gather,
+            bias=bias,
+            out_dtype=out_dtype or dtype_name(default_out_dtype(torch_dtype)),
+            activation=check_activation(activation),
+            gated=gated,
+            scaling=scaling,
+            ieee=ieee and dtype == "float32",
+            deterministic=deterministic,
+            operands=operands,
+        )
+
+
+def _made_up(
+    name: str, groups: tuple[int, ...], rows: int, columns: int, letter: str, dtype: str, itemsize: int
+) -> OperandFact:
+    strides = (columns, 1) if letter == "n" else (1, rows)
+    return OperandFact(name, dtype, (*groups, rows, columns), (*(rows * columns for _ in groups), *strides), itemsize)

@@ -1,0 +1,122 @@
+"""What matrix products of every kind share: dtypes, activations, layout letters, and how their memory is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Reason, Requires
+from registry.contract.problem import OperandFact, Query
+from registry.errors import InvalidArgument
+from registry.ops.tensors import check_tensor, is_its_own, overlap
+
+FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+LAYOUTS = ("nn", "nt", "tn", "tt")
+"""Whether a row ("n") or a column ("t") of each operand is contiguous."""
+
+UNIT_BYTES = 16
+"""What TMA and the widest loads take at once."""
+
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": lambda x: x,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+}
+ACTIVATIONS = tuple(name for name in _FUNCTIONS if name)
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activation by its definition in torch."""
+    return _FUNCTIONS[activation](x)
+
+
+def check_activation(activation: object) -> str:
+    if activation in (None, ""):
+        return ""
+    if activation not in ACTIVATIONS:
+        raise InvalidArgument("activation", repr(activation), "None, " + ", ".join(ACTIVATIONS))
+    return str(activation)
+
+
+def default_out_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The operands' dtype, but int32 for int8 and bfloat16 for fp8, whose results would not fit."""
+    return torch.int32 if dtype is torch.int8 else torch.bfloat16 if dtype in FP8 else dtype
+
+
+def layout_letter(fact: OperandFact) -> str:
+    """ "n" where a row is contiguous, "t" where a column is, "" where neither."""
+    rows, columns = fact.shape[-2:]
+    if fact.strides[-1] == 1 or columns == 1:
+        return "n"
+    return "t" if fact.strides[-2] == 1 or rows == 1 else ""
+
+
+def check_writable(out: object) -> torch.Tensor:
+    """What no plan knows of an `out`: that it may be written to, now."""
+    tensor = check_tensor("out", out)
+    if not is_its_own(tensor):
+        got = f"shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+        raise InvalidArgument("out", got, "a tensor whose elements share no memory")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("out", "a tensor that requires grad", "one that does not, or a call under no_grad()")
+    return tensor
+
+
+def needs_copy(out: torch.Tensor, *given: Any) -> bool:
+    """Whether a kernel that writes to `out` might overwrite what it has yet to read."""
+    return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
+
+
+def matrix_strides(
+    rows: int, columns: int, batch: int, letter: str, memory: str, dtype: torch.dtype, shared: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of [rows, columns], or a batch of them: the layout by its letter ("s" is neither dimension
+    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart."""
+    unit = UNIT_BYTES // dtype.itemsize
+    inner = rows if letter == "t" else columns
+    outer_size = columns if letter == "t" else rows
+    gap = {"rows": -inner % unit + unit, "odd": 1}.get(memory, 0)
+    step = 2 if letter == "s" else 1
+    outer = (inner + gap) * step
+    strides = (1, outer) if letter == "t" else (outer, step)
+    if not batch:
+        return (rows, columns), strides
+    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
+    return (batch, rows, columns), (0 if shared else per_batch, *strides)
+
+
+# --- rules of a Problem's fields --------------------------------------------------------------------------------------
+
+
+def same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """Equal to a's dtype, or among the dtypes claimed for this field."""
+    got, claim = getattr(problem, name), requires.claim(how.claim) or ()
+    if got != problem.dtype and got not in claim:
+        yield Reason("unclaimed", name, got, ", ".join((problem.dtype, *claim)))
+
+
+def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """Of each operand's base, and of every stride but that of its contiguous dimension (which dimension that is, is the
+    business of the layout claim). A stride of one element in another dimension counts: it walks over the same memory.
+    """
+    base, unit = requires.base_alignment, requires.stride_alignment
+    for one in problem.operands:
+        if one.base_alignment < base:
+            fix = f"call .clone() on {one.name}: its storage offset breaks the alignment"
+            got, allowed = f"{one.base_alignment} bytes", f"multiples of {base} bytes"
+            yield Reason("alignment", "base_alignment", got, allowed, fix, one.name)
+        inner = len(one.shape) - (2 if one.shape[-1] != 1 and one.strides[-1] != 1 else 1)
+        for dim, (extent, elements) in enumerate(zip(one.shape, one.strides, strict=True)):
+            stride = elements * one.itemsize
+            if dim != inner and extent > 1 and stride % unit:
+                fix = f"pad {one.name}: its stride of {stride} bytes in dimension {dim} is no multiple of {unit}"
+                yield Reason(
+                    "alignment", "stride_alignment", f"{stride} bytes", f"multiples of {unit} bytes", fix, one.name
+                )
+
+
+def unit_dimension(got: Any, claim: Any) -> str:
+    return "call .contiguous() on the operand of which neither matrix dimension has stride 1"

@@ -1,0 +1,157 @@
+"""The grouped products under Triton's interpreter, against the op's definition in float64: no GPU needed.
+
+This file runs itself once more, with TRITON_INTERPRET=1, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from again import INTERPRETED, run_interpreted
+
+from registry import grouped_mm
+from registry.ops.grouped_mm.draws import ends_of
+
+ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def matrix(rows, columns, letter, dtype=F16, groups=()):
+    shape = (*groups, rows, columns) if letter == "n" else (*groups, columns, rows)
+    x = torch.randn(shape).to(dtype)
+    return x if letter == "n" else x.mT
+
+
+def offsets(*ends):
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+if not INTERPRETED:
+
+    @pytest.mark.slow(25)
+    def test_interpreted():
+        run_interpreted(__file__)
+
+else:
+    import interpreter  # noqa: F401 (it mends Triton's)
+
+    from registry.ops.grouped_mm.offsets import OFFSETS
+    from registry.plugins.triton_grouped import config_of
+    from registry.plugins.triton_grouped.host import HOST
+
+    POINTERS = config_of(16, 32, 32, 4, 1, tma=False, group=2)
+    DESCRIPTORS = config_of(16, 32, 32, 4, 2, tma=True, group=2)
+    WAYS = pytest.mark.parametrize("config", [POINTERS, DESCRIPTORS], ids=["pointers", "descriptors"])
+
+    @pytest.fixture(autouse=True)
+    def _seed():
+        torch.manual_seed(0)
+
+    def check(config, a, b, out=None, out_dtype=None, **given):
+        """The kernel's result against the definition; `out` is poisoned first."""
+        want = grouped_mm.reference(a, b, **given)
+        kind = out_dtype or (BF16 if a.element_size() == 1 else a.dtype)
+        out = torch.empty(want.shape, dtype=kind) if out is None else out
+        out.fill_(float("nan"))
+        before = a.clone(), b.clone()
+        assert HOST.run(a, b, config=config, out=out, out_dtype=kind, **given) is out
+        assert torch.equal(a, before[0]) and torch.equal(b, before[1])
+        error = (out.double() - want).norm() / want.norm().clamp_min(1e-30)
+        assert error <= ALLOWED[kind], f"relative error {error:.2e}"
+
+    @WAYS
+    @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+    @pytest.mark.parametrize("dtype", [F16, BF16, F32])
+    def test_groups_of_rows(config, layout, dtype):
+        a, b = matrix(56, 40, layout[0], dtype), matrix(40, 64, layout[1], dtype, (4,))
+        check(config, a, b, offs=offsets(5, 5, 40, 56))
+
+    @WAYS
+    @pytest.mark.parametrize("spread", ["even", "skewed", "empty", "short", "one", "lying"])
+    def test_sizes_of_groups(config, spread):
+        a, b = matrix(72, 48, "n"), matrix(48, 40, "t", groups=(7,))
+        check(config, a, b, offs=offsets(*ends_of(spread, 7, 72)))
+
+    @WAYS
+    @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+    @pytest.mark.parametrize("ends", [(8, 8, 40, 72), (7, 3, 90, 99), (0, 0, 0, 0)])
+    def test_sums_over_groups(config, layout, ends):
+        way = config if layout == "tn" else POINTERS  # boxes start at multiples of 16 bytes
+        check(way, matrix(40, 72, layout[0]), matrix(72, 48, layout[1]), offs=offsets(*ends))
+
+    @WAYS
+    @pytest.mark.parametrize("layout", ["nn", "tt"])
+    def test_a_dimension_of_groups(config, layout):
+        check(config, matrix(24, 40, layout[0], groups=(3,)), matrix(40, 48, layout[1], groups=(3,)))
+        check(config, matrix(24, 40, "n", groups=(1,)).expand(3, -1, -1), matrix(40, 48, layout[1], groups=(3,)))
+
+    @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 65, 129), (20, 40, 1)])
+    def test_ragged_shapes(shape):
+        m, n, k = shape
+        check(POINTERS, matrix(m, k, "n"), matrix(k, n, "t", groups=(2,)), offs=offsets(m // 2, m))
+        check(POINTERS, matrix(m, k, "t"), matrix(k, n, "n"), offs=offsets(k // 3, k))
+
+    @WAYS
+    @pytest.mark.parametrize("activation, gated", [("relu", False), ("gelu", True), ("silu", True), ("", True)])
+    def test_bias_activation_and_gate(config, activation, gated):
+        a, b = matrix(48, 24, "n", BF16), matrix(24, 80, "t", BF16, (3,))
+        fused = {"bias": torch.randn(3, 80).to(BF16), "activation": activation, "gated": gated}
+        check(config, a, b, offs=offsets(9, 20, 41), **fused)
+        check(config, matrix(20, 24, "n", BF16, (3,)), b, **fused)
+
+    @WAYS
+    @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+    def test_gathered_rows(config, kind):
+        a, b = matrix(20, 40, "n"), matrix(40, 64, "t", groups=(3,))
+        rows = torch.randint(-4, 24, (50,)).to(kind)
+        check(config, a, b, offs=offsets(9, 20, 41), rows=rows, activation="silu", gated=True)
+        scales = {"scale_a": torch.rand(20), "scale_b": torch.rand(3, 64)}
+        check(config, a, b, offs=offsets(9, 20, 41), rows=rows, **scales)
+
+    @WAYS
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+    def test_fp8_with_scales(config, dtype):
+        a, b = matrix(48, 64, "n", dtype), matrix(64, 48, "t", dtype, (3,))
+        scales = {"scale_a": torch.rand(48) + 0.5, "scale_b": torch.rand(3, 48) + 0.5}
+        check(config, a, b, offs=offsets(16, 17, 48), **scales)
+        check(config, a, b, out_dtype=F16, offs=offsets(16, 17, 40), gated=True, activation="gelu", **scales)
+
+    @WAYS
+    def test_out_dtypes_and_strides(config):
+        a, b, ends = matrix(32, 48, "n"), matrix(48, 64, "t", groups=(2,)), offsets(30, 31)
+        check(config, a, b, out_dtype=F32, offs=ends)
+        check(config, a, b, out=torch.empty(32, 128).half()[:, 32:96], offs=ends)
+        check(config, a, b, out=torch.empty(64, 32).half().mT, offs=ends)
+        check(config, a, b, offs=torch.stack([ends, ends], 1)[:, 0])
+
+    @WAYS
+    def test_kernels_say_what_they_had_to_put_right(config):
+        a, b, rows = matrix(20, 40, "n"), matrix(40, 64, "t", groups=(3,)), torch.arange(24) - 2
+        for given, said in (
+            ({"offs": offsets(5, 5, 20)}, 0),
+            ({"offs": offsets(5, 4, 20)}, 1),
+            ({"offs": offsets(5, 5, 21)}, 1),
+            ({"offs": offsets(5, 5, 24), "rows": rows}, 1),
+            ({"offs": offsets(5, 5, 20), "rows": rows[2:22]}, 0),
+        ):
+            OFFSETS.taken()
+            HOST.run(a, b, config=config, out_dtype=F16, **given)
+            assert len(OFFSETS.taken()) == said, given
+
+    def test_neighbours_of_a_group_may_be_anything():
+        """Rows of other groups are read with a group's last block, and must not be in its sums."""
+        a, b = matrix(40, 72, "t"), matrix(72, 48, "n")
+        a[:, 20:30], b[20:30] = float("inf"), float("nan")
+        for config in (POINTERS, DESCRIPTORS):
+            out = HOST.run(a, b, config=config, out_dtype=F16, offs=offsets(20, 30, 72))
+            want = grouped_mm.reference(a, b, offs=offsets(20, 30, 72))
+            for g in (0, 2):
+                assert torch.allclose(out[g].double(), want[g], atol=0.05), g
+
+    @WAYS
+    def test_float32_as_tf32(config, monkeypatch):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        a, b = matrix(32, 48, "n", F32), matrix(48, 64, "t", F32, (2,))
+        out = HOST.run(a, b, config=config, out_dtype=F32, offs=offsets(10, 32))
+        want = grouped_mm.reference(a, b, offs=offsets(10, 32))
+        assert 1e-4 < float((out - want).norm() / want.norm()) < 4e-4
