@@ -1,4 +1,4 @@
-"""What this card reaches at best, measured: the roof of a roofline. A data sheet's figures hold at no clock it keeps."""
+"""What a card reaches at best, measured: the roof of a roofline. Data sheets speak of clocks that no card keeps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _seconds(call: Callable[[], Any], seconds: float) -> float:
         call()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
+    return float(start.elapsed_time(end)) / 1e3 / count
 
 
 def _plain(dtype: torch.dtype, precision: str = "high") -> Callable[[int], Callable[[], Any]]:

@@ -133,8 +133,20 @@ class Sweep:
             journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
             plans = [line_up(case, target, self.selection) for case in self.cases]
+            if target.arch != "cpu" and not held.limits:
+                self._limits()
             self._measure(plans, held, target)
         return self.report
+
+    def _limits(self) -> None:
+        """What the card reaches at best, once a file. Results without it are as good, but for a roofline's roof."""
+        try:
+            answer = self.child.ask({"do": "limits"}, self.effort.check_timeout)
+        except WorkerDied:
+            self.report.restarts += 1
+            return
+        if answer["ok"]:
+            self.journal.write("limits", limits=answer["limits"])
 
     @contextlib.contextmanager
     def _child_for_now(self) -> Iterator[None]:

@@ -25,6 +25,8 @@ ROOMS = [
     "dispatch",
     "ops",
     "tuning",
+    "profiling",
+    "report",
     "testing",
     "warming",
     "doctor",
