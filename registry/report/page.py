@@ -1,19 +1,18 @@
-"""One HTML file that needs no network: styles, script, charts and data inside of it."""
+"""What a report shows, as the plain data that the page's script draws."""
 
 from __future__ import annotations
 
 import datetime
-import html
 import json
 import shlex
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from registry.contract.describe import config_text
 from registry.errors import RegistryError
 from registry.ops.known import all_ops
-from registry.report import against, charts, dispatch, library
+from registry.report import against, charts, dispatch
+from registry.report.document import document
 from registry.report.sheet import Sheet, clocks, facts_of, group_rows, is_own, sheet
 from registry.report.sources import Sources
 from registry.tuning.journal import CaseResults, Entry, Results
@@ -21,9 +20,6 @@ from registry.tuning.timing import quantile
 from registry.version import __version__
 
 MOST_BYTES = 5_000_000
-HERE = Path(__file__).parent
-POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What the browser holds the page to: it can reach nothing. Vega compiles its expressions, hence the eval."""
 SHEET_KEYS = ("case", "variant", "ms", "tflops", "ratio", "x", "panel", "intensity", "dtype")
 
 
@@ -31,7 +27,7 @@ def page(sources: Sources, old: Sources | None = None, title: str = "Measured ke
     """The whole report. Samples of configs that are not a variant's best are left out where it would grow too large."""
     for every_sample in (True, False):
         data = payload(sources, old, title, every_sample)
-        text = _document(title, data)
+        text = document(title, data, "page.js")
         if len(text.encode()) <= MOST_BYTES:
             break
     return text
@@ -195,26 +191,3 @@ def _calls_data(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "spec": charts.calls(len(rows)),
     }
-
-
-def _document(title: str, data: Mapping[str, Any]) -> str:
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    held = json.dumps(data, separators=(",", ":"), default=str, allow_nan=False).replace("<", "\\u003c")
-    parts: Iterable[str] = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>{html.escape(title)}</title>",
-        f"<style>\n{style}</style>\n</head>\n<body>",
-        '<a class="skip" href="#main">To the figures</a>',
-        f'<header><h1>{html.escape(title)}</h1><p id="about"></p>',
-        '<nav id="contents" aria-label="Sections"></nav></header>',
-        '<main id="main" tabindex="-1"></main><footer id="foot"></footer>',
-        '<dialog id="cell" aria-labelledby="cell-title"></dialog>',
-        "<noscript><p>This page draws its figures by script.</p></noscript>",
-        f'<script type="application/json" id="data">{held}</script>',
-        f"<script>(() => {{\n{library.script()}\n}})();</script>",
-        f"<script>\n{script}</script>\n</body>\n</html>\n",
-    )
-    return "\n".join(parts)
