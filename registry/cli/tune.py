@@ -87,7 +87,7 @@ def command(op: str, **options: Any) -> int:
         if options["dry_run"]:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
-        report = _measure(cases, path, child, effort, options)
+        report = _measure(cases, path, child, effort, _guidance(op, options), options)
     return _fit(op, options, settings, path, report)
 
 
@@ -158,7 +158,7 @@ def _guidance(op: str, options: dict[str, Any]) -> Any:
     return Guidance(learnt=tuple(case for path in options["learn"] for case in journal.read(path).of(op)))
 
 
-def _measure(cases: list[Any], path: Path, child: Any, effort: Any, options: dict[str, Any]) -> Any:
+def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: Any, options: dict[str, Any]) -> Any:
     from registry.tuning.measure import Sweep
 
     with SweepView() as view:
@@ -173,7 +173,7 @@ def _measure(cases: list[Any], path: Path, child: Any, effort: Any, options: dic
             plugins=options["plugins"],
             compile_processes=options["processes"],
             retry_failed=options["retry_failed"],
-            guidance=_guidance(options["op"], options),
+            guidance=guidance,
         )
         with _stoppable():
             try:
