@@ -44,6 +44,8 @@ class Guidance:
 
     share: float = 0.33
     """Of the contestants, on average over shapes."""
+    ahead: float = 0.2
+    """Of that, what the first shapes may use up before their time: what they teach serves all."""
     tolerance: float = 0.001
     """No more is measured on a shape where the expected improvement, in log time, is below this."""
     size: float = 6.0
@@ -87,7 +89,8 @@ class Guide:
         self._told = torch.full((len(self.rows),), math.nan, dtype=torch.float64)
         """Log time over the floor, less the offset, of what was measured."""
         self._gone: set[int] = set()
-        self._allowed = 0.0
+        own = sum(len(planned.contestants) for planned in plans[: len(plans) - len(learnt)])
+        self._allowed = self.guidance.ahead * self.guidance.share * own
         self._begun: set[int] = set()
         self._recall(len(plans) - len(learnt), learnt)
 
@@ -144,7 +147,7 @@ class Guide:
         if place not in self._begun:
             self._begun.add(place)
             low, high = self.first_row[place]
-            self._allowed += self.guidance.share * (high - low)
+            self._allowed += (1 - self.guidance.ahead) * self.guidance.share * (high - low)
 
     def _row(self, place: int, key: str) -> int | None:
         low, high = self.first_row[place]
