@@ -27,6 +27,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--spans", type=click.IntRange(16, 65536), default=256, show_default=True, help="Kept of each role: the last."
 )
+@click.option("--svg", type=FILE, help="Also one block's timeline as a picture.")
+@click.option("--cycles", type=click.IntRange(100), default=12000, show_default=True, help="How much of it that shows.")
 @click.option("--blocks", type=click.IntRange(1, 64), default=2, show_default=True, help="Thread blocks to draw.")
 @click.option(
     "--from", "recorded", type=FILE, help="Draw this trace of Proton's instead of recording one; needs no GPU."
@@ -53,27 +55,29 @@ def command(variant: str, shape: str, **options: Any) -> int:
     live = not (options["recorded"] or options["plan_only"])
     problem = case.problem(_target(options["device"], live))
     config = _config(found, problem, options["config"])
-    planned = record.plan(found, problem, config)
+    anatomy = record.anatomy(found, problem, config)
     out = options["out"] or Path(f"{variant}.html")
     trace = None
     if options["recorded"]:
-        trace = read(options["recorded"], planned.kernel)
+        trace = read(options["recorded"], anatomy.kernel)
     elif live:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         kept = options["keep"] or out.with_suffix(".proton.json")
-        record.record(found, case, config, planned, options["spans"], kept.absolute())
-        trace = read(kept, planned.kernel)
+        record.record(found, case, config, anatomy, options["spans"], kept.absolute())
+        trace = read(kept, anatomy.kernel)
         if not options["keep"]:
             kept.unlink()
-    roles = figures.role_names(planned.roles, trace)
+    roles = figures.role_names(anatomy.roles)
     sums = figures.figures(trace, roles) if trace is not None else None
     if options["as_json"]:
-        print_json(_data(variant, case, config, planned, roles, sums))
+        print_json(_data(variant, case, config, anatomy, roles, sums))
         return OK
     about = _about(variant, case, config, problem)
-    text = timeline.page(about, trace, planned, roles, sums, options["blocks"])
+    text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"])
     _write(out, text, trace, roles, options["blocks"])
-    _print(out, planned, roles, sums, trace)
+    if options["svg"] and trace is not None:
+        _picture(options["svg"], trace, roles, options["cycles"])
+    _print(out, anatomy, roles, sums, trace)
     return OK
 
 
@@ -115,17 +119,17 @@ def _about(variant: str, case: Any, config: dict[str, Any], problem: Any) -> dic
     return about | ({"config": _words(config)} if config else {})
 
 
-def _data(variant: str, case: Any, config: dict[str, Any], planned: Any, roles: Any, sums: Any) -> dict[str, Any]:
+def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: Any, sums: Any) -> dict[str, Any]:
     from registry.profiling.timeline import buffers_data, figures_data, roles_data
 
     return {
         "variant": variant,
         "shape": case.text,
         "config": config,
-        "kernel": planned.kernel,
-        "shared": planned.shared,
-        "roles": roles_data(planned, roles),
-        "buffers": buffers_data(planned, roles),
+        "kernel": anatomy.kernel,
+        "shared": anatomy.shared,
+        "roles": roles_data(anatomy, roles),
+        "buffers": buffers_data(anatomy, roles),
         "figures": figures_data(sums) if sums is not None else None,
     }
 
@@ -144,18 +148,29 @@ def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int)
         )
 
 
-def _print(out: Path, planned: Any, roles: dict[int, str], sums: Any, trace: Any) -> None:
+def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int) -> None:
+    from registry.profiling.timeline import chart, rows
+    from registry.report import library
+    from registry.tuning.store import write_atomic
+
+    shown = rows(trace, trace.blocks[0], roles, cycles)
+    spec = chart(shown, "What each role of a block does over time", zoom=False, width=860, cycles=cycles)
+    write_atomic(path.absolute(), library.svg({**spec, "background": "white"}, {"rows": shown}))
+
+
+def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any) -> None:
     page = Page()
-    page.title(f"{planned.kernel}: {planned.shared} bytes of shared memory, {planned.warps} warps")
-    for role in planned.roles:
+    page.title(f"{anatomy.kernel}: {anatomy.shared} bytes of shared memory, {anatomy.warps} warps")
+    for role in anatomy.roles:
         registers = f"{role.registers} registers a thread" if role.registers else "registers as launched"
         page.line(
             f"{roles[role.first_warp]}: warps from {role.first_warp}, {role.warps} of them, {registers}", indent=2
         )
     if sums is not None:
-        page.line(
-            f"{sums.blocks} blocks; a product of some role is in flight {100 * sums.any_in_flight:.1f}% of the time"
-        )
+        flying = "no product was recorded whole: ask for more --spans"
+        if sums.any_in_flight is not None:
+            flying = f"a product of some role is in flight {100 * sums.any_in_flight:.1f}% of the time"
+        page.line(f"{sums.blocks} blocks; {flying}")
         for one in sums.roles:
             waits = ", ".join(
                 f"{line.name} {100 * line.share:.1f}%" for line in one.lines if line.name.startswith("wait ")

@@ -27,6 +27,12 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE", help="Also know the variants of this file or module."
 )
+@click.option(
+    "--pictures",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Also the charts as PNG files.",
+)
 @click.option("--title", default="Measured kernels", show_default=True)
 @click.option("--fail-if-slower", is_flag=True, help="With --against: exit 1 where something got slower beyond noise.")
 def command(
@@ -35,6 +41,7 @@ def command(
     against: tuple[Path, ...],
     plugins: tuple[str, ...],
     title: str,
+    pictures: Path | None,
     fail_if_slower: bool,
 ) -> int:
     from registry.dispatch.in_force import cache_folder
@@ -63,6 +70,8 @@ def command(
     text = page(found, old, title)
     make_folder(out.absolute().parent)
     write_atomic(out.absolute(), text)
+    if pictures is not None:
+        _draw(found, pictures)
     size = len(text.encode())
     shapes = sum(bool(case.timed) for run in found.runs.values() for case in run.cases.values())
     shown.line(f"{out}: {len(found.runs)} sweeps, {shapes} shapes, {size / 1e6:.1f} MB")
@@ -70,6 +79,15 @@ def command(
         shown.line(f"larger than {MOST_BYTES / 1e6:.0f} MB: give fewer files for a page that opens on a phone")
     slower = _compared(shown, found, old) if old is not None else 0
     return FINDING if fail_if_slower and slower else OK
+
+
+def _draw(found: Sources, folder: Path) -> None:
+    from registry.report.pictures import pictures
+    from registry.tuning.journal import make_folder
+
+    make_folder(folder.absolute())
+    for name, data in pictures(found).items():
+        (folder / name).write_bytes(data)
 
 
 def _compared(shown: Page, found: Sources, old: Sources) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.profiling.trace import Span, Trace
+from registry.profiling.anatomy import Role
+from registry.profiling.trace import Trace, WarpSpan
 from registry.toolbox.scopes import ASYNC, WAIT
 from registry.tuning.timing import quantile
 
@@ -34,8 +35,8 @@ class RoleFigures:
     lines: list[Line] = field(default_factory=list)
     stalled: float = 0.0
     """Share of its time in spans that wait."""
-    in_flight: float = 0.0
-    """Share of the time in which a product of its own is in flight."""
+    in_flight: float | None = None
+    """Share of the time in which a product of its own is in flight; None where no product was recorded whole."""
     covered: float | None = None
     """Share of its own work (spans that neither wait nor fly) beside which some role's product is in flight."""
     covered_by_own: float | None = None
@@ -48,8 +49,8 @@ class Figures:
     blocks: int
     cycles: float
     """The stretch that all roles of a block were recorded in, mean over blocks."""
-    any_in_flight: float
-    """Share of the time in which a product of some role is in flight."""
+    any_in_flight: float | None
+    """Share of the time in which a product of some role is in flight; None where no product was recorded whole."""
     roles: list[RoleFigures] = field(default_factory=list)
 
 
@@ -60,31 +61,35 @@ def figures(trace: Trace, roles: Mapping[int, str]) -> Figures:
     spans = {block: [s for s in trace.of_block(block) if s.warp in roles] for block in windows}
     total = sum(end - begin for begin, end in windows.values())
     if not total:
-        return Figures(0, 0.0, 0.0)
+        return Figures(0, 0.0, None)
     flying = {block: merged(_cut(spans[block], windows[block], _is_async)) for block in windows}
-    found = Figures(len(windows), total / len(windows), sum(map(length, flying.values())) / total)
+    in_flight = sum(map(length, flying.values())) / total
+    found = Figures(len(windows), total / len(windows), in_flight or None)
     for warp, role in sorted(roles.items()):
         found.roles.append(_role(role, warp, spans, windows, flying, total))
     return found
 
 
-def window(spans: Iterable[Span], roles: Mapping[int, str]) -> Stretch:
-    """The stretch in which every role was recorded: the last spans of each warp are kept, which reach back unevenly."""
-    by_warp: dict[int, list[Span]] = {}
+def window(spans: Iterable[WarpSpan], roles: Mapping[int, str]) -> Stretch:
+    """The stretch in which every role was recorded: the last spans of each warp are kept, which reach back unevenly.
+    Of a product the one that was begun before is lost, so it begins with the first that is whole."""
+    by_warp: dict[int, list[WarpSpan]] = {}
     for span in spans:
         if span.warp in roles:
             by_warp.setdefault(span.warp, []).append(span)
     if not by_warp:
         return 0.0, 0.0
-    return max(min(s.begin for s in own) for own in by_warp.values()), min(
-        max(s.end for s in own) for own in by_warp.values()
-    )
+    begins = [min(s.begin for s in own) for own in by_warp.values()]
+    for own in by_warp.values():
+        products = [span for span in own if _is_async(span)]
+        begins += [min(s.begin for s in products if s.name == name) for name in {s.name for s in products}]
+    return max(begins), min(max(s.end for s in own) for own in by_warp.values())
 
 
 def _role(
     role: str,
     warp: int,
-    spans: Mapping[int, list[Span]],
+    spans: Mapping[int, list[WarpSpan]],
     windows: Mapping[int, Stretch],
     flying: Mapping[int, list[Stretch]],
     total: float,
@@ -99,24 +104,25 @@ def _role(
     found.lines.sort(key=lambda line: -line.share)
     found.stalled = sum(line.share for line in found.lines if line.name.startswith(WAIT))
     mine = {block: merged(_cut(own[block], windows[block], _is_async)) for block in windows}
-    found.in_flight = sum(map(length, mine.values())) / total
+    found.in_flight = sum(map(length, mine.values())) / total or None
     work = {block: merged(_cut(own[block], windows[block], _is_work)) for block in windows}
     worked = sum(map(length, work.values()))
-    if worked:
+    if worked and any(flying.values()):
         found.covered = sum(length(common(work[b], flying[b])) for b in windows) / worked
-        found.covered_by_own = sum(length(common(work[b], mine[b])) for b in windows) / worked
+        if found.in_flight is not None:
+            found.covered_by_own = sum(length(common(work[b], mine[b])) for b in windows) / worked
     return found
 
 
-def _is_async(span: Span) -> bool:
+def _is_async(span: WarpSpan) -> bool:
     return span.name.startswith(ASYNC)
 
 
-def _is_work(span: Span) -> bool:
+def _is_work(span: WarpSpan) -> bool:
     return not span.name.startswith((ASYNC, WAIT))
 
 
-def _cut(spans: Iterable[Span], within: Stretch, wanted: Any) -> list[Stretch]:
+def _cut(spans: Iterable[WarpSpan], within: Stretch, wanted: Any) -> list[Stretch]:
     """The stretches of some spans inside of a window."""
     low, high = within
     cut = [(max(s.begin, low), min(s.end, high)) for s in spans if wanted(s)]
@@ -152,18 +158,11 @@ def length(stretches: Iterable[Stretch]) -> float:
     return sum(end - begin for begin, end in stretches)
 
 
-def role_names(plan_roles: Iterable[Any], trace: Trace | None = None) -> dict[int, str]:
-    """First warp of each role -> what to call it: those that set products going are consumers, the others producers."""
-    roles = list(plan_roles)
-    multiply = {span.warp for span in trace.spans if _is_async(span)} if trace is not None else set()
+def role_names(roles: Iterable[Role]) -> dict[int, str]:
+    """First warp of each role -> what to call it: those that issue matrix products are consumers, others producers."""
+    kinds = {role.first_warp: "consumer" if role.multiplies else "producer" for role in roles}
     names: dict[int, str] = {}
-    for role in roles:
-        known = trace is None or not multiply
-        kind = ("consumer" if role.warps >= 4 else "producer") if known else None
-        kind = kind or ("consumer" if role.first_warp in multiply else "producer")
-        names[role.first_warp] = kind
-    for kind in set(names.values()):
-        alike = [warp for warp, name in sorted(names.items()) if name == kind]
-        for number, warp in enumerate(alike):
-            names[warp] = f"{kind} {number}" if len(alike) > 1 else kind
-    return names
+    for kind in set(kinds.values()):
+        alike = [warp for warp, its in sorted(kinds.items()) if its == kind]
+        names |= {warp: f"{kind} {number}" if len(alike) > 1 else kind for number, warp in enumerate(alike)}
+    return dict(sorted(names.items()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import RegistryError
-from registry.profiling.plan import Plan, plan_of
+from registry.profiling.anatomy import Anatomy, anatomy_of
 from registry.toolbox.builds import compile_build
 
 BYTES_A_SPAN = 16
@@ -20,15 +20,15 @@ class CannotRecord(RegistryError):
     """There is nothing to record, or nothing to record it with."""
 
 
-def plan(variant: Any, problem: Any, config: Mapping[str, Any]) -> Plan:
+def anatomy(variant: Any, problem: Any, config: Mapping[str, Any]) -> Anatomy:
     """The plan of the kernel that a launch spends itself in: the one with the most roles of those it would compile."""
     if variant.builds is None:
         raise CannotRecord(f"{variant.name} declares no builds, so nothing is known of its kernels")
-    plans = [plan_of(compile_build(build, problem.target)) for build in variant.builds(problem, config)]
-    return max(plans, key=lambda found: len(found.roles))
+    all_found = [anatomy_of(compile_build(build, problem.target)) for build in variant.builds(problem, config)]
+    return max(all_found, key=lambda one: len(one.roles))
 
 
-def record(variant: Any, case: Any, config: Mapping[str, Any], planned: Plan, spans: int, out: Path) -> Path:
+def record(variant: Any, case: Any, config: Mapping[str, Any], found: Anatomy, spans: int, out: Path) -> Path:
     """Record one launch and return Proton's trace: of every block the last `spans` of one warp of each role."""
     import torch
 
@@ -41,7 +41,7 @@ def record(variant: Any, case: Any, config: Mapping[str, Any], planned: Plan, sp
     launch = op_named(case.op).bind(plain, load.problem(), config)
     load.call(launch, load.tensors)  # compiled as it is, and the inputs seen once
     torch.cuda.synchronize()
-    warps = sampled_warps(planned)
+    warps = sampled_warps(found)
     mode = ":".join(
         (
             "default:buffer_type=global",
@@ -63,10 +63,10 @@ def record(variant: Any, case: Any, config: Mapping[str, Any], planned: Plan, sp
     return out
 
 
-def sampled_warps(planned: Plan) -> list[int]:
+def sampled_warps(found: Anatomy) -> list[int]:
     """The first warp of each role, and others until their number is a power of two, as Proton wants it."""
-    warps = [role.first_warp for role in planned.roles]
-    others = [warp for warp in range(planned.warps) if warp not in warps]
+    warps = [role.first_warp for role in found.roles]
+    others = [warp for warp in range(found.warps) if warp not in warps]
     while len(warps) & (len(warps) - 1):
         warps.append(others.pop())
     return sorted(warps)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from registry.profiling.anatomy import Anatomy
 from registry.profiling.figures import Figures, window
-from registry.profiling.plan import Plan
-from registry.profiling.trace import Span, Trace, lanes
+from registry.profiling.trace import Trace, WarpSpan, lanes
 from registry.report.charts import SCHEMA, Spec
 from registry.report.document import document
 from registry.toolbox.scopes import ASYNC, WAIT
@@ -36,7 +36,7 @@ def rows(trace: Trace, block: int, roles: Mapping[int, str], cycles: float | Non
     return found[:MOST_SPANS]
 
 
-def _row(span: Span, lane: str, low: float) -> dict[str, Any]:
+def _row(span: WarpSpan, lane: str, low: float) -> dict[str, Any]:
     kind = "product" if span.name.startswith(ASYNC) else "wait" if span.name.startswith(WAIT) else "work"
     shown = span.name.removeprefix(ASYNC) if kind == "product" else span.name
     begin, end = max(0.0, span.begin - low), span.end - low
@@ -50,7 +50,14 @@ def _row(span: Span, lane: str, low: float) -> dict[str, Any]:
     }
 
 
-def chart(shown: list[dict[str, Any]], title: str, *, zoom: bool = True, width: int | str = "container") -> Spec:
+def chart(
+    shown: list[dict[str, Any]],
+    title: str,
+    *,
+    zoom: bool = True,
+    width: int | str = "container",
+    cycles: int = AT_FIRST,
+) -> Spec:
     """Waits in greys, work in warm colours, products in cool ones; drag and scroll zoom along the clock."""
     kinds = {row["span"]: row["kind"] for row in shown}
     names: list[str] = []
@@ -74,7 +81,7 @@ def chart(shown: list[dict[str, Any]], title: str, *, zoom: bool = True, width: 
                 "type": "quantitative",
                 "title": "SM clock cycles",
                 "axis": {"format": "~s"},
-                "scale": {"domain": [0, min(AT_FIRST, max((row["to"] for row in shown), default=1))], "nice": False},
+                "scale": {"domain": [0, min(cycles, max((row["to"] for row in shown), default=1))], "nice": False},
             },
             "x2": {"field": "to"},
             "y": {"field": "lane", "type": "nominal", "title": None, "sort": order, "axis": {"labelLimit": 200}},
@@ -93,7 +100,7 @@ def chart(shown: list[dict[str, Any]], title: str, *, zoom: bool = True, width: 
     return spec
 
 
-def memory_chart(plan: Plan) -> Spec:
+def memory_chart(anatomy: Anatomy) -> Spec:
     """Where each buffer lies in a block's shared memory."""
     return {
         "$schema": SCHEMA,
@@ -109,7 +116,7 @@ def memory_chart(plan: Plan) -> Spec:
                 "type": "quantitative",
                 "title": "bytes",
                 "axis": {"format": "~s"},
-                "scale": {"domain": [0, max(1, plan.shared)], "nice": False},
+                "scale": {"domain": [0, max(1, anatomy.shared)], "nice": False},
             },
             "x2": {"field": "to"},
             "color": {"field": "buffer", "type": "nominal", "title": None, "legend": {"orient": "top", "columns": 8}},
@@ -121,7 +128,7 @@ def memory_chart(plan: Plan) -> Spec:
 def page(
     about: Mapping[str, str],
     trace: Trace | None,
-    plan: Plan,
+    anatomy: Anatomy,
     roles: Mapping[int, str],
     sums: Figures | None,
     blocks: int,
@@ -136,19 +143,19 @@ def page(
         timelines.append({"block": block, "rows": shown, "spec": spec})
     held = [
         {"buffer": buffer.name, "from": buffer.offset, "to": buffer.offset + buffer.bytes, "bytes": buffer.bytes}
-        for buffer in plan.buffers
+        for buffer in anatomy.buffers
     ]
-    tiles = [row for row, buffer in zip(held, plan.buffers, strict=True) if buffer.kind != "barriers"]
+    tiles = [row for row, buffer in zip(held, anatomy.buffers, strict=True) if buffer.kind != "barriers"]
     data = {
         "about": about,
         "version": __version__,
         "damaged": trace.damaged if trace is not None else 0,
         "timelines": timelines,
         "figures": figures_data(sums) if sums is not None else None,
-        "roles": roles_data(plan, roles),
-        "shared": plan.shared,
-        "memory": {"rows": tiles, "spec": memory_chart(plan)},
-        "buffers": buffers_data(plan, roles),
+        "roles": roles_data(anatomy, roles),
+        "shared": anatomy.shared,
+        "memory": {"rows": tiles, "spec": memory_chart(anatomy)},
+        "buffers": buffers_data(anatomy, roles),
     }
     return document(about["title"], data, "profile.js")
 
@@ -158,14 +165,14 @@ def figures_data(sums: Figures) -> dict[str, Any]:
     return {
         "blocks": sums.blocks,
         "cycles": round(sums.cycles),
-        "any_in_flight": round(sums.any_in_flight, 4),
+        "any_in_flight": _rounded(sums.any_in_flight),
         "roles": [
             {
                 "role": one.role,
                 "stalled": round(one.stalled, 4),
-                "in_flight": round(one.in_flight, 4),
-                "covered": None if one.covered is None else round(one.covered, 4),
-                "covered_by_own": None if one.covered_by_own is None else round(one.covered_by_own, 4),
+                "in_flight": _rounded(one.in_flight),
+                "covered": _rounded(one.covered),
+                "covered_by_own": _rounded(one.covered_by_own),
                 "spans": [
                     [line.name, round(line.share, 4), line.count, round(line.median), round(line.most)]
                     for line in one.lines
@@ -176,7 +183,11 @@ def figures_data(sums: Figures) -> dict[str, Any]:
     }
 
 
-def roles_data(plan: Plan, roles: Mapping[int, str]) -> list[dict[str, Any]]:
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def roles_data(anatomy: Anatomy, roles: Mapping[int, str]) -> list[dict[str, Any]]:
     return [
         {
             "role": roles.get(role.first_warp, f"role {role.number}"),
@@ -185,12 +196,12 @@ def roles_data(plan: Plan, roles: Mapping[int, str]) -> list[dict[str, Any]]:
             else f"{role.first_warp}",
             "registers": role.registers,
         }
-        for role in plan.roles
+        for role in anatomy.roles
     ]
 
 
-def buffers_data(plan: Plan, roles: Mapping[int, str]) -> list[dict[str, Any]]:
-    named = {role.number: roles.get(role.first_warp, f"role {role.number}") for role in plan.roles}
+def buffers_data(anatomy: Anatomy, roles: Mapping[int, str]) -> list[dict[str, Any]]:
+    named = {role.number: roles.get(role.first_warp, f"role {role.number}") for role in anatomy.roles}
     list_of = lambda numbers: ", ".join(named[n] for n in sorted(numbers) if n in named)  # noqa: E731
     return [
         {
@@ -203,5 +214,5 @@ def buffers_data(plan: Plan, roles: Mapping[int, str]) -> list[dict[str, Any]]:
             "read": list_of(buffer.readers),
             "waited": list_of(buffer.waiters),
         }
-        for buffer in plan.buffers
+        for buffer in anatomy.buffers
     ]

@@ -22,7 +22,7 @@ class TraceError(RegistryError):
 
 
 @dataclass(frozen=True)
-class Span:
+class WarpSpan:
     """One warp between entering and leaving a scope."""
 
     kernel: str
@@ -42,7 +42,7 @@ class Span:
 class Trace:
     """The spans of one launch, each block's clock beginning near zero."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[WarpSpan, ...]
     damaged: int = 0
     """Events that were passed over."""
 
@@ -50,7 +50,7 @@ class Trace:
     def blocks(self) -> list[int]:
         return sorted({span.block for span in self.spans})
 
-    def of_block(self, block: int) -> list[Span]:
+    def of_block(self, block: int) -> list[WarpSpan]:
         return sorted((span for span in self.spans if span.block == block), key=lambda span: (span.begin, span.end))
 
 
@@ -69,7 +69,7 @@ def read(path: Path, kernel: str = "") -> Trace:
 
 
 def collect(events: Iterable[Any], kernel: str = "", where: str = "trace") -> Trace:
-    spans: list[Span] = []
+    spans: list[WarpSpan] = []
     damaged = 0
     for event in events:
         try:
@@ -86,7 +86,7 @@ def collect(events: Iterable[Any], kernel: str = "", where: str = "trace") -> Tr
     return Trace(tuple(mine), damaged)
 
 
-def _span(event: dict[str, Any]) -> Span:
+def _span(event: dict[str, Any]) -> WarpSpan:
     place, warp = _PLACE.search(event["pid"]), _WARP.search(event["tid"])
     if place is None or warp is None or not isinstance(event["name"], str):
         raise ValueError("no place of a warp")
@@ -95,7 +95,7 @@ def _span(event: dict[str, Any]) -> Span:
     if not (begin >= 0 and cycles >= 0 and mhz > 0):
         raise ValueError("no stretch of time")
     sm, block = int(place[1]), int(place[2])
-    return Span(str(event.get("cat", "")), block, sm, int(warp[1]), event["name"], begin, begin + cycles)
+    return WarpSpan(str(event.get("cat", "")), block, sm, int(warp[1]), event["name"], begin, begin + cycles)
 
 
 def perfetto(trace: Trace, blocks: Iterable[int], roles: dict[int, str]) -> str:
@@ -131,9 +131,9 @@ def _name(what: str, process: int, thread: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": text}}
 
 
-def lanes(spans: list[Span]) -> dict[str, list[Span]]:
+def lanes(spans: list[WarpSpan]) -> dict[str, list[WarpSpan]]:
     """What the warp does itself under "", and each product that it set going under its name: those run beside it."""
-    found: dict[str, list[Span]] = {"": []}
+    found: dict[str, list[WarpSpan]] = {"": []}
     for span in spans:
         lane = span.name.removeprefix(ASYNC) if span.name.startswith(ASYNC) else ""
         found.setdefault(lane, []).append(span)

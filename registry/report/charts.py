@@ -5,7 +5,7 @@ Colours come from a palette that tells apart on light and on dark ground, and sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # an identifier: nothing is fetched from there
@@ -97,7 +97,7 @@ def roofline(names: Sequence[str], limits: str) -> Spec:
             {
                 "data": {"name": "roof"},
                 "mark": roof,
-                "encoding": {"x": x, "y": y, "detail": {"field": "dtype"}, "color": {"value": "#888888"}},
+                "encoding": {"x": x, "y": y, "detail": {"field": "line"}, "color": {"value": "#888888"}},
             },
             {
                 "data": {"name": "roof"},
@@ -112,6 +112,22 @@ def roofline(names: Sequence[str], limits: str) -> Spec:
             },
         ],
     )
+
+
+ROOF = (0.25, 16384.0)
+"""Operations per byte between which a roof is drawn."""
+
+
+def roof(limits: dict[str, Any], dtypes: Iterable[str]) -> list[dict[str, Any]]:
+    """Up the slope of the memory's rate, then along the dtype's own limit."""
+    lines = []
+    for dtype in sorted(set(dtypes) & limits["tflops"].keys()):
+        most, per_byte = limits["tflops"][dtype], limits["gbs"] / 1e3
+        corners = [(ROOF[0], ROOF[0] * per_byte), (most / per_byte, most), (ROOF[1], most)]
+        lines += [{"intensity": x, "tflops": y, "line": dtype, "end": False} for x, y in corners]
+        at = ROOF[1] / 8 ** sum(line["end"] for line in lines)  # labels beside each other, since roofs may be close
+        lines.append({"intensity": at, "tflops": most, "line": dtype, "end": True, "dtype": f"{dtype} {most:.0f}"})
+    return lines
 
 
 def groups(over: str, unit: str) -> Spec:

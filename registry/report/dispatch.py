@@ -46,7 +46,7 @@ def picks(found: Sheet) -> list[Pick]:
         entry = case.timed.get(contestant_key(decision.variant, decision.config))
         best = min(e.ms for e in case.timed.values())
         lost = entry.ms / best - 1 if entry is not None else None
-        answers.append(Pick(number, decision.variant, decision.source, lost, case.text in known))
+        answers.append(Pick(number, decision.variant, decision.because, lost, case.text in known))
     return answers
 
 

@@ -1,5 +1,4 @@
 const FIRST_ROWS = 40;
-const ROOF = [0.25, 16384]; // operations per byte between which a roof is drawn
 
 // --- one op ----------------------------------------------------------------------------------------------------------
 
@@ -137,22 +136,13 @@ function moveInGrid(event, tbody) {
 function roofline(body, sheet, rows, pick) {
   const points = rows.filter((row) => row.intensity && row.tflops);
   if (!points.length) return;
-  const limits = DATA.limits[sheet.device], roof = [];
-  if (limits) {
-    for (const [dtype, most] of Object.entries(limits.tflops)) {
-      if (!points.some((row) => row.dtype === dtype)) continue;
-      const knee = (most * 1e3) / limits.gbs;
-      const slope = (x) => ({ intensity: x, tflops: (x * limits.gbs) / 1e3, dtype });
-      roof.push(slope(ROOF[0]), slope(knee), { intensity: ROOF[1], tflops: most, dtype: `${dtype} ${digits(most)}`, end: true, of: dtype });
-    }
-  }
+  const limits = DATA.limits[sheet.device], dtypes = new Set(points.map((row) => row.dtype));
+  const roof = (DATA.roofs[sheet.device] ?? []).filter((point) => dtypes.has(point.line));
   const text = limits ? `Dashed: what this card was measured to reach, ${digits(limits.gbs)} GB/s of copies and the fastest library products of each dtype. Bytes count every operand once; points above a slope found theirs in the cache.`
     : "This card's own limits were not measured with these results, so there is no roof.";
-  const lines = roof.map((point) => ({ ...point, line: point.of ?? point.dtype }));
   const spec = structuredClone(sheet.specs.roofline);
-  spec.layer[0].encoding.detail = { field: "line" };
   if (!limits) spec.layer = spec.layer.slice(2);
-  figure(body, "Roofline", text, spec, limits ? { rows: points, roof: lines } : { rows: points }, pick);
+  figure(body, "Roofline", text, spec, limits ? { rows: points, roof } : { rows: points }, pick);
 }
 
 function regret(body, op, sheet) {

@@ -63,6 +63,7 @@ def payload(sources: Sources, old: Sources | None, title: str, every_sample: boo
         "runs": [_run_data(name, results) for name, results in sources.runs.items()],
         "calls": [_calls_data(name, found) for name, found in sources.calls.items()],
         "limits": sources.limits,
+        "roofs": {device: charts.roof(limits, limits["tflops"]) for device, limits in sources.limits.items()},
         "against": against.compare(sources.runs, old.runs) if old is not None else None,
         "specs": {"regret": charts.regret()},
     }

@@ -8,7 +8,7 @@ function timelineSection(timelines) {
 
 function figuresSection(found) {
   const section = el("section", { id: "figures", "aria-labelledby": "figures-title" }, el("h2", { id: "figures-title" }, "What it adds up to"),
-    el("ul", { class: "facts" }, [[percent(found.any_in_flight), "of the time a product of some role is in flight"], ...found.roles.map((one) => [percent(one.stalled), `of ${one.role}'s time is waiting`]),
+    el("ul", { class: "facts" }, [...(found.any_in_flight === null ? [] : [[percent(found.any_in_flight), "of the time a product of some role is in flight"]]), ...found.roles.map((one) => [percent(one.stalled), `of ${one.role}'s time is waiting`]),
       [String(found.blocks), `blocks, ${found.cycles.toLocaleString("en")} cycles of each`]].map(([value, text]) => el("li", {}, el("b", {}, value), el("span", {}, text)))));
   section.append(el("h3", {}, "Overlap"), table(["role", "stalled", "own product in flight", "own work beside any product", "beside its own"],
     found.roles.map((one) => [one.role, percent(one.stalled), percent(one.in_flight), percent(one.covered), percent(one.covered_by_own)]), "Overlap by role"));

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 AHEAD = 3
 """Shapes whose likely contestants are compiled while others are measured."""
+CHEAPEST = 10.0
+"""Contestants left of the share beyond which more of them make none cheaper."""
 NEAR = 250
 """Measurements that a prediction looks back at: those on the most alike shapes."""
 LEAST_MS = 4e-3
@@ -44,13 +46,14 @@ class Guidance:
 
     share: float = 0.33
     """Of the contestants, on average over shapes."""
-    ahead: float = 0.2
-    """Of that, what the first shapes may use up before their time: what they teach serves all."""
-    tolerance: float = 0.001
-    """No more is measured on a shape where the expected improvement, in log time, is below this."""
-    size: float = 6.0
+    tolerance: float = 0.002
+    """No more is measured on a shape where the expected improvement, in log time, is below this; see `elastic`."""
+    elastic: float = 3.0
+    """So many contestants beyond the share make the next one e times as dear. A shape unlike all others may be worth
+    them, and the share holds in the long run."""
+    size: float = 8.0
     """Octaves of a size over which shapes resemble each other."""
-    flag: float = 1.0
+    flag: float = 1.5
     """How much one differing flag or name sets shapes apart: larger is less."""
     config: float = 2.0
     """Octaves of a config's value over which configs resemble each other."""
@@ -89,8 +92,7 @@ class Guide:
         self._told = torch.full((len(self.rows),), math.nan, dtype=torch.float64)
         """Log time over the floor, less the offset, of what was measured."""
         self._gone: set[int] = set()
-        own = sum(len(planned.contestants) for planned in plans[: len(plans) - len(learnt)])
-        self._allowed = self.guidance.ahead * self.guidance.share * own
+        self._allowed = 0.0
         self._begun: set[int] = set()
         self._recall(len(plans) - len(learnt), learnt)
 
@@ -124,13 +126,16 @@ class Guide:
         mean, deviation = self._predict(place, rest)
         if not measured:
             return self.rows[int(rest[(mean - deviation / 2).argmin()])][1]
-        if self._allowed < 1:
-            return None
         best = (self._told[measured] + self._offset[measured]).min()
         normal = torch.distributions.Normal(0.0, 1.0)
         ahead = (best - mean) / deviation
         gain = deviation * (ahead * normal.cdf(ahead) + normal.log_prob(ahead).exp())
-        return self.rows[int(rest[gain.argmax()])][1] if float(gain.max()) >= self.guidance.tolerance else None
+        return self.rows[int(rest[gain.argmax()])][1] if float(gain.max()) >= self._price() else None
+
+    def _price(self) -> float:
+        """What a measurement must promise, in log time: more the further the sweep is beyond its share, less before."""
+        beyond = max(-CHEAPEST, 1 - self._allowed) / self.guidance.elastic
+        return self.guidance.tolerance * math.exp(min(beyond, 50.0))
 
     def likely(self, place: int, count: int) -> list[Contestant]:
         """Those that would be asked for first as things stand, to be compiled meanwhile."""
@@ -147,7 +152,7 @@ class Guide:
         if place not in self._begun:
             self._begun.add(place)
             low, high = self.first_row[place]
-            self._allowed += (1 - self.guidance.ahead) * self.guidance.share * (high - low)
+            self._allowed += self.guidance.share * (high - low)
 
     def _row(self, place: int, key: str) -> int | None:
         low, high = self.first_row[place]

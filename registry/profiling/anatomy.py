@@ -5,6 +5,7 @@ Read from the module that Triton keeps, after the compiler's own passes have pla
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import tempfile
@@ -26,6 +27,8 @@ class Role:
     warps: int
     registers: int | None
     """Per thread, as setmaxnreg leaves it; None where the compiler gave all warps the same."""
+    multiplies: bool = False
+    """Whether it issues matrix products."""
 
 
 @dataclass
@@ -46,7 +49,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Anatomy:
     """What one kernel holds."""
 
     kernel: str
@@ -57,8 +60,8 @@ class Plan:
     """Bytes of shared memory of a block, the compiler's own use included."""
 
 
-def plan_of(compiled: Any, arch: int = 90) -> Plan:
-    """The plan of a `CompiledKernel`."""
+def anatomy_of(compiled: Any, arch: int = 90) -> Anatomy:
+    """The anatomy of a `CompiledKernel`."""
     return read(placed(compiled.asm["ttgir"], arch), compiled.metadata.name)
 
 
@@ -97,11 +100,12 @@ _DEFINED = re.compile(r"%([\w#]+)")
 _NAMES = re.compile(r"%([\w#]+)")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
 _WRITES = ("ttg.local_store", "async_tma_copy_global_to_local", "async_tma_gather")
+_PRODUCTS = ("warp_group_dot %", "tt.dot ", "tc_gen5_mma")
 _WAITS, _BARRIERS = "wait_barrier", ("arrive_barrier", "barrier_expect", "init_barrier")
 
 
-def read(text: str, kernel: str) -> Plan:
-    """The plan in the text of a placed module."""
+def read(text: str, kernel: str) -> Anatomy:
+    """The anatomy in the text of a placed module."""
     starts = _numbers(text, "warpGroupStartIds")
     registers = _numbers(text, "actualRegisters")
     total = re.search(r"\"ttg\.total-num-warps\" = (\d+)", text)
@@ -111,6 +115,7 @@ def read(text: str, kernel: str) -> Plan:
     buffers: dict[str, Buffer] = {}
     views: dict[str, str] = {}
     captured: list[str] = []
+    multiply: set[int] = set()
     role = -1
     for line in text.splitlines():
         found = _PARTITION.match(line)
@@ -126,7 +131,10 @@ def read(text: str, kernel: str) -> Plan:
             captured = [views.get(name, name) for name in _NAMES.findall(line.partition(")")[0])]
         elif re.match(r"\s*default \{", line):
             role = 0
+        if any(word in line for word in _PRODUCTS):
+            multiply.add(max(role, 0))
         _take(line, role, buffers, views)
+    roles = [dataclasses.replace(one, multiplies=one.number in multiply) for one in roles]
     shared = re.search(r"ttg\.shared = (\d+)", text)
     used = sorted(buffers.values(), key=lambda buffer: buffer.offset)
     ends = [*(buffer.offset for buffer in used[1:]), int(shared[1]) if shared else 0]
@@ -135,7 +143,7 @@ def read(text: str, kernel: str) -> Plan:
         if buffer.kind == "barriers" and not buffer.waiters and buffer.readers:
             buffer.kind, buffer.shape = "tiles", buffer.shape.replace("barriers", "words")
     active = tuple(one for one in roles if one.number == 0 or _has_code(text, one.number))
-    return Plan(kernel, int(total[1]) if total else warps, active, tuple(used), int(shared[1]) if shared else 0)
+    return Anatomy(kernel, int(total[1]) if total else warps, active, tuple(used), int(shared[1]) if shared else 0)
 
 
 def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str]) -> None:
