@@ -139,8 +139,7 @@ def test_the_comparison_says_what_got_slower(browser, opened):
 
 
 @pytest.mark.slow(6)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)], ids=["wide and light", "phone and dark"])
 def test_it_fits_the_screen_in_the_readers_colours_and_axe_finds_no_serious_fault(browser, opened, size, dark):
     axe = pytest.importorskip("axe_core_python", reason="no axe-core: faults of accessibility are NOT looked for")
     show(browser, opened, size, dark)
