@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz lint format docs schema plots bench bench-compare sanitize replay clean
+.PHONY: help demo test fuzz lint format docs schema plots pictures bench bench-compare sanitize replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -50,6 +50,9 @@ schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew
 
 plots: $(VENV)/.installed-dev ## draw the plots, and write the README's result tables, from benchmarks/results
 	$(PY) benchmarks/plots.py
+
+pictures: $(VENV)/.installed-dev ## draw the roofline and the warp timelines of README and docs/learn.md anew
+	$(PY) tools/pictures.py
 
 bench: $(VENV)/.installed-dev ## time every variant on this machine and keep the figures
 	$(PY) -m pytest benchmarks --benchmark-autosave

@@ -17,6 +17,7 @@ from registry.plugins.gluon_fa3.softmax import (
     softmax,
     unpack,
 )
+from registry.toolbox import scopes
 from registry.toolbox.hopper import as_matrix, release, store_tile, store_wait, wait_full
 
 ROWS = gl.constexpr(64)
@@ -113,23 +114,35 @@ def consumer(
     lowest = gl.full([ROWS], LOWEST, gl.float32, layout=S_ROW)
     zero = gl.full([ROWS, N], 0.0, gl.float32, layout=S_LAYOUT)
 
+    scopes.enter("wait tile")
     m, h, b, more = learn(messages, 0)
+    scopes.leave("wait tile")
     turn = 0
     i = 0  # K blocks taken, and one more than V blocks taken
     if T.groups - 1 == GROUP:
         give_turn(0, T)
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
         row = m * T.block_m + GROUP * ROWS
+        scopes.enter("wait Q")
         q = as_matrix(wait_full(q_ring, 0), ROWS, T.head)
+        scopes.leave("wait Q")
+        scopes.enter("wait K")
         k = wait_full(k_ring, 0)
+        scopes.leave("wait K")
         take_turn(GROUP, T)
+        scopes.enter("async QK")
         s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
         give_turn(NEXT, T)
+        scopes.enter("wait QK")
         s = warpgroup_mma_wait(0, [s_pending])
+        scopes.leave("wait QK")
+        scopes.leave("async QK")
         release(k_ring, 0)
         low, high = key_blocks(row, row + ROWS - 1, extent, T)
+        scopes.enter("softmax")
         s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
         p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+        scopes.leave("softmax")
         pairs = pack(p, T)
         i += 1
 
@@ -142,7 +155,9 @@ def consumer(
             for _ in range(tile_high - high):
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
+        scopes.enter("wait Q")
         q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+        scopes.leave("wait Q")
         if T.q_columns == T.head:
             q_registers = q.load(Q_LAYOUT)
         elif T.q_columns > 0:
@@ -150,41 +165,63 @@ def consumer(
         else:
             q_registers = lowest  # unused
         if not T.overlap:  # first block: the only one with a mask, unless the mask is a band
+            scopes.enter("wait K")
             k = wait_full(k_ring, i)
+            scopes.leave("wait K")
             take_turn(GROUP, T)
+            scopes.enter("async QK")
             s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
             give_turn(NEXT, T)
+            scopes.enter("wait QK")
             s = warpgroup_mma_wait(0, [s_pending])
+            scopes.leave("wait QK")
+            scopes.leave("async QK")
             release(k_ring, i)
             if T.q_columns == T.head:
                 # Not before a product has used the registers: a load that is under way does not hold back the barrier,
                 # and the copy of the next tile's Q overtook it (measured: in tiles of one key block, wrong).
                 release(q_ring, turn)
+            scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+            scopes.leave("softmax")
             pairs = pack(p, T)
             i += 1
         alpha_o = gl.convert_layout(lowest, O_ROW)  # times the empty accumulator
 
         for j in range(high - low):
+            scopes.enter("wait K")
             k = wait_full(k_ring, i)
+            scopes.leave("wait K")
             take_turn(GROUP, T)
+            scopes.enter("async QK")
             s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
             if T.rescale == "before_pv":
                 acc = acc * alpha_o[:, None]
+            scopes.enter("wait V")
             v = wait_full(v_ring, i - 1)
+            scopes.leave("wait V")
+            scopes.enter("async PV")
             o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
             if T.pingpong == "pair":
                 give_turn(NEXT, T)
+            scopes.enter("wait QK")
             s = warpgroup_mma_wait(1, [s_pending])
+            scopes.leave("wait QK")
+            scopes.leave("async QK")
             release(k_ring, i)
+            scopes.enter("softmax")
             s = score(s, scale, cap, T)
             if T.mask == "band":
                 s = mask_if_edge(s, row, high - 1 - j, rows, keys, extent, T)
             p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
+            scopes.leave("softmax")
+            scopes.enter("wait PV")
             acc = warpgroup_mma_wait(0, [o_pending])
+            scopes.leave("wait PV")
+            scopes.leave("async PV")
             release(v_ring, i - 1)
             alpha_o = gl.convert_layout(alpha, O_ROW)
             if T.rescale == "after_pv":
@@ -196,29 +233,44 @@ def consumer(
         turn += 1
 
         # The last product; with `overlap` beside it the next tile's first block (after the last tile: for nothing).
+        scopes.enter("wait tile")
         m, next_h, next_b, more = learn(messages, turn)
+        scopes.leave("wait tile")
         total = gl.convert_layout(gl.sum(sums, 1), S_ROW)
         last_m = m_i
         if T.rescale == "before_pv":  # here, not between the products: with `overlap` those need the registers
             acc = acc * alpha_o[:, None]
         if T.overlap:
             next_row = m * T.block_m + GROUP * ROWS
+            scopes.enter("wait Q")
             q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+            scopes.leave("wait Q")
+            scopes.enter("wait K")
             k = wait_full(k_ring, i)
+            scopes.leave("wait K")
             take_turn(GROUP, T)
+            scopes.enter("async QK")
             s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
+        scopes.enter("wait V")
         v = wait_full(v_ring, i - 1)
+        scopes.leave("wait V")
+        scopes.enter("async PV")
         o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
         if T.overlap:
             if T.pingpong == "pair":
                 give_turn(NEXT, T)
+            scopes.enter("wait QK")
             s = warpgroup_mma_wait(1, [s_pending])
+            scopes.leave("wait QK")
+            scopes.leave("async QK")
             release(k_ring, i)
             low, high = key_blocks(next_row, next_row + ROWS - 1, extent, T)
+            scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
+            scopes.leave("softmax")
         inverse = 1.0 / gl.maximum(total, 1e-30)  # a row that saw no key: 0 * 1e30
         if T.lse:
             out_rows = row + rows
@@ -226,7 +278,10 @@ def consumer(
             place = lse + (b * heads_q + h).to(gl.int64) * seqlen_q + out_rows
             gl.store(place, (last_m + gl.log2(total)) * LN2, mask=out_rows < seqlen_q)
         store_wait(0)
+        scopes.enter("wait PV")
         acc = warpgroup_mma_wait(0, [o_pending])
+        scopes.leave("wait PV")
+        scopes.leave("async PV")
         release(v_ring, i - 1)
         if T.overlap:
             pairs = pack(p, T)
@@ -236,7 +291,9 @@ def consumer(
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
         acc = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+        scopes.enter("store")
         store_output(o_map, o_tiles.index(GROUP), acc, b, h, row, DTYPE, T)
+        scopes.leave("store")
         h = next_h
         b = next_b
     if GROUP == 0:

@@ -5,6 +5,7 @@ import enum
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.toolbox import scopes
 from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm
 
 
@@ -26,7 +27,9 @@ def _pingpong(verb, group):
 def take_turn(GROUP: gl.constexpr, T: gl.constexpr):
     """Wait until it is GROUP's turn to issue its matrix products."""
     if T.pingpong != "off":
+        scopes.enter("wait turn")
         gl.inline_asm_elementwise(_pingpong("sync", GROUP), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        scopes.leave("wait turn")
 
 
 @gluon.jit

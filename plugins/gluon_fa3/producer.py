@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.schedule import announce, key_blocks, next_tile, tile_at
+from registry.toolbox import scopes
 from registry.toolbox.hopper import load_tile, wait_empty
 
 ROWS = gl.constexpr(64)
@@ -13,7 +14,9 @@ ROWS = gl.constexpr(64)
 @gluon.jit
 def load_block(tensor, r, i, b, h, block, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
+    scopes.enter("wait slot of K or V")
     tile, ready = wait_empty(r, i)
+    scopes.leave("wait slot of K or V")
     mbarrier.expect(ready, tile.shape[2] * tile.shape[3] * 2)
     load_tile(tensor, [b, h, block * T.block_n, 0], ready, tile)
 
@@ -23,7 +26,9 @@ def load_queries(q_map, q_rings, turn, b, h, m, T: gl.constexpr):
     """Bring the Q tiles of all groups, each with barriers of its own: the first group need not wait for the last."""
     GROUPS: gl.constexpr = T.groups
     for g in gl.static_range(GROUPS):
+        scopes.enter("wait slot of Q")
         tile, ready = wait_empty(q_rings[g], turn)
+        scopes.leave("wait slot of Q")
         mbarrier.expect(ready, ROWS * T.head * 2)
         load_tile(q_map, [b, h, m * T.block_m + g * ROWS, 0], ready, tile)
 

@@ -62,6 +62,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.producer import corner, producer
 from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
+from registry.toolbox import scopes
 from registry.toolbox.arithmetic import to_tf32
 from registry.toolbox.hopper import (
     after_previous_kernel,
@@ -98,7 +99,9 @@ def _fresh(acc, smem, stages, it, part: gl.constexpr, N: gl.constexpr, which: gl
     """One block of K on its way into accumulators of its own."""
     s = slot_of(it, stages)
     if which == 0:  # (the second half of B comes with the first)
+        scopes.enter("wait A and B")
         wait_slot_full(stages, s, it)
+        scopes.leave("wait A and B")
     zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
     a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
     return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
@@ -121,20 +124,28 @@ def _exact(
     one = _fresh(acc0, smem, stages, it, part, N0, 0, cfg)
     if BLOCKS == 2:
         two = _fresh(acc0, smem, stages, it + 1, part, N0, 0, cfg)
+        scopes.enter("wait product")
         one = warpgroup_mma_wait(1, [one])
+        scopes.leave("wait product")
         release_slot(stages, slot_of(it, stages))
         acc0 += one
+        scopes.enter("wait product")
         two = warpgroup_mma_wait(0, [two])
+        scopes.leave("wait product")
         release_slot(stages, slot_of(it + 1, stages))
         acc0 += two
     elif N1:
         two = _fresh(acc1, smem, stages, it, part, N1, 1, cfg)
+        scopes.enter("wait product")
         one, two = warpgroup_mma_wait(0, [one, two])
+        scopes.leave("wait product")
         release_slot(stages, slot_of(it, stages))
         acc0 += one
         acc1 += two
     else:
+        scopes.enter("wait product")
         one = warpgroup_mma_wait(0, [one])
+        scopes.leave("wait product")
         release_slot(stages, slot_of(it, stages))
         acc0 += one
     return acc0, acc1
@@ -155,7 +166,9 @@ def _arrived(
     a_s, b0_s, b1_s, _ = smem
     stages, _, rounded = sync
     s = slot_of(it, stages)
+    scopes.enter("wait A and B")
     wait_slot_full(stages, s, it)
+    scopes.leave("wait A and B")
     if cfg.ROUND:
         mine: gl.constexpr = G * (cfg.PARTS - 1)
         _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
@@ -166,14 +179,18 @@ def _arrived(
         group_barrier()
         if cfg.PARTS == 2:
             mbarrier.arrive(rounded.index(s), count=1)
+            scopes.enter("wait rounded")
             mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
+            scopes.leave("wait rounded")
     return s
 
 
 @gluon.jit
 def _take_turn(turns, G: gl.constexpr, own):
     """Ping-pong: until the other consumer has taken the last stage of its tile."""
+    scopes.enter("wait turn")
     mbarrier.wait(turns.index(G), (own & 1) ^ (1 - G))
+    scopes.leave("wait turn")
 
 
 @gluon.jit
@@ -212,9 +229,13 @@ def _multiply(G: gl.constexpr, smem, sync, it, own, blocks, N0: gl.constexpr, N1
         acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
         if N1:
             acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, use_acc=False, is_async=True)
+            scopes.enter("wait product")
             acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
+            scopes.leave("wait product")
         else:
+            scopes.enter("wait product")
             acc0 = warpgroup_mma_wait(in_flight, [acc0])
+            scopes.leave("wait product")
         it += 1
         for _ in range(1, blocks):
             last = s
@@ -223,17 +244,25 @@ def _multiply(G: gl.constexpr, smem, sync, it, own, blocks, N0: gl.constexpr, N1
             acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
             if N1:
                 acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, is_async=True)
+                scopes.enter("wait product")
                 acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
+                scopes.leave("wait product")
             else:
+                scopes.enter("wait product")
                 acc0 = warpgroup_mma_wait(in_flight, [acc0])
+                scopes.leave("wait product")
             release_slot(stages, last)
             it += 1
         if cfg.PARTS == 1:
             _give_turn(turns, G)
         if N1:
+            scopes.enter("wait product")
             acc0, acc1 = warpgroup_mma_wait(0, [acc0, acc1])
+            scopes.leave("wait product")
         else:
+            scopes.enter("wait product")
             acc0 = warpgroup_mma_wait(0, [acc0])
+            scopes.leave("wait product")
         release_slot(stages, s)
     return acc0, acc1
 
@@ -252,14 +281,22 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
     own = 0
     for item in range(gl.program_id(0) + first * P, whole * cfg.SPLIT_K, stride * P):
         tile, _, count = part_of(item, whole, blocks, cfg)
+        scopes.enter("async product")
         acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
+        scopes.leave("async product")
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
         if cfg.SPLIT_K > 1:
+            scopes.enter("reduce")
             acc0, acc1, last = reduce(acc0, acc1, G, item, whole, workspace, cfg)
+            scopes.leave("reduce")
             if last:
+                scopes.enter("store")
                 buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+                scopes.leave("store")
         else:
+            scopes.enter("store")
             buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            scopes.leave("store")
         it += stride * count
         own += 1
     if cfg.SPLIT > 1:
@@ -267,8 +304,12 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * width
+            scopes.enter("async product")
             acc0, acc1 = _multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
+            scopes.leave("async product")
+            scopes.enter("store")
             buffer = store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            scopes.leave("store")
             it += blocks
     if cfg.TMA_STORE:
         store_wait(0)

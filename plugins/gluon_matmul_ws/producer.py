@@ -5,6 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_matmul_ws.reduce import part_of
+from registry.toolbox import scopes
 from registry.toolbox.hopper import as_box, load_tile, slot_of, wait_slot_empty
 
 
@@ -41,7 +42,9 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.c
     width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
     for number in range(first, first + blocks):
         s = slot_of(it, stages)
+        scopes.enter("wait slot")
         bar = wait_slot_empty(stages, s, it)
+        scopes.leave("wait slot")
         mbarrier.expect(bar, (PARTS * cfg.GM + width) * cfg.BK * cfg.ITEM)
         k = number * cfg.BK
         for g in gl.static_range(PARTS):

@@ -17,6 +17,8 @@ from registry.errors import InvalidArgument
 from registry.notices import printable
 from registry.ops.known import all_ops
 
+GUIDED_DROP = 1.1
+"""A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -44,6 +46,13 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     "--timeout", type=Duration(), default="30s", help="A kernel that is silent so long is killed. [default: 30s]"
 )
 @click.option("--processes", type=click.IntRange(1), help="Compilers at once. [default: all cores but two]")
+@click.option(
+    "--guided",
+    is_flag=True,
+    help="Measure about a third of the contestants: those of which a model of the measurements so far, of what they "
+    "declare to need and of the work per byte expects something.",
+)
+@click.option("--learn", multiple=True, type=EXISTING, metavar="RESULTS", help="With --guided: earlier raw results.")
 @click.option("--retry-failed", is_flag=True, help="Measure contestants again that failed before.")
 @click.option("--out", type=FILE, help="Raw results go to this file, and your cache is left alone.")
 @click.option("--table", "table_path", type=FILE, help="Write the table here. With --out: else it is printed.")
@@ -78,7 +87,7 @@ def command(op: str, **options: Any) -> int:
         if options["dry_run"]:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
-        report = _measure(cases, path, child, effort, options)
+        report = _measure(cases, path, child, effort, _guidance(op, options), options)
     return _fit(op, options, settings, path, report)
 
 
@@ -134,12 +143,22 @@ def _effort(options: dict[str, Any]) -> Any:
         rounds=options["rounds"],
         measure_ms=options["turn"],
         budget_s=options["budget"],
+        drop=GUIDED_DROP if options["guided"] else Effort.drop,
         turn_timeout=options["timeout"],
         check_timeout=4 * options["timeout"],
     )
 
 
-def _measure(cases: list[Any], path: Path, child: Any, effort: Any, options: dict[str, Any]) -> Any:
+def _guidance(op: str, options: dict[str, Any]) -> Any:
+    if not options["guided"]:
+        return None
+    from registry.tuning import journal
+    from registry.tuning.guided import Guidance
+
+    return Guidance(learnt=tuple(case for path in options["learn"] for case in journal.read(path).of(op)))
+
+
+def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: Any, options: dict[str, Any]) -> Any:
     from registry.tuning.measure import Sweep
 
     with SweepView() as view:
@@ -154,6 +173,7 @@ def _measure(cases: list[Any], path: Path, child: Any, effort: Any, options: dic
             plugins=options["plugins"],
             compile_processes=options["processes"],
             retry_failed=options["retry_failed"],
+            guidance=guidance,
         )
         with _stoppable():
             try:

@@ -59,7 +59,8 @@ _LAYOUT = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.
 
 def _code_of(source: bytes) -> bytes:
     """The tokens of a source without what cannot change a kernel: comments, docstrings, imports (whatever a kernel
-    imports has a home of its own, and may move), line breaks inside of brackets and commas before a closing one.
+    imports has a home of its own, and may move), marks of `toolbox.scopes`, which a plain build leaves out, line breaks
+    inside of brackets and commas before a closing one.
 
     Not the syntax tree, which every Python spells in its own way: the hash is the same on all of them.
     """
@@ -84,7 +85,11 @@ def _code_of(source: bytes) -> bytes:
 def _changes_nothing(node: ast.AST) -> TypeGuard[ast.stmt]:
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return True
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    if not isinstance(node, ast.Expr):
+        return False
+    if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return True
+    return isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("scopes.enter", "scopes.leave")
 
 
 def _alone(node: ast.stmt, lines: list[bytes]) -> bool:

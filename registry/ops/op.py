@@ -89,6 +89,10 @@ class Op:
         """Floating-point operations of a problem; 0 where nothing was said."""
         return 0.0
 
+    def bytes_moved(self, problem: Any) -> float:
+        """The least that must pass through device memory, each operand once; 0 where nothing was said."""
+        return 0.0
+
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What the same call would run, and why; launches nothing.
 

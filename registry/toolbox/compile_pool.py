@@ -248,6 +248,10 @@ class CompilePool:
             self._threads.append(thread)
             thread.start()
 
+    def has(self, key: Hashable) -> bool:
+        """Whether a command of that key was queued."""
+        return key in self._jobs
+
     def result(self, key: Hashable, timeout: float = float("inf")) -> dict[str, Any] | None:
         """The answer to a command, waiting for it; None where it was never queued, or is not there in time."""
         job = self._jobs.get(key)

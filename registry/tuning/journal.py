@@ -1,7 +1,8 @@
 """Raw results: an append-only file of JSON lines, safe against crashes, and what it says when it is read back.
 
 Kinds of line: `run` (what was measured on), `case` (a shape, its facts, who may run it), `check` (the accuracy gate),
-`sample` (one turn of one contestant in one round), `failed`, `done` (a case is complete). A line that was cut off by a
+`sample` (one turn of one contestant in one round), `failed`, `done` (a case is complete), `limits` (what the card
+reaches at best). A line that was cut off by a
 crash is passed over; a writer begins on a fresh line after it.
 """
 
@@ -179,6 +180,8 @@ class Results:
     mode: str = "events"
     cases: dict[str, CaseResults] = field(default_factory=dict)
     bad_lines: list[int] = field(default_factory=list)
+    limits: dict[str, Any] = field(default_factory=dict)
+    """What the card reaches at best, where it was measured: see registry.tuning.limits."""
 
     def of(self, op: str) -> list[CaseResults]:
         found = [case for case in self.cases.values() if case.op == op]
@@ -242,6 +245,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "check": {"key": _TEXT},
     "failed": {"key": _TEXT, "why": _TEXT},
     "done": {},
+    "limits": {"limits": _MAPPING},
 }
 
 
@@ -259,9 +263,11 @@ def check_record(record: Mapping[str, Any]) -> None:
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise ValueError(f"no such kind of line: {kind!r}")
-    check_types(record, fields if kind == "run" else {"case": _TEXT, **fields})
+    check_types(record, fields if kind in ("run", "limits") else {"case": _TEXT, **fields})
     if kind == "run":
         check_machine(record["machine"])
+    elif kind == "limits":
+        checked_limits(record["limits"])
     elif kind == "case":
         check_facts(record["op"], record["facts"])
         check_flops(record["flops"])
@@ -301,6 +307,14 @@ def check_machine(machine: Mapping[str, Any]) -> None:
     check_types(machine, {"device": _TEXT})
 
 
+def checked_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """{"gbs": ..., "tflops": {dtype: ...}}, all positive. Raises one of DAMAGED for anything else."""
+    gbs, tflops = float(limits["gbs"]), {str(k): float(v) for k, v in limits["tflops"].items()}
+    if not all(0 < rate < 1e9 for rate in (gbs, *tflops.values())):
+        raise ValueError(f"limits: got {limits}")
+    return {"gbs": gbs, "tflops": tflops}
+
+
 def check_config(config: Mapping[str, Any]) -> None:
     if not isinstance(config, dict) or not all(isinstance(value, (bool, int, float, str)) for value in config.values()):
         raise TypeError("config: expects a flat mapping")
@@ -321,6 +335,9 @@ def take(found: Results, record: dict[str, Any]) -> None:
     kind = record["kind"]
     if kind == "run":
         _take_run(found, record)
+        return
+    if kind == "limits":
+        found.limits = checked_limits(record["limits"])
         return
     if kind == "case":
         known = found.cases.get(record["case"])

@@ -22,6 +22,7 @@ from registry.tuning import worker
 from registry.tuning.contestants import Contestant, LineUp, Selection, line_up
 from registry.tuning.extra import load_plugins
 from registry.tuning.fit import check_number
+from registry.tuning.guided import Chooser, Guidance, Guide
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_data, target_from
 from registry.tuning.timing import turn_order
@@ -104,6 +105,7 @@ class Sweep:
         child: Child | None = None,
         compile_processes: int | None = None,
         retry_failed: bool = False,
+        guidance: Guidance | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cases = list(cases)
@@ -113,6 +115,8 @@ class Sweep:
         self.own_child = child is None
         self.child = child or worker.child(device, mode, plugins)
         self.mode, self.plugins = mode, plugins
+        self.guidance = guidance
+        """Measure what a model of the measurements so far expects something of, instead of everything."""
         self.processes, self.retry_failed, self.now = compile_processes, retry_failed, now
         self.report = SweepReport(path)
         self.synced = 0.0
@@ -133,8 +137,20 @@ class Sweep:
             journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
             plans = [line_up(case, target, self.selection) for case in self.cases]
+            if target.arch != "cpu" and not held.limits:
+                self._limits()
             self._measure(plans, held, target)
         return self.report
+
+    def _limits(self) -> None:
+        """What the card reaches at best, once a file. Results without it are as good, but for a roofline's roof."""
+        try:
+            answer = self.child.ask({"do": "limits"}, self.effort.check_timeout)
+        except WorkerDied:
+            self.report.restarts += 1
+            return
+        if answer["ok"]:
+            self.journal.write("limits", limits=answer["limits"])
 
     @contextlib.contextmanager
     def _child_for_now(self) -> Iterator[None]:
@@ -149,11 +165,16 @@ class Sweep:
         left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
+        guide = self._guide(left, held)
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            pool.submit(_compile_commands(left, target))
+            commands = _compile_commands(left, target)
+            if guide is None:
+                pool.submit(commands)
             for index, planned in enumerate(left):
-                if self._time_left() > 0 and self._case(planned, held, pool, self._time_left() / (len(left) - index)):
+                chooser = Chooser(guide, index, left, commands, pool) if guide is not None else None
+                share = self._time_left() / (len(left) - index)
+                if self._time_left() > 0 and self._case(planned, held, pool, share, chooser):
                     self.report.unreached.remove(planned.case.text)
                 else:
                     self.report.stopped = "the budget is spent"
@@ -169,6 +190,12 @@ class Sweep:
         known = held.cases.get(planned.key)
         if known is None or not known.done:
             return False
+        if self.guidance is not None:
+            return not self.retry_failed and all(
+                one.fingerprint == known.entries[one.key].fingerprint
+                for one in planned.contestants
+                if one.key in known.entries
+            )
         for contestant in planned.contestants:
             entry = known.entries.get(contestant.key)
             if entry is None or entry.fingerprint != contestant.fingerprint or (entry.failure and self.retry_failed):
@@ -177,23 +204,17 @@ class Sweep:
 
     # --- one case -------------------------------------------------------------------------------------------------
 
-    def _case(self, planned: LineUp, held: journals.Results, pool: CompilePool, share: float) -> bool:
+    def _case(
+        self, planned: LineUp, held: journals.Results, pool: CompilePool, share: float, chooser: Chooser | None = None
+    ) -> bool:
         """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
         begun, self.loaded, self.refused = self.now(), None, None
-        self._record(
-            held,
-            "case",
-            case=planned.key,
-            op=planned.case.op,
-            text=planned.case.text,
-            shape=planned.case.data(),
-            facts=_plain(planned.problem.facts()),
-            flops=planned.flops,
-            illegal=planned.illegal,
-            contestants={c.key: [c.variant, c.config, c.first, c.fingerprint] for c in planned.contestants},
-        )
+        self._record_case(planned, [] if chooser else planned.contestants, held)
+        if chooser:
+            alive = self._chosen(planned, chooser, held, pool)
+        else:
+            alive = [c for c in planned.contestants if self._admit(planned, c, held.cases[planned.key], held, pool)]
         known = held.cases[planned.key]
-        alive = [c for c in planned.contestants if self._admit(planned, c, known, held, pool)]
         rounds, number = self.effort.rounds, 0
         while number < rounds and alive:
             round_begun = self.now()
@@ -213,6 +234,49 @@ class Sweep:
             self._record(held, "done", case=planned.key, rounds=number)
             self.report.measured += 1
         return number >= rounds or (not alive and self._time_left() > 0)
+
+    def _record_case(self, planned: LineUp, contestants: Sequence[Contestant], held: journals.Results) -> None:
+        """What is measured of a case, in full or, where a guide chooses, so far."""
+        self._record(
+            held,
+            "case",
+            case=planned.key,
+            op=planned.case.op,
+            text=planned.case.text,
+            shape=planned.case.data(),
+            facts=_plain(planned.problem.facts()),
+            flops=planned.flops,
+            illegal=planned.illegal,
+            contestants={c.key: [c.variant, c.config, c.first, c.fingerprint] for c in contestants},
+        )
+
+    def _guide(self, left: Sequence[LineUp], held: journals.Results) -> Guide | None:
+        """A guide that knows what an earlier run has measured of these shapes already."""
+        if self.guidance is None:
+            return None
+        guide = Guide(left, self.guidance)
+        for place, planned in enumerate(left):
+            known = held.cases.get(planned.key)
+            for one in planned.contestants:
+                entry = known.entries.get(one.key) if known is not None else None
+                if entry is not None and entry.timed and entry.fingerprint == one.fingerprint:
+                    guide.tell(place, one.key, entry.ms)
+        return guide
+
+    def _chosen(self, planned: LineUp, chooser: Chooser, held: journals.Results, pool: CompilePool) -> list[Contestant]:
+        """One turn of each contestant that the guide asks for, and those of an earlier run."""
+        before = held.cases[planned.key].entries
+        tried = [one for one in planned.contestants if one.key in before and before[one.key].timed]
+        while self._time_left() > 0 and (one := chooser.next()) is not None:
+            self._record_case(planned, [one], held)
+            known = held.cases[planned.key]
+            if self._admit(planned, one, known, held, pool):
+                self._turn(planned, one, 0, held)
+            entry = known.entries[one.key]
+            chooser.tell(one, entry.ms if entry.timed else None)
+            if entry.timed:
+                tried.append(one)
+        return tried
 
     def _affordable(self, left_s: float, round_s: float, rounds: int) -> int:
         if left_s == float("inf"):

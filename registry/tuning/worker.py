@@ -60,6 +60,11 @@ class Worker:
             self.timer = timer_for("cpu", mode)
         return {**OK, "target": target_data(target), "machine": describe(target)}
 
+    def do_limits(self) -> dict[str, Any]:
+        from registry.tuning import limits
+
+        return {"ok": True, "limits": limits.measure()}
+
     def do_case(self, case: Mapping[str, Any], reference: bool = True) -> dict[str, Any]:
         """Make the inputs and, where a gate is ahead, the oracle's answer."""
         from registry.ops.parts.cases import Case

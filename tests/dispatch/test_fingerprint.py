@@ -23,6 +23,7 @@ def run(a, b, *, config):
         SOURCE.replace(b"from registry.kernels import tile", b"import os\nfrom registry.kernels import other, tile"),
         SOURCE.replace(b"'''Adds.'''\n    ", b""),
         SOURCE.replace(b"  # one block", b""),
+        SOURCE.replace(b"    return", b'    scopes.enter("tile")\n    return'),
         SOURCE.replace(b"(a, b, config[", b"(\n        a,\n        b,\n        config[").replace(b"])", b"],\n    )"),
     ],
 )
@@ -35,6 +36,7 @@ def test_imports_comments_and_layout_do_not_count(same):
     [
         SOURCE.replace(b"BLOCK", b"TILE"),
         SOURCE.replace(b"a, b, config", b"b, a, config"),
+        SOURCE.replace(b"    return", b'    other.enter("tile")\n    return'),
         SOURCE.replace(b"    return", b"    if a:\n        return"),
         SOURCE.replace(b"import tile\n", b"import tile; SIZE = 4\n"),
     ],

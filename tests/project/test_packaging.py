@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 MAPPED = {"registry": "registry", "plugins": "registry/plugins", "dispatch_tables": "registry/dispatch_tables"}
 APART = {"registry/pytest_plugin": "kernel_registry_pytest"}
-SHIPPED = (".py", ".yaml", ".json", ".txt", ".typed")
+SHIPPED = (".py", ".yaml", ".json", ".txt", ".css", ".js", ".typed")
 FROM_ELSEWHERE = """
 import json, torch, registry
 q, k, v = torch.randn(3, 1, 2, 40, 16)

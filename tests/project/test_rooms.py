@@ -25,6 +25,8 @@ ROOMS = [
     "dispatch",
     "ops",
     "tuning",
+    "report",
+    "profiling",
     "testing",
     "warming",
     "doctor",

@@ -172,6 +172,9 @@ class AttentionBackward(_AttentionOp):
     def flops(self, problem: AttentionProblem) -> float:
         return costs.flops(problem)
 
+    def bytes_moved(self, problem: AttentionProblem) -> float:
+        return costs.bytes_moved(problem, getattr(torch, problem.dtype).itemsize)
+
 
 class Attention(_AttentionOp):
     """softmax(scale * q k^T) v by the fastest legal kernel. `.explain(...)` says which one and why."""
@@ -340,6 +343,9 @@ class Attention(_AttentionOp):
 
     def flops(self, problem: AttentionProblem) -> float:
         return costs.flops(problem)
+
+    def bytes_moved(self, problem: AttentionProblem) -> float:
+        return costs.bytes_moved(problem, getattr(torch, problem.dtype).itemsize)
 
 
 def _fields(

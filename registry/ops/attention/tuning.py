@@ -332,6 +332,8 @@ _FORWARD = Tuning(
     ),
     redundant=_REDUNDANT,
     leading=("seqlen_q", "seqlen_k", "blocks"),
+    over="seqlen_q",
+    panels=("head_dim", "causal"),
     draw=draw,
 )
 BY_OP = {

@@ -259,6 +259,12 @@ class Matmul(Op):
         """Floating-point operations of the product."""
         return 2.0 * problem.batch * problem.m * problem.n * problem.k
 
+    def bytes_moved(self, problem: MatmulProblem) -> float:
+        """Both operands read once, the product written once."""
+        a, b, out = (getattr(torch, name).itemsize for name in (problem.dtype, problem.dtype_b, problem.out_dtype))
+        m, n, k = problem.m, problem.n, problem.k
+        return float(problem.batch * (m * k * a + k * n * b + m * n * out))
+
 
 def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]

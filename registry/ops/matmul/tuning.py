@@ -162,6 +162,8 @@ BY_OP = {
         order=("pitch", "m", "n", "k", "layout", "dtype", "batch", "elements"),
         redundant=("batched", "ieee"),
         leading=("m", "n", "k"),
+        over="m",
+        panels=("dtype", "layout"),
         as_measured=("batch",),
     )
 }

@@ -37,3 +37,7 @@ class Tuning:
     """Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
     as_measured: tuple[str, ...] = ()
     """Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
+    over: str = ""
+    """The fact that a report shows speed over; by default the first of `leading`."""
+    panels: tuple[str, ...] = ()
+    """Facts of which each combination gets a panel of its own there."""

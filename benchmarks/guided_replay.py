@@ -1,0 +1,81 @@
+"""What `kreg tune --guided` would have measured of a finished sweep, and what it would have picked:
+
+    python benchmarks/guided_replay.py benchmarks/results/h200/attention.jsonl
+
+Every contestant that was timed may be asked for, and answers with the time that the sweep recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.contract.target import Target
+from registry.tuning import journal
+from registry.tuning.guided import Guidance, Guide, of_results
+from registry.tuning.journal import Results
+from registry.tuning.timing import quantile
+
+DROP = 1.1
+"""As `kreg tune --guided` does: who is slower by this factor after one turn gets no more of them."""
+
+
+@dataclass
+class Replay:
+    """One op of one sweep, guided."""
+
+    shapes: int
+    contestants: int
+    tried: int
+    turns: int
+    guided_turns: int
+    lost: list[float]
+    """Of each shape: the time of the best that was tried over that of the best there was, less one."""
+
+    @property
+    def mean(self) -> float:
+        return sum(self.lost) / len(self.lost)
+
+    def __str__(self) -> str:
+        lost = sorted(self.lost)
+        same = sum(share <= 0.01 for share in lost) / len(lost)
+        return (
+            f"{self.shapes} shapes: {self.tried} of {self.contestants} contestants measured "
+            f"({100 * self.tried / self.contestants:.1f}%), {self.guided_turns} of {self.turns} turns "
+            f"({100 * self.guided_turns / self.turns:.1f}%); picks {100 * self.mean:.2f}% slower on average, "
+            f"median {100 * quantile(lost, 0.5):.2f}%, 95th percentile {100 * quantile(lost, 0.95):.1f}%, worst "
+            f"{100 * lost[-1]:.0f}%; within 1% on {100 * same:.1f}% of shapes"
+        )
+
+
+def replay(results: Results, op: str, guidance: Guidance | None = None) -> Replay:
+    plans = [(case, of_results(case, Target.named(results.machine["device"]))) for case in results.of(op) if case.timed]
+    guide = Guide([planned for _, planned in plans], guidance)
+    found = Replay(len(plans), 0, 0, 0, 0, [])
+    for place, (case, planned) in enumerate(plans):
+        tried = []
+        while (one := guide.next(place)) is not None:
+            entry = case.timed[one.key]
+            guide.tell(place, one.key, entry.ms)
+            tried.append(entry)
+        best = min(entry.ms for entry in tried)
+        found.lost.append(best / min(entry.ms for entry in case.timed.values()) - 1)
+        found.contestants += len(planned.contestants)
+        found.tried += len(tried)
+        found.turns += sum(len(entry.samples) for entry in case.timed.values())
+        found.guided_turns += sum(len(e.samples) if e.first or e.ms <= best * DROP else 1 for e in tried)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    for path in arguments:
+        results = journal.read(Path(path))
+        for op in results.ops:
+            print(f"{path}: {op}: {replay(results, op)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

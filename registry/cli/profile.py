@@ -1,0 +1,184 @@
+"""`kreg profile`: a timeline of what each warp group of a kernel does, and its registers and shared memory by role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from registry.cli import OK
+from registry.cli._page import Page, json_option, print_json
+from registry.errors import InvalidArgument
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(
+    "profile",
+    help="Record one launch of VARIANT on this machine's GPU and draw it: a page with a timeline of producer and "
+    "consumers, time stalled per barrier, overlap of products and other work, registers and shared memory by role, and "
+    "beside it a trace for ui.perfetto.dev. Kernels take part that mark their spans (registry.toolbox.scopes).",
+)
+@click.argument("variant")
+@click.option("--shape", required=True, metavar="SHAPE", help="As kreg tune spells it: b=4,hq=16,s=4096,d=128,causal.")
+@click.option("--config", metavar="K=V,..", help="One config, by the values that single it out. [default: first legal]")
+@click.option("-o", "--out", type=FILE, help="The page. [default: VARIANT.html]")
+@click.option(
+    "--spans", type=click.IntRange(16, 65536), default=256, show_default=True, help="Kept of each role: the last."
+)
+@click.option("--svg", type=FILE, help="Also one block's timeline as a picture.")
+@click.option("--cycles", type=click.IntRange(100), default=12000, show_default=True, help="How much of it that shows.")
+@click.option("--blocks", type=click.IntRange(1, 64), default=2, show_default=True, help="Thread blocks to draw.")
+@click.option(
+    "--from", "recorded", type=FILE, help="Draw this trace of Proton's instead of recording one; needs no GPU."
+)
+@click.option("--keep", type=FILE, metavar="FILE", help="Keep Proton's own trace of all blocks.")
+@click.option("--plan-only", is_flag=True, help="Registers and memory alone; needs no GPU.")
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE", help="Also the variants of this file or module.")
+@click.option("--device", metavar="NAME", help='Compile for this target where nothing is recorded. [default: "H100"]')
+@json_option
+def command(variant: str, shape: str, **options: Any) -> int:
+    from registry.dispatch.catalog import catalog
+    from registry.errors import UnknownVariant
+    from registry.ops.parts.cases import Case
+    from registry.profiling import figures, record, timeline
+    from registry.profiling.trace import read
+    from registry.tuning.extra import load_plugins
+
+    load_plugins(options["plugins"])
+    variants = catalog.get().variants
+    if variant not in variants:
+        raise UnknownVariant(variant, "any", sorted(variants))
+    found = variants[variant]
+    case = Case.parse(found.op, shape)
+    live = not (options["recorded"] or options["plan_only"])
+    problem = case.problem(_target(options["device"], live))
+    config = _config(found, problem, options["config"])
+    anatomy = record.anatomy(found, problem, config)
+    out = options["out"] or Path(f"{variant}.html")
+    trace = None
+    if options["recorded"]:
+        trace = read(options["recorded"], anatomy.kernel)
+    elif live:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        kept = options["keep"] or out.with_suffix(".proton.json")
+        record.record(found, case, config, anatomy, options["spans"], kept.absolute())
+        trace = read(kept, anatomy.kernel)
+        if not options["keep"]:
+            kept.unlink()
+    roles = figures.role_names(anatomy.roles)
+    sums = figures.figures(trace, roles) if trace is not None else None
+    if options["as_json"]:
+        print_json(_data(variant, case, config, anatomy, roles, sums))
+        return OK
+    about = _about(variant, case, config, problem)
+    text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"])
+    _write(out, text, trace, roles, options["blocks"])
+    if options["svg"] and trace is not None:
+        _picture(options["svg"], trace, roles, options["cycles"])
+    _print(out, anatomy, roles, sums, trace)
+    return OK
+
+
+def _target(device: str | None, live: bool) -> Any:
+    import torch
+
+    from registry.cli._problems import target_named
+    from registry.contract.target import Target
+
+    if live and torch.cuda.is_available():
+        return Target.of(torch.device("cuda"))
+    return target_named(device or "H100")
+
+
+def _config(variant: Any, problem: Any, wanted: str | None) -> dict[str, Any]:
+    from registry.errors import IllegalVariant
+    from registry.ops.parts.cases import parse_words
+
+    reasons = variant.reasons(problem)
+    if reasons:
+        raise IllegalVariant(variant.name, problem, reasons)
+    legal = [dict(config) for config in variant.legal_configs(problem)]
+    asked = parse_words(wanted) if wanted else {}
+    fitting = [c for c in legal if all(str(c.get(name)) == str(value) for name, value in asked.items())]
+    if not fitting:
+        raise InvalidArgument("--config", repr(wanted), "; ".join(_words(config) for config in legal))
+    return fitting[0]
+
+
+def _words(config: dict[str, Any]) -> str:
+    from registry.contract.describe import config_text
+
+    return config_text(config)
+
+
+def _about(variant: str, case: Any, config: dict[str, Any], problem: Any) -> dict[str, str]:
+    target = problem.target
+    about = {"title": f"{variant}: {case.text}", "on": target.name, "triton": target.triton}
+    return about | ({"config": _words(config)} if config else {})
+
+
+def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: Any, sums: Any) -> dict[str, Any]:
+    from registry.profiling.timeline import buffers_data, figures_data, roles_data
+
+    return {
+        "variant": variant,
+        "shape": case.text,
+        "config": config,
+        "kernel": anatomy.kernel,
+        "shared": anatomy.shared,
+        "roles": roles_data(anatomy, roles),
+        "buffers": buffers_data(anatomy, roles),
+        "figures": figures_data(sums) if sums is not None else None,
+    }
+
+
+def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int) -> None:
+    from registry.profiling.trace import perfetto
+    from registry.tuning.journal import make_folder
+    from registry.tuning.store import write_atomic
+
+    make_folder(out.absolute().parent)
+    write_atomic(out.absolute(), text)
+    if trace is not None:
+        step = max(1, len(trace.blocks) // blocks)
+        write_atomic(
+            out.with_suffix(".perfetto.json").absolute(), perfetto(trace, trace.blocks[::step][:blocks], roles)
+        )
+
+
+def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int) -> None:
+    from registry.profiling.timeline import chart, rows
+    from registry.report import library
+    from registry.tuning.store import write_atomic
+
+    shown = rows(trace, trace.blocks[0], roles, cycles)
+    spec = chart(shown, "What each role of a block does over time", zoom=False, width=860, cycles=cycles)
+    write_atomic(path.absolute(), library.svg({**spec, "background": "white"}, {"rows": shown}))
+
+
+def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any) -> None:
+    page = Page()
+    page.title(f"{anatomy.kernel}: {anatomy.shared} bytes of shared memory, {anatomy.warps} warps")
+    for role in anatomy.roles:
+        registers = f"{role.registers} registers a thread" if role.registers else "registers as launched"
+        page.line(
+            f"{roles[role.first_warp]}: warps from {role.first_warp}, {role.warps} of them, {registers}", indent=2
+        )
+    if sums is not None:
+        flying = "no product was recorded whole: ask for more --spans"
+        if sums.any_in_flight is not None:
+            flying = f"a product of some role is in flight {100 * sums.any_in_flight:.1f}% of the time"
+        page.line(f"{sums.blocks} blocks; {flying}")
+        for one in sums.roles:
+            waits = ", ".join(
+                f"{line.name} {100 * line.share:.1f}%" for line in one.lines if line.name.startswith("wait ")
+            )
+            covered = "" if one.covered is None else f"; {100 * one.covered:.1f}% of its own work beside a product"
+            page.line(f"{one.role}: stalled {100 * one.stalled:.1f}% ({waits}){covered}", indent=2)
+        if trace.damaged:
+            page.line(f"{trace.damaged} damaged events were passed over", style="yellow")
+    page.line(f"page: {out}")
+    if trace is not None:
+        page.line(f"trace for ui.perfetto.dev: {out.with_suffix('.perfetto.json')}")

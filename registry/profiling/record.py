@@ -1,0 +1,84 @@
+"""One launch on a GPU with its scopes recorded, by Proton's instrumented build of the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from registry.errors import RegistryError
+from registry.profiling.anatomy import Anatomy, anatomy_of
+from registry.toolbox.builds import compile_build
+
+BYTES_A_SPAN = 16
+"""Proton writes 8 bytes on entering and 8 on leaving."""
+
+
+class CannotRecord(RegistryError):
+    """There is nothing to record, or nothing to record it with."""
+
+
+def anatomy(variant: Any, problem: Any, config: Mapping[str, Any]) -> Anatomy:
+    """The plan of the kernel that a launch spends itself in: the one with the most roles of those it would compile."""
+    if variant.builds is None:
+        raise CannotRecord(f"{variant.name} declares no builds, so nothing is known of its kernels")
+    all_found = [anatomy_of(compile_build(build, problem.target)) for build in variant.builds(problem, config)]
+    return max(all_found, key=lambda one: len(one.roles))
+
+
+def record(variant: Any, case: Any, config: Mapping[str, Any], found: Anatomy, spans: int, out: Path) -> Path:
+    """Record one launch and return Proton's trace: of every block the last `spans` of one warp of each role."""
+    import torch
+
+    from registry.ops.known import op_named
+    from registry.ops.parts.workload import workload
+
+    proton = _proton()
+    load = workload(case, "cuda")
+    plain = dataclasses.replace(variant, prepare=None)  # the fast launch passes Proton's hooks by
+    launch = op_named(case.op).bind(plain, load.problem(), config)
+    load.call(launch, load.tensors)  # compiled as it is, and the inputs seen once
+    torch.cuda.synchronize()
+    warps = sampled_warps(found)
+    mode = ":".join(
+        (
+            "default:buffer_type=global",
+            f"buffer_size={spans * BYTES_A_SPAN * len(warps)}",
+            f"sampling_strategy=selective:sampling_options={','.join(map(str, warps))}",
+        )
+    )
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        name = Path(folder) / "launch"
+        session = proton.start(str(name), backend="instrumentation", data="trace", mode=mode)
+        try:
+            load.call(launch, load.tensors)
+            torch.cuda.synchronize()
+            proton.deactivate(session)
+        finally:
+            proton.finalize()
+        (written,) = Path(folder).glob("launch*trace*")
+        written.replace(out)
+    return out
+
+
+def sampled_warps(found: Anatomy) -> list[int]:
+    """The first warp of each role, and others until their number is a power of two, as Proton wants it."""
+    warps = [role.first_warp for role in found.roles]
+    others = [warp for warp in range(found.warps) if warp not in warps]
+    while len(warps) & (len(warps) - 1):
+        warps.append(others.pop())
+    return sorted(warps)
+
+
+def _proton() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotRecord("torch finds no GPU on this machine; --from FILE draws a trace that was recorded on another")
+    try:
+        import triton.profiler as proton
+    except ImportError as error:
+        raise CannotRecord(f"this triton comes without Proton, its profiler: {error}") from error
+    return proton

@@ -1,0 +1,56 @@
+"""Marks for the profiler cost nothing unless a recording is asked for, and say what they mark when one is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from bare import without_scopes
+from compiled import resources
+
+from registry import Target
+from registry.dispatch.catalog import catalog
+from registry.ops.parts.cases import Case
+
+TARGET = Target.named("H200")
+MARKED = {"gluon_fa3": "b=2,hq=8,s=1024,d=64,causal", "gluon_matmul_ws": "m=1024,n=1024,k=1024"}
+
+
+def machine_code(build):
+    """The instructions alone: no addresses, no debug names."""
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", resources(build).sass)
+
+
+@pytest.mark.slow(14)
+@pytest.mark.parametrize("name", MARKED)
+def test_a_plain_build_is_the_one_without_marks(name, tmp_path):
+    variant = catalog.get().variants[name]
+    problem = Case.parse(variant.op, MARKED[name]).problem(TARGET)
+    config = variant.legal_configs(problem)[0]
+    (marked,) = variant.builds(problem, config)[:1]
+    with without_scopes(f"registry.plugins.{name}", tmp_path) as (bare, marks):
+        assert marks > 10
+        (variant_without,) = [one for one in bare.registry_variants() if one.name == name]
+        (plain,) = variant_without.builds(problem, config)[:1]
+        assert plain.kernel.fn.__module__.startswith("bare_")
+        code = machine_code(plain)
+    assert code == machine_code(marked) and len(code) > 500
+
+
+def test_marks_become_records_in_an_instrumented_build(monkeypatch):
+    language = pytest.importorskip("triton.profiler.language")
+    from triton.profiler.flags import flags
+
+    from registry.toolbox import scopes
+
+    seen = []
+    monkeypatch.setattr(language, "record", lambda start, name, semantic: seen.append((start, name)))
+    scopes._record(True, "wait K", None)
+    assert seen == []
+    monkeypatch.setattr(flags, "instrumentation_on", True)
+    scopes._record(True, "wait K", None)
+    scopes._record(False, "wait K", None)
+    assert seen == [(True, "wait K"), (False, "wait K")]

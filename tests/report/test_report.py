@@ -1,0 +1,258 @@
+"""What a report is made of: files read and passed over, rows, picks, comparisons, and the page as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from results_files import MACHINE, lines, write
+
+from registry.cli import FINDING, OK, USAGE, main, tune
+from registry.errors import InvalidArgument
+from registry.ops.parts.cases import from_file
+from registry.report import against, charts, dispatch, library, sources
+from registry.report.page import MOST_BYTES, page, payload
+from registry.report.sheet import group_rows, sheet
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SHAPE, OTHER = "b=2,hq=4,s=1024,d=64", "b=2,hq=4,s=2048,d=64,causal"
+CONFIG = {"BLOCK_N": 128, "consumers": 2, "stages": 2, "pingpong": "pair", "q_columns": 64}
+CONFIG |= {"schedule": "dynamic", "rescale": "after_pv", "overlap": True}
+WIDER = {**CONFIG, "consumers": 3, "q_columns": 0}
+TIMES = {
+    SHAPE: {
+        "gluon_fa3": [(CONFIG, [1.0, 1.01, 0.99]), (WIDER, [0.8, 0.81, 0.79])],
+        "torch_cudnn": [({}, [1.0, 1.0, 1.0])],
+        "peer.other": [({}, [0.9, 0.9, 0.9])],
+    },
+    OTHER: {"gluon_fa3": [(CONFIG, [2.0, 2.0, 2.0])], "torch_cudnn": [({}, [3.0, 3.0, 3.0])]},
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(*files: str) -> sources.Sources:
+        path = tmp_path / "h200" / "attention.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(files) + "\n")
+        return sources.read([path])
+
+    return read
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_and_cut_off_lines_are_named_and_counted(read):
+    whole = lines("attention", TIMES)
+    damaged = [*whole[:3], "{not json", '{"kind":"sample","case":"nobody","key":"x","round":0,"ms":1}', *whole[3:]]
+    found = read(*damaged, whole[-2][: len(whole[-2]) // 2])
+    (note,) = found.passed_over
+    assert "3 damaged lines passed over (4, 5, " in note and "attention.jsonl" in note
+    assert len(found.runs["attention"].cases) == 2
+
+
+def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
+    write(tmp_path / "a.jsonl", "attention", TIMES)
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "prose.json").write_text('"hello"')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other_format.jsonl").write_text(
+        json.dumps({"kind": "run", "format": 99, "machine": MACHINE, "mode": "x"})
+    )
+    (tmp_path / "calls.json").write_text(
+        json.dumps({"machine": MACHINE, "unit": "us", "figures": {"a call": [2, 1, 3]}})
+    )
+    (tmp_path / "limits.json").write_text(
+        json.dumps({"machine": MACHINE, "limits": {"gbs": 4000, "tflops": {"bfloat16": 700}}})
+    )
+    (tmp_path / "bad_limits.json").write_text(json.dumps({"machine": MACHINE, "limits": {"gbs": -1, "tflops": {}}}))
+    found = sources.read([tmp_path])
+    assert list(found.runs) == ["a"] and found.calls["calls"]["figures"] == {"a call": [1.0, 2.0, 3.0]}
+    assert found.limits["NVIDIA H200"]["gbs"] == 4000
+    text = "\n".join(found.passed_over)
+    for name in (
+        "empty.jsonl: no measurement",
+        "prose.json: no file of results",
+        "broken.json:",
+        "bad_limits.json: limits",
+    ):
+        assert name in text
+    assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 5
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        sources.read([tmp_path / "nowhere"])
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    for folder in ("x", "y"):
+        write(tmp_path / folder / "attention.jsonl", "attention", TIMES)
+    assert set(sources.read([tmp_path]).runs) == {"x/attention", "y/attention"}
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_best_config_over_the_best_peer(read):
+    found = sheet(read(*lines("attention", TIMES)).runs["attention"], "attention", "attention")
+    assert found.variants == ["gluon_fa3", "torch_cudnn", "peer.other"], "ours, libraries, vendors"
+    cells = {(found.cases[r["case"]].text, found.variants[r["variant"]]): r for r in found.rows}
+    assert cells[SHAPE, "gluon_fa3"]["ratio"] == pytest.approx(0.9 / 0.8, rel=1e-3)
+    assert cells[SHAPE, "torch_cudnn"]["ratio"] == pytest.approx(0.9, rel=1e-3)
+    assert cells[OTHER, "gluon_fa3"]["ratio"] == pytest.approx(1.5, rel=1e-3)
+    assert cells[SHAPE, "gluon_fa3"]["x"] == 1024 and cells[SHAPE, "gluon_fa3"]["panel"] == "head dim 64, causal no"
+    flops, moved = 4 * 2 * 4 * 1024 * 1024 * 64, 4 * 2 * 4 * 1024 * 64 * 2
+    assert cells[SHAPE, "gluon_fa3"]["intensity"] == pytest.approx(flops / moved)
+
+
+def test_warp_groups_are_compared_where_several_were_measured(read):
+    found = sheet(read(*lines("attention", TIMES)).runs["attention"], "attention", "attention")
+    rows = group_rows(found)
+    assert {row["groups"]: row["ms"] for row in rows} == {2: 1.0, 3: 0.8}
+
+
+def test_every_op_is_shown_over_facts_that_it_has():
+    from registry.contract.problem import PROBLEM_TYPES
+    from registry.ops.known import all_ops
+
+    for name, op in all_ops().items():
+        facts = PROBLEM_TYPES[name].fact_kinds()
+        assert not {op.tuning.over, *op.tuning.panels, *op.tuning.leading[:1]} - {""} - facts.keys(), name
+
+
+def test_picks_are_the_dispatchers_and_their_regret_is_to_the_best_measured(read):
+    found = sheet(read(*lines("attention", TIMES)).runs["attention"], "attention", "attention")
+    answers = dispatch.picks(found)
+    assert [pick.case for pick in answers] == [0, 1]
+    lines_of = dispatch.regret([dispatch.Pick(0, "v", "s", 0.0, True), dispatch.Pick(1, "v", "s", 0.2, True)])
+    assert lines_of[0]["mean"] == pytest.approx(0.1) and lines_of[0]["worst_case"] == 1 and len(lines_of) == 1
+    rules = dispatch.coverage(found, answers)
+    assert sum(rule["shapes"] for rule in rules) == 2
+    assert any(rule["beyond"] == ["no shape in these results reaches it"] for rule in rules)
+
+
+# --- two results ----------------------------------------------------------------------------------------------------
+
+
+def changed(factor, spread=0.0):
+    rounds = [2.0 * factor * (1 + spread * (n - 1)) for n in range(3)]
+    return {OTHER: {"gluon_fa3": [(CONFIG, rounds)]}}
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "slower", "faster"), [(1.2, 0, 1, 0), (0.8, 0, 0, 1), (1.01, 0, 0, 0), (1.1, 0.2, 0, 0)]
+)
+def test_a_change_counts_beyond_the_noise_of_both(read, factor, spread, slower, faster):
+    old = read(*lines("attention", {OTHER: TIMES[OTHER]})).runs
+    new = read(*lines("attention", changed(factor, spread))).runs
+    found = against.compare(new, old)
+    assert (found["slower"], found["faster"]) == (slower, faster) and found["only_old"] == 1
+
+
+def test_results_of_another_machine_or_mode_are_said_to_be(read):
+    old = read(*lines("attention", TIMES)).runs
+    new = read(*lines("attention", TIMES, torch="2.12.0")).runs
+    assert against.compare(new, old)["machines"] == ["torch: 2.11.0 before, 2.12.0 now"]
+    graph = read(*lines("attention", TIMES, mode="graph")).runs
+    assert against.compare(graph, old)["same"] == 0 and against.compare(graph, old)["only_new"] == 5
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_all_raw_results_is_small_and_names_no_other_place():
+    text = page(sources.read([RESULTS]))
+    assert len(text.encode()) < MOST_BYTES
+    before_script = text.partition("<script>")[0]
+    assert not re.search(r"(src|href)=[\"']?https?:", before_script) and "Content-Security-Policy" in before_script
+
+
+def test_text_in_results_is_no_markup(read):
+    strange = lines("attention", TIMES, device="</script><b>H200")
+    assert "</script><b>" not in page(read(*strange))
+
+
+def test_no_op_is_too_strange_to_be_counted(read):
+    case = json.loads(lines("attention", TIMES)[1])
+    unknown = json.dumps({**case, "op": "convolution", "case": "x"})
+    sample = json.dumps({"kind": "sample", "case": "x", "key": next(iter(case["contestants"])), "round": 0, "ms": 1.0})
+    found = payload(read(*lines("attention", TIMES), unknown, sample), None, "t")
+    assert "attention: op convolution is not known here: not shown" in found["notes"] and "attention" in found["ops"]
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        charts.calls(2),
+        charts.regret(),
+        charts.roofline(["a"], "x"),
+        charts.speed(["a"], "s", "T"),
+        charts.groups("s", "T"),
+    ],
+)
+def test_every_chart_draws(chart):
+    row = {"variant": "a", "x": 64, "speed": 1, "panel": "p", "intensity": 9, "tflops": 3, "groups": 2, "dtype": "bf16"}
+    row |= {
+        "call": "c",
+        "median": 1,
+        "low": 1,
+        "high": 2,
+        "lost": 0.1,
+        "share": 0.5,
+        "where": "on",
+        "ms": 1,
+        "shape": "s",
+    }
+    assert library.svg(chart, {"rows": [row, {**row, "x": 128}], "roof": [row]}).startswith("<svg")
+
+
+def test_without_the_package_that_draws_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    library.script.cache_clear()
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    file = write(tmp_path / "a.jsonl", "attention", TIMES)
+    assert main(["report", str(file), "-o", str(tmp_path / "r.html")]) == FINDING
+    assert "pip install 'kernel-registry[report]'" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_the_command_draws_compares_and_says_what_it_passed_over(tmp_path, capsys):
+    new = write(tmp_path / "new.jsonl", "attention", {**TIMES, **changed(1.3)})
+    old = write(tmp_path / "old.jsonl", "attention", TIMES)
+    new.write_text(new.read_text() + '{"kind": "sample", "ca')
+    out = tmp_path / "deep" / "r.html"
+    assert main(["report", str(new), "-o", str(out), "--against", str(old)]) == OK
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 damaged lines passed over" in said and "1 slower, 0 faster" in said and "+30.0%" in said
+    assert out.read_text().startswith("<!doctype html>")
+    assert main(["report", str(new), "-o", str(out), "--against", str(old), "--fail-if-slower"]) == FINDING
+
+
+def test_the_command_refuses_what_it_cannot_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("REGISTRY_CACHE", str(tmp_path / "none"))
+    assert main(["report", "-o", str(tmp_path / "r.html")]) == USAGE
+    assert "you have not tuned yet" in capsys.readouterr().err
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert main(["report", str(empty), "-o", str(tmp_path / "r.html")]) == FINDING
+    assert main(["report", str(empty), "--fail-if-slower"]) == USAGE
+
+
+def test_the_command_that_reruns_a_cell_is_one(read):
+    """The command line parses, and a shape comes through a pipe as it would from a file."""
+    (one,) = payload(read(*lines("attention", {SHAPE: TIMES[SHAPE]})), None, "t")["ops"]["attention"]
+    words = shlex.split(one["rerun"].replace("VARIANT", "'gluon_fa3'")) + ["--shapes", "/dev/stdin"]
+    assert words[:2] == ["kreg", "tune"]
+    parsed = tune.command.make_context("tune", words[2:]).params
+    assert parsed["op"] == "attention" and parsed["only"] == ("gluon_fa3",)
+    reader, writer = os.pipe()
+    os.write(writer, (one["cases"][0]["shape"] + "\n").encode())
+    os.close(writer)
+    assert [case.text for case in from_file("attention", Path(f"/dev/fd/{reader}"))] == [SHAPE]
+    os.close(reader)

@@ -1,0 +1,119 @@
+"""A guided sweep: the same pick at a third of the measurements, on a recorded sweep and on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.contract.target import Target
+from registry.errors import InvalidArgument
+from registry.ops.parts.cases import Case
+from registry.tuning import journal, worker
+from registry.tuning.contestants import Contestant, LineUp, Selection
+from registry.tuning.guided import Guidance, Guide
+from registry.tuning.measure import Effort, Sweep
+
+ROOT = Path(__file__).parents[2]
+FAKES = str(ROOT / "tests" / "support" / "tuning_fakes.py")
+QUICK = Effort(rounds=2, settle_ms=0.5, measure_ms=1.0, check_timeout=20.0, turn_timeout=10.0, drop=1.1)
+
+
+def load_replay():
+    name = "guided_replay"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow(4)
+def test_it_finds_the_picks_of_a_recorded_sweep_with_a_third_of_the_contestants():
+    """The smallest of the H200's sweeps; docs/tuning.md has the others, by the same script."""
+    results = journal.read(ROOT / "benchmarks" / "results" / "h200" / "attention_backward.jsonl")
+    found = load_replay().replay(results, "attention_backward")
+    print(found)
+    assert found.tried <= found.contestants / 3 and found.mean < 0.01
+
+
+def plans(shapes=6, configs=9):
+    """Shapes on which config c of the one variant takes 1 + 0.2 |c - 4| times the least."""
+    target = Target.named("H200")
+    found = []
+    for number in range(shapes):
+        case = Case.of("attention", b=2, hq=4, s=512 * (number + 1), d=64)
+        ones = tuple(Contestant("x.y", {"c": c + 1}, c == 0, "f") for c in range(configs))
+        found.append(LineUp(case, case.problem(target), 1e12, ones, {}))
+    return found
+
+
+def run(guide, made, time=lambda place, one: (1 + 0.2 * abs(one.config["c"] - 4)) * 1.5):
+    asked = []
+    for place in range(len(made)):
+        asked.append([])
+        while (one := guide.next(place)) is not None:
+            asked[-1].append(one.config["c"])
+            guide.tell(place, one.key, time(place, one))
+    return asked
+
+
+def test_what_one_shape_teaches_spares_the_others():
+    made = plans()
+    asked = run(Guide(made), made)
+    total = sum(map(len, asked))
+    assert all(asked) and total <= 0.33 * 6 * 9 + 1
+    assert 4 in asked[-1] and len(asked[-1]) <= 3, "the best config is asked for first once it is known"
+
+
+def test_nothing_is_asked_for_twice_and_a_share_of_one_asks_for_everything():
+    made = plans(2)
+    asked = run(Guide(made, Guidance(share=1.0, tolerance=0.0)), made)
+    assert [sorted(one) for one in asked] == [list(range(1, 10))] * 2
+
+
+def test_a_contestant_that_fails_is_passed_over():
+    made = plans(3)
+    asked = run(Guide(made), made, lambda place, one: None if one.config["c"] == 4 else one.config["c"] * 1.0)
+    assert all(asked)
+
+
+def test_earlier_measurements_are_learnt_from():
+    made = plans()
+    target = made[0].problem.target
+    entries = {
+        one.key: journal.Entry(
+            one.variant, one.config, one.first, "f", {0: {"ms": (1 + 0.2 * abs(one.config["c"] - 4)) * 1.5}}
+        )
+        for one in made[0].contestants
+    }
+    case = made[0].case
+    known = journal.CaseResults("attention", case.text, case.data(), case.problem(target).facts(), 1e12, entries)
+    asked = run(Guide(made[1:], Guidance(learnt=(known,))), made[1:])
+    assert asked[0][0] in (3, 4, 5), "near the best, where a first shape begins with its first config"
+
+
+def test_a_share_is_a_share():
+    with pytest.raises(InvalidArgument, match="share"):
+        Guidance(share=0)
+
+
+@pytest.mark.slow(8)
+def test_a_guided_sweep_measures_some_and_goes_on_where_it_was(tmp_path):
+    path = tmp_path / "r.jsonl"
+    cases = [Case.of("attention", hq=2, s=8 * (n + 1), d=8, dtype="float32", causal=True) for n in range(2)]
+    with worker.child("cpu", plugins=[FAKES]) as child:
+        sweep = lambda **more: Sweep(  # noqa: E731
+            cases, path, device="cpu", effort=QUICK, selection=Selection(("fake.good", "torch_*")),
+            plugins=[FAKES], child=child, **more,
+        ).run()  # fmt: skip
+        report = sweep(guidance=Guidance(share=0.5))
+        results = journal.read(path)
+        tried = [len(case.entries) for case in results.cases.values()]
+        assert report.measured == 2 and all(case.timed for case in results.cases.values())
+        assert 2 <= sum(tried) < 10 and not results.bad_lines
+        assert sweep(guidance=Guidance(share=0.5)).turns == 0, "nothing is left to do"
+        sweep()
+        everything = journal.read(path)
+        assert all(len(case.entries) == 5 for case in everything.cases.values()), "a full sweep measures the rest"
