@@ -138,7 +138,7 @@ function roofline(body, sheet, rows, pick) {
   if (!points.length) return;
   const limits = DATA.limits[sheet.device], dtypes = new Set(points.map((row) => row.dtype));
   const roof = (DATA.roofs[sheet.device] ?? []).filter((point) => dtypes.has(point.line));
-  const text = limits ? `Dashed: what this card was measured to reach, ${digits(limits.gbs)} GB/s of copies and the fastest library products of each dtype. Bytes count every operand once; points above a slope found theirs in the cache.`
+  const text = limits ? `Dashed: what this card was measured to reach, ${digits(limits.gbs)} GB/s of copies and the fastest library products of each dtype. Bytes count every operand once; points above a slope found theirs in the cache. The flat parts are what those products reached under the card's power cap: a kernel may run above them.`
     : "This card's own limits were not measured with these results, so there is no roof.";
   const spec = structuredClone(sheet.specs.roofline);
   if (!limits) spec.layer = spec.layer.slice(2);
