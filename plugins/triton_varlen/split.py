@@ -11,9 +11,9 @@ Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence,
 metadata made before, in the same run):
 - bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.00 of FlashAttention-3 by geometric mean, least 0.92 (one
   sequence of 8k), best 1.20 (one of 1k: 9.3 us); 4.22 TB/s at 64 x 4,096 keys, where cuDNN's dense decode has 4.40.
-- fp8 against bf16, the best config of each (measured while partial results were added up the slower way, below): 1.53 at
-  1 GiB of bf16, 1.39-1.50 at 256 and 512 MiB, 1.17-1.33 for mixed lengths, nothing at 4 MiB. At 64 x 4,096: 1.09 with
-  values read byte by byte, 1.35 as pairs of columns, 1.53 with 2 warps and 4 programs an SM.
+- fp8 against bf16, the best config of each (measured while partial results were added up the slower way, below): 1.53
+  at 1 GiB of bf16, 1.39-1.50 at 256 and 512 MiB, 1.17-1.33 for mixed lengths, nothing at 4 MiB. At 64 x 4,096: 1.09
+  with values read byte by byte, 1.35 as pairs of columns, 1.53 with 2 warps and 4 programs an SM.
 - Looking a page up in the loop that uses it left half the stages: see keys.look_up.
 - Partial results added up as one tensor of three dimensions took some 8 us a tile: 0.96 of FlashAttention-3. So it is
   one after the other, several loads in flight.
