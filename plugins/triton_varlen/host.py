@@ -193,15 +193,14 @@ def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scal
 def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     arguments, cfg = _forward(problem, config, given)
     programs = problem.target.sm_count * config["PER_SM"]
-    rows = min(cfg.BLOCK_M, 1 << (problem.max_seqlen_q * cfg.GROUP - 1).bit_length())
-    slot = rows * (cfg.PADDED_V + 2)
+    slot = cfg.BLOCK_M * (cfg.PADDED_V + 2)
     arguments |= {
         "partials_ptr": StandIn((2 * programs * slot,), "float32", name="partials"),
         "counters_ptr": Zeroes(programs),
         "least_share": config["LEAST"],
     }
-    at_once = max(1, configs.PARTIALS_A_THREAD * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
-    constants = {"cfg": replace(cfg, ROWS=rows, AT_ONCE=min(32, at_once))}
+    at_once = max(1, configs.PARTIALS_A_THREAD * 32 * config["num_warps"] // (cfg.BLOCK_M * cfg.PADDED_V))
+    constants = {"cfg": replace(cfg, AT_ONCE=min(8, at_once))}
     return [Call(split, (programs,), arguments, constants, configs.split_options(config))]
 
 

@@ -6,6 +6,12 @@ where delta = rowsum(O * dO) - dlse is what the softmax's normalisation and the 
 A sink is a score without a value: its gradient is -sum(P_sink * delta).
 
 Every output is written by one program, in a fixed order: no atomics, the same bits on every run.
+
+Measured facts (as in prefill.py; both passes against FlashAttention-3's backward, which uses atomics here):
+- 0.40-0.71 of it at D128, 0.54-1.02 at D64, 0.36-0.59 at D256. Best cells: 287 TFLOPS at D128, 285 at D64, 231 at D256
+  (4 x 4,096 tokens, causal, 2.5 times the forward's operations).
+- D128, key pass: 64 rows by 128 keys 287 TFLOPS with the query pass, 32 by 128 261, 64 by 64 199; with 64
+  rows instead of 128 in the query pass both take 40% longer.
 """
 
 import triton

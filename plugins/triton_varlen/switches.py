@@ -50,7 +50,5 @@ class VarlenSwitches:
     GRAD_LSE: bool = False
     WANT_DK: bool = True
     WANT_DV: bool = True
-    ROWS: int = 1
-    """Rows of a tile that there can be, where partial results are added up."""
     AT_ONCE: int = 1
     """Partial results that are in flight together."""
