@@ -1,0 +1,54 @@
+"""The two helper warps: the producer brings tiles, the reducer adds finished parts of dQ to the accumulator."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from registry.plugins.gluon_fa3.backward.schedule import query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.signals import dq_is_free, take_dq
+from registry.toolbox.hopper import load_tile, reduce_tile, slot, store_wait, wait_empty
+
+
+@gluon.jit
+def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.constexpr):
+    """K, then Q with its rows' LSE and delta, then V, then dO, and so on: in the order in which they are needed."""
+    q_map, k_map, v_map, do_map, stats_map = maps
+    k_tile, k_ready = k
+    v_tile, v_ready = v
+    heads_kv, group, row_blocks = work[0], work[1], work[2]
+    n, head, b = tile_at(gl.program_id(0), work)
+    low, high = query_blocks(n * T.block_n, extent, T)
+    mbarrier.expect(k_ready, T.block_n * T.head * 2)
+    load_tile(k_map, [b, head, n * T.block_n, 0], k_ready, k_tile.index(0))
+    i = 0
+    for h in range(head * group, head * group + group):
+        stats_row = (b * heads_kv * group + h) * row_blocks
+        for m in range(low, high):
+            tile, ready = wait_empty(q_ring, i)
+            mbarrier.expect(ready, T.block_m * T.head * 2 + T.block_m * 8)
+            load_tile(q_map, [b, h, m * T.block_m, 0], ready, tile)
+            s, _ = slot(i, q_ring[0])
+            load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(s))
+            if i == 0:
+                mbarrier.expect(v_ready, T.block_n * T.head_v * 2)
+                load_tile(v_map, [b, head, n * T.block_n, 0], v_ready, v_tile.index(0))
+            tile, ready = wait_empty(do_ring, i)
+            mbarrier.expect(ready, T.block_m * T.head_v * 2)
+            load_tile(do_map, [b, h, m * T.block_m, 0], ready, tile)
+            i += 1
+
+
+@gluon.jit
+def reducer(dq_map, dq_tiles, extent, work, T: gl.constexpr):
+    """Owns dQ: takes each group's part of a step as it is ready, and gives its tile back once it has been read."""
+    heads_kv, group, row_blocks = work[0], work[1], work[2]
+    n, head, b = tile_at(gl.program_id(0), work)
+    low, high = query_blocks(n * T.block_n, extent, T)
+    for h in range(head * group, head * group + group):
+        row = (b * heads_kv * group + h) * row_blocks
+        for m in range(low, high):
+            for g in gl.static_range(2):
+                dq_is_free(g)
+                take_dq(g)
+                reduce_tile(dq_map, [2 * (row + m) + g, 0, 0], dq_tiles.index(g))
+                store_wait(0)

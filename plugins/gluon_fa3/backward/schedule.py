@@ -1,0 +1,39 @@
+"""Which tile a block works on, in which order, and which query blocks can see a tile's keys.
+
+A tile is `block_n` keys of one key head; one thread block works on one tile, over all query heads that share the head.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def tile_at(tile, work):
+    """(key block, key head, batch). By sections of heads whose queries fit the L2 cache; inside a section all heads'
+    first key blocks come first, which under a causal mask are the longest."""
+    heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first = work
+    section = tile // (section_heads * key_blocks)
+    first = section * section_heads
+    within = tile - first * key_blocks
+    here = gl.minimum(section_heads, heads - first)
+    n = within // here
+    bh = first + within - n * here
+    b = bh // heads_kv
+    n = gl.where(last_first != 0, key_blocks - 1 - n, n)
+    return n, bh - b * heads_kv, b
+
+
+@gluon.jit
+def query_blocks(first_key, extent, T: gl.constexpr):
+    """[low, high): the query blocks that can see some of a tile's keys; at least one, which may be wholly masked."""
+    seqlen_q, seqlen_k, left, right = extent
+    M: gl.constexpr = T.block_m
+    high = (seqlen_q + M - 1) // M
+    low = 0
+    if T.mask != "none":
+        low = gl.minimum(gl.maximum(first_key - (seqlen_k - seqlen_q) - right, 0) // M, high - 1)
+    if T.mask == "band":
+        last_key = gl.minimum(first_key + T.block_n, seqlen_k) - 1
+        last = gl.minimum(gl.maximum(last_key - (seqlen_k - seqlen_q) + left, 0), seqlen_q - 1)
+        high = gl.maximum(last // M, low) + 1
+    return low, high

@@ -1,0 +1,88 @@
+"""Who waits for whom among the matrix groups and the reducer, by hardware barriers.
+
+A group that has written its part of dS tells the other and goes on; each waits for the other's part only where its
+product of dQ reads it. Each waiter has a barrier of its own, so that telling never blocks.
+"""
+
+import enum
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm
+
+
+class Signal(enum.IntEnum):
+    """What a hardware barrier announces, and to or from which group."""
+
+    DS_0, DS_1, DQ_READY_0, DQ_READY_1, DQ_FREE_0, DQ_FREE_1, GROUPS_MEET = FREE_BARRIERS[:7]
+
+
+GROUP_THREADS, WARP_THREADS = 128, 32
+
+
+@gluon.constexpr_function
+def _between_groups(verb, name, group):
+    return barrier_asm(verb, Signal[f"{name}_{int(group)}"], 2 * GROUP_THREADS)
+
+
+@gluon.constexpr_function
+def _with_reducer(verb, name, group):
+    return barrier_asm(verb, Signal[f"{name}_{int(group)}"], GROUP_THREADS + WARP_THREADS)
+
+
+@gluon.constexpr_function
+def _other(group):
+    return 1 - int(group)
+
+
+@gluon.constexpr_function
+def _meet():
+    return barrier_asm("sync", Signal.GROUPS_MEET, 2 * GROUP_THREADS)
+
+
+@gluon.jit
+def _do(ASM: gl.constexpr):
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_ds(GROUP: gl.constexpr):
+    """GROUP's part of dS is in shared memory."""
+    _do(_between_groups("arrive", "DS", _other(GROUP)))
+
+
+@gluon.jit
+def await_ds(GROUP: gl.constexpr):
+    """GROUP waits for the other group's part of dS, and for all of its own warps."""
+    _do(_between_groups("sync", "DS", GROUP))
+
+
+@gluon.jit
+def await_free_dq(GROUP: gl.constexpr):
+    """GROUP waits until its tile of dQ may be written."""
+    _do(_with_reducer("sync", "DQ_FREE", GROUP))
+
+
+@gluon.jit
+def hand_dq(GROUP: gl.constexpr):
+    """GROUP has written its tile of dQ."""
+    _do(_with_reducer("arrive", "DQ_READY", GROUP))
+
+
+@gluon.jit
+def dq_is_free(GROUP: gl.constexpr):
+    """Reducer: GROUP's tile of dQ may be written."""
+    _do(_with_reducer("arrive", "DQ_FREE", GROUP))
+
+
+@gluon.jit
+def take_dq(GROUP: gl.constexpr):
+    """Reducer: wait for GROUP's tile of dQ."""
+    _do(_with_reducer("sync", "DQ_READY", GROUP))
+
+
+@gluon.jit
+def groups_meet():
+    """Both groups wait for each other."""
+    _do(_meet())

@@ -1,0 +1,108 @@
+"""What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
+
+A config is the searchable part: {BLOCK_M, BLOCK_N, stages, dk_operand}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry import Reason
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
+
+GROUPS = 2  # matrix warp groups
+KEYS = 64  # key rows of a group: the M of one wgmma
+GROUP_REGISTERS = 240  # per thread
+HELPER_REGISTERS = 24  # of the producer and of the reducer
+LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The constants of one compiled kernel."""
+
+    dtype: str  # "bf16" or "fp16"
+    head: int  # columns of the Q and K tiles: 64 or 128; what the tensors lack reads as zero
+    head_v: int  # columns of the V and dO tiles
+    block_m: int  # query rows of a step
+    block_n: int  # keys of a tile
+    stages: int  # Q tiles, and dO tiles, in flight
+    dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
+    mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
+    softcap: bool
+
+    @property
+    def dq_rows(self) -> bool:
+        """Each group computes dQ of half of a step's rows; else of half of the columns."""
+        return self.block_m == 2 * KEYS
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of a group's part of dQ, which has 64 rows."""
+        return self.head if self.dq_rows else self.head // GROUPS
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
+        halves = self.block_n * (self.head + self.head_v) + self.stages * self.block_m * (self.head + self.head_v)
+        halves += 2 * self.block_n * self.block_m  # dS
+        floats = GROUPS * KEYS * self.dq_columns + self.stages * 2 * self.block_m
+        return 2 * halves + 4 * floats + 1024
+
+
+def traits_of(problem: Any, config: Mapping[str, Any]) -> Traits:
+    """The build that `config` means for `problem`."""
+    return Traits(
+        dtype={"bfloat16": "bf16", "float16": "fp16"}[problem.dtype],
+        head=padded(problem.head_dim),
+        head_v=padded(problem.head_dim_v),
+        block_m=config["BLOCK_M"],
+        block_n=config["BLOCK_N"],
+        stages=config["stages"],
+        dk_operand=config["dk_operand"],
+        mask=mask_kind(problem, config["BLOCK_N"]),
+        softcap=bool(problem.softcap),
+    )
+
+
+def mask_kind(problem: Any, block_n: int) -> str:
+    """Queries past the end need no mask: their LSE is +inf."""
+    left, right = window_bounds(problem.causal, problem.window)
+    if left < UNLIMITED:
+        return "band"
+    return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
+
+
+def _config(block_m: int, dk_operand: str) -> dict[str, Any]:
+    return {"BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 2, "dk_operand": dk_operand}
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """The default, then what is worth searching."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    small = [_config(64, "registers"), _config(64, "shared")]
+    return [_config(128, "shared"), *small] if wide == 64 else small
+
+
+def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of dynamic shared memory of one block."""
+    return traits_of(problem, config).shared_memory
+
+
+def registers(problem: Any, config: Mapping[str, Any]) -> int:
+    """Registers of one block: two matrix warp groups, and a third that holds producer and reducer."""
+    return 128 * (GROUPS + 1) * LAUNCH_REGISTERS
+
+
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    rows = (64, 128) if wide == 64 else (64,)
+    if config["BLOCK_M"] not in rows:
+        yield Reason("config", "BLOCK_M", config["BLOCK_M"], " or ".join(map(str, rows)))
+    if config["BLOCK_N"] != GROUPS * KEYS:
+        yield Reason("config", "BLOCK_N", config["BLOCK_N"], f"{GROUPS * KEYS}")
+    if config["dk_operand"] not in ("registers", "shared"):
+        yield Reason("config", "dk_operand", config["dk_operand"], "registers, shared")
