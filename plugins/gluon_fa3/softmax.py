@@ -118,4 +118,6 @@ def unpack(pairs, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, T: gl.constexpr):
     """The pairs as register operand A of the second product; costs no instruction."""
     low = (pairs & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(DTYPE, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]]), LAYOUT, assert_trivial=True)
+    return gl.convert_layout(
+        gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]]), LAYOUT, assert_trivial=True
+    )

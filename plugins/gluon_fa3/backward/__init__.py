@@ -19,7 +19,7 @@ def design_of(config: Mapping[str, Any]) -> Design:
         warp_groups=GROUPS,
         pipeline_stages=config["stages"],
         warp_specialized=True,
-        pipeline_tasks=3,
+        pipeline_tasks=3 if config["method"] == "sums" else 2,
         tile=(config["BLOCK_M"], config["BLOCK_N"]),
         dsl="gluon",
     )
@@ -34,9 +34,9 @@ VARIANT = Variant(
     requires=Requires(
         arch=("sm90",),
         dtypes=("float16", "bfloat16"),
-        head_dim=(8, 128),
+        head_dim=(8, 256),
         head_dim_multiple=8,
-        head_dim_v=(8, 128),
+        head_dim_v=(8, 256),
         head_dim_v_multiple=8,
         layouts=("bhsd", "bshd", "strided"),
         base_alignment=16,  # of a tensor map's address
@@ -48,6 +48,7 @@ VARIANT = Variant(
         lse=True,
         grad_lse=True,
         cross_length=True,
+        deterministic=True,
         toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=registers,

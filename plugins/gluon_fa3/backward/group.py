@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import query_blocks, tile_at
-from registry.plugins.gluon_fa3.backward.scores import exponents, mask_exponents
+from registry.plugins.gluon_fa3.backward.schedule import nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.scores import exponents, mask_keys
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_full
@@ -61,7 +61,7 @@ def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.const
     x, bent = exponents(s, scale, cap, T)
     x = x - lse[None, :]
     if T.mask != "none":
-        x = mask_exponents(x, own, m * T.block_m, keys, queries, extent, T)
+        x = mask_keys(x, own, m * T.block_m, keys, queries, extent, T)
     return gl.exp2(x), bent
 
 
@@ -129,15 +129,14 @@ def matrix_group(
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
 
     n, head, b = tile_at(gl.program_id(0), work)
-    low, high = query_blocks(n * T.block_n, extent, T)
+    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
     steps = (high - low) * work[1]
     own = n * T.block_n + GROUP * KEYS
     k_tile, k_ready = k
     v_tile, v_ready = v
-    nought = gl.num_programs(1) - 1
-    k_all = as_matrix(k_tile.index(nought), T.block_n, D)
+    k_all = as_matrix(k_tile.index(0), T.block_n, D)
     k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
-    v_own = as_matrix(v_tile.index(nought), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
+    v_own = as_matrix(v_tile.index(0), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
 
     mbarrier.wait(k_ready, 0)
     q = as_matrix(wait_full(q_ring, 0), M, D)
@@ -151,6 +150,9 @@ def matrix_group(
     m = low
     for i in range(1, steps):
         m = gl.where(m + 1 == high, low, m + 1)
+        k_all = as_matrix(k_tile.index(nought(i)), T.block_n, D)
+        k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
+        v_own = as_matrix(v_tile.index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
         q_before = q_ring[0].index(slot(i - 1, q_ring[0])[0])
         q = as_matrix(wait_full(q_ring, i), M, D)
         s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)

@@ -17,7 +17,7 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
     v_tile, v_ready = v
     heads_kv, group, row_blocks = work[0], work[1], work[2]
     n, head, b = tile_at(gl.program_id(0), work)
-    low, high = query_blocks(n * T.block_n, extent, T)
+    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
     mbarrier.expect(k_ready, T.block_n * T.head * 2)
     load_tile(k_map, [b, head, n * T.block_n, 0], k_ready, k_tile.index(0))
     i = 0
@@ -43,7 +43,7 @@ def reducer(dq_map, dq_tiles, extent, work, T: gl.constexpr):
     """Owns dQ: takes each group's part of a step as it is ready, and gives its tile back once it has been read."""
     heads_kv, group, row_blocks = work[0], work[1], work[2]
     n, head, b = tile_at(gl.program_id(0), work)
-    low, high = query_blocks(n * T.block_n, extent, T)
+    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
     for h in range(head * group, head * group + group):
         row = (b * heads_kv * group + h) * row_blocks
         for m in range(low, high):

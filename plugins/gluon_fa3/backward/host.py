@@ -1,4 +1,4 @@
-"""The host side of the backward: three launches, and the workspaces between them."""
+"""The host side of the backward: the launches of each method, and the workspaces between them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from registry.ops.attention.calls import BACKWARD, dense_like
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, Traits, traits_of
+from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, Traits, sweeps_of, traits_of
 from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
-from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.hopper import linear
 from registry.toolbox.launch import StandIn
 
 SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
 BEFORE_ROWS = 16
+OPTIONS = {"num_warps": 4, "launch_pdl": True}
+Outputs = tuple[StandIn, ...]
 
 
 def _flat_map(workspace: StandIn) -> TensorDescriptor:
@@ -33,83 +36,140 @@ def _flat_map(workspace: StandIn) -> TensorDescriptor:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    q, k, v, out, grad_out, lse = (given[name] for name in ("q", "k", "v", "out", "grad_out", "lse"))
-    dq, dk, dv = (dense_like(x, f"d{x.name}") for x in (q, k, v))
-    t = traits_of(problem, config)
+    q, k, v = (given[name] for name in ("q", "k", "v"))
+    outputs = tuple(dense_like(x, f"d{x.name}") for x in (q, k, v))
+    if config["method"] == "sweeps":
+        return _sweeps(problem, config["BLOCK_M"], given, outputs)
+    return _one_kernel(problem, traits_of(problem, config), given, outputs)
+
+
+def _one_kernel(problem: Any, t: Traits, given: Operands, outputs: Outputs) -> list[Call]:
+    dq, dk, dv = outputs
     row_blocks = -(-problem.seqlen_q // t.block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
-    stats = StandIn((blocks, 2, t.block_m), "float32", name="stats")
     sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
-    sizes = {"seqlen_q": problem.seqlen_q, "heads_q": problem.heads_q, "row_blocks": row_blocks}
-    return [
-        _before(problem, t, out, grad_out, lse, given.get("grad_lse"), stats, sums, blocks, sizes),
-        _main(problem, t, (q, k, v, grad_out), stats, sums, dk, dv, row_blocks),
-        _after(problem, t, sums, dq, blocks, sizes),
-    ]
-
-
-def _before(problem, t: Traits, out, grad_out, lse, grad_lse, stats, sums, blocks, sizes) -> Call:  # type: ignore[no-untyped-def]
-    arguments = {
-        "out_ptr": out,
-        "do_ptr": grad_out,
-        "lse_ptr": lse,
-        "dlse_ptr": grad_lse,
-        "stats_ptr": stats,
-        "sums_ptr": sums,
-        **_strides("out", out),
-        **_strides("do", grad_out),
-        **sizes,
-    }
-    constants = {
-        "HEAD_DIM_V": problem.head_dim_v,
-        "PADDED": t.head,
-        "PADDED_V": t.head_v,
-        "GRAD_LSE": problem.grad_lse,
-        "BLOCK_M": t.block_m,
-        "ROWS": BEFORE_ROWS,
-    }
-    grid = (blocks * (t.block_m // BEFORE_ROWS),)
-    return Call(before, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
-
-
-def _main(problem, t: Traits, inputs, stats, sums, dk, dv, row_blocks) -> Call:  # type: ignore[no-untyped-def]
-    q, k, v, grad_out = inputs
-    left, right = window_bounds(problem.causal, problem.window)
+    first, stats = _before(problem, t.block_m, given, sums)
     key_blocks = -(-problem.seqlen_k // t.block_n)
     heads = problem.batch * problem.heads_kv
-    head_bytes = problem.seqlen_q * (problem.heads_q // problem.heads_kv) * (6 * t.head + 2 * t.head_v)
     arguments = {
-        "q_map": tensor_map(q, t.block_m, t.head),
-        "k_map": tensor_map(k, t.block_n, t.head),
-        "v_map": tensor_map(v, t.block_n, t.head_v),
-        "do_map": tensor_map(grad_out, t.block_m, t.head_v),
+        "q_map": tensor_map(given["q"], t.block_m, t.head),
+        "k_map": tensor_map(given["k"], t.block_n, t.head),
+        "v_map": tensor_map(given["v"], t.block_n, t.head_v),
+        "do_map": tensor_map(given["grad_out"], t.block_m, t.head_v),
         "stats_map": _flat_map(stats),
         "dq_map": _flat_map(sums),
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
+        "heads_kv": problem.heads_kv,
+        "key_blocks": key_blocks,
+        **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
+        "last_first": int(_ends_early(problem)),
+    }
+    main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
+    arguments = {
+        "sums_ptr": sums,
+        "dq_ptr": dq,
+        **_strides("dq", dq),
+        "seqlen_q": problem.seqlen_q,
+        "heads_q": problem.heads_q,
+        "row_blocks": row_blocks,
+        "scale": PerCall("scale"),
+    }
+    constants = {"HEAD_DIM": problem.head_dim, "PADDED": t.head, "BLOCK_M": t.block_m, "COLUMNS": t.dq_columns}
+    return [first, main, Call(after, (GROUPS * blocks,), arguments, constants, OPTIONS)]
+
+
+def _sweeps(problem: Any, block_m: int, given: Operands, outputs: Outputs) -> list[Call]:
+    first, stats = _before(problem, block_m, given, None)
+    made = [first]
+    for t, out in zip(sweeps_of(problem), outputs, strict=True):
+        names = ("q", "grad_out", "k", "v") if t.of_queries else ("k", "v", "q", "grad_out")
+        x, y, u, w = (given[name] for name in names)
+        own, rows, others = problem.heads_kv, problem.seqlen_k, problem.seqlen_q * _group(problem)
+        if t.of_queries:
+            own, rows, others = problem.heads_q, problem.seqlen_q, problem.seqlen_k
+        tiles, heads = -(-rows // t.rows), problem.batch * own
+        arguments = {
+            "x_map": tensor_map(x, KEYS, t.x_columns),
+            "y_map": tensor_map(y, KEYS, t.w_columns),
+            "u_map": tensor_map(u, t.block, t.x_columns),
+            "w_map": tensor_map(w, t.block, t.w_columns),
+            "stats_map": _flat_map(stats),
+            "out_map": tensor_map(out, KEYS, t.out_columns),
+            "stats": stats,
+            "heads_own": own,
+            "tiles": tiles,
+            **_sizes(problem, -(-problem.seqlen_q // block_m), heads, others * 2 * (t.head + t.head_v)),
+            "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
+        }
+        made.append(Call(attention_gradient, (tiles * heads,), arguments, {"T": t}, OPTIONS))
+    return made
+
+
+def _before(problem: Any, block_m: int, given: Operands, sums: StandIn | None) -> tuple[Call, StandIn]:
+    """The first launch, and the statistics that it leaves."""
+    out, grad_out = given["out"], given["grad_out"]
+    row_blocks = -(-problem.seqlen_q // block_m)
+    blocks = problem.batch * problem.heads_q * row_blocks
+    stats = StandIn((blocks, 2, block_m), "float32", name="stats")
+    arguments = {
+        "out_ptr": out,
+        "do_ptr": grad_out,
+        "lse_ptr": given["lse"],
+        "dlse_ptr": given.get("grad_lse"),
+        "stats_ptr": stats,
+        "sums_ptr": sums,
+        **_strides("out", out),
+        **_strides("do", grad_out),
+        "seqlen_q": problem.seqlen_q,
+        "heads_q": problem.heads_q,
+        "row_blocks": row_blocks,
+    }
+    constants = {
+        "HEAD_DIM_V": problem.head_dim_v,
+        "PADDED": padded(problem.head_dim),
+        "PADDED_V": padded(problem.head_dim_v),
+        "GRAD_LSE": problem.grad_lse,
+        "SUMS": sums is not None,
+        "BLOCK_M": block_m,
+        "ROWS": BEFORE_ROWS,
+    }
+    return Call(before, (blocks * (block_m // BEFORE_ROWS),), arguments, constants, OPTIONS), stats
+
+
+def _sizes(problem: Any, row_blocks: int, heads: int, head_bytes: int) -> dict[str, Any]:
+    """`head_bytes`: what the tiles of one head read besides their own."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return {
         "seqlen_q": problem.seqlen_q,
         "seqlen_k": problem.seqlen_k,
         "left": left,
         "right": right,
-        "heads_kv": problem.heads_kv,
-        "group": problem.heads_q // problem.heads_kv,
+        "group": _group(problem),
         "row_blocks": row_blocks,
-        "key_blocks": key_blocks,
         "heads": heads,
         "section_heads": min(max(SECTION // head_bytes, 1), heads),
-        "last_first": int(left < UNLIMITED <= right),
         "scale": PerCall("scale"),
         # softcap is cap * tanh(x / cap), and tanh(y) = 1 - 2 / (1 + 2^(2 y log2(e)))
         "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }
-    return Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, {"num_warps": 4, "launch_pdl": True})
 
 
-def _after(problem, t: Traits, sums, dq, blocks, sizes) -> Call:  # type: ignore[no-untyped-def]
-    arguments = {"sums_ptr": sums, "dq_ptr": dq, **_strides("dq", dq), **sizes, "scale": PerCall("scale")}
-    constants = {"HEAD_DIM": problem.head_dim, "PADDED": t.head, "BLOCK_M": t.block_m, "COLUMNS": t.dq_columns}
-    return Call(after, (GROUPS * blocks,), arguments, constants, {"num_warps": 4, "launch_pdl": True})
+def _group(problem: Any) -> int:
+    return int(problem.heads_q // problem.heads_kv)
+
+
+def _ends_early(problem: Any) -> bool:
+    """Whether only a left bound cuts: then the last keys are seen by the most queries."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return left < UNLIMITED <= right
+
+
+def _starts_late(problem: Any) -> bool:
+    """Whether only a right bound cuts: then the last queries see the most keys."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return right < UNLIMITED <= left
 
 
 def _strides(name: str, operand: StandIn) -> dict[str, int]:

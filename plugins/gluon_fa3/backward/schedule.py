@@ -24,16 +24,37 @@ def tile_at(tile, work):
 
 
 @gluon.jit
-def query_blocks(first_key, extent, T: gl.constexpr):
-    """[low, high): the query blocks that can see some of a tile's keys; at least one, which may be wholly masked."""
+def query_blocks(first_key, extent, KEYS: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
+    """[low, high): the query blocks that can see some of KEYS keys; at least one, which may be wholly masked."""
     seqlen_q, seqlen_k, left, right = extent
-    M: gl.constexpr = T.block_m
-    high = (seqlen_q + M - 1) // M
+    high = (seqlen_q + BLOCK - 1) // BLOCK
     low = 0
     if T.mask != "none":
-        low = gl.minimum(gl.maximum(first_key - (seqlen_k - seqlen_q) - right, 0) // M, high - 1)
+        low = gl.minimum(gl.maximum(first_key - (seqlen_k - seqlen_q) - right, 0) // BLOCK, high - 1)
     if T.mask == "band":
-        last_key = gl.minimum(first_key + T.block_n, seqlen_k) - 1
+        last_key = gl.minimum(first_key + KEYS, seqlen_k) - 1
         last = gl.minimum(gl.maximum(last_key - (seqlen_k - seqlen_q) + left, 0), seqlen_q - 1)
-        high = gl.maximum(last // M, low) + 1
+        high = gl.maximum(last // BLOCK, low) + 1
     return low, high
+
+
+@gluon.jit
+def key_blocks(first_query, extent, QUERIES: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
+    """[low, high): the key blocks that some of QUERIES queries can see; at least one, which may be wholly masked."""
+    seqlen_q, seqlen_k, left, right = extent
+    high = (seqlen_k + BLOCK - 1) // BLOCK
+    low = 0
+    if T.mask != "none":
+        last_query = gl.minimum(first_query + QUERIES, seqlen_q) - 1
+        last = gl.minimum(gl.maximum(last_query + (seqlen_k - seqlen_q) + right, 0), seqlen_k - 1)
+        high = last // BLOCK + 1
+    if T.mask == "band":
+        low = gl.minimum(gl.maximum(first_query + (seqlen_k - seqlen_q) - left, 0) // BLOCK, high - 1)
+    return low, high
+
+
+@gluon.jit
+def nought(i):
+    """0, computed in step i. A tile that stays all through a loop is indexed by it there: the compiler would otherwise
+    keep the address of each of its slices in two registers, and there are not so many."""
+    return i >> 30

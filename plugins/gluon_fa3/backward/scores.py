@@ -1,4 +1,5 @@
-"""The arithmetic between the matrix products, on transposed scores: rows are keys, columns are queries. Base 2.
+"""The arithmetic between the matrix products, in base 2. Where gradients of keys are wanted, scores are transposed: rows
+are keys, columns are queries.
 
 P = 2^(S scale log2(e) - LSE log2(e)); dS = P (dP - delta). A query that sees no key, or is past the end, has LSE = +inf,
 which makes its P and dS exactly zero.
@@ -7,7 +8,7 @@ which makes its P and dS exactly zero.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from registry.plugins.gluon_fa3.softmax import keep_band
+from registry.plugins.gluon_fa3.softmax import keep_band, keep_up_to
 
 # A query before a key's first one gets -inf: two instructions an element, as in softmax.py.
 _KEEP_FROM = gl.constexpr("{ .reg .pred p; setp.gt.s32 p, $2, $3; selp.f32 $0, 0fFF800000, $1, p; }")
@@ -24,8 +25,8 @@ def keep_from(x, first, queries):
 
 
 @gluon.jit
-def mask_exponents(x, first_key, first_query, keys, queries, extent, T: gl.constexpr):
-    """Hide the keys first_key + keys from those of the queries first_query + queries that may not see them.
+def mask_keys(x, first_key, first_query, keys, queries, extent, T: gl.constexpr):
+    """Rows are keys: hide the keys first_key + keys from those of the queries first_query + queries that may not see them.
 
     Under a uniform branch: only blocks at an edge of the mask pay. As in softmax.mask_block, a lane's part of the columns
     joins the limit, so that the rest are immediates.
@@ -33,19 +34,40 @@ def mask_exponents(x, first_key, first_query, keys, queries, extent, T: gl.const
     seqlen_q, seqlen_k, left, right = extent
     N: gl.constexpr = x.shape[0]
     M: gl.constexpr = x.shape[1]
-    own = first_key - (seqlen_k - seqlen_q) - first_query  # the query, from first_query on, that is level with first_key
-    edge = (own + (N - 1) - right > 0) | (first_key + N > seqlen_k)
+    level = first_key - (seqlen_k - seqlen_q) - first_query  # the column of the query that is level with first_key
+    edge = (level + (N - 1) - right > 0) | (first_key + N > seqlen_k)
     if T.mask == "band":
-        edge = edge | (own + left < M - 1)
+        edge = edge | (level + left < M - 1)
     if edge:
         lane = (queries & 6)[None, :]
         fixed = (queries & -7)[None, :]
-        first = gl.where(first_key + keys < seqlen_k, own + keys - right, NOBODY)
+        first = gl.where(first_key + keys < seqlen_k, level + keys - right, NOBODY)
         if T.mask == "band":
-            last = own + keys + left
+            last = level + keys + left
             x = keep_band(x, first[:, None] - lane, last[:, None] - lane, fixed)
         else:
             x = keep_from(x, first[:, None] - lane, fixed)
+    return x
+
+
+@gluon.jit
+def mask_queries(x, first_query, first_key, queries, keys, extent, T: gl.constexpr):
+    """Rows are queries: hide from them those of the keys first_key + keys that they may not see; as `mask_keys`."""
+    seqlen_q, seqlen_k, left, right = extent
+    M: gl.constexpr = x.shape[0]
+    N: gl.constexpr = x.shape[1]
+    level = first_query + (seqlen_k - seqlen_q) - first_key  # the column of the key that is level with first_query
+    edge = (level + right < N - 1) | (first_key + N > seqlen_k)
+    if T.mask == "band":
+        edge = edge | (level + (M - 1) - left > 0)
+    if edge:
+        lane = (keys & 6)[None, :]
+        fixed = (keys & -7)[None, :]
+        last = gl.minimum(level + queries + right, seqlen_k - 1 - first_key)
+        if T.mask == "band":
+            x = keep_band(x, (level + queries - left)[:, None] - lane, last[:, None] - lane, fixed)
+        else:
+            x = keep_up_to(x, last[:, None] - lane, fixed)
     return x
 
 

@@ -1,7 +1,7 @@
 """The two kernels around the main one, in plain Triton.
 
-`before`: delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows, and the accumulator of dQ
-set to zero. `after`: dQ out of the accumulator, which holds it in the order of the matrix products' registers.
+`before`: delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows, and the accumulator of dQ,
+where there is one, set to zero. `after`: dQ out of the accumulator, which holds it in the order of the matrix products' registers.
 """
 
 import triton
@@ -37,6 +37,7 @@ def before(
     PADDED: tl.constexpr,
     PADDED_V: tl.constexpr,
     GRAD_LSE: tl.constexpr,
+    SUMS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -66,9 +67,10 @@ def before(
     stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
     tl.store(stats_ptr, lse)
     tl.store(stats_ptr + BLOCK_M, delta)
-    sums_ptr += tl.program_id(0).to(tl.int64) * (ROWS * PADDED)
-    places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-    tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+    if SUMS:
+        sums_ptr += tl.program_id(0).to(tl.int64) * (ROWS * PADDED)
+        places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+        tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks"])
@@ -102,7 +104,9 @@ def after(
     # As group.hand_over_dq wrote it: [eight columns, warp, row of eight, pair of columns, rows' half, column]
     rows = tl.arange(0, 64)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
-    places = columns // 8 * 512 + rows // 16 * 128 + rows % 8 * 16 + columns % 8 // 2 * 4 + rows % 16 // 8 * 2 + columns % 2
+    places = (
+        columns // 8 * 512 + rows // 16 * 128 + rows % 8 * 16 + columns % 8 // 2 * 4 + rows % 16 // 8 * 2 + columns % 2
+    )
     _after_previous_kernel()
     sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + places)
     rows += first_row

@@ -1,6 +1,9 @@
 """What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
 
-A config is the searchable part: {BLOCK_M, BLOCK_N, stages, dk_operand}.
+A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages, dk_operand}. The methods:
+
+sums    one kernel for all gradients, dQ added up in memory by whichever block comes first
+sweeps  a kernel for each gradient: more products, the same bits on every run, and head dims beyond 128
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ GROUPS = 2  # matrix warp groups
 KEYS = 64  # key rows of a group: the M of one wgmma
 GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the reducer
+METHODS = ("sums", "sweeps")
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
+
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,62 @@ class Traits:
         return 2 * halves + 4 * floats + 1024
 
 
+@dataclass(frozen=True)
+class SweepTraits:
+    """The constants of the kernel of one gradient."""
+
+    dtype: str
+    gradient: str  # "dq", "dk" or "dv"
+    head: int
+    head_v: int
+    mask: str
+    softcap: bool
+    block: int = KEYS  # rows of the other side that meet a tile at once
+    rows: int = GROUPS * KEYS  # of a tile
+
+    @property
+    def of_queries(self) -> bool:
+        return self.gradient == "dq"
+
+    @property
+    def x_columns(self) -> int:
+        """Of Q and K."""
+        return self.head
+
+    @property
+    def w_columns(self) -> int:
+        """Of V and dO."""
+        return self.head_v
+
+    @property
+    def out_columns(self) -> int:
+        return self.head_v if self.gradient == "dv" else self.head
+
+    @property
+    def tile_columns(self) -> int:
+        """Of X's tile, through which the gradient leaves."""
+        return max(self.x_columns, self.out_columns)
+
+    @property
+    def u_stages(self) -> int:
+        return 2
+
+    @property
+    def w_stages(self) -> int:
+        return 1 if self.head + self.head_v > 384 and self.gradient != "dv" else 2
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
+        halves = self.rows * (self.tile_columns + (0 if self.gradient == "dv" else self.w_columns))
+        halves += self.block * (self.u_stages * self.x_columns + self.w_stages * self.w_columns)
+        return 2 * halves + 4 * self.u_stages * 2 * self.block + 1024
+
+
 def traits_of(problem: Any, config: Mapping[str, Any]) -> Traits:
-    """The build that `config` means for `problem`."""
+    """The main kernel that `config` means for `problem`."""
     return Traits(
-        dtype={"bfloat16": "bf16", "float16": "fp16"}[problem.dtype],
+        dtype=_DTYPES[problem.dtype],
         head=padded(problem.head_dim),
         head_v=padded(problem.head_dim_v),
         block_m=config["BLOCK_M"],
@@ -67,6 +126,14 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> Traits:
     )
 
 
+def sweeps_of(problem: Any) -> list[SweepTraits]:
+    """The kernels of the three gradients."""
+    head, head_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    mask = mask_kind(problem, KEYS)
+    dtype, softcap = _DTYPES[problem.dtype], bool(problem.softcap)
+    return [SweepTraits(dtype, gradient, head, head_v, mask, softcap) for gradient in ("dq", "dk", "dv")]
+
+
 def mask_kind(problem: Any, block_n: int) -> str:
     """Queries past the end need no mask: their LSE is +inf."""
     left, right = window_bounds(problem.causal, problem.window)
@@ -75,19 +142,22 @@ def mask_kind(problem: Any, block_n: int) -> str:
     return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
 
 
-def _config(block_m: int, dk_operand: str) -> dict[str, Any]:
-    return {"BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 2, "dk_operand": dk_operand}
+def _config(method: str, block_m: int, dk_operand: str) -> dict[str, Any]:
+    return {"method": method, "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 2, "dk_operand": dk_operand}
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    small = [_config(64, "registers"), _config(64, "shared")]
-    return [_config(128, "shared"), *small] if wide == 64 else small
+    sweeps = [_config("sweeps", KEYS, "registers")]
+    small = [_config("sums", 64, "registers"), _config("sums", 64, "shared")]
+    return {64: [_config("sums", 128, "shared"), *small, *sweeps], 128: small + sweeps, 256: sweeps}[wide]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
     """Bytes of dynamic shared memory of one block."""
+    if config["method"] == "sweeps":
+        return max(t.shared_memory for t in sweeps_of(problem))
     return traits_of(problem, config).shared_memory
 
 
@@ -99,7 +169,13 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    rows = (64, 128) if wide == 64 else (64,)
+    if config["method"] not in METHODS:
+        yield Reason("config", "method", config["method"], ", ".join(METHODS))
+    if config["method"] == "sums" and problem.deterministic:
+        yield Reason("config", "method", "sums", "sweeps: sums in memory are added in any order")
+    if config["method"] == "sums" and wide > 128:
+        yield Reason("config", "method", "sums", "sweeps: dK and dV of a group's 64 keys would fill its registers")
+    rows = (64, 128) if wide == 64 and config["method"] == "sums" else (64,)
     if config["BLOCK_M"] not in rows:
         yield Reason("config", "BLOCK_M", config["BLOCK_M"], " or ".join(map(str, rows)))
     if config["BLOCK_N"] != GROUPS * KEYS:
