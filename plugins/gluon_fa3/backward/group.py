@@ -59,10 +59,10 @@ def issue_dk(GROUP: gl.constexpr, pairs, ds_tile, q, dk, LAYOUT: gl.constexpr, T
 def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.constexpr):
     """P, and the tanh that a cap bent the scores by."""
     x, bent = exponents(s, scale, cap, T)
-    x = x - lse[None, :]
+    p = gl.exp2(x - lse[None, :])
     if T.mask != "none":
-        x = mask_keys(x, own, m * T.block_m, keys, queries, extent, T)
-    return gl.exp2(x), bent
+        p = mask_keys(p, own, m * T.block_m, keys, queries, extent, T)
+    return p, bent
 
 
 @gluon.jit

@@ -1,39 +1,47 @@
-"""The arithmetic between the matrix products, in base 2. Where gradients of keys are wanted, scores are transposed: rows
-are keys, columns are queries.
+"""The arithmetic between the matrix products, in base 2. For gradients of keys, scores are transposed: rows are keys.
 
-P = 2^(S scale log2(e) - LSE log2(e)); dS = P (dP - delta). A query that sees no key, or is past the end, has LSE = +inf,
-which makes its P and dS exactly zero.
+P = 2^(S scale log2(e) - LSE log2(e)); dS = P (dP - delta). A query that sees no key, or is past the end, has LSE =
++inf, which makes its P and dS exactly zero.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from registry.plugins.gluon_fa3.softmax import keep_band, keep_up_to
-
-# A query before a key's first one gets -inf: two instructions an element, as in softmax.py.
-_KEEP_FROM = gl.constexpr("{ .reg .pred p; setp.gt.s32 p, $2, $3; selp.f32 $0, 0fFF800000, $1, p; }")
+# As in softmax.py, two and three instructions an element. P is masked, not the exponents: then nothing that a cap needs
+# has to wait in registers across the branch.
+_KEEP_FROM = gl.constexpr("{ .reg .pred p; setp.gt.s32 p, $2, $3; selp.f32 $0, 0f00000000, $1, p; }")
+_KEEP_UP_TO = gl.constexpr("{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, 0f00000000, $1, p; }")
+_KEEP_BAND = gl.constexpr(
+    "{ .reg .pred p; setp.lt.s32 p, $3, $4; setp.gt.or.s32 p, $2, $4, p; selp.f32 $0, 0f00000000, $1, p; }"
+)
 _RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 NOBODY = gl.constexpr(1 << 30)  # a key past the end: its first query
 
 
 @gluon.jit
-def keep_from(x, first, queries):
-    """-inf where queries < first."""
+def _keep(ASM: gl.constexpr, p, limit, columns):
+    """Zero on one side of the limit."""
+    return gl.inline_asm_elementwise(ASM, "=f,f,r,r", [p, limit, columns], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _keep_band(p, first, last, columns):
+    """Zero outside first <= columns <= last."""
     return gl.inline_asm_elementwise(
-        _KEEP_FROM, "=f,f,r,r", [x, first, queries], dtype=gl.float32, is_pure=True, pack=1
+        _KEEP_BAND, "=f,f,r,r,r", [p, first, last, columns], dtype=gl.float32, is_pure=True, pack=1
     )
 
 
 @gluon.jit
-def mask_keys(x, first_key, first_query, keys, queries, extent, T: gl.constexpr):
-    """Rows are keys: hide the keys first_key + keys from those of the queries first_query + queries that may not see them.
+def mask_keys(p, first_key, first_query, keys, queries, extent, T: gl.constexpr):
+    """Rows are keys: hide first_key + keys from those of first_query + queries that may not see them.
 
-    Under a uniform branch: only blocks at an edge of the mask pay. As in softmax.mask_block, a lane's part of the columns
-    joins the limit, so that the rest are immediates.
+    Under a uniform branch: only blocks at an edge of the mask pay. As in softmax.mask_block, a lane's part of the
+    columns joins the limit, so that the rest are immediates.
     """
     seqlen_q, seqlen_k, left, right = extent
-    N: gl.constexpr = x.shape[0]
-    M: gl.constexpr = x.shape[1]
+    N: gl.constexpr = p.shape[0]
+    M: gl.constexpr = p.shape[1]
     level = first_key - (seqlen_k - seqlen_q) - first_query  # the column of the query that is level with first_key
     edge = (level + (N - 1) - right > 0) | (first_key + N > seqlen_k)
     if T.mask == "band":
@@ -44,18 +52,18 @@ def mask_keys(x, first_key, first_query, keys, queries, extent, T: gl.constexpr)
         first = gl.where(first_key + keys < seqlen_k, level + keys - right, NOBODY)
         if T.mask == "band":
             last = level + keys + left
-            x = keep_band(x, first[:, None] - lane, last[:, None] - lane, fixed)
+            p = _keep_band(p, first[:, None] - lane, last[:, None] - lane, fixed)
         else:
-            x = keep_from(x, first[:, None] - lane, fixed)
-    return x
+            p = _keep(_KEEP_FROM, p, first[:, None] - lane, fixed)
+    return p
 
 
 @gluon.jit
-def mask_queries(x, first_query, first_key, queries, keys, extent, T: gl.constexpr):
-    """Rows are queries: hide from them those of the keys first_key + keys that they may not see; as `mask_keys`."""
+def mask_queries(p, first_query, first_key, queries, keys, extent, T: gl.constexpr):
+    """Rows are queries: hide from first_query + queries those of first_key + keys that they may not see."""
     seqlen_q, seqlen_k, left, right = extent
-    M: gl.constexpr = x.shape[0]
-    N: gl.constexpr = x.shape[1]
+    M: gl.constexpr = p.shape[0]
+    N: gl.constexpr = p.shape[1]
     level = first_query + (seqlen_k - seqlen_q) - first_key  # the column of the key that is level with first_query
     edge = (level + right < N - 1) | (first_key + N > seqlen_k)
     if T.mask == "band":
@@ -65,10 +73,10 @@ def mask_queries(x, first_query, first_key, queries, keys, extent, T: gl.constex
         fixed = (keys & -7)[None, :]
         last = gl.minimum(level + queries + right, seqlen_k - 1 - first_key)
         if T.mask == "band":
-            x = keep_band(x, (level + queries - left)[:, None] - lane, last[:, None] - lane, fixed)
+            p = _keep_band(p, (level + queries - left)[:, None] - lane, last[:, None] - lane, fixed)
         else:
-            x = keep_up_to(x, last[:, None] - lane, fixed)
-    return x
+            p = _keep(_KEEP_UP_TO, p, last[:, None] - lane, fixed)
+    return p
 
 
 @gluon.jit

@@ -1,7 +1,8 @@
 """The two kernels around the main one, in plain Triton.
 
-`before`: delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows, and the accumulator of dQ,
-where there is one, set to zero. `after`: dQ out of the accumulator, which holds it in the order of the matrix products' registers.
+before  delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows; dQ's accumulator, where
+        there is one, set to zero
+after   dQ out of the accumulator, which holds it in the order of the matrix products' registers
 """
 
 import triton

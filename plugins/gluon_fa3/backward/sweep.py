@@ -82,11 +82,10 @@ def sweep_producer(maps, tiles, u_ring, w_ring, stats_tiles, extent, work, T: gl
                 mbarrier.expect(ready, T.block * T.x_columns * 2 + T.block * 8)
                 load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(slot(i, u_ring[0])[0]))
             load_tile(u_map, [b, h, m * T.block, 0], ready, tile)
-            if T.gradient != "dv":
-                if i == 0:
-                    for g in gl.static_range(2):
-                        mbarrier.expect(y_ready.index(g), ROWS * T.w_columns * 2)
-                        load_tile(y_map, [b, head, first + g * ROWS, 0], y_ready.index(g), y_tiles.index(g))
+            if i == 0 and T.gradient != "dv":
+                for g in gl.static_range(2):
+                    mbarrier.expect(y_ready.index(g), ROWS * T.w_columns * 2)
+                    load_tile(y_map, [b, head, first + g * ROWS, 0], y_ready.index(g), y_tiles.index(g))
             tile, ready = wait_empty(w_ring, i)
             mbarrier.expect(ready, T.block * T.w_columns * 2)
             load_tile(w_map, [b, h, m * T.block, 0], ready, tile)
@@ -98,16 +97,16 @@ def probabilities(s, lse, first, m, rows, columns, extent, scale, cap, T: gl.con
     """P; for dQ and dK times the cap's slope, so that the tanh need not wait in registers."""
     x, bent = exponents(s, scale, cap, T)
     if T.of_queries:
-        x = x - lse[:, None]
-        if T.mask != "none":
-            x = mask_queries(x, first, m * T.block, rows, columns, extent, T)
+        p = gl.exp2(x - lse[:, None])
     else:
-        x = x - lse[None, :]
-        if T.mask != "none":
-            x = mask_keys(x, first, m * T.block, rows, columns, extent, T)
-    p = gl.exp2(x)
+        p = gl.exp2(x - lse[None, :])
     if T.softcap and T.gradient != "dv":
         p = p * (1.0 - bent * bent)
+    if T.mask != "none":
+        if T.of_queries:
+            p = mask_queries(p, first, m * T.block, rows, columns, extent, T)
+        else:
+            p = mask_keys(p, first, m * T.block, rows, columns, extent, T)
     return p
 
 
@@ -271,7 +270,6 @@ def attention_gradient(
     DTYPE: gl.constexpr = x_map.dtype
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     B: gl.constexpr = T.block
-    Y_TILES: gl.constexpr = 1 if T.gradient == "dv" else 2
     x_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.tile_columns], x_map.layout)
     u_tiles = gl.allocate_shared_memory(DTYPE, [T.u_stages, 1, 1, B, T.x_columns], u_map.layout)
     w_tiles = gl.allocate_shared_memory(DTYPE, [T.w_stages, 1, 1, B, T.w_columns], w_map.layout)
