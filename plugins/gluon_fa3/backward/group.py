@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from registry.plugins.gluon_fa3.backward.schedule import nought, query_blocks, tile_at
-from registry.plugins.gluon_fa3.backward.scores import exponents, mask_keys
+from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_full
@@ -59,9 +59,8 @@ def issue_dk(GROUP: gl.constexpr, pairs, ds_tile, q, dk, LAYOUT: gl.constexpr, T
 def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.constexpr):
     """P, and the tanh that a cap bent the scores by."""
     x, bent = exponents(s, scale, cap, T)
-    p = gl.exp2(x - lse[None, :])
-    if T.mask != "none":
-        p = mask_keys(p, own, m * T.block_m, keys, queries, extent, T)
+    x = hide(x - lse[None, :], "exponents", own, m * T.block_m, keys, queries, extent, T)
+    p = hide(gl.exp2(x), "probabilities", own, m * T.block_m, keys, queries, extent, T)
     return p, bent
 
 

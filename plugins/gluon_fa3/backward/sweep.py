@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from registry.plugins.gluon_fa3.backward.schedule import key_blocks, nought, query_blocks, tile_at
-from registry.plugins.gluon_fa3.backward.scores import exponents, mask_keys, mask_queries
+from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import (
     after_previous_kernel,
@@ -97,17 +97,13 @@ def probabilities(s, lse, first, m, rows, columns, extent, scale, cap, T: gl.con
     """P; for dQ and dK times the cap's slope, so that the tanh need not wait in registers."""
     x, bent = exponents(s, scale, cap, T)
     if T.of_queries:
-        p = gl.exp2(x - lse[:, None])
+        x = x - lse[:, None]
     else:
-        p = gl.exp2(x - lse[None, :])
+        x = x - lse[None, :]
+    p = gl.exp2(hide(x, "exponents", first, m * T.block, rows, columns, extent, T))
     if T.softcap and T.gradient != "dv":
         p = p * (1.0 - bent * bent)
-    if T.mask != "none":
-        if T.of_queries:
-            p = mask_queries(p, first, m * T.block, rows, columns, extent, T)
-        else:
-            p = mask_keys(p, first, m * T.block, rows, columns, extent, T)
-    return p
+    return hide(p, "probabilities", first, m * T.block, rows, columns, extent, T)
 
 
 @gluon.jit

@@ -39,6 +39,7 @@ class Traits:
     dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
+    of_queries: bool = False  # whether the rows of a tile are queries
 
     @property
     def dq_rows(self) -> bool:
