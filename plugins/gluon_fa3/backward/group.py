@@ -65,26 +65,24 @@ def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.const
 
 
 @gluon.jit
-def finish_step(
-    GROUP: gl.constexpr, i, p, bent, deltas, v, dv, zero, do_ring, ds_tiles, P_LAYOUT: gl.constexpr, T: gl.constexpr
-):
-    """From P to dS: dP and dV issued, dS stored for dQ, and dV waited for."""
-    DTYPE: gl.constexpr = v.dtype
+def issue_dp_dv(i, p, v, dv, zero, do_ring, LAYOUT: gl.constexpr, T: gl.constexpr):
+    """dP = V dO^T and dV += P dO, both on this group's keys."""
     do = as_matrix(wait_full(do_ring, i), T.block_m, T.head_v)
     dp_pending = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dv_pending = warpgroup_mma(gl.convert_layout(p.to(DTYPE), P_LAYOUT), do, dv, is_async=True)
+    dv_pending = warpgroup_mma(gl.convert_layout(p.to(v.dtype), LAYOUT), do, dv, is_async=True)
+    return dp_pending, dv_pending
+
+
+@gluon.jit
+def hand_over_ds(GROUP: gl.constexpr, i, p, bent, dp, deltas, ds_tiles, DTYPE: gl.constexpr, T: gl.constexpr):
+    """dS, stored for dQ; also in pairs, for dK."""
     if T.softcap:
         p = p * (1.0 - bent * bent)
-    dp = warpgroup_mma_wait(1, [dp_pending])
-    delta = deltas.load(gl.SliceLayout(0, p.type.layout))
-    ds = p * (dp - delta[None, :])
-    pairs = pack(ds, T)
+    ds = p * (dp - deltas.load(gl.SliceLayout(0, p.type.layout))[None, :])
     ds_tiles.index(i & 1).slice(GROUP * KEYS, KEYS, dim=0).store(ds.to(DTYPE))
     fence_async_shared()
     tell_ds(GROUP)
-    dv = warpgroup_mma_wait(0, [dv_pending])
-    release(do_ring, i)
-    return pairs, dv
+    return pack(ds, T)
 
 
 @gluon.jit
@@ -145,7 +143,11 @@ def matrix_group(
     s = warpgroup_mma_wait(0, [s_pending])
     p, bent = probabilities(s, lse, own, low, keys, queries, extent, scale_log2, cap, T)
     mbarrier.wait(v_ready, 0)
-    pairs, dv = finish_step(GROUP, 0, p, bent, stats.index(1), v_own, dv, zero, do_ring, ds_tiles, P_OPERAND, T)
+    dp_pending, dv_pending = issue_dp_dv(0, p, v_own, dv, zero, do_ring, P_OPERAND, T)
+    dp = warpgroup_mma_wait(1, [dp_pending])
+    pairs = hand_over_ds(GROUP, 0, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
+    dv = warpgroup_mma_wait(0, [dv_pending])
+    release(do_ring, 0)
     m = low
     for i in range(1, steps):
         m = gl.where(m + 1 == high, low, m + 1)
@@ -165,9 +167,17 @@ def matrix_group(
         p, bent = probabilities(s, lse, own, m, keys, queries, extent, scale_log2, cap, T)
         dq = warpgroup_mma_wait(1, [dq_pending])
         hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
-        dk = warpgroup_mma_wait(0, [dk_pending])
-        release(q_ring, i - 1)
-        pairs, dv = finish_step(GROUP, i, p, bent, stats.index(1), v_own, dv, zero, do_ring, ds_tiles, P_OPERAND, T)
+        if T.dk_operand == "registers":  # which its operand holds until it is done
+            dk = warpgroup_mma_wait(0, [dk_pending])
+            release(q_ring, i - 1)
+        dp_pending, dv_pending = issue_dp_dv(i, p, v_own, dv, zero, do_ring, P_OPERAND, T)
+        if T.dk_operand == "shared":
+            dk = warpgroup_mma_wait(2, [dk_pending])
+            release(q_ring, i - 1)
+        dp = warpgroup_mma_wait(1, [dp_pending])
+        pairs = hand_over_ds(GROUP, i, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
+        dv = warpgroup_mma_wait(0, [dv_pending])
+        release(do_ring, i)
 
     await_ds(GROUP)
     last = steps - 1
