@@ -12,7 +12,7 @@ from registry.ops.attention.calls import BACKWARD, dense_like
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, Traits, sweeps_of, traits_of
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sweeps_of, traits_of
 from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall
@@ -42,7 +42,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return _one_kernel(problem, traits_of(problem, config), given, outputs)
 
 
-def _one_kernel(problem: Any, t: Traits, given: Operands, outputs: Outputs) -> list[Call]:
+def _one_kernel(problem: Any, t: SumsTraits, given: Operands, outputs: Outputs) -> list[Call]:
     dq, dk, dv = outputs
     row_blocks = -(-problem.seqlen_q // t.block_m)
     blocks = problem.batch * problem.heads_q * row_blocks

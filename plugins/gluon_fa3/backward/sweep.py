@@ -175,7 +175,6 @@ def sweep_group(
         lse = table.index(0).load(BY_COLUMN)
     p = probabilities(s, lse, first, low, rows, columns, extent, scale_log2, cap, T)
     if T.gradient == "dv":
-        release(u_ring, 0)
         pairs = pack(p, T)
     else:
         if not T.of_queries:
@@ -205,8 +204,8 @@ def sweep_group(
             lse = table.index(0).load(BY_COLUMN)
         p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
         if T.gradient == "dv":
-            release(u_ring, i)
             acc = warpgroup_mma_wait(0, [acc_pending])
+            release(u_ring, i - 1)  # its statistics were in use until then
             release(w_ring, i - 1)
             pairs = pack(p, T)
         else:

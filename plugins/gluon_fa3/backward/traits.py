@@ -27,7 +27,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
-class Traits:
+class SumsTraits:
     """The constants of one compiled kernel."""
 
     dtype: str  # "bf16" or "fp16"
@@ -112,9 +112,9 @@ class SweepTraits:
         return 2 * halves + 4 * self.u_stages * 2 * self.block + 1024
 
 
-def traits_of(problem: Any, config: Mapping[str, Any]) -> Traits:
+def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     """The main kernel that `config` means for `problem`."""
-    return Traits(
+    return SumsTraits(
         dtype=_DTYPES[problem.dtype],
         head=padded(problem.head_dim),
         head_v=padded(problem.head_dim_v),
