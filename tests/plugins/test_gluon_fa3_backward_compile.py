@@ -97,7 +97,7 @@ def sweeps(p):
 
 @pytest.mark.parametrize("p, config", [*named(PLAIN, sweeps)])
 def test_the_steady_loops_of_the_sweeps(p, config):
-    for found, t in zip(built(p, config), sweeps_of(p), strict=True):
+    for found, t in zip(built(p, config), sweeps_of(p, config), strict=True):
         for loop in hot_loops(found):
             assert loop.counts["MUFU"] == 32 and loop.counts["F2FP"] == 16
             assert loop.counts["HGMMA"] == (t.x_columns // 16) + (t.gradient != "dv") * (t.w_columns // 16) + 4

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import first_block, next_block, nought, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
 from registry.plugins.gluon_fa3.softmax import pack, unpack
@@ -135,22 +135,22 @@ def matrix_group(
     k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
     v_own = as_matrix(v_tile.index(0), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
 
+    m = first_block(n, low, high, work)
     mbarrier.wait(k_ready, 0)
     q = as_matrix(wait_full(q_ring, 0), M, D)
     s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)
     stats = viewed(stats_tiles.index(0), [2, M], STATS)
     lse = stats.index(0).load(ROW)
     s = warpgroup_mma_wait(0, [s_pending])
-    p, bent = probabilities(s, lse, own, low, keys, queries, extent, scale_log2, cap, T)
+    p, bent = probabilities(s, lse, own, m, keys, queries, extent, scale_log2, cap, T)
     mbarrier.wait(v_ready, 0)
     dp_pending, dv_pending = issue_dp_dv(0, p, v_own, dv, zero, do_ring, P_OPERAND, T)
     dp = warpgroup_mma_wait(1, [dp_pending])
     pairs = hand_over_ds(GROUP, 0, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
     dv = warpgroup_mma_wait(0, [dv_pending])
     release(do_ring, 0)
-    m = low
     for i in range(1, steps):
-        m = gl.where(m + 1 == high, low, m + 1)
+        m = next_block(m, low, high)
         k_all = as_matrix(k_tile.index(nought(i)), T.block_n, D)
         k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
         v_own = as_matrix(v_tile.index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)

@@ -1,10 +1,10 @@
-"""The two helper warps: the producer brings tiles, the reducer adds finished parts of dQ to the accumulator."""
+"""The helper warps: a producer brings tiles, and for each matrix group a reducer adds its parts of dQ to the sums."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.backward.schedule import query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import first_block, next_block, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.signals import dq_is_free, take_dq
 from registry.toolbox.hopper import load_tile, reduce_tile, slot, store_wait, wait_empty
 
@@ -23,7 +23,8 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
     i = 0
     for h in range(head * group, head * group + group):
         stats_row = (b * heads_kv * group + h) * row_blocks
-        for m in range(low, high):
+        m = first_block(n, low, high, work)
+        for _ in range(low, high):
             tile, ready = wait_empty(q_ring, i)
             mbarrier.expect(ready, T.block_m * T.head * 2 + T.block_m * 8)
             load_tile(q_map, [b, h, m * T.block_m, 0], ready, tile)
@@ -36,19 +37,21 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
             mbarrier.expect(ready, T.block_m * T.head_v * 2)
             load_tile(do_map, [b, h, m * T.block_m, 0], ready, tile)
             i += 1
+            m = next_block(m, low, high)
 
 
 @gluon.jit
-def reducer(dq_map, dq_tiles, extent, work, T: gl.constexpr):
-    """Owns dQ: takes each group's part of a step as it is ready, and gives its tile back once it has been read."""
+def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, extent, work, T: gl.constexpr):
+    """Owns GROUP's part of dQ: takes that of each step when it is ready, and gives the tile back once it was read."""
     heads_kv, group, row_blocks = work[0], work[1], work[2]
     n, head, b = tile_at(gl.program_id(0), work)
     low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
     for h in range(head * group, head * group + group):
         row = (b * heads_kv * group + h) * row_blocks
-        for m in range(low, high):
-            for g in gl.static_range(2):
-                dq_is_free(g)
-                take_dq(g)
-                reduce_tile(dq_map, [2 * (row + m) + g, 0, 0], dq_tiles.index(g))
-                store_wait(0)
+        m = first_block(n, low, high, work)
+        for _ in range(low, high):
+            dq_is_free(GROUP)
+            take_dq(GROUP)
+            reduce_tile(dq_map, [2 * (row + m) + GROUP, 0, 0], dq_tiles.index(GROUP))
+            store_wait(0)
+            m = next_block(m, low, high)

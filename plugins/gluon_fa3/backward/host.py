@@ -12,7 +12,7 @@ from registry.ops.attention.calls import BACKWARD, dense_like
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sweeps_of, traits_of
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
 from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall
@@ -38,11 +38,12 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     q, k, v = (given[name] for name in ("q", "k", "v"))
     outputs = tuple(dense_like(x, f"d{x.name}") for x in (q, k, v))
     if config["method"] == "sweeps":
-        return _sweeps(problem, config["BLOCK_M"], given, outputs)
-    return _one_kernel(problem, traits_of(problem, config), given, outputs)
+        return _sweeps(problem, config, given, outputs)
+    return _one_kernel(problem, config, given, outputs)
 
 
-def _one_kernel(problem: Any, t: SumsTraits, given: Operands, outputs: Outputs) -> list[Call]:
+def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    t = traits_of(problem, config)
     dq, dk, dv = outputs
     row_blocks = -(-problem.seqlen_q // t.block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
@@ -63,6 +64,7 @@ def _one_kernel(problem: Any, t: SumsTraits, given: Operands, outputs: Outputs) 
         "key_blocks": key_blocks,
         **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
         "last_first": int(_ends_early(problem)),
+        "spread": int(config["order"] == "spread" and t.mask == "none"),
     }
     main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
     arguments = {
@@ -78,10 +80,11 @@ def _one_kernel(problem: Any, t: SumsTraits, given: Operands, outputs: Outputs) 
     return [first, main, Call(after, (GROUPS * blocks,), arguments, constants, OPTIONS)]
 
 
-def _sweeps(problem: Any, block_m: int, given: Operands, outputs: Outputs) -> list[Call]:
+def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    block_m = config["BLOCK_M"]
     first, stats = _before(problem, block_m, given, None)
     made = [first]
-    for t, out in zip(sweeps_of(problem), outputs, strict=True):
+    for t, out in zip(sweeps_of(problem, config), outputs, strict=True):
         names = ("q", "grad_out", "k", "v") if t.of_queries else ("k", "v", "q", "grad_out")
         x, y, u, w = (given[name] for name in names)
         own, rows, others = problem.heads_kv, problem.seqlen_k, problem.seqlen_q * _group(problem)
@@ -100,6 +103,7 @@ def _sweeps(problem: Any, block_m: int, given: Operands, outputs: Outputs) -> li
             "tiles": tiles,
             **_sizes(problem, -(-problem.seqlen_q // block_m), heads, others * 2 * (t.head + t.head_v)),
             "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
+            "spread": 0,
         }
         made.append(Call(attention_gradient, (tiles * heads,), arguments, {"T": t}, OPTIONS))
     return made

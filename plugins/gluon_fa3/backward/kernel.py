@@ -8,7 +8,7 @@ from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, reducer
 from registry.toolbox.hopper import after_previous_kernel, ring
 
-SIZES = "seqlen_q seqlen_k left right heads_kv group row_blocks key_blocks heads section_heads last_first"
+SIZES = "seqlen_q seqlen_k left right heads_kv group row_blocks key_blocks heads section_heads last_first spread"
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -32,6 +32,7 @@ def attention_backward(
     heads,
     section_heads,
     last_first,
+    spread,
     scale,
     scale_log2,
     cap,
@@ -46,7 +47,7 @@ def attention_backward(
     k_tile = gl.allocate_shared_memory(DTYPE, [1, 1, 1, N, T.head], k_map.layout)
     v_tile = gl.allocate_shared_memory(DTYPE, [1, 1, 1, N, T.head_v], v_map.layout)
     q_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, M, T.head], q_map.layout)
-    do_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, M, T.head_v], do_map.layout)
+    do_tiles = gl.allocate_shared_memory(DTYPE, [T.do_stages, 1, 1, M, T.head_v], do_map.layout)
     ds_tiles = gl.allocate_shared_memory(DTYPE, [2, N, M], DS_LAYOUT)
     dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, T.dq_columns // 4, 256], dq_map.layout)
     stats_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, M], stats_map.layout)
@@ -55,11 +56,11 @@ def attention_backward(
     mbarrier.init(k_ready, count=1)
     mbarrier.init(v_ready, count=1)
     q = ring(q_tiles, STAGES, 2)
-    do = ring(do_tiles, STAGES, 2)
+    do = ring(do_tiles, T.do_stages, 2)
     k = (k_tile, k_ready)
     v = (v_tile, v_ready)
     extent = (seqlen_q, seqlen_k, left, right)
-    work = (heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first)
+    work = (heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first, spread)
     inputs = (q_map, k_map, v_map, do_map, stats_map)
     outputs = (dk_map, dv_map)
     after_previous_kernel()
@@ -75,8 +76,9 @@ def attention_backward(
                 (1, outputs, k, v, q, do, stats_tiles, ds_tiles, dq_tiles, extent, work, scale, scale_log2, cap, T),
             ),
             (producer, (inputs, k, v, q, do, stats_tiles, extent, work, T)),
-            (reducer, (dq_map, dq_tiles, extent, work, T)),
+            (reducer, (0, dq_map, dq_tiles, extent, work, T)),
+            (reducer, (1, dq_map, dq_tiles, extent, work, T)),
         ],
-        [4, 1, 1],
-        [240, 24, 24],
+        [4, 1, 1, 1],
+        [240, 24, 24, 24],
     )

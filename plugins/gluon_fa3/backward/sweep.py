@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import key_blocks, nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import key_blocks, next_block, nought, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import (
@@ -161,71 +161,99 @@ def sweep_group(
         delta = gl.load(base + B + rows)
     mbarrier.wait(x_ready.index(GROUP), 0)
 
-    u = as_matrix(wait_full(u_ring, 0), B, T.x_columns)
-    s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
-    if T.gradient != "dv":
-        mbarrier.wait(y_ready.index(GROUP), 0)
-        w = as_matrix(wait_full(w_ring, 0), B, T.w_columns)
-        dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, [s_pending])
-    else:
-        s = warpgroup_mma_wait(0, [s_pending])
-    if not T.of_queries:
-        table = viewed(stats_tiles.index(0), [2, B], STATS)
-        lse = table.index(0).load(BY_COLUMN)
-    p = probabilities(s, lse, first, low, rows, columns, extent, scale_log2, cap, T)
-    if T.gradient == "dv":
-        pairs = pack(p, T)
-    else:
-        if not T.of_queries:
-            delta = table.index(1).load(BY_COLUMN)
-        dp = warpgroup_mma_wait(0, [dp_pending])
-        release(w_ring, 0)
-        pairs = pack(score_gradients(p, dp, delta, T), T)
-    m = low
-    for i in range(1, steps):
-        m = gl.where(m + 1 == high, low, m + 1)
-        x = as_matrix(x_tiles.index(GROUP + nought(i)), ROWS, T.x_columns)
-        y = as_matrix(y_tiles.index(GROUP + nought(i)), ROWS, T.w_columns)
-        u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
-        s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
-        if T.gradient == "dv":
-            w = as_matrix(wait_full(w_ring, i - 1), B, OUT)
-            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
-            s = warpgroup_mma_wait(1, [s_pending])
-        else:
-            before = as_matrix(u_ring[0].index(slot(i - 1, u_ring[0])[0]), B, OUT)
-            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
+    if not T.deferred:
+        m = low
+        for i in range(steps):
+            x = as_matrix(x_tiles.index(GROUP + nought(i)), ROWS, T.x_columns)
+            y = as_matrix(y_tiles.index(GROUP + nought(i)), ROWS, T.w_columns)
+            if i == 0:
+                mbarrier.wait(y_ready.index(GROUP), 0)
+            u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
+            s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
             w = as_matrix(wait_full(w_ring, i), B, T.w_columns)
             dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(2, [s_pending])
-        if not T.of_queries:
-            table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
-            lse = table.index(0).load(BY_COLUMN)
-        p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
-        if T.gradient == "dv":
-            acc = warpgroup_mma_wait(0, [acc_pending])
-            release(u_ring, i - 1)  # its statistics were in use until then
-            release(w_ring, i - 1)
-            pairs = pack(p, T)
-        else:
-            acc = warpgroup_mma_wait(1, [acc_pending])
-            release(u_ring, i - 1)
+            s = warpgroup_mma_wait(1, [s_pending])
+            if not T.of_queries:
+                table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
+                lse = table.index(0).load(BY_COLUMN)
+            p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
             if not T.of_queries:
                 delta = table.index(1).load(BY_COLUMN)
             dp = warpgroup_mma_wait(0, [dp_pending])
             release(w_ring, i)
-            pairs = pack(score_gradients(p, dp, delta, T), T)
-
-    last = steps - 1
-    if T.gradient == "dv":
-        w = as_matrix(wait_full(w_ring, last), B, OUT)
-        acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, [acc_pending])
+            ds = gl.convert_layout(score_gradients(p, dp, delta, T).to(DTYPE), OPERAND)
+            acc_pending = warpgroup_mma(ds, u, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+            release(u_ring, i)
+            m = next_block(m, low, high)
     else:
-        before = as_matrix(u_ring[0].index(slot(last, u_ring[0])[0]), B, OUT)
-        acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, [acc_pending]) * scale
+        u = as_matrix(wait_full(u_ring, 0), B, T.x_columns)
+        s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if T.gradient != "dv":
+            mbarrier.wait(y_ready.index(GROUP), 0)
+            w = as_matrix(wait_full(w_ring, 0), B, T.w_columns)
+            dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, [s_pending])
+        else:
+            s = warpgroup_mma_wait(0, [s_pending])
+        if not T.of_queries:
+            table = viewed(stats_tiles.index(0), [2, B], STATS)
+            lse = table.index(0).load(BY_COLUMN)
+        p = probabilities(s, lse, first, low, rows, columns, extent, scale_log2, cap, T)
+        if T.gradient == "dv":
+            pairs = pack(p, T)
+        else:
+            if not T.of_queries:
+                delta = table.index(1).load(BY_COLUMN)
+            dp = warpgroup_mma_wait(0, [dp_pending])
+            release(w_ring, 0)
+            pairs = pack(score_gradients(p, dp, delta, T), T)
+        m = low
+        for i in range(1, steps):
+            m = next_block(m, low, high)
+            x = as_matrix(x_tiles.index(GROUP + nought(i)), ROWS, T.x_columns)
+            y = as_matrix(y_tiles.index(GROUP + nought(i)), ROWS, T.w_columns)
+            u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
+            s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
+            if T.gradient == "dv":
+                w = as_matrix(wait_full(w_ring, i - 1), B, OUT)
+                acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+                s = warpgroup_mma_wait(1, [s_pending])
+            else:
+                before = as_matrix(u_ring[0].index(slot(i - 1, u_ring[0])[0]), B, OUT)
+                acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
+                w = as_matrix(wait_full(w_ring, i), B, T.w_columns)
+                dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(2, [s_pending])
+            if not T.of_queries:
+                table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
+                lse = table.index(0).load(BY_COLUMN)
+            p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
+            if T.gradient == "dv":
+                acc = warpgroup_mma_wait(0, [acc_pending])
+                release(u_ring, i - 1)  # its statistics were in use until then
+                release(w_ring, i - 1)
+                pairs = pack(p, T)
+            else:
+                acc = warpgroup_mma_wait(1, [acc_pending])
+                release(u_ring, i - 1)
+                if not T.of_queries:
+                    delta = table.index(1).load(BY_COLUMN)
+                dp = warpgroup_mma_wait(0, [dp_pending])
+                release(w_ring, i)
+                pairs = pack(score_gradients(p, dp, delta, T), T)
+
+        last = steps - 1
+        if T.gradient == "dv":
+            w = as_matrix(wait_full(w_ring, last), B, OUT)
+            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+        else:
+            before = as_matrix(u_ring[0].index(slot(last, u_ring[0])[0]), B, OUT)
+            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+    if T.gradient != "dv":
+        acc = acc * scale
     OUT_TILE: gl.constexpr = out_map.layout
     part = viewed(x_tile, [1, 1, ROWS, OUT], OUT_TILE)
     as_matrix(part, ROWS, OUT).store(acc.to(DTYPE))
@@ -234,7 +262,7 @@ def sweep_group(
     store_wait(0)
 
 
-SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first"
+SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first spread"
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -257,6 +285,7 @@ def attention_gradient(
     heads,
     section_heads,
     last_first,
+    spread,
     scale,
     scale_log2,
     cap,
@@ -266,23 +295,23 @@ def attention_gradient(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     B: gl.constexpr = T.block
     x_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.tile_columns], x_map.layout)
-    u_tiles = gl.allocate_shared_memory(DTYPE, [T.u_stages, 1, 1, B, T.x_columns], u_map.layout)
+    u_tiles = gl.allocate_shared_memory(DTYPE, [T.stages, 1, 1, B, T.x_columns], u_map.layout)
     w_tiles = gl.allocate_shared_memory(DTYPE, [T.w_stages, 1, 1, B, T.w_columns], w_map.layout)
     if T.gradient == "dv":
         y_tiles = x_tiles
     else:
         y_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.w_columns], y_map.layout)
-    stats_tiles = gl.allocate_shared_memory(gl.float32, [T.u_stages, 1, 2, B], stats_map.layout)
+    stats_tiles = gl.allocate_shared_memory(gl.float32, [T.stages, 1, 2, B], stats_map.layout)
     x_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     y_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     for g in gl.static_range(2):
         mbarrier.init(x_ready.index(g), count=1)
         mbarrier.init(y_ready.index(g), count=1)
-    u = ring(u_tiles, T.u_stages, 2)
+    u = ring(u_tiles, T.stages, 2)
     w = ring(w_tiles, T.w_stages, 2)
     own = (x_tiles, x_ready, y_tiles, y_ready)
     extent = (seqlen_q, seqlen_k, left, right)
-    work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first)
+    work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first, spread)
     maps = (x_map, y_map, u_map, w_map, stats_map)
     after_previous_kernel()
     # Written out: a constexpr inside a tuple variable would lose its value.

@@ -35,7 +35,8 @@ class SumsTraits:
     head_v: int  # columns of the V and dO tiles
     block_m: int  # query rows of a step
     block_n: int  # keys of a tile
-    stages: int  # Q tiles, and dO tiles, in flight
+    stages: int  # Q tiles in flight: a step's, that of the step before, which dK still reads, and those to come
+    do_stages: int  # dO tiles in flight
     dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
@@ -54,7 +55,8 @@ class SumsTraits:
     @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
-        halves = self.block_n * (self.head + self.head_v) + self.stages * self.block_m * (self.head + self.head_v)
+        halves = self.block_n * (self.head + self.head_v)
+        halves += self.block_m * (self.stages * self.head + self.do_stages * self.head_v)
         halves += 2 * self.block_n * self.block_m  # dS
         floats = GROUPS * KEYS * self.dq_columns + self.stages * 2 * self.block_m
         return 2 * halves + 4 * floats + 1024
@@ -70,6 +72,8 @@ class SweepTraits:
     head_v: int
     mask: str
     softcap: bool
+    stages: int  # blocks of U in flight
+    deferred: bool  # the gradient's product of a block runs beside the scores of the next one
     block: int = KEYS  # rows of the other side that meet a tile at once
     rows: int = GROUPS * KEYS  # of a tile
 
@@ -97,19 +101,16 @@ class SweepTraits:
         return max(self.x_columns, self.out_columns)
 
     @property
-    def u_stages(self) -> int:
-        return 2
-
-    @property
     def w_stages(self) -> int:
+        """Where X, Y and two blocks of U fill the shared memory, one."""
         return 1 if self.head + self.head_v > 384 and self.gradient != "dv" else 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
         halves = self.rows * (self.tile_columns + (0 if self.gradient == "dv" else self.w_columns))
-        halves += self.block * (self.u_stages * self.x_columns + self.w_stages * self.w_columns)
-        return 2 * halves + 4 * self.u_stages * 2 * self.block + 1024
+        halves += self.block * (self.stages * self.x_columns + self.w_stages * self.w_columns)
+        return 2 * halves + 4 * self.stages * 2 * self.block + 1024
 
 
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
@@ -121,18 +122,29 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
         block_m=config["BLOCK_M"],
         block_n=config["BLOCK_N"],
         stages=config["stages"],
+        do_stages=config["stages"] - 1,
         dk_operand=config["dk_operand"],
         mask=mask_kind(problem, config["BLOCK_N"]),
         softcap=bool(problem.softcap),
     )
 
 
-def sweeps_of(problem: Any) -> list[SweepTraits]:
+def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
     """The kernels of the three gradients."""
     head, head_v = padded(problem.head_dim), padded(problem.head_dim_v)
-    mask = mask_kind(problem, KEYS)
-    dtype, softcap = _DTYPES[problem.dtype], bool(problem.softcap)
-    return [SweepTraits(dtype, gradient, head, head_v, mask, softcap) for gradient in ("dq", "dk", "dv")]
+    return [
+        SweepTraits(
+            dtype=_DTYPES[problem.dtype],
+            gradient=gradient,
+            head=head,
+            head_v=head_v,
+            mask=mask_kind(problem, KEYS),
+            softcap=bool(problem.softcap),
+            stages=3 if gradient == "dv" else config["stages"],
+            deferred=gradient == "dv" or config["deferred"],
+        )
+        for gradient in ("dq", "dk", "dv")
+    ]
 
 
 def mask_kind(problem: Any, block_n: int) -> str:
@@ -143,22 +155,30 @@ def mask_kind(problem: Any, block_n: int) -> str:
     return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
 
 
-def _config(method: str, block_m: int, dk_operand: str) -> dict[str, Any]:
-    return {"method": method, "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 2, "dk_operand": dk_operand}
+def _sums(block_m: int, dk_operand: str, order: str) -> dict[str, Any]:
+    tile = {"method": "sums", "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 3}
+    return {**tile, "dk_operand": dk_operand, "order": order}
+
+
+def _sweeps(stages: int, deferred: bool) -> dict[str, Any]:
+    return {"method": "sweeps", "BLOCK_M": KEYS, "BLOCK_N": GROUPS * KEYS, "stages": stages, "deferred": deferred}
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    sweeps = [_config("sweeps", KEYS, "registers")]
-    small = [_config("sums", 64, "registers"), _config("sums", 64, "shared")]
-    return {64: [_config("sums", 128, "shared"), *small, *sweeps], 128: small + sweeps, 256: sweeps}[wide]
+    if wide == 256:
+        return [_sweeps(2, False), _sweeps(2, True)]
+    small = [_sums(64, "shared", "spread"), _sums(64, "shared", "same"), _sums(64, "registers", "spread")]
+    large = [_sums(128, "shared", "spread"), _sums(128, "shared", "same")]
+    sweeps = [_sweeps(3, True), _sweeps(2, False)]
+    return [*large, *small, *sweeps] if wide == 64 else [*small, *sweeps]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
     """Bytes of dynamic shared memory of one block."""
     if config["method"] == "sweeps":
-        return max(t.shared_memory for t in sweeps_of(problem))
+        return max(t.shared_memory for t in sweeps_of(problem, config))
     return traits_of(problem, config).shared_memory
 
 
