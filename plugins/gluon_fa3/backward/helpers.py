@@ -4,8 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.backward.schedule import first_block, next_block, query_blocks, tile_at
-from registry.plugins.gluon_fa3.backward.signals import dq_is_free, take_dq
+from registry.plugins.gluon_fa3.backward.schedule import first_block, last_tile, next_block, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.signals import await_turn, dq_is_free, pass_turn, take_dq
 from registry.toolbox.hopper import load_tile, reduce_tile, slot, store_wait, wait_empty
 
 
@@ -41,17 +41,27 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
 
 
 @gluon.jit
-def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, extent, work, T: gl.constexpr):
+def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, turns, extent, work, T: gl.constexpr):
     """Owns GROUP's part of dQ: takes that of each step when it is ready, and gives the tile back once it was read."""
     heads_kv, group, row_blocks = work[0], work[1], work[2]
     n, head, b = tile_at(gl.program_id(0), work)
     low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
+    left = (high - low) * group  # steps
+    dq_is_free(GROUP)
     for h in range(head * group, head * group + group):
         row = (b * heads_kv * group + h) * row_blocks
         m = first_block(n, low, high, work)
         for _ in range(low, high):
-            dq_is_free(GROUP)
+            part = 2 * (row + m) + GROUP
+            turn = turns + 4 * part.to(gl.int64)
+            if T.ordered:
+                await_turn(turn, last_tile(m, work[3], extent, T) - n)
             take_dq(GROUP)
-            reduce_tile(dq_map, [2 * (row + m) + GROUP, 0, 0], dq_tiles.index(GROUP))
+            reduce_tile(dq_map, [part, 0, 0], dq_tiles.index(GROUP))
             store_wait(0)
+            left -= 1
+            if left > 0:
+                dq_is_free(GROUP)
+            if T.ordered:
+                pass_turn(turn)
             m = next_block(m, low, high)

@@ -48,7 +48,8 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     row_blocks = -(-problem.seqlen_q // t.block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
     sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
-    first, stats = _before(problem, t.block_m, given, sums)
+    turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
+    first, stats = _before(problem, t.block_m, given, sums, turns)
     key_blocks = -(-problem.seqlen_k // t.block_n)
     heads = problem.batch * problem.heads_kv
     arguments = {
@@ -60,10 +61,11 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "dq_map": _flat_map(sums),
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
+        "turns": turns,
         "heads_kv": problem.heads_kv,
         "key_blocks": key_blocks,
         **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
-        "last_first": int(_ends_early(problem)),
+        "last_first": int(t.ordered or _ends_early(problem)),
         "spread": int(config["order"] == "spread" and t.mask == "none"),
     }
     main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
@@ -82,7 +84,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
 
 def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
     block_m = config["BLOCK_M"]
-    first, stats = _before(problem, block_m, given, None)
+    first, stats = _before(problem, block_m, given)
     made = [first]
     for t, out in zip(sweeps_of(problem, config), outputs, strict=True):
         names = ("q", "grad_out", "k", "v") if t.of_queries else ("k", "v", "q", "grad_out")
@@ -109,7 +111,9 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
     return made
 
 
-def _before(problem: Any, block_m: int, given: Operands, sums: StandIn | None) -> tuple[Call, StandIn]:
+def _before(
+    problem: Any, block_m: int, given: Operands, sums: StandIn | None = None, turns: StandIn | None = None
+) -> tuple[Call, StandIn]:
     """The first launch, and the statistics that it leaves."""
     out, grad_out = given["out"], given["grad_out"]
     row_blocks = -(-problem.seqlen_q // block_m)
@@ -122,6 +126,7 @@ def _before(problem: Any, block_m: int, given: Operands, sums: StandIn | None) -
         "dlse_ptr": given.get("grad_lse"),
         "stats_ptr": stats,
         "sums_ptr": sums,
+        "turns_ptr": turns,
         **_strides("out", out),
         **_strides("do", grad_out),
         "seqlen_q": problem.seqlen_q,
@@ -134,6 +139,7 @@ def _before(problem: Any, block_m: int, given: Operands, sums: StandIn | None) -
         "PADDED_V": padded(problem.head_dim_v),
         "GRAD_LSE": problem.grad_lse,
         "SUMS": sums is not None,
+        "TURNS": bool(turns and turns.name),
         "BLOCK_M": block_m,
         "ROWS": BEFORE_ROWS,
     }

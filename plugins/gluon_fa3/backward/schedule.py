@@ -51,6 +51,17 @@ def next_block(m, low, high):
 
 
 @gluon.jit
+def last_tile(m, key_blocks, extent, T: gl.constexpr):
+    """The highest tile whose `query_blocks` hold m; those that do follow each other."""
+    seqlen_q, seqlen_k, left, right = extent
+    last = key_blocks - 1
+    if T.mask != "none":
+        seen = gl.maximum((m + 1) * T.block_m - 1 + (seqlen_k - seqlen_q) + right, 0) // T.block_n
+        last = gl.where((m + 1) * T.block_m >= seqlen_q, last, gl.minimum(seen, last))
+    return last
+
+
+@gluon.jit
 def key_blocks(first_query, extent, QUERIES: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
     """[low, high): the key blocks that some of QUERIES queries can see; at least one, which may be wholly masked."""
     seqlen_q, seqlen_k, left, right = extent

@@ -1,5 +1,8 @@
 """Who waits for whom among the matrix groups and the reducer, by hardware barriers.
 
+Among thread blocks, where dQ is added up in a fixed order, by a counter in memory for each part of it: `await_turn` and
+`pass_turn`.
+
 A group that has written its part of dS tells the other and goes on; each waits for the other's part only where its
 product of dQ reads it. Each waiter has a barrier of its own, so that telling never blocks.
 """
@@ -86,3 +89,26 @@ def take_dq(GROUP: gl.constexpr):
 def groups_meet():
     """Both groups wait for each other."""
     _do(_meet())
+
+
+_AWAIT_TURN = gl.constexpr(
+    "{ .reg .pred p; .reg .s32 now; AGAIN: ld.acquire.gpu.global.s32 now, [$1]; setp.ne.s32 p, now, $2; @p bra AGAIN;"
+    " mov.u32 $0, 0; }"
+)
+# Not the `.read` form: the sums must have arrived before another block may add its own.
+_PASS_TURN = gl.constexpr(
+    "{ .reg .pred p; .reg .u32 lane; cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 lane, %laneid;"
+    " setp.eq.u32 p, lane, 0; @p red.release.gpu.global.add.s32 [$1], 1; mov.u32 $0, 0; }"
+)
+
+
+@gluon.jit
+def await_turn(place, turn):
+    """Reducer: wait until `turn` tiles have added theirs."""
+    gl.inline_asm_elementwise(_AWAIT_TURN, "=r,l,r", [place, turn], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pass_turn(place):
+    """Reducer: what it has issued is in memory, and the next tile may add its own."""
+    gl.inline_asm_elementwise(_PASS_TURN, "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1)

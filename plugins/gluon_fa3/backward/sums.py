@@ -1,7 +1,7 @@
 """The two kernels around the main one, in plain Triton.
 
 before  delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows; dQ's accumulator, where
-        there is one, set to zero
+        there is one, and its turns, set to zero
 after   dQ out of the accumulator, which holds it in the order of the matrix products' registers
 """
 
@@ -25,6 +25,7 @@ def before(
     dlse_ptr,
     stats_ptr,
     sums_ptr,
+    turns_ptr,
     out_batch: tl.int64,
     out_head: tl.int64,
     out_row: tl.int64,
@@ -39,6 +40,7 @@ def before(
     PADDED_V: tl.constexpr,
     GRAD_LSE: tl.constexpr,
     SUMS: tl.constexpr,
+    TURNS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -68,6 +70,8 @@ def before(
     stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
     tl.store(stats_ptr, lse)
     tl.store(stats_ptr + BLOCK_M, delta)
+    if TURNS and part == 0:
+        tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if SUMS:
         sums_ptr += tl.program_id(0).to(tl.int64) * (ROWS * PADDED)
         places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]

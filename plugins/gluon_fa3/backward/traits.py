@@ -20,6 +20,7 @@ KEYS = 64  # key rows of a group: the M of one wgmma
 GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the reducer
 METHODS = ("sums", "sweeps")
+ORDERS = ("spread", "same", "fixed")  # in which tiles of a head add to dQ: see schedule.py and signals.py
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
 
@@ -40,6 +41,7 @@ class SumsTraits:
     dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
+    ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
     of_queries: bool = False  # whether the rows of a tile are queries
 
     @property
@@ -126,6 +128,7 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
         dk_operand=config["dk_operand"],
         mask=mask_kind(problem, config["BLOCK_N"]),
         softcap=bool(problem.softcap),
+        ordered=config["order"] == "fixed",
     )
 
 
@@ -171,7 +174,7 @@ def configs(problem: Any) -> list[dict[str, Any]]:
         return [_sweeps(2, False), _sweeps(2, True)]
     small = [_sums(64, "shared", "spread"), _sums(64, "shared", "same"), _sums(64, "registers", "spread")]
     large = [_sums(128, "shared", "spread"), _sums(128, "shared", "same")]
-    sweeps = [_sweeps(3, True), _sweeps(2, False)]
+    sweeps = [_sums(small[0]["BLOCK_M"] if wide > 64 else 128, "shared", "fixed"), _sweeps(3, True)]
     return [*large, *small, *sweeps] if wide == 64 else [*small, *sweeps]
 
 
@@ -192,8 +195,10 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
     if config["method"] not in METHODS:
         yield Reason("config", "method", config["method"], ", ".join(METHODS))
-    if config["method"] == "sums" and problem.deterministic:
-        yield Reason("config", "method", "sums", "sweeps: sums in memory are added in any order")
+    if config["method"] == "sums" and config["order"] not in ORDERS:
+        yield Reason("config", "order", config["order"], ", ".join(ORDERS))
+    elif config["method"] == "sums" and config["order"] != "fixed" and problem.deterministic:
+        yield Reason("config", "order", config["order"], "fixed, or the method sweeps")
     if config["method"] == "sums" and wide > 128:
         yield Reason("config", "method", "sums", "sweeps: dK and dV of a group's 64 keys would fill its registers")
     rows = (64, 128) if wide == 64 and config["method"] == "sums" else (64,)
