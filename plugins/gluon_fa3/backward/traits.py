@@ -193,18 +193,18 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    if config["method"] not in METHODS:
-        yield Reason("config", "method", config["method"], ", ".join(METHODS))
-    if config["method"] == "sums" and config["order"] not in ORDERS:
-        yield Reason("config", "order", config["order"], ", ".join(ORDERS))
-    elif config["method"] == "sums" and config["order"] != "fixed" and problem.deterministic:
-        yield Reason("config", "order", config["order"], "fixed, or the method sweeps")
-    if config["method"] == "sums" and wide > 128:
-        yield Reason("config", "method", "sums", "sweeps: dK and dV of a group's 64 keys would fill its registers")
-    rows = (64, 128) if wide == 64 and config["method"] == "sums" else (64,)
-    if config["BLOCK_M"] not in rows:
-        yield Reason("config", "BLOCK_M", config["BLOCK_M"], " or ".join(map(str, rows)))
-    if config["BLOCK_N"] != GROUPS * KEYS:
-        yield Reason("config", "BLOCK_N", config["BLOCK_N"], f"{GROUPS * KEYS}")
-    if config["dk_operand"] not in ("registers", "shared"):
-        yield Reason("config", "dk_operand", config["dk_operand"], "registers, shared")
+    # Beyond 128 columns, dK and dV of a group's 64 keys would fill its registers.
+    method, methods = config.get("method"), METHODS if wide <= 128 else ("sweeps",)
+    if method not in methods:
+        yield Reason("config", "method", method, ", ".join(methods))
+        return
+    allowed: dict[str, tuple[Any, ...]] = {"BLOCK_M": (64,), "BLOCK_N": (GROUPS * KEYS,), "stages": (2, 3)}
+    if method == "sums":
+        rows = (64, 128) if wide == 64 else (64,)
+        orders = ("fixed",) if problem.deterministic else ORDERS
+        allowed |= {"BLOCK_M": rows, "dk_operand": ("shared", "registers"), "order": orders}
+    else:
+        allowed |= {"deferred": (True, False)}
+    for name, values in allowed.items():
+        if config.get(name) not in values:
+            yield Reason("config", name, config.get(name), ", ".join(map(str, values)))
