@@ -81,7 +81,7 @@ def hand_over_ds(GROUP: gl.constexpr, i, p, bent, dp, deltas, ds_tiles, DTYPE: g
     ds = p * (dp - deltas.load(gl.SliceLayout(0, p.type.layout))[None, :])
     ds_tiles.index(i & 1).slice(GROUP * KEYS, KEYS, dim=0).store(ds.to(DTYPE))
     fence_async_shared()
-    tell_ds(GROUP)
+    tell_ds(GROUP, i)
     return pack(ds, T)
 
 
@@ -157,7 +157,7 @@ def matrix_group(
         q_before = q_ring[0].index(slot(i - 1, q_ring[0])[0])
         q = as_matrix(wait_full(q_ring, i), M, D)
         s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-        await_ds(GROUP)
+        await_ds(GROUP, i - 1)
         ds_tile = ds_tiles.index((i - 1) & 1)
         dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
         dk_pending = issue_dk(GROUP, pairs, ds_tile, as_matrix(q_before, M, D), dk, DS_OPERAND, T)
@@ -179,8 +179,8 @@ def matrix_group(
         dv = warpgroup_mma_wait(0, [dv_pending])
         release(do_ring, i)
 
-    await_ds(GROUP)
     last = steps - 1
+    await_ds(GROUP, last)
     ds_tile = ds_tiles.index(last & 1)
     q_before = q_ring[0].index(slot(last, q_ring[0])[0])
     dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
@@ -188,7 +188,7 @@ def matrix_group(
     dq = warpgroup_mma_wait(1, [dq_pending])
     hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
     dk = warpgroup_mma_wait(0, [dk_pending])
-    groups_meet()  # both are done with K and V, through whose tiles dK and dV leave
+    groups_meet(GROUP, steps)  # both are done with K and V, through whose tiles dK and dV leave
     part = viewed(v_tile, [2, 1, 1, KEYS, D_V], DV_TILE).index(GROUP)
     as_matrix(part, KEYS, D_V).store(dv.to(DTYPE))
     fence_async_shared()

@@ -4,7 +4,8 @@ Among thread blocks, where dQ is added up in a fixed order, by a counter in memo
 `pass_turn`.
 
 A group that has written its part of dS tells the other and goes on; each waits for the other's part only where its
-product of dQ reads it. Each waiter has a barrier of its own, so that telling never blocks.
+product of dQ reads it. Each waiter has a barrier of its own, so that telling never blocks, and two of them by turns: a
+group may be told of step i + 1 before it has come to wait for step i, and one barrier would count both for one step.
 """
 
 import enum
@@ -16,17 +17,22 @@ from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm
 
 
 class Signal(enum.IntEnum):
-    """What a hardware barrier announces, and to or from which group."""
+    """What a hardware barrier announces, and to or from which group; of DS, in even steps and in odd ones."""
 
-    DS_0, DS_1, DQ_READY_0, DQ_READY_1, DQ_FREE_0, DQ_FREE_1, GROUPS_MEET = FREE_BARRIERS[:7]
+    DS_0, DS_0_ODD, DS_1, DS_1_ODD, DQ_READY_0, DQ_READY_1, DQ_FREE_0, DQ_FREE_1 = FREE_BARRIERS
 
 
 GROUP_THREADS, WARP_THREADS = 128, 32
 
 
 @gluon.constexpr_function
-def _between_groups(verb, name, group):
-    return barrier_asm(verb, Signal[f"{name}_{int(group)}"], 2 * GROUP_THREADS)
+def _ds_asm(verb, group):
+    """Of step $1."""
+    first = int(Signal[f"DS_{int(group)}"])
+    return (
+        f"{{ .reg .u32 own; and.b32 own, $1, 1; add.u32 own, own, {first}; bar.{verb} own, {2 * GROUP_THREADS};"
+        " mov.u32 $0, 0; }"
+    )
 
 
 @gluon.constexpr_function
@@ -39,26 +45,23 @@ def _other(group):
     return 1 - int(group)
 
 
-@gluon.constexpr_function
-def _meet():
-    return barrier_asm("sync", Signal.GROUPS_MEET, 2 * GROUP_THREADS)
-
-
 @gluon.jit
 def _do(ASM: gl.constexpr):
     gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def tell_ds(GROUP: gl.constexpr):
-    """GROUP's part of dS is in shared memory."""
-    _do(_between_groups("arrive", "DS", _other(GROUP)))
+def tell_ds(GROUP: gl.constexpr, i):
+    """GROUP's part of dS of step i is in shared memory."""
+    ASM: gl.constexpr = _ds_asm("arrive", _other(GROUP))
+    gl.inline_asm_elementwise(ASM, "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def await_ds(GROUP: gl.constexpr):
-    """GROUP waits for the other group's part of dS, and for all of its own warps."""
-    _do(_between_groups("sync", "DS", GROUP))
+def await_ds(GROUP: gl.constexpr, i):
+    """GROUP waits for the other group's part of dS of step i, and for all of its own warps."""
+    ASM: gl.constexpr = _ds_asm("sync", GROUP)
+    gl.inline_asm_elementwise(ASM, "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -86,9 +89,10 @@ def take_dq(GROUP: gl.constexpr):
 
 
 @gluon.jit
-def groups_meet():
-    """Both groups wait for each other."""
-    _do(_meet())
+def groups_meet(GROUP: gl.constexpr, i):
+    """Both groups wait for each other after i steps."""
+    tell_ds(GROUP, i)
+    await_ds(GROUP, i)
 
 
 _AWAIT_TURN = gl.constexpr(
