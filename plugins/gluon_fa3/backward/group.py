@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import first_block, next_block, nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import next_block, nought, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
 from registry.plugins.gluon_fa3.softmax import pack, unpack
@@ -135,7 +135,7 @@ def matrix_group(
     k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
     v_own = as_matrix(v_tile.index(0), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
 
-    m = first_block(n, low, high, work)
+    m = low
     mbarrier.wait(k_ready, 0)
     q = as_matrix(wait_full(q_ring, 0), M, D)
     s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)

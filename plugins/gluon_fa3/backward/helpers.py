@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.backward.schedule import first_block, last_tile, next_block, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import last_tile, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.signals import await_turn, dq_is_free, pass_turn, take_dq
 from registry.toolbox.hopper import load_tile, reduce_tile, slot, store_wait, wait_empty
 
@@ -23,8 +23,7 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
     i = 0
     for h in range(head * group, head * group + group):
         stats_row = (b * heads_kv * group + h) * row_blocks
-        m = first_block(n, low, high, work)
-        for _ in range(low, high):
+        for m in range(low, high):
             tile, ready = wait_empty(q_ring, i)
             mbarrier.expect(ready, T.block_m * T.head * 2 + T.block_m * 8)
             load_tile(q_map, [b, h, m * T.block_m, 0], ready, tile)
@@ -37,7 +36,6 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
             mbarrier.expect(ready, T.block_m * T.head_v * 2)
             load_tile(do_map, [b, h, m * T.block_m, 0], ready, tile)
             i += 1
-            m = next_block(m, low, high)
 
 
 @gluon.jit
@@ -50,8 +48,7 @@ def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, turns, extent, work, T: gl.co
     dq_is_free(GROUP)
     for h in range(head * group, head * group + group):
         row = (b * heads_kv * group + h) * row_blocks
-        m = first_block(n, low, high, work)
-        for _ in range(low, high):
+        for m in range(low, high):
             part = 2 * (row + m) + GROUP
             turn = turns + 4 * part.to(gl.int64)
             if T.ordered:
@@ -64,4 +61,3 @@ def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, turns, extent, work, T: gl.co
                 dq_is_free(GROUP)
             if T.ordered:
                 pass_turn(turn)
-            m = next_block(m, low, high)

@@ -66,7 +66,6 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "key_blocks": key_blocks,
         **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
         "last_first": int(t.ordered or _ends_early(problem)),
-        "spread": int(config["order"] == "spread" and t.mask == "none"),
     }
     main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
     arguments = {
@@ -105,7 +104,6 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
             "tiles": tiles,
             **_sizes(problem, -(-problem.seqlen_q // block_m), heads, others * 2 * (t.head + t.head_v)),
             "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
-            "spread": 0,
         }
         made.append(Call(attention_gradient, (tiles * heads,), arguments, {"T": t}, OPTIONS))
     return made

@@ -8,7 +8,7 @@ from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, reducer
 from registry.toolbox.hopper import after_previous_kernel, ring
 
-SIZES = "seqlen_q seqlen_k left right heads_kv group row_blocks key_blocks heads section_heads last_first spread"
+SIZES = "seqlen_q seqlen_k left right heads_kv group row_blocks key_blocks heads section_heads last_first"
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -33,7 +33,6 @@ def attention_backward(
     heads,
     section_heads,
     last_first,
-    spread,
     scale,
     scale_log2,
     cap,
@@ -61,7 +60,7 @@ def attention_backward(
     k = (k_tile, k_ready)
     v = (v_tile, v_ready)
     extent = (seqlen_q, seqlen_k, left, right)
-    work = (heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first, spread)
+    work = (heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first)
     inputs = (q_map, k_map, v_map, do_map, stats_map)
     outputs = (dk_map, dv_map)
     after_previous_kernel()

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 def tile_at(tile, work):
     """(key block, key head, batch). By sections of heads whose queries fit the L2 cache; inside a section all heads'
     first key blocks come first, which under a causal mask are the longest."""
-    heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first, spread = work
+    heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first = work
     section = tile // (section_heads * key_blocks)
     first = section * section_heads
     within = tile - first * key_blocks
@@ -39,14 +39,8 @@ def query_blocks(first_key, extent, KEYS: gl.constexpr, BLOCK: gl.constexpr, T: 
 
 
 @gluon.jit
-def first_block(n, low, high, work):
-    """Where tile n enters its round of query blocks. Spread, the tiles of a head do not all add to one dQ at once."""
-    return low + gl.where(work[7] != 0, (n * (high - low)) // work[3], 0)
-
-
-@gluon.jit
 def next_block(m, low, high):
-    """The one after m, round and round."""
+    """The one after m; after the last of a query head, the first of the next."""
     return gl.where(m + 1 == high, low, m + 1)
 
 

@@ -262,7 +262,7 @@ def sweep_group(
     store_wait(0)
 
 
-SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first spread"
+SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first"
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -285,7 +285,6 @@ def attention_gradient(
     heads,
     section_heads,
     last_first,
-    spread,
     scale,
     scale_log2,
     cap,
@@ -311,7 +310,7 @@ def attention_gradient(
     w = ring(w_tiles, T.w_stages, 2)
     own = (x_tiles, x_ready, y_tiles, y_ready)
     extent = (seqlen_q, seqlen_k, left, right)
-    work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first, spread)
+    work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first)
     maps = (x_map, y_map, u_map, w_map, stats_map)
     after_previous_kernel()
     # Written out: a constexpr inside a tuple variable would lose its value.

@@ -20,7 +20,7 @@ KEYS = 64  # key rows of a group: the M of one wgmma
 GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the reducer
 METHODS = ("sums", "sweeps")
-ORDERS = ("spread", "same", "fixed")  # in which tiles of a head add to dQ: see schedule.py and signals.py
+ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
 
@@ -158,7 +158,7 @@ def mask_kind(problem: Any, block_n: int) -> str:
     return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
 
 
-def _sums(block_m: int, dk_operand: str, order: str) -> dict[str, Any]:
+def _sums(block_m: int, dk_operand: str, order: str = "any") -> dict[str, Any]:
     tile = {"method": "sums", "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 3}
     return {**tile, "dk_operand": dk_operand, "order": order}
 
@@ -171,11 +171,13 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
     if wide == 256:
-        return [_sweeps(2, False), _sweeps(2, True)]
-    small = [_sums(64, "shared", "spread"), _sums(64, "shared", "same"), _sums(64, "registers", "spread")]
-    large = [_sums(128, "shared", "spread"), _sums(128, "shared", "same")]
-    sweeps = [_sums(small[0]["BLOCK_M"] if wide > 64 else 128, "shared", "fixed"), _sweeps(3, True)]
-    return [*large, *small, *sweeps] if wide == 64 else [*small, *sweeps]
+        return [_sweeps(2, True), _sweeps(2, False)]
+    if wide == 64:
+        return [_sums(128, "shared"), _sums(64, "registers"), _sums(128, "shared", "fixed"), _sweeps(3, True)]
+    left, right = window_bounds(problem.causal, problem.window)
+    triangular = right < UNLIMITED and left >= UNLIMITED
+    sums = [_sums(64, "registers"), _sums(64, "shared")] if triangular else [_sums(64, "shared")]
+    return [*sums, _sums(64, "shared", "fixed"), _sweeps(3, True)]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
