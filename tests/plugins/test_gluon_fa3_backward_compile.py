@@ -141,4 +141,6 @@ def test_refusals_name_a_fix():
 
 @needs_newest_triton
 def test_with_the_newest_triton():
-    run_with_newest_triton(__file__, "test_build and (d128-128 or d64-64 or d256-256) and causal and (shared-any or True)")
+    run_with_newest_triton(
+        __file__, "test_build and (d128-128 or d64-64 or d256-256) and causal and (shared-any or True)"
+    )
