@@ -24,9 +24,9 @@ Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden 
 the card's power limit. Lengths are 1k / 16k, unless named.
 
 helped
-  three Q tiles           Two leave half a step to bring one, for dK holds that of the step before. D128 full 366 / 469 ->
-                          440 / 602, causal 297 / 498 -> 333 / 589; D64 full 350 / 451 -> 369 / 484 (in separate runs,
-                          together with a reducer for each group and with a race mended)
+  three Q tiles           Two leave half a step to bring one, for dK holds that of the step before. D128 full
+                          366 / 469 -> 440 / 602, causal 297 / 498 -> 333 / 589; D64 full 350 / 451 -> 369 / 484
+                          (separate runs; with it came a reducer for each group, and a race was mended)
   addresses made anew     of tiles that stay (schedule.nought): 14 spill instructions in the steady loops at D128 -> none
 did not
   tiles of a head spread over dQ   D128 full 440 / 602 -> 435 / 596

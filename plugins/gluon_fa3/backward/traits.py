@@ -1,9 +1,9 @@
 """What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
 
-A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages, dk_operand}. The methods:
+A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages}, and what the method adds.
 
-sums    one kernel for all gradients, dQ added up in memory by whichever block comes first
-sweeps  a kernel for each gradient: more products, the same bits on every run, and head dims beyond 128
+sums    {dk_operand, order}: one kernel for all gradients, dQ added up in memory, in any order or in a fixed one
+sweeps  {deferred}: a kernel for each gradient. More products, the same bits on every run, and head dims beyond 128
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True)
 class SumsTraits:
-    """The constants of one compiled kernel."""
+    """The constants of the kernel of all gradients."""
 
     dtype: str  # "bf16" or "fp16"
     head: int  # columns of the Q and K tiles: 64 or 128; what the tensors lack reads as zero
