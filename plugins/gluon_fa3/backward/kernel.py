@@ -27,7 +27,7 @@ helped
   three Q tiles           Two leave half a step to bring one, for dK holds that of the step before. D128 full
                           366 / 469 -> 440 / 602, causal 297 / 498 -> 333 / 589; D64 full 350 / 451 -> 369 / 484
                           (separate runs; with it came a reducer for each group, and a race was mended)
-  addresses made anew     of tiles that stay (schedule.nought): 14 spill instructions in the steady loops at D128 -> none
+  addresses made anew     of tiles that stay (schedule.nought): 14 spill instructions in D128's steady loops -> none
 did not
   tiles of a head spread over dQ   D128 full 440 / 602 -> 435 / 596
   dS from registers for dK         D128 full 440 / 602 -> 442 / 586 (it spills), but causal 333 / 589 -> 338 / 610
