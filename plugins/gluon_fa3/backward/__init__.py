@@ -54,7 +54,7 @@ VARIANT = Variant(
         registers=registers,
         rule=rule,
     ),
-    design=Design(warp_groups=GROUPS, pipeline_stages=2, warp_specialized=True, pipeline_tasks=3, dsl="gluon"),
+    design=Design(warp_groups=GROUPS, pipeline_stages=3, warp_specialized=True, pipeline_tasks=3, dsl="gluon"),
     configs=configs,
     design_of=design_of,
     summary="Its gradients: TMA producer, two matrix warp groups, and a warp that adds dQ up in float32",
