@@ -1,7 +1,8 @@
-"""`gluon_fa3`: attention forward for Hopper in the shape of FlashAttention-3, written in Gluon.
+"""Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3` and `gluon_fa3_backward`.
 
-A producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside PV(i-1)
-and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, softmax.py, host.py.
+Forward: a producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside
+PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, softmax.py,
+host.py. The gradients: backward/.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.gluon_fa3 import host
+from registry.plugins.gluon_fa3 import backward, host
 from registry.plugins.gluon_fa3.configs import configs
 from registry.plugins.gluon_fa3.traits import ROWS, registers, rule, shared_memory
 
@@ -72,4 +73,4 @@ VARIANT = Variant(
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    return [VARIANT]
+    return [VARIANT, backward.VARIANT]

@@ -109,7 +109,7 @@ def softmax(s, m, sums, scale, T: gl.constexpr):
 @gluon.jit
 def pack(p, T: gl.constexpr):
     """[M, N] fp32 -> [M, N / 2] i32 of pairs: 16-bit values carried around a loop would cost two PRMT per pair."""
-    low, high = p.reshape([p.shape[0], T.block_n // 2, 2]).split()
+    low, high = p.reshape([p.shape[0], p.shape[1] // 2, 2]).split()
     return gl.inline_asm_elementwise(_pack_asm(T.dtype), "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1)
 
 
@@ -118,4 +118,6 @@ def unpack(pairs, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, T: gl.constexpr):
     """The pairs as register operand A of the second product; costs no instruction."""
     low = (pairs & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(DTYPE, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], T.block_n]), LAYOUT, assert_trivial=True)
+    return gl.convert_layout(
+        gl.join(low, high).reshape([pairs.shape[0], 2 * pairs.shape[1]]), LAYOUT, assert_trivial=True
+    )

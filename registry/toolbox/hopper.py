@@ -1,8 +1,9 @@
 """What Gluon kernels for Hopper are made of: TMA names, shared-memory views, rings of tiles, named barriers.
 
-TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's names moved between triton 3.6 and 3.9
+TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's names moved between triton 3.6 and 3.9;
+             `reduce_tile` adds a tile to global memory, `linear` is the layout of a box that is not swizzled
 views        `swizzled` is the layout in which a box of a tensor map lands; `as_matrix` reads it as wgmma does, `as_box`
-             is the front of a tile as a box of its own
+             is the front of a tile as a box of its own, `viewed` the same bytes in any other shape and layout
 rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
              (i // stages) & 1, so producer and consumers agree by counting. For stages of several tiles: `slot_of`,
              `wait_slot_full`, `wait_slot_empty`, `release_slot`
@@ -24,6 +25,18 @@ load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 store_wait = tma.store_wait
 group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # of the threads of one partition
+
+
+@gl._core.builtin
+def _reduce_tile(tensor, coordinates, tile, _semantic=None):
+    """Triton 3.6 has the instruction and no name for it."""
+    from triton._C.libtriton import ir
+
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor.handle, coordinates, tile.handle)
+
+
+reduce_tile = getattr(tma, "async_atomic_add", None) or _reduce_tile
 
 DTYPES = {
     torch.float16: gl.float16,
@@ -50,7 +63,17 @@ def _swizzled(block, dtype):
     return gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
 
 
+def linear(rank, dtype):
+    """The layout of a box that lands as it lies in memory, for torch's dtype."""
+    return gl.NVMMASharedLayout(0, 8 * dtype.itemsize, rank)
+
+
 if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def viewed(tile, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes in another shape and layout."""
+        return tile.reinterpret(tile.dtype, SHAPE, LAYOUT)
 
     @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
@@ -66,6 +89,11 @@ if hasattr(gl.shared_memory_descriptor, "reinterpret"):
             tile.dtype, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype)
         )
 else:
+
+    @gluon.jit
+    def viewed(tile, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes in another shape and layout."""
+        return tile._reinterpret(tile.dtype, SHAPE, LAYOUT)
 
     @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):

@@ -1,0 +1,188 @@
+"""The host side of the backward: the launches of each method, and the workspaces between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from registry.ops.attention.calls import BACKWARD, dense_like
+from registry.plugins.gluon_fa3.backward.kernel import attention_backward
+from registry.plugins.gluon_fa3.backward.sums import after, before
+from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
+from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
+from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.hopper import linear
+from registry.toolbox.launch import StandIn
+
+SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
+BEFORE_ROWS = 16
+OPTIONS = {"num_warps": 4, "launch_pdl": True}
+Outputs = tuple[StandIn, ...]
+
+
+def _flat_map(workspace: StandIn) -> TensorDescriptor:
+    """Of a workspace [blocks, rows, columns]: one block a box, unswizzled."""
+    _, rows, columns = workspace.shape
+    block = [1, rows, columns]
+    return TensorDescriptor(
+        workspace, list(workspace.shape), [rows * columns, columns, 1], block, linear(3, torch.float32)
+    )
+
+
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    q, k, v = (given[name] for name in ("q", "k", "v"))
+    outputs = tuple(dense_like(x, f"d{x.name}") for x in (q, k, v))
+    if config["method"] == "sweeps":
+        return _sweeps(problem, config, given, outputs)
+    return _one_kernel(problem, config, given, outputs)
+
+
+def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    t = traits_of(problem, config)
+    dq, dk, dv = outputs
+    row_blocks = -(-problem.seqlen_q // t.block_m)
+    blocks = problem.batch * problem.heads_q * row_blocks
+    sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
+    turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
+    first, stats = _before(problem, t.block_m, given, sums, turns)
+    key_blocks = -(-problem.seqlen_k // t.block_n)
+    heads = problem.batch * problem.heads_kv
+    arguments = {
+        "q_map": tensor_map(given["q"], t.block_m, t.head),
+        "k_map": tensor_map(given["k"], t.block_n, t.head),
+        "v_map": tensor_map(given["v"], t.block_n, t.head_v),
+        "do_map": tensor_map(given["grad_out"], t.block_m, t.head_v),
+        "stats_map": _flat_map(stats),
+        "dq_map": _flat_map(sums),
+        "dk_map": tensor_map(dk, KEYS, t.head),
+        "dv_map": tensor_map(dv, KEYS, t.head_v),
+        "turns": turns,
+        "heads_kv": problem.heads_kv,
+        "key_blocks": key_blocks,
+        **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
+        "last_first": int(t.ordered or _ends_early(problem)),
+    }
+    main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
+    arguments = {
+        "sums_ptr": sums,
+        "dq_ptr": dq,
+        **_strides("dq", dq),
+        "seqlen_q": problem.seqlen_q,
+        "heads_q": problem.heads_q,
+        "row_blocks": row_blocks,
+        "scale": PerCall("scale"),
+    }
+    constants = {"HEAD_DIM": problem.head_dim, "PADDED": t.head, "BLOCK_M": t.block_m, "COLUMNS": t.dq_columns}
+    return [first, main, Call(after, (GROUPS * blocks,), arguments, constants, OPTIONS)]
+
+
+def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    block_m = config["BLOCK_M"]
+    first, stats = _before(problem, block_m, given)
+    made = [first]
+    for t, out in zip(sweeps_of(problem, config), outputs, strict=True):
+        names = ("q", "grad_out", "k", "v") if t.of_queries else ("k", "v", "q", "grad_out")
+        x, y, u, w = (given[name] for name in names)
+        own, rows, others = problem.heads_kv, problem.seqlen_k, problem.seqlen_q * _group(problem)
+        if t.of_queries:
+            own, rows, others = problem.heads_q, problem.seqlen_q, problem.seqlen_k
+        tiles, heads = -(-rows // t.rows), problem.batch * own
+        arguments = {
+            "x_map": tensor_map(x, KEYS, t.x_columns),
+            "y_map": tensor_map(y, KEYS, t.w_columns),
+            "u_map": tensor_map(u, t.block, t.x_columns),
+            "w_map": tensor_map(w, t.block, t.w_columns),
+            "stats_map": _flat_map(stats),
+            "out_map": tensor_map(out, KEYS, t.out_columns),
+            "stats": stats,
+            "heads_own": own,
+            "tiles": tiles,
+            **_sizes(problem, -(-problem.seqlen_q // block_m), heads, others * 2 * (t.head + t.head_v)),
+            "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
+        }
+        made.append(Call(attention_gradient, (tiles * heads,), arguments, {"T": t}, OPTIONS))
+    return made
+
+
+def _before(
+    problem: Any, block_m: int, given: Operands, sums: StandIn | None = None, turns: StandIn | None = None
+) -> tuple[Call, StandIn]:
+    """The first launch, and the statistics that it leaves."""
+    out, grad_out = given["out"], given["grad_out"]
+    row_blocks = -(-problem.seqlen_q // block_m)
+    blocks = problem.batch * problem.heads_q * row_blocks
+    stats = StandIn((blocks, 2, block_m), "float32", name="stats")
+    arguments = {
+        "out_ptr": out,
+        "do_ptr": grad_out,
+        "lse_ptr": given["lse"],
+        "dlse_ptr": given.get("grad_lse"),
+        "stats_ptr": stats,
+        "sums_ptr": sums,
+        "turns_ptr": turns,
+        **_strides("out", out),
+        **_strides("do", grad_out),
+        "seqlen_q": problem.seqlen_q,
+        "heads_q": problem.heads_q,
+        "row_blocks": row_blocks,
+    }
+    constants = {
+        "HEAD_DIM_V": problem.head_dim_v,
+        "PADDED": padded(problem.head_dim),
+        "PADDED_V": padded(problem.head_dim_v),
+        "GRAD_LSE": problem.grad_lse,
+        "SUMS": sums is not None,
+        "TURNS": bool(turns and turns.name),
+        "BLOCK_M": block_m,
+        "ROWS": BEFORE_ROWS,
+    }
+    return Call(before, (blocks * (block_m // BEFORE_ROWS),), arguments, constants, OPTIONS), stats
+
+
+def _sizes(problem: Any, row_blocks: int, heads: int, head_bytes: int) -> dict[str, Any]:
+    """`head_bytes`: what the tiles of one head read besides their own."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return {
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "left": left,
+        "right": right,
+        "group": _group(problem),
+        "row_blocks": row_blocks,
+        "heads": heads,
+        "section_heads": min(max(SECTION // head_bytes, 1), heads),
+        "scale": PerCall("scale"),
+        # softcap is cap * tanh(x / cap), and tanh(y) = 1 - 2 / (1 + 2^(2 y log2(e)))
+        "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
+        "cap": problem.softcap * LOG2E,
+    }
+
+
+def _group(problem: Any) -> int:
+    return int(problem.heads_q // problem.heads_kv)
+
+
+def _ends_early(problem: Any) -> bool:
+    """Whether only a left bound cuts: then the last keys are seen by the most queries."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return left < UNLIMITED <= right
+
+
+def _starts_late(problem: Any) -> bool:
+    """Whether only a right bound cuts: then the last queries see the most keys."""
+    left, right = window_bounds(problem.causal, problem.window)
+    return right < UNLIMITED <= left
+
+
+def _strides(name: str, operand: StandIn) -> dict[str, int]:
+    """A dimension of one element may carry any stride."""
+    found = zip(("batch", "head", "row"), operand.shape[:3], operand.strides[:3], strict=True)
+    return {f"{name}_{dim}": 0 if size == 1 else stride for dim, size, stride in found}
+
+
+HOST = Host(BACKWARD, call, contiguous=("lse", "grad_lse"))

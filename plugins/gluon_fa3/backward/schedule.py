@@ -1,0 +1,77 @@
+"""Which tile a block works on, in which order, and which query blocks can see a tile's keys.
+
+A tile is `block_n` keys of one key head; one thread block works on one tile, over all query heads that share the head.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def tile_at(tile, work):
+    """(key block, key head, batch). By sections of heads whose queries fit the L2 cache; inside a section all heads'
+    first key blocks come first, which under a causal mask are the longest."""
+    heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first = work
+    section = tile // (section_heads * key_blocks)
+    first = section * section_heads
+    within = tile - first * key_blocks
+    here = gl.minimum(section_heads, heads - first)
+    n = within // here
+    bh = first + within - n * here
+    b = bh // heads_kv
+    n = gl.where(last_first != 0, key_blocks - 1 - n, n)
+    return n, bh - b * heads_kv, b
+
+
+@gluon.jit
+def query_blocks(first_key, extent, KEYS: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
+    """[low, high): the query blocks that can see some of KEYS keys; at least one, which may be wholly masked."""
+    seqlen_q, seqlen_k, left, right = extent
+    high = (seqlen_q + BLOCK - 1) // BLOCK
+    low = 0
+    if T.mask != "none":
+        low = gl.minimum(gl.maximum(first_key - (seqlen_k - seqlen_q) - right, 0) // BLOCK, high - 1)
+    if T.mask == "band":
+        last_key = gl.minimum(first_key + KEYS, seqlen_k) - 1
+        last = gl.minimum(gl.maximum(last_key - (seqlen_k - seqlen_q) + left, 0), seqlen_q - 1)
+        high = gl.maximum(last // BLOCK, low) + 1
+    return low, high
+
+
+@gluon.jit
+def next_block(m, low, high):
+    """The one after m; after the last of a query head, the first of the next."""
+    return gl.where(m + 1 == high, low, m + 1)
+
+
+@gluon.jit
+def last_tile(m, key_blocks, extent, T: gl.constexpr):
+    """The highest tile whose `query_blocks` hold m; those that do follow each other."""
+    seqlen_q, seqlen_k, left, right = extent
+    last = key_blocks - 1
+    if T.mask != "none":
+        seen = gl.maximum((m + 1) * T.block_m - 1 + (seqlen_k - seqlen_q) + right, 0) // T.block_n
+        last = gl.where((m + 1) * T.block_m >= seqlen_q, last, gl.minimum(seen, last))
+    return last
+
+
+@gluon.jit
+def key_blocks(first_query, extent, QUERIES: gl.constexpr, BLOCK: gl.constexpr, T: gl.constexpr):
+    """[low, high): the key blocks that some of QUERIES queries can see; at least one, which may be wholly masked."""
+    seqlen_q, seqlen_k, left, right = extent
+    high = (seqlen_k + BLOCK - 1) // BLOCK
+    low = 0
+    if T.mask != "none":
+        last_query = gl.minimum(first_query + QUERIES, seqlen_q) - 1
+        last = gl.minimum(gl.maximum(last_query + (seqlen_k - seqlen_q) + right, 0), seqlen_k - 1)
+        high = last // BLOCK + 1
+    if T.mask == "band":
+        low = gl.minimum(gl.maximum(first_query + (seqlen_k - seqlen_q) - left, 0) // BLOCK, high - 1)
+    return low, high
+
+
+@gluon.jit
+def nought(i):
+    """0, computed in step i. A tile that stays all through a loop is indexed by it there: the compiler would otherwise
+    keep the address of each of its slices in two registers, and there are not so many."""
+    return i >> 30

@@ -1,0 +1,325 @@
+"""One gradient by itself: a sweep. Three of them need 8 matrix products where the main kernel needs 5, and no sums in
+memory: the same bits on every run, at any head dim.
+
+A tile is 128 rows, 64 a group: of Q and dO for dQ, of K and V for dK, of K for dV. The groups meet every block of 64
+rows of the other side, and never each other:
+
+    dQ  S = Q K^T     dP = dO V^T    dQ += dS K          X, Y = Q, dO    U, W = K, V
+    dK  S^T = K Q^T   dP^T = V dO^T  dK += dS^T Q        X, Y = K, V     U, W = Q, dO
+    dV  S^T = K Q^T                  dV += P^T dO        X = K           U, W = Q, dO
+
+    S(i) issued | the gradient's product (i-1) issued | dP(i) issued | wait S | P(i) | wait for the rest | dS(i)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from registry.plugins.gluon_fa3.backward.schedule import key_blocks, next_block, nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.scores import exponents, hide
+from registry.plugins.gluon_fa3.softmax import pack, unpack
+from registry.toolbox.hopper import (
+    after_previous_kernel,
+    as_matrix,
+    load_tile,
+    release,
+    ring,
+    slot,
+    store_tile,
+    store_wait,
+    viewed,
+    wait_empty,
+    wait_full,
+)
+
+ROWS = gl.constexpr(64)
+
+
+@gluon.jit
+def place(work, extent, T: gl.constexpr):
+    """(first row, own head, batch, heads of the other side to visit, lowest and highest block of it)."""
+    n, head, b = tile_at(gl.program_id(0), work)
+    first = n * T.rows
+    if T.of_queries:
+        low, high = key_blocks(first, extent, T.rows, T.block, T)
+        visits = 1
+    else:
+        low, high = query_blocks(first, extent, T.rows, T.block, T)
+        visits = work[1]
+    return first, head, b, visits, low, high
+
+
+@gluon.jit
+def sweep_producer(maps, tiles, u_ring, w_ring, stats_tiles, extent, work, T: gl.constexpr):
+    """X and Y once, then U and W of every block."""
+    x_map, y_map, u_map, w_map, stats_map = maps
+    X: gl.constexpr = T.x_columns
+    X_TILE: gl.constexpr = x_map.layout
+    x_tiles, x_ready, y_tiles, y_ready = tiles
+    first, head, b, visits, low, high = place(work, extent, T)
+    heads, group, row_blocks = work[0], work[1], work[2]
+    other = head * group
+    if T.of_queries:
+        other = head // group
+    i = 0
+    for h in range(other, other + visits):
+        stats_row = (b * heads * group + h) * row_blocks
+        for m in range(low, high):
+            if i == 0:
+                for g in gl.static_range(2):
+                    mbarrier.expect(x_ready.index(g), ROWS * T.x_columns * 2)
+                    tile = viewed(x_tiles.index(g), [1, 1, ROWS, X], X_TILE)
+                    load_tile(x_map, [b, head, first + g * ROWS, 0], x_ready.index(g), tile)
+            tile, ready = wait_empty(u_ring, i)
+            if T.of_queries:
+                mbarrier.expect(ready, T.block * T.x_columns * 2)
+            else:
+                mbarrier.expect(ready, T.block * T.x_columns * 2 + T.block * 8)
+                load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(slot(i, u_ring[0])[0]))
+            load_tile(u_map, [b, h, m * T.block, 0], ready, tile)
+            if i == 0 and T.gradient != "dv":
+                for g in gl.static_range(2):
+                    mbarrier.expect(y_ready.index(g), ROWS * T.w_columns * 2)
+                    load_tile(y_map, [b, head, first + g * ROWS, 0], y_ready.index(g), y_tiles.index(g))
+            tile, ready = wait_empty(w_ring, i)
+            mbarrier.expect(ready, T.block * T.w_columns * 2)
+            load_tile(w_map, [b, h, m * T.block, 0], ready, tile)
+            i += 1
+
+
+@gluon.jit
+def probabilities(s, lse, first, m, rows, columns, extent, scale, cap, T: gl.constexpr):
+    """P; for dQ and dK times the cap's slope, so that the tanh need not wait in registers."""
+    x, bent = exponents(s, scale, cap, T)
+    if T.of_queries:
+        x = x - lse[:, None]
+    else:
+        x = x - lse[None, :]
+    p = gl.exp2(hide(x, "exponents", first, m * T.block, rows, columns, extent, T))
+    if T.softcap and T.gradient != "dv":
+        p = p * (1.0 - bent * bent)
+    return hide(p, "probabilities", first, m * T.block, rows, columns, extent, T)
+
+
+@gluon.jit
+def score_gradients(p, dp, delta, T: gl.constexpr):
+    """dS."""
+    if T.of_queries:
+        ds = p * (dp - delta[:, None])
+    else:
+        ds = p * (dp - delta[None, :])
+    return ds
+
+
+@gluon.jit
+def sweep_group(
+    GROUP: gl.constexpr,
+    out_map,
+    tiles,
+    u_ring,
+    w_ring,
+    stats_tiles,
+    stats,
+    extent,
+    work,
+    scale,
+    scale_log2,
+    cap,
+    T: gl.constexpr,
+):
+    B: gl.constexpr = T.block
+    DTYPE: gl.constexpr = out_map.dtype
+    OUT: gl.constexpr = T.out_columns
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, B, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, OUT, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    BY_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    BY_COLUMN: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    STATS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    rows = gl.arange(0, ROWS, layout=BY_ROW)
+    columns = gl.arange(0, B, layout=BY_COLUMN)
+    zero = gl.full([ROWS, B], 0.0, gl.float32, layout=S_LAYOUT)
+    acc = gl.full([ROWS, OUT], 0.0, gl.float32, layout=O_LAYOUT)
+
+    x_tiles, x_ready, y_tiles, y_ready = tiles
+    first, head, b, visits, low, high = place(work, extent, T)
+    first += GROUP * ROWS
+    steps = (high - low) * visits
+    x_tile = x_tiles.index(GROUP)
+    x = as_matrix(x_tile, ROWS, T.x_columns)
+    y = as_matrix(y_tiles.index(GROUP), ROWS, T.w_columns)
+    if T.of_queries:  # a block of the statistics has B rows
+        row_blocks = work[2]
+        block = gl.minimum(first // B, row_blocks - 1)
+        base = stats + ((b * work[0] + head) * row_blocks + block).to(gl.int64) * (2 * B)
+        lse = gl.load(base + rows)
+        delta = gl.load(base + B + rows)
+    mbarrier.wait(x_ready.index(GROUP), 0)
+
+    if not T.deferred:
+        m = low
+        for i in range(steps):
+            x = as_matrix(x_tiles.index(GROUP + nought(i)), ROWS, T.x_columns)
+            y = as_matrix(y_tiles.index(GROUP + nought(i)), ROWS, T.w_columns)
+            if i == 0:
+                mbarrier.wait(y_ready.index(GROUP), 0)
+            u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
+            s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
+            w = as_matrix(wait_full(w_ring, i), B, T.w_columns)
+            dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, [s_pending])
+            if not T.of_queries:
+                table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
+                lse = table.index(0).load(BY_COLUMN)
+            p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
+            if not T.of_queries:
+                delta = table.index(1).load(BY_COLUMN)
+            dp = warpgroup_mma_wait(0, [dp_pending])
+            release(w_ring, i)
+            ds = gl.convert_layout(score_gradients(p, dp, delta, T).to(DTYPE), OPERAND)
+            acc_pending = warpgroup_mma(ds, u, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+            release(u_ring, i)
+            m = next_block(m, low, high)
+    else:
+        u = as_matrix(wait_full(u_ring, 0), B, T.x_columns)
+        s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
+        if T.gradient != "dv":
+            mbarrier.wait(y_ready.index(GROUP), 0)
+            w = as_matrix(wait_full(w_ring, 0), B, T.w_columns)
+            dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
+            s = warpgroup_mma_wait(1, [s_pending])
+        else:
+            s = warpgroup_mma_wait(0, [s_pending])
+        if not T.of_queries:
+            table = viewed(stats_tiles.index(0), [2, B], STATS)
+            lse = table.index(0).load(BY_COLUMN)
+        p = probabilities(s, lse, first, low, rows, columns, extent, scale_log2, cap, T)
+        if T.gradient == "dv":
+            pairs = pack(p, T)
+        else:
+            if not T.of_queries:
+                delta = table.index(1).load(BY_COLUMN)
+            dp = warpgroup_mma_wait(0, [dp_pending])
+            release(w_ring, 0)
+            pairs = pack(score_gradients(p, dp, delta, T), T)
+        m = low
+        for i in range(1, steps):
+            m = next_block(m, low, high)
+            x = as_matrix(x_tiles.index(GROUP + nought(i)), ROWS, T.x_columns)
+            y = as_matrix(y_tiles.index(GROUP + nought(i)), ROWS, T.w_columns)
+            u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
+            s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
+            if T.gradient == "dv":
+                w = as_matrix(wait_full(w_ring, i - 1), B, OUT)
+                acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+                s = warpgroup_mma_wait(1, [s_pending])
+            else:
+                before = as_matrix(u_ring[0].index(slot(i - 1, u_ring[0])[0]), B, OUT)
+                acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
+                w = as_matrix(wait_full(w_ring, i), B, T.w_columns)
+                dp_pending = warpgroup_mma(y, w.permute((1, 0)), zero, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(2, [s_pending])
+            if not T.of_queries:
+                table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
+                lse = table.index(0).load(BY_COLUMN)
+            p = probabilities(s, lse, first, m, rows, columns, extent, scale_log2, cap, T)
+            if T.gradient == "dv":
+                acc = warpgroup_mma_wait(0, [acc_pending])
+                release(u_ring, i - 1)  # its statistics were in use until then
+                release(w_ring, i - 1)
+                pairs = pack(p, T)
+            else:
+                acc = warpgroup_mma_wait(1, [acc_pending])
+                release(u_ring, i - 1)
+                if not T.of_queries:
+                    delta = table.index(1).load(BY_COLUMN)
+                dp = warpgroup_mma_wait(0, [dp_pending])
+                release(w_ring, i)
+                pairs = pack(score_gradients(p, dp, delta, T), T)
+
+        last = steps - 1
+        if T.gradient == "dv":
+            w = as_matrix(wait_full(w_ring, last), B, OUT)
+            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+        else:
+            before = as_matrix(u_ring[0].index(slot(last, u_ring[0])[0]), B, OUT)
+            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), before, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc_pending])
+    if T.gradient != "dv":
+        acc = acc * scale
+    OUT_TILE: gl.constexpr = out_map.layout
+    part = viewed(x_tile, [1, 1, ROWS, OUT], OUT_TILE)
+    as_matrix(part, ROWS, OUT).store(acc.to(DTYPE))
+    fence_async_shared()
+    store_tile(out_map, [b, head, first, 0], part)
+    store_wait(0)
+
+
+SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first"
+
+
+@gluon.jit(do_not_specialize=SIZES.split())
+def attention_gradient(
+    x_map,
+    y_map,
+    u_map,
+    w_map,
+    stats_map,
+    out_map,
+    stats,
+    seqlen_q,
+    seqlen_k,
+    left,
+    right,
+    heads_own,
+    group,
+    row_blocks,
+    tiles,
+    heads,
+    section_heads,
+    last_first,
+    scale,
+    scale_log2,
+    cap,
+    T: gl.constexpr,
+):
+    DTYPE: gl.constexpr = x_map.dtype
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    B: gl.constexpr = T.block
+    x_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.tile_columns], x_map.layout)
+    u_tiles = gl.allocate_shared_memory(DTYPE, [T.stages, 1, 1, B, T.x_columns], u_map.layout)
+    w_tiles = gl.allocate_shared_memory(DTYPE, [T.w_stages, 1, 1, B, T.w_columns], w_map.layout)
+    if T.gradient == "dv":
+        y_tiles = x_tiles
+    else:
+        y_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.w_columns], y_map.layout)
+    stats_tiles = gl.allocate_shared_memory(gl.float32, [T.stages, 1, 2, B], stats_map.layout)
+    x_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    y_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for g in gl.static_range(2):
+        mbarrier.init(x_ready.index(g), count=1)
+        mbarrier.init(y_ready.index(g), count=1)
+    u = ring(u_tiles, T.stages, 2)
+    w = ring(w_tiles, T.w_stages, 2)
+    own = (x_tiles, x_ready, y_tiles, y_ready)
+    extent = (seqlen_q, seqlen_k, left, right)
+    work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first)
+    maps = (x_map, y_map, u_map, w_map, stats_map)
+    after_previous_kernel()
+    # Written out: a constexpr inside a tuple variable would lose its value.
+    gl.warp_specialize(
+        [
+            (sweep_group, (0, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
+            (sweep_group, (1, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
+            (sweep_producer, (maps, own, u, w, stats_tiles, extent, work, T)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

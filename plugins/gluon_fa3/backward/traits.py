@@ -1,0 +1,212 @@
+"""What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
+
+A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages}, and what the method adds.
+
+sums    {dk_operand, order}: one kernel for all gradients, dQ added up in memory, in any order or in a fixed one
+sweeps  {deferred}: a kernel for each gradient. More products, the same bits on every run, and head dims beyond 128
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry import Reason
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
+
+GROUPS = 2  # matrix warp groups
+KEYS = 64  # key rows of a group: the M of one wgmma
+GROUP_REGISTERS = 240  # per thread
+HELPER_REGISTERS = 24  # of the producer and of the reducer
+METHODS = ("sums", "sweeps")
+ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
+LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
+
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class SumsTraits:
+    """The constants of the kernel of all gradients."""
+
+    dtype: str  # "bf16" or "fp16"
+    head: int  # columns of the Q and K tiles: 64 or 128; what the tensors lack reads as zero
+    head_v: int  # columns of the V and dO tiles
+    block_m: int  # query rows of a step
+    block_n: int  # keys of a tile
+    stages: int  # Q tiles in flight: a step's, that of the step before, which dK still reads, and those to come
+    do_stages: int  # dO tiles in flight
+    dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
+    mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
+    softcap: bool
+    ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
+    of_queries: bool = False  # whether the rows of a tile are queries
+
+    @property
+    def dq_rows(self) -> bool:
+        """Each group computes dQ of half of a step's rows; else of half of the columns."""
+        return self.block_m == 2 * KEYS
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of a group's part of dQ, which has 64 rows."""
+        return self.head if self.dq_rows else self.head // GROUPS
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
+        halves = self.block_n * (self.head + self.head_v)
+        halves += self.block_m * (self.stages * self.head + self.do_stages * self.head_v)
+        halves += 2 * self.block_n * self.block_m  # dS
+        floats = GROUPS * KEYS * self.dq_columns + self.stages * 2 * self.block_m
+        return 2 * halves + 4 * floats + 1024
+
+
+@dataclass(frozen=True)
+class SweepTraits:
+    """The constants of the kernel of one gradient."""
+
+    dtype: str
+    gradient: str  # "dq", "dk" or "dv"
+    head: int
+    head_v: int
+    mask: str
+    softcap: bool
+    stages: int  # blocks of U in flight
+    deferred: bool  # the gradient's product of a block runs beside the scores of the next one
+    block: int = KEYS  # rows of the other side that meet a tile at once
+    rows: int = GROUPS * KEYS  # of a tile
+
+    @property
+    def of_queries(self) -> bool:
+        return self.gradient == "dq"
+
+    @property
+    def x_columns(self) -> int:
+        """Of Q and K."""
+        return self.head
+
+    @property
+    def w_columns(self) -> int:
+        """Of V and dO."""
+        return self.head_v
+
+    @property
+    def out_columns(self) -> int:
+        return self.head_v if self.gradient == "dv" else self.head
+
+    @property
+    def tile_columns(self) -> int:
+        """Of X's tile, through which the gradient leaves."""
+        return max(self.x_columns, self.out_columns)
+
+    @property
+    def w_stages(self) -> int:
+        """Where X, Y and two blocks of U fill the shared memory, one."""
+        return 1 if self.head + self.head_v > 384 and self.gradient != "dv" else 2
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
+        halves = self.rows * (self.tile_columns + (0 if self.gradient == "dv" else self.w_columns))
+        halves += self.block * (self.stages * self.x_columns + self.w_stages * self.w_columns)
+        return 2 * halves + 4 * self.stages * 2 * self.block + 1024
+
+
+def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
+    """The main kernel that `config` means for `problem`."""
+    return SumsTraits(
+        dtype=_DTYPES[problem.dtype],
+        head=padded(problem.head_dim),
+        head_v=padded(problem.head_dim_v),
+        block_m=config["BLOCK_M"],
+        block_n=config["BLOCK_N"],
+        stages=config["stages"],
+        do_stages=config["stages"] - 1,
+        dk_operand=config["dk_operand"],
+        mask=mask_kind(problem, config["BLOCK_N"]),
+        softcap=bool(problem.softcap),
+        ordered=config["order"] == "fixed",
+    )
+
+
+def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
+    """The kernels of the three gradients."""
+    head, head_v = padded(problem.head_dim), padded(problem.head_dim_v)
+    return [
+        SweepTraits(
+            dtype=_DTYPES[problem.dtype],
+            gradient=gradient,
+            head=head,
+            head_v=head_v,
+            mask=mask_kind(problem, KEYS),
+            softcap=bool(problem.softcap),
+            stages=3 if gradient == "dv" else config["stages"],
+            deferred=gradient == "dv" or config["deferred"],
+        )
+        for gradient in ("dq", "dk", "dv")
+    ]
+
+
+def mask_kind(problem: Any, block_n: int) -> str:
+    """Queries past the end need no mask: their LSE is +inf."""
+    left, right = window_bounds(problem.causal, problem.window)
+    if left < UNLIMITED:
+        return "band"
+    return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
+
+
+def _sums(block_m: int, dk_operand: str, order: str = "any") -> dict[str, Any]:
+    tile = {"method": "sums", "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 3}
+    return {**tile, "dk_operand": dk_operand, "order": order}
+
+
+def _sweeps(stages: int, deferred: bool) -> dict[str, Any]:
+    return {"method": "sweeps", "BLOCK_M": KEYS, "BLOCK_N": GROUPS * KEYS, "stages": stages, "deferred": deferred}
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """The default, then what is worth searching."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    if wide == 256:
+        return [_sweeps(2, True), _sweeps(2, False)]
+    if wide == 64:
+        return [_sums(128, "shared"), _sums(64, "registers"), _sums(128, "shared", "fixed"), _sweeps(3, True)]
+    left, right = window_bounds(problem.causal, problem.window)
+    triangular = right < UNLIMITED and left >= UNLIMITED
+    sums = [_sums(64, "registers"), _sums(64, "shared")] if triangular else [_sums(64, "shared")]
+    return [*sums, _sums(64, "shared", "fixed"), _sweeps(3, True)]
+
+
+def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of dynamic shared memory of one block."""
+    if config["method"] == "sweeps":
+        return max(t.shared_memory for t in sweeps_of(problem, config))
+    return traits_of(problem, config).shared_memory
+
+
+def registers(problem: Any, config: Mapping[str, Any]) -> int:
+    """Registers of one block: two matrix warp groups, and a third that holds producer and reducer."""
+    return 128 * (GROUPS + 1) * LAUNCH_REGISTERS
+
+
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    # Beyond 128 columns, dK and dV of a group's 64 keys would fill its registers.
+    method, methods = config.get("method"), METHODS if wide <= 128 else ("sweeps",)
+    if method not in methods:
+        yield Reason("config", "method", method, ", ".join(methods))
+        return
+    allowed: dict[str, tuple[Any, ...]] = {"BLOCK_M": (64,), "BLOCK_N": (GROUPS * KEYS,), "stages": (2, 3)}
+    if method == "sums":
+        rows = (64, 128) if wide == 64 else (64,)
+        orders = ("fixed",) if problem.deterministic else ORDERS
+        allowed |= {"BLOCK_M": rows, "dk_operand": ("shared", "registers"), "order": orders}
+    else:
+        allowed |= {"deferred": (True, False)}
+    for name, values in allowed.items():
+        if config.get(name) not in values:
+            yield Reason("config", name, config.get(name), ", ".join(map(str, values)))

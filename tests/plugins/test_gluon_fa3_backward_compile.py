@@ -1,0 +1,146 @@
+"""gluon_fa3_backward without a GPU: what the compiler makes of every shipped config."""
+
+import dataclasses
+import itertools
+
+import pytest
+from again import needs_newest_triton, run_with_newest_triton
+
+from registry import Target
+from registry.ops.attention.problem import AttentionBackwardProblem
+from registry.toolbox.builds import loop_spills
+
+pytest.importorskip("triton")
+
+from compiled import resources
+
+from registry.plugins.gluon_fa3 import backward
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, sweeps_of, traits_of
+
+H200 = Target.named("H200")
+VARIANT = backward.VARIANT
+MEASURED_ON = H200.triton.startswith("3.6.")
+
+
+def problem(grad_lse=False, **sizes):
+    made = AttentionBackwardProblem.of_shape(H200, **{"b": 2, "hq": 8, "s": 4096, "d": 128, "lse": True, **sizes})
+    return dataclasses.replace(made, grad_lse=grad_lse)
+
+
+PLAIN = [problem(d=d, causal=causal) for d, causal in itertools.product((64, 128, 256), (False, True))]
+FEATURES = [
+    problem(d=64, s=1000, hkv=2, layout="bshd", grad_lse=True),
+    problem(d=128, s=1000, sk=777, causal=True, dtype="float16"),
+    problem(d=128, s=1000, window=(256, 64)),
+    problem(d=128, s=1000, softcap=15.0),
+    problem(d=192, dv=128, causal=True),
+    problem(d=40, dv=200, s=333, hkv=1),
+]
+
+
+def named(problems, configs):
+    for p in problems:
+        for config in configs(p):
+            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+
+
+def built(p, config):
+    """The kernels with matrix products."""
+    found = [resources(build) for build in VARIANT.builds(p, config)]
+    return [one for one in found if one.counts["HGMMA"]]
+
+
+def hot_loops(found):
+    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+
+
+@pytest.mark.parametrize(
+    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1])]
+)
+def test_build(p, config):
+    kernels = built(p, config)
+    assert len(kernels) == (3 if config["method"] == "sweeps" else 1)
+    for found in kernels:
+        assert len(hot_loops(found)) == GROUPS, "one steady loop for each matrix warp group"
+        assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
+        assert {240, 24} <= set(found.setmaxnreg)
+        assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
+        assert found.counts["TMA load"] and found.counts["TMA store"] and found.counts["HMMA"] == 0
+        if MEASURED_ON:
+            assert loop_spills(found.sass) == []
+    most = max(found.shared for found in kernels)
+    assert most <= VARIANT.requires.shared_memory(p, config) < most + 1024
+
+
+def sums(p):
+    return [config for config in VARIANT.legal_configs(p) if config["method"] == "sums"]
+
+
+@pytest.mark.parametrize("p, config", [*named(PLAIN, sums)])
+def test_the_steady_loop_of_the_main_kernel(p, config):
+    (found,) = built(p, config)
+    t = traits_of(p, config)
+    assert found.opcodes["UTMAREDG"] == GROUPS, "dQ leaves whole: one reduction a group and step"
+    a_thread = KEYS * t.block_m // 128
+    for loop in hot_loops(found):
+        assert loop.counts["MUFU"] == a_thread, "one exponential a score"
+        assert loop.counts["F2FP"] == a_thread, "P and dS, two values at a time"
+        assert loop.counts["FADD"] == loop.counts["FMUL"] == a_thread, "dP - delta, and that times P"
+        assert loop.counts["STS"] == KEYS * t.dq_columns // 128 // 4, "dQ, 16 bytes at a time"
+        assert loop.counts.get("PRMT", 0) == 0 and (p.causal or loop.counts.get("FSEL", 0) == 0)
+
+
+def sweeps(p):
+    return [config for config in VARIANT.legal_configs(p) if config["method"] == "sweeps"]
+
+
+@pytest.mark.parametrize("p, config", [*named(PLAIN, sweeps)])
+def test_the_steady_loops_of_the_sweeps(p, config):
+    for found, t in zip(built(p, config), sweeps_of(p, config), strict=True):
+        for loop in hot_loops(found):
+            assert loop.counts["MUFU"] == 32 and loop.counts["F2FP"] == 16
+            assert loop.counts["HGMMA"] == (t.x_columns // 16) + (t.gradient != "dv") * (t.w_columns // 16) + 4
+            assert found.opcodes["UTMAREDG"] == 0
+
+
+def test_every_claimed_problem_has_a_config_and_configs_differ():
+    for p in PLAIN + FEATURES:
+        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
+        assert len(set(configs)) == len(configs)
+        assert VARIANT.legal_configs(p)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_deterministic_problems_run_in_a_fixed_order_or_in_sweeps(d):
+    found = VARIANT.legal_configs(problem(d=d, deterministic=True))
+    assert found and all(c["method"] == "sweeps" or c["order"] == "fixed" for c in found)
+    refused = {reason.field for reason in VARIANT.config_refusals(problem(d=d, deterministic=True))}
+    assert refused == ({"order"} if d < 256 else set())
+
+
+@pytest.mark.parametrize(
+    "sizes, kind",
+    [
+        (dict(s=1000), "from"),
+        (dict(s=1000, sk=1024), "none"),
+        (dict(s=1024, causal=True), "from"),
+        (dict(s=1024, window=(100, 0)), "band"),
+        (dict(s=1024, window=(-1, 3)), "from"),
+    ],
+)
+def test_cheapest_mask(sizes, kind):
+    assert mask_kind(problem(**sizes), 128) == kind
+
+
+def test_refusals_name_a_fix():
+    unaligned = tuple(dataclasses.replace(o, base_alignment=2) for o in problem().operands)
+    reasons = VARIANT.reasons(dataclasses.replace(problem(), operands=unaligned))
+    assert reasons and all(r.fix for r in reasons)
+
+
+@needs_newest_triton
+def test_with_the_newest_triton():
+    run_with_newest_triton(
+        __file__, "test_build and (d128-128 or d64-64 or d256-256) and causal and (shared-any or True)"
+    )
