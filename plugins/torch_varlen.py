@@ -98,22 +98,24 @@ def each(
 ):  # fmt: skip
     out = new_out(q, v) if out is None else out
     wide = _math_dtype(q.dtype)
+    # Slopes times distances, and values times their scales, have more digits than a half has.
+    kind = q.dtype if alibi_slopes is None and k_scale is None and v_scale is None else wide
     lse = new_lse(q).to(wide)
     bounds, group = lengths["cu_seqlens_q"].tolist(), q.shape[1] // k.shape[-2]
     for b, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if start == stop:
             continue
-        keys, values = (keys_of(b, t, s, lengths).to(q.dtype) for t, s in ((k, k_scale), (v, v_scale)))
+        keys, values = (keys_of(b, t, s, lengths).to(kind) for t, s in ((k, k_scale), (v, v_scale)))
         if not keys.shape[0]:
             out[start:stop], lse[:, start:stop] = 0.0, -math.inf
             continue
         one, one_lse = aten._scaled_dot_product_flash_attention_for_cpu(
-            q[start:stop].transpose(0, 1)[None],
+            q[start:stop].transpose(0, 1)[None].to(kind),
             keys.transpose(0, 1).repeat_interleave(group, dim=0)[None],
             values.transpose(0, 1).repeat_interleave(group, dim=0)[None],
             0.0,
             False,
-            attn_mask=_added(q[start:stop], keys, causal, window, alibi_slopes),
+            attn_mask=_added(keys, stop - start, causal, window, alibi_slopes),
             scale=scale,
         )
         out[start:stop], lse[:, start:stop] = one[0].transpose(0, 1), one_lse[0]
@@ -127,15 +129,15 @@ def each(
     return out, lse.float() if return_lse else None
 
 
-def _added(q, keys, causal, window, alibi_slopes):
+def _added(keys, queries, causal, window, alibi_slopes):
     """What is added to the scores of a sequence, or None."""
-    seen = visible(q.shape[0], keys.shape[0], causal, window, q.device)
+    seen = visible(queries, keys.shape[0], causal, window, keys.device)
     if seen is None and alibi_slopes is None:
         return None
-    added = torch.zeros(1, 1, q.shape[0], keys.shape[0], dtype=q.dtype)
+    added = torch.zeros(1, 1, queries, keys.shape[0], dtype=keys.dtype)
     if alibi_slopes is not None:
-        far = distances(q.shape[0], keys.shape[0], q.device)
-        added = (added - alibi_slopes.to(_math_dtype(q.dtype))[:, None, None] * far).to(q.dtype)
+        far = distances(queries, keys.shape[0], keys.device)
+        added = added - alibi_slopes.to(keys.dtype)[:, None, None] * far
     return added if seen is None else added.masked_fill(~seen, -math.inf)
 
 

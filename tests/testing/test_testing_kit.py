@@ -310,7 +310,10 @@ def test_pytest_plugin_interprets_for_a_gpu_that_is_not_here(tmp_path: Path) -> 
     assert "triton_fa2[sm90]::" in found.stdout and "bfloat16" in found.stdout
 
 
-def test_pytest_plugin_times_installed_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pytest_plugin_times_installed_variants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing within a worker
     wanted = ["--registry-bench", "torch_cpu", "-k", "not matmul", "--benchmark-columns=median"]
     code, out = run_here(capsys, tmp_path, *wanted)
     assert code == 0 and "benchmark 'attention" in out and "torch_cpu" in out, out

@@ -42,6 +42,7 @@ class GroupedMm(Op):
     name = "grouped_mm"
     summary = "activation((a[rows] @ b[group]) * scales + bias), gated or not"
     problem_type = GroupedMmProblem
+    tensors = ("a", "b")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
         "activation": ("activations", "activation"),
         "gated": ("gated", "gated"),
