@@ -21,7 +21,7 @@ from registry.ops.parts.cases import fold_of, held_out
 from registry.tables.match import kind_of
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.timing import quantile
-from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, leaves, plainness, prune
+from registry.tuning.tree import NEVER, Choice, Node, Point, cost_of, descend, grow, plainness, prune
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
@@ -106,17 +106,37 @@ def _grown(points: list[Point], op: str, kinds: Mapping[str, str]) -> Node:
 
 
 def distrust(tree: Node, libraries: frozenset[str]) -> None:
-    """Give leaves back to a library's kernel where ours has not shown, on enough shapes, to be never much slower."""
-    for leaf, _ in leaves(tree):
-        if leaf.choice.variant in libraries:
-            continue
-        theirs = library_choice(leaf.points, libraries)
-        if theirs is None:
-            continue
-        measured = [point for point in leaf.points if leaf.choice in point.cost]
-        lost = [cost_of(point, leaf.choice) - cost_of(point, theirs) for point in measured]
-        if len(lost) < LEAST_SHAPES or sum(x * LOSS_WEIGHT if x > 0 else x for x in lost) >= 0:
-            leaf.choice, leaf.cost = theirs, sum(cost_of(point, theirs) for point in leaf.points)
+    """Give leaves back to a library's kernel where ours has not shown, on enough shapes, to be never much slower.
+
+    A leaf of few shapes joins the one beside it if what has shown it there gains here as well.
+    """
+    if tree.yes is None or tree.no is None:
+        theirs = library_choice(tree.points, libraries)
+        if tree.choice.variant not in libraries and not _trusted(tree.choice, tree.points, theirs, LEAST_SHAPES):
+            assert theirs is not None  # without a library's kernel nothing is doubtful
+            tree.choice, tree.cost = theirs, sum(cost_of(point, theirs) for point in tree.points)
+        return
+    wanted = [child.choice for child in (tree.yes, tree.no)]
+    distrust(tree.yes, libraries)
+    distrust(tree.no, libraries)
+    sides = (tree.yes, tree.no)
+    if any(side.yes is not None for side in sides):
+        return
+    for side, beside, was in zip(sides, sides[::-1], wanted, strict=True):
+        given_back = was.variant not in libraries and side.choice.variant in libraries
+        joins = given_back and _trusted(beside.choice, side.points, side.choice, len(side.points))
+        if beside.choice.variant not in libraries and (joins or side.choice == beside.choice):
+            tree.choice, tree.yes, tree.no = beside.choice, None, None
+            tree.cost = sum(cost_of(point, tree.choice) for point in tree.points)
+            return
+
+
+def _trusted(choice: Choice, points: Sequence[Point], theirs: Choice | None, least: int) -> bool:
+    """Whether so many shapes were measured with the choice, and what it loses there is little beside what it gains."""
+    if theirs is None:
+        return True
+    lost = [cost_of(point, choice) - cost_of(point, theirs) for point in points if choice in point.cost]
+    return len(lost) >= least and sum(x * LOSS_WEIGHT if x > 0 else x for x in lost) < 0
 
 
 def library_choice(points: Sequence[Point], libraries: frozenset[str]) -> Choice | None:
