@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
 
@@ -60,6 +61,16 @@ EMPTY = Scope()
 current: contextvars.ContextVar[Scope] = contextvars.ContextVar("registry.scope", default=EMPTY)
 
 
+def named_for(op: str, variant: str | None) -> str | None:
+    """The variant that a call of a torch op names: a graph that is traced inside of a `use` block must remember it."""
+    if variant is not None:
+        return variant
+    if traced.is_tracing():
+        return traced.variant_for(op)
+    forced = current.get().forced_for(op)
+    return None if forced is None or forced.config is not None else forced.variant
+
+
 @contextlib.contextmanager
 def entered(scope: Scope) -> Iterator[None]:
     """Make `scope` the current one inside the block."""
@@ -76,7 +87,15 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
 
     With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
     same keys and types if the variant's own rule takes it.
+
+    Inside of a function that torch.compile traces it takes variants of forward ops, without a config.
     """
+    if traced.is_tracing():
+        if config is not None:
+            traced.refuse("use(..., config=)")
+        with traced.using(*names):
+            yield
+        return
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
     if config is not None and not _is_flat(config):
@@ -91,6 +110,8 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
     """Try these variants first, in this order, inside the block. A fallback is logged once and counted."""
+    if traced.is_tracing():
+        traced.refuse("prefer")
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         _op_of(name)
@@ -101,6 +122,8 @@ def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
 @contextlib.contextmanager
 def record() -> Iterator[Recorder]:
     """Record what really runs inside the block, forward and backward, with counts."""
+    if traced.is_tracing():
+        traced.refuse("record")
     recorder = Recorder()
     scope = current.get()
     with entered(replace(scope, recorders=(*scope.recorders, recorder))):
