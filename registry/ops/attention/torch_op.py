@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from registry.dispatch.scope import current, entered, named_for
-from registry.ops.attention import arguments
+from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED, Window
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
+from registry.ops.parts.counting import counted
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
@@ -104,6 +105,8 @@ def _backward_fake(
 
 torch.library.register_fake("registry::attention", _attention_fake, lib=_library)
 torch.library.register_fake("registry::attention_backward", _backward_fake, lib=_library)
+counted("attention", costs.torch_forward)
+counted("attention_backward", costs.torch_backward)
 
 
 # --- autograd of the torch op -------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from registry.dispatch.scope import current, entered, named_for
-from registry.ops.attention_varlen import arguments
+from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cache, no_second_derivative
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
+from registry.ops.parts.counting import counted
 from registry.ops.parts.masks import UNLIMITED
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
@@ -122,6 +123,8 @@ def _backward_fake(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
 
 torch.library.register_fake("registry::attention_varlen", _forward_fake, lib=_library)
 torch.library.register_fake("registry::attention_varlen_backward", _backward_fake, lib=_library)
+counted("attention_varlen", costs.torch_forward)
+counted("attention_varlen_backward", costs.torch_backward)
 
 
 # --- autograd of the torch op -------------------------------------------------------------------------------------

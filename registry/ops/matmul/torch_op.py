@@ -12,8 +12,9 @@ import torch
 
 from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.errors import InvalidArgument
-from registry.ops.matmul import arguments
+from registry.ops.matmul import arguments, costs
 from registry.ops.matmul.oracle import activate
+from registry.ops.parts.counting import counted
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -93,6 +94,7 @@ def _matmul_fake(
 
 
 torch.library.register_fake("registry::matmul", _matmul_fake, lib=_library)
+counted("matmul", costs.torch_product)
 
 
 # --- gradients: matmuls that dispatch too -------------------------------------------------------------------------
