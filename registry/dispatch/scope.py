@@ -153,12 +153,34 @@ class Ran:
     because: str
 
 
+ELSEWHERE = "elsewhere"
+"""Among the ops of a Recorder's counts: what an integration was called for and handed back to the library."""
+
+
+def went_elsewhere(door: str, because: str) -> None:
+    """Count a call that came by an integration and that no variant ran; logged once for each reason.
+
+    A compiled graph says it when it is traced, and counts nothing when it runs.
+    """
+    traced.tell_elsewhere(door, because)
+    if traced.is_tracing():
+        return
+    for recorder in current.get().recorders:
+        recorder.add_elsewhere(f"{door}: {because}")
+
+
 class Recorder:
     """What ran inside a `record()` block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[Ran] = Counter()
+        self._elsewhere: Counter[str] = Counter()
+
+    def add_elsewhere(self, because: str) -> None:
+        """Count one call that was handed back."""
+        with self._lock:
+            self._elsewhere[because] += 1
 
     def add(self, decision: Decision) -> None:
         """Count one launch of a decision."""
@@ -176,12 +198,13 @@ class Recorder:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """op -> variant -> number of launches."""
+        """op -> variant -> number of launches, and "elsewhere" -> why -> calls that an integration handed back."""
         found: dict[str, dict[str, int]] = {}
         for ran, count in self.launches.items():
             per_op = found.setdefault(ran.op, {})
             per_op[ran.variant] = per_op.get(ran.variant, 0) + count
-        return found
+        with self._lock:
+            return found | ({ELSEWHERE: dict(self._elsewhere)} if self._elsewhere else {})
 
     @property
     def problems(self) -> dict[Problem, int]:

@@ -13,6 +13,7 @@ import torch
 
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
+from registry.notices import notice
 
 is_tracing = torch.compiler.is_dynamo_compiling
 
@@ -40,7 +41,7 @@ def variant_for(op: str) -> str | None:
     return None
 
 
-# The two below are called by the tracer rather than traced, so that their errors reach the user as they are.
+# Those below are called by the tracer rather than traced, so that what they say reaches the user as it is.
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -59,3 +60,9 @@ def _forward_op_of(name: str) -> str:
         allowed = "variants of forward ops, or `use` around the whole training step"
         raise InvalidArgument("use", f"{name!r}, a variant of {op}, inside of a compiled function", allowed)
     return op
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def tell_elsewhere(door: str, because: str) -> None:
+    """Log a call that an integration hands back to its library."""
+    notice(f"{door}: not run by a variant of the registry: {because}")

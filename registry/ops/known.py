@@ -12,6 +12,8 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
 from registry.ops.op import OPS, Op, op_named
 
+__all__ = ["all_ops", "op_named", "register", "reload_tables", "unregister"]
+
 _REGISTERED = "registry.register"
 
 
