@@ -7,7 +7,8 @@ something else than was asked for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,10 +16,20 @@ from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
 from registry.notices import notice
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 is_tracing = torch.compiler.is_dynamo_compiling
 
 _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
+
+
+def _by_the_tracer(function: _F) -> _F:
+    """Have a tracer call this rather than trace it, so that what it says reaches the user as it is.
+
+    It is what torch.compiler.assume_constant_result does, which would import all of torch.compile, and triton, at once.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @contextlib.contextmanager
@@ -41,16 +52,13 @@ def variant_for(op: str) -> str | None:
     return None
 
 
-# Those below are called by the tracer rather than traced, so that what they say reaches the user as it is.
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_by_the_tracer
 def refuse(what: str) -> None:
     """Raise for what a graph cannot hold."""
     raise InvalidArgument(what, "a block inside of a compiled function", "a block around the call of that function")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_by_the_tracer
 def _forward_op_of(name: str) -> str:
     variants = catalog.get().variants
     if name not in variants:
@@ -62,7 +70,7 @@ def _forward_op_of(name: str) -> str:
     return op
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_by_the_tracer
 def tell_elsewhere(door: str, because: str) -> None:
     """Log a call that an integration hands back to its library."""
     notice(f"{door}: not run by a variant of the registry: {because}")

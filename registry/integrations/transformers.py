@@ -143,7 +143,7 @@ class MaskMeaning(BlockMask):
             **rest | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         )
         self._dense: torch.Tensor | None = None
-        self._packed: Packed | None = None
+        self._packed: PackedTokens | None = None
 
     shape = property(lambda self: (self.batch, 1, self.queries, self.keys))  # type: ignore[assignment]
 
@@ -169,7 +169,7 @@ class MaskMeaning(BlockMask):
             self._dense = sdpa_mask(**self._dense_arguments)
         return self._dense
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedTokens | None:
         """The tokens that are not padding, as sequences; None where they do not keep the distances of a window."""
         if self._packed is None:
             self._packed = _pack(self)
@@ -177,7 +177,7 @@ class MaskMeaning(BlockMask):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTokens:
     """Rows of [B * S, H, D] that are tokens, and where their sequences begin."""
 
     q_rows: torch.Tensor
@@ -187,7 +187,7 @@ class Packed:
 
 
 @torch.compiler.disable(reason="how long sequences are is data")  # type: ignore[untyped-decorator]
-def _pack(mask: MaskMeaning) -> Packed:
+def _pack(mask: MaskMeaning) -> PackedTokens:
     """Give every token the number of its sequence, -1 for padding, and list those that have a query. Waits once."""
     pattern = mask.pattern
     assert pattern is not None
@@ -227,7 +227,7 @@ def _pack(mask: MaskMeaning) -> Packed:
         "max_seqlen_q": int(q_counts.max()) if len(q_counts) else 0,
         "max_seqlen_k": int(k_counts.max()) if len(k_counts) else 0,
     }
-    return Packed(q_rows.to(device), k_rows.to(device), lengths, bool((reach == found).all()))
+    return PackedTokens(q_rows.to(device), k_rows.to(device), lengths, bool((reach == found).all()))
 
 
 def _by_batch(ids: torch.Tensor) -> torch.Tensor:
@@ -346,7 +346,7 @@ def _one_length(
 
 
 def _packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: Packed, sinks: Any, how: dict[str, Any]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: PackedTokens, sinks: Any, how: dict[str, Any]
 ) -> torch.Tensor:
     batch, _, queries, _ = q.shape
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
