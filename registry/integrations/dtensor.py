@@ -4,9 +4,10 @@
     dtensor.enable()
     registry.attention(q, k, v, causal=True)       # q, k, v: DTensors, sharded by batch or by heads
 
-Attention is sharded by batch and by heads (with one key head for all, the queries' heads), matmul by rows, columns,
-batches and along K, whose results are partial sums. Other placements are redistributed to one of these, as DTensor does
-for torch's own functions. The gradients are sharded alike.
+Attention is sharded by batch and by heads (with one key head for all, the queries' heads), attention_varlen by heads,
+matmul by rows, columns, batches and along K, whose results are partial sums. Lengths are replicated DTensors. Other
+placements are redistributed to one of these, as DTensor does for torch's own functions.
+The gradients are sharded alike.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ def enable() -> None:
     rules: dict[Any, Callable[..., _Rules]] = {
         ops.attention.default: _attention,
         ops.attention_backward.default: _attention_backward,
+        ops.attention_varlen.default: _varlen,
+        ops.attention_varlen_backward.default: _varlen_backward,
         ops.matmul.default: _matmul,
     }
     for op, rule in rules.items():
         register_sharding(op)(rule)
 
 
-def _heads_divide(*specs: Any) -> bool:
-    """Whether the heads that each shard has are those that belong together."""
+def _heads_divide(*specs: Any, at: tuple[int, ...] = (1, 1, 1)) -> bool:
+    """Whether the heads that each shard has are those that belong together; `at` says which dimension they are."""
     shards = 1
-    for spec in specs:
+    for spec, dim in zip(specs, at, strict=True):
         sizes = zip(spec.mesh.shape, spec.placements, strict=True)
-        shards = max(shards, math.prod(n for n, placement in sizes if placement == Shard(1)))
-    return all(spec.shape[1] % shards == 0 for spec in specs)
+        shards = max(shards, math.prod(n for n, placement in sizes if placement == Shard(dim)))
+    return all(spec.shape[dim] % shards == 0 for spec, dim in zip(specs, at, strict=True))
 
 
 def _attention(q: Any, k: Any, v: Any, *settings: Any) -> _Rules:
@@ -77,6 +80,42 @@ def _attention_backward(
     elif k.shape[1] == 1:
         rules.append(rule(Shard(1), Replicate(), Partial()))
     return rules
+
+
+def _varlen(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used: Any, table: Any, sinks: Any, alibi: Any, k_scale: Any,
+    v_scale: Any, *settings: Any,
+) -> _Rules:  # fmt: skip
+    with_lse = settings[-2]
+    lengths = [None if tensor is None else Replicate() for tensor in (cu_q, cu_k, used, table)]
+
+    def rule(by_heads: bool) -> tuple[list[Any], list[Any]]:
+        def at(dim: int, tensor: Any = q) -> Any:
+            return None if tensor is None else Shard(dim) if by_heads else Replicate()
+
+        def of_scale(scale: Any) -> Any:
+            return None if scale is None else _of_vector(scale, at(scale.ndim - 1))
+
+        given = [at(1), at(k.ndim - 2), at(v.ndim - 2), *lengths, at(0, sinks), at(0, alibi)]
+        results = [at(1), at(0) if with_lse else Replicate()]
+        return results, [*given, of_scale(k_scale), of_scale(v_scale), *[None] * len(settings)]
+
+    divide = _heads_divide(q, k, v, at=(1, k.ndim - 2, v.ndim - 2))
+    return [rule(False), rule(True)] if divide else [rule(False)]
+
+
+def _varlen_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_q: Any, cu_k: Any, sinks: Any, alibi: Any,
+    grad_lse: Any, *settings: Any,
+) -> _Rules:  # fmt: skip
+    def rule(by_heads: bool) -> tuple[list[Any], list[Any]]:
+        def at(dim: int, tensor: Any = q) -> Any:
+            return None if tensor is None else Shard(dim) if by_heads else Replicate()
+
+        given = [*[at(1)] * 5, at(0), Replicate(), Replicate(), at(0, sinks), at(0, alibi), at(0, grad_lse)]
+        return [at(1), at(1), at(1), at(0, sinks) or Replicate()], [*given, *[None] * len(settings)]
+
+    return [rule(False), rule(True)] if _heads_divide(q, k, v) else [rule(False)]
 
 
 def _matmul(

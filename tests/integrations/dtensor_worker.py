@@ -57,6 +57,43 @@ def attention(mesh):
         close(name, [inference], [registry.attention(*(x.detach() for x in qkv))])
 
 
+def varlen(mesh):
+    """Packed sequences with sinks and ALiBi, and a cache, by heads."""
+    cu = torch.tensor([0, 3, 8], dtype=torch.int32)
+    everywhere = distribute_tensor(cu, mesh, [ALL])
+    q, k, v, sinks = (torch.randn(*s, requires_grad=True) for s in ((8, 4, 16), (8, 2, 16), (8, 2, 16), (4,)))
+    slopes = torch.rand(4)
+
+    def results(q, k, v, sinks, slopes, cu, **how):
+        how |= {"max_seqlen_q": 5, "max_seqlen_k": 5, "causal": True}
+        out, lse = registry.attention_varlen(
+            q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, sinks=sinks, alibi_slopes=slopes, return_lse=True, **how
+        )
+        leaves = [t for t in (q, k, v, sinks) if t is not None]
+        return out, lse, *torch.autograd.grad((out**2).sum() + lse.sum(), leaves)
+
+    for with_sinks in (True, False):
+        leaves = [q, k, v, sinks if with_sinks else None]
+        given = [
+            None if t is None else distribute_tensor(t.detach(), mesh, [p]).requires_grad_()
+            for t, p in zip(leaves, (HEAD, HEAD, HEAD, Shard(0)), strict=True)
+        ]
+        found = results(*given, distribute_tensor(slopes, mesh, [Shard(0)]), everywhere)
+        assert found[0].placements == (HEAD,) and found[1].placements == (Shard(0),)
+        close(f"varlen, sinks {with_sinks}", found, results(*leaves, slopes, cu))
+    cache, used, step = torch.randn(2, 9, 2, 16), torch.tensor([4, 9], dtype=torch.int32), q.detach()[:2]
+    one = torch.tensor([0, 1, 2], dtype=torch.int32)
+
+    def decode(q, cache, cu, used):
+        how = {"cu_seqlens_q": cu, "seqused_k": used, "max_seqlen_q": 1, "max_seqlen_k": 9}
+        return registry.attention_varlen(q, cache, cache, **how)
+
+    shards = zip((step, cache, one, used), (HEAD, Shard(2), ALL, ALL), strict=True)
+    out = decode(*(distribute_tensor(t, mesh, [p]) for t, p in shards))
+    assert out.placements == (HEAD,), out.placements
+    close("a cache", [out], [decode(step, cache, one, used)])
+
+
 def matmul(mesh):
     for name, a_shape, b_shape, of_a, of_b, of_bias, of_out in PRODUCTS:
         tensors = [torch.randn(s, requires_grad=True) for s in (a_shape, b_shape, (10,))[: 2 if of_bias is None else 3]]
@@ -98,6 +135,7 @@ def main(rank, store, world):
     dtensor.enable()
     mesh = init_device_mesh("cpu", (world,))
     attention(mesh)
+    varlen(mesh)
     matmul(mesh)
     two_dimensions(init_device_mesh("cpu", (1, world)))
     dist.destroy_process_group()
