@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import registry
 from registry.dispatch.scope import went_elsewhere
+from registry.ops.parts.masks import FAR
 
 NAME = "kernel_registry"
 
@@ -62,6 +63,8 @@ def _pattern(function: Callable[..., Any]) -> Pattern | None:
     waiting = [function]
     while waiting:
         one = waiting.pop()
+        if getattr(one, "__module__", None) != "transformers.masking_utils" or not hasattr(one, "__code__"):
+            return None
         kind = one.__qualname__.partition(".")[0]
         held = dict(zip(one.__code__.co_freevars, (c.cell_contents for c in one.__closure__ or ()), strict=True))
         if kind == "and_masks":
@@ -69,17 +72,16 @@ def _pattern(function: Callable[..., Any]) -> Pattern | None:
         elif kind == "causal_mask_function":
             found["causal"] = True
         elif kind == "sliding_window_overlay":
-            found["left"] = held["sliding_window"] - 1
+            found["left"] = min(held["sliding_window"] - 1, found.get("left", FAR))
         elif kind == "sliding_window_bidirectional_overlay":
-            found["left"] = found["right"] = held["sliding_window"]
-        elif kind == "chunked_overlay":
+            found["left"] = min(held["sliding_window"], found.get("left", FAR))
+            found["right"] = min(held["sliding_window"], found.get("right", FAR))
+        elif kind == "chunked_overlay" and "chunk" not in found:
             found |= {"chunk": held["chunk_size"], "left_padding": held["left_padding"]}
-        elif kind == "packed_sequence_mask_function":
+        elif kind == "packed_sequence_mask_function" and "packed" not in found:
             packed = held["packed_sequence_mask"]
             found["packed"] = packed if packed.any() else None
         elif kind != "bidirectional_mask_function":
-            return None
-        if not one.__module__.startswith("transformers."):
             return None
     return Pattern(**found)
 
@@ -184,6 +186,13 @@ class PackedTokens:
     k_rows: torch.Tensor
     lengths: dict[str, Any]
     keeps_distances: bool
+
+    def on(self, device: torch.device) -> PackedTokens:
+        """The same beside a layer that lies on another device than the first one."""
+        if self.q_rows.device == device:
+            return self
+        lengths = {name: n.to(device) if isinstance(n, torch.Tensor) else n for name, n in self.lengths.items()}
+        return PackedTokens(self.q_rows.to(device), self.k_rows.to(device), lengths, self.keeps_distances)
 
 
 @torch.compiler.disable(reason="how long sequences are is data")  # type: ignore[untyped-decorator]
@@ -349,6 +358,7 @@ def _packed_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: PackedTokens, sinks: Any, how: dict[str, Any]
 ) -> torch.Tensor:
     batch, _, queries, _ = q.shape
+    packed = packed.on(q.device)
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     rows = (packed.q_rows, packed.k_rows, packed.k_rows)
     q, k, v = (x if len(r) == len(x) else x.index_select(0, r) for x, r in zip(flat, rows, strict=True))

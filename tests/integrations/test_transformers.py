@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -233,6 +235,16 @@ def test_a_window_over_holes(models, family):
     assert counts["elsewhere"] == {"transformers: a window over padding between tokens": layers}
 
 
+def test_mask_functions_of_others_have_no_pattern():
+    masks = transformers.masking_utils
+    own = masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: q != k + 1)
+    either = masks.or_masks(masks.causal_mask_function, masks.bidirectional_mask_function)
+    for function in (own, either, functools.partial(own), lambda b, h, q, k: k <= q):
+        assert door._pattern(function) is None
+    window = masks.and_masks(masks.sliding_window_overlay(4), masks.sliding_window_causal_mask_function(7))
+    assert door._pattern(window) == door.Pattern(causal=True, left=3)
+
+
 def test_dropout_of_weights():
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, attention_dropout=0.5)).train()
     loss, counts = run(model, door.NAME, lambda model: model(tokens(), labels=tokens()).loss)
@@ -270,21 +282,22 @@ def test_masks_are_what_transformers_would_have_made(models):
 
 
 @pytest.mark.slow(9)
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_model_compiles(models, packed):
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]] * 2) if packed else None
+def test_a_model_compiles(models):
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]] * 2)
 
-    def forward(model):
+    def forward(model, positions):
         with torch.no_grad():
             return model(tokens(), position_ids=positions, use_cache=False).logits
 
     model = models("llama")
-    _, expected, _ = both(model, forward)
+    expected, _ = run(model, "eager", lambda model: [forward(model, None), forward(model, packed)])
+    model.set_attn_implementation(door.NAME)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
-    with registry.record() as recorder:
-        torch.testing.assert_close(forward(compiled), expected, rtol=1e-4, atol=1e-5)
-    assert set(recorder.counts) == {"attention_varlen" if packed else "attention"}
+    for positions, wanted, op in zip((None, packed), expected, ("attention", "attention_varlen"), strict=True):
+        with registry.record() as recorder:
+            torch.testing.assert_close(forward(compiled, positions), wanted, rtol=1e-4, atol=1e-5)
+        assert set(recorder.counts) == {op}
 
 
 def test_an_exported_model_is_right_and_says_what_it_lost(models):

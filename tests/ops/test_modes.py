@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import registry
+from registry.ops.parts import counting
 
 OPS = torch.ops.registry
 CU = torch.tensor([0, 3, 8], dtype=torch.int32)
@@ -169,14 +171,33 @@ def test_products_count_as_torch_counts_them():
     assert set(ours) == {"registry.matmul"} and sum(ours.values()) == sum(theirs.values()) == 3 * 2 * 3 * 4 * 5 * 6
 
 
-def test_formulas_are_there_in_whatever_order_the_modules_are_imported():
-    count = """
-mode = FlopCounterMode(display=False)
-with mode:
+def test_formulas_are_there_where_the_counter_was_imported_first():
+    program = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+import registry
+with FlopCounterMode(display=False) as mode:
     registry.matmul(torch.ones(2, 3), torch.ones(3, 4))
 assert mode.get_total_flops() == 48
 """
-    counter = "from torch.utils.flop_counter import FlopCounterMode\n"
-    for program in (f"import torch, registry\n{counter}", f"import torch\n{counter}import registry\n"):
-        done = subprocess.run([sys.executable, "-c", program + count], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_formulas_wait_for_the_counter(monkeypatch):
+    """As where `registry` is imported first: a module of that name is handed the formulas once it has been run."""
+    handed = {}
+    counter = types.SimpleNamespace(
+        register_flop_formula=lambda op, get_raw: functools.partial(handed.__setitem__, str(op))
+    )
+    monkeypatch.setattr(counting, "_waiting", {})
+    monkeypatch.delitem(sys.modules, "torch.utils.flop_counter")
+    counting.counted("matmul", len)
+    (finder,) = (f for f in sys.meta_path if isinstance(f, counting._WhenImported))
+    assert not handed
+    spec = finder.find_spec("torch.utils.flop_counter", None)
+    assert finder not in sys.meta_path
+    ran = []
+    monkeypatch.setattr(spec.loader, "_inner", types.SimpleNamespace(exec_module=ran.append))
+    spec.loader.exec_module(module := types.SimpleNamespace(**vars(counter), __spec__=None))
+    assert ran == [module] and handed == {"registry.matmul": len}
