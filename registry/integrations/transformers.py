@@ -51,6 +51,8 @@ class Pattern:
     """Where the chunks of each row begin."""
     packed: torch.Tensor | None = None
     """[B, S]: which sequence a token belongs to."""
+    positions: torch.Tensor | None = None
+    """[B, S]: where a token stands in its sequence, if chunks count from there rather than from the row's beginning."""
 
     @property
     def window(self) -> tuple[int | None, int | None] | None:
@@ -69,6 +71,9 @@ def _pattern(function: Callable[..., Any]) -> Pattern | None:
         held = dict(zip(one.__code__.co_freevars, (c.cell_contents for c in one.__closure__ or ()), strict=True))
         if kind == "and_masks":
             waiting += held["mask_functions"]
+        elif kind == "remap_positions_for_packed_sequence":
+            waiting.append(held["mask_function"])
+            found["positions"] = held["position_ids"]
         elif kind == "causal_mask_function":
             found["causal"] = True
         elif kind == "sliding_window_overlay":
@@ -157,6 +162,9 @@ class MaskMeaning(BlockMask):
     def to(self, *args: Any, **kwargs: Any) -> MaskMeaning:
         return self
 
+    def contiguous(self) -> MaskMeaning:
+        return self
+
     def _end(self, q_offset: Any) -> int:
         """One past the last position that a query may see, 0 where only the device knows: the mask goes as far."""
         if self.pattern is None or not self.pattern.causal:
@@ -208,7 +216,8 @@ def _pack(mask: MaskMeaning) -> PackedTokens:
         key_ids = pattern.packed.to("cpu", torch.int64)[:, :end]
     if pattern.chunk is not None:
         assert pattern.left_padding is not None
-        chunks = (place + mask.kv_offset - pattern.left_padding.to("cpu")[:, None]) // pattern.chunk
+        stands = place + mask.kv_offset if pattern.positions is None else pattern.positions.to("cpu")[:, :end]
+        chunks = (stands - pattern.left_padding.to("cpu")[:, None]) // pattern.chunk
         key_ids = key_ids * (mask.keys + 1) + chunks - chunks.min()
     own_tokens = pattern.causal or pattern.packed is not None or pattern.chunk is not None
     begin = offset - mask.kv_offset
@@ -328,8 +337,10 @@ def _what_is_missing(
 
 
 def _crosses_chunks(mask: MaskMeaning) -> bool:
-    chunk = mask.pattern.chunk if mask.pattern is not None else None
-    return chunk is not None and mask.keys + mask.kv_offset > chunk
+    pattern = mask.pattern
+    if pattern is None or pattern.chunk is None:
+        return False
+    return pattern.positions is not None or mask.keys + mask.kv_offset > pattern.chunk
 
 
 def _one_length(

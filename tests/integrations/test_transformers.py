@@ -155,7 +155,7 @@ def test_decoders_generate(models, family, padding, cache):
     assert "elsewhere" not in counts
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+@DECODERS
 def test_packed_sequences_do_not_see_each_other(models, family):
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]])
 
