@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
 
@@ -60,6 +61,16 @@ EMPTY = Scope()
 current: contextvars.ContextVar[Scope] = contextvars.ContextVar("registry.scope", default=EMPTY)
 
 
+def named_for(op: str, variant: str | None) -> str | None:
+    """The variant that a call of a torch op names: a graph that is traced inside of a `use` block must remember it."""
+    if variant is not None:
+        return variant
+    if traced.is_tracing():
+        return traced.variant_for(op)
+    forced = current.get().forced_for(op)
+    return None if forced is None or forced.config is not None else forced.variant
+
+
 @contextlib.contextmanager
 def entered(scope: Scope) -> Iterator[None]:
     """Make `scope` the current one inside the block."""
@@ -76,7 +87,15 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
 
     With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
     same keys and types if the variant's own rule takes it, which is noticed and shown by `explain`.
+
+    Inside of a function that torch.compile traces it takes variants of forward ops, without a config.
     """
+    if traced.is_tracing():
+        if config is not None:
+            traced.refuse("use(..., config=)")
+        with traced.using(*names):
+            yield
+        return
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
     if config is not None and not _is_flat(config):
@@ -91,6 +110,8 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
     """Try these variants first, in this order, inside the block. A fallback is logged once and counted."""
+    if traced.is_tracing():
+        traced.refuse("prefer")
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         _op_of(name)
@@ -101,6 +122,8 @@ def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
 @contextlib.contextmanager
 def record() -> Iterator[Recorder]:
     """Record what really runs inside the block, forward and backward, with counts."""
+    if traced.is_tracing():
+        traced.refuse("record")
     recorder = Recorder()
     scope = current.get()
     with entered(replace(scope, recorders=(*scope.recorders, recorder))):
@@ -130,12 +153,34 @@ class Ran:
     because: str
 
 
+ELSEWHERE = "elsewhere"
+"""Among the ops of a Recorder's counts: what an integration was called for and handed back to the library."""
+
+
+def went_elsewhere(door: str, because: str) -> None:
+    """Count a call that came by an integration and that no variant ran; logged once for each reason.
+
+    A compiled graph says it when it is traced, and counts nothing when it runs.
+    """
+    traced.tell_elsewhere(door, because)
+    if traced.is_tracing():
+        return
+    for recorder in current.get().recorders:
+        recorder.add_elsewhere(f"{door}: {because}")
+
+
 class Recorder:
     """What ran inside a `record()` block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[Ran] = Counter()
+        self._elsewhere: Counter[str] = Counter()
+
+    def add_elsewhere(self, because: str) -> None:
+        """Count one call that was handed back."""
+        with self._lock:
+            self._elsewhere[because] += 1
 
     def add(self, decision: Decision) -> None:
         """Count one launch of a decision."""
@@ -153,12 +198,13 @@ class Recorder:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """op -> variant -> number of launches."""
+        """op -> variant -> number of launches, and "elsewhere" -> why -> calls that an integration handed back."""
         found: dict[str, dict[str, int]] = {}
         for ran, count in self.launches.items():
             per_op = found.setdefault(ran.op, {})
             per_op[ran.variant] = per_op.get(ran.variant, 0) + count
-        return found
+        with self._lock:
+            return found | ({ELSEWHERE: dict(self._elsewhere)} if self._elsewhere else {})
 
     @property
     def problems(self) -> dict[Problem, int]:

@@ -10,8 +10,9 @@ from registry import ops
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
-from registry.errors import UnknownOp
-from registry.ops.op import OPS, Op
+from registry.ops.op import OPS, Op, op_named
+
+__all__ = ["all_ops", "op_named", "register", "reload_tables", "unregister"]
 
 REGISTERED = "registry.register"
 
@@ -30,13 +31,6 @@ def _find() -> None:
 
 
 _find()
-
-
-def op_named(name: str) -> Op:
-    """The op of that name, such as "attention" or "attention_backward"."""
-    if name not in OPS:
-        raise UnknownOp(name, list(OPS))
-    return OPS[name]
 
 
 def all_ops() -> dict[str, Op]:

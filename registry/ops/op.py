@@ -46,6 +46,10 @@ class Op:
         if self.tensors:
             HANDED[self.name] = self.handed
 
+    def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
+        """Copies and pickles of an op are the op of that name: a module may hold one as an attribute."""
+        return op_named, (self.name,)
+
     @property
     def variants(self) -> dict[str, Variant]:
         """Every variant of this op, by name."""
@@ -190,3 +194,10 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
 
 OPS: dict[str, Op] = {}
 """Those imported so far; registry.ops.known finds the others."""
+
+
+def op_named(name: str) -> Op:
+    """The op of that name, such as "attention" or "attention_backward"."""
+    if name not in OPS:
+        raise UnknownOp(name, list(OPS))
+    return OPS[name]

@@ -103,6 +103,72 @@ def test_compile_keeps_the_asked_variant():
     assert recorder.counts == {"attention": {"torch_math": 1}}
 
 
+def counting(function):
+    """A compiled function, and how often it was traced."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    return torch.compile(function, backend=counter, fullgraph=True), counter
+
+
+def test_windows_share_a_graph():
+    compiled, counter = counting(lambda q, left: registry.attention(q, q, q, window=(left, 0)))
+    q = torch.randn(1, 2, 12, 16)
+    for left in (3, 4, 5, 6, 7, 8):
+        torch.testing.assert_close(compiled(q, left), registry.attention(q, q, q, window=(left, 0)))
+    assert counter.frame_count == 2
+
+
+def test_a_graph_remembers_the_use_block_in_it():
+    def within(q):
+        with registry.use("torch_math"):
+            found = registry.attention(q, q, q)
+            with registry.use("torch_cpu"):
+                found = registry.attention(found, q, q)
+        return registry.attention(found, q, q, variant="torch_math")
+
+    compiled, _ = counting(within)
+    for _ in range(2):
+        with registry.record() as recorder:
+            compiled(torch.randn(1, 2, 6, 16))
+        assert recorder.counts == {"attention": {"torch_math": 2, "torch_cpu": 1}}
+
+
+def test_an_exported_program_remembers_the_use_block_in_it():
+    class Within(torch.nn.Module):
+        def forward(self, q):
+            with registry.use("torch_math"):
+                return registry.attention(q, q, q)
+
+    q = torch.randn(1, 2, 6, 16)
+    for strict in (False, True):
+        program = torch.export.export(Within(), (q,), strict=strict).module()
+        with registry.record() as recorder:
+            program(q)
+        assert recorder.counts == {"attention": {"torch_math": 1}}
+
+
+@pytest.mark.parametrize(
+    ("block", "match"),
+    [
+        (lambda: registry.use("torch_math_backward"), "around the whole training step"),
+        (lambda: registry.use("torch_math", config={"BLOCK": 1}), "around the call"),
+        (lambda: registry.use("nobody.knows"), "nobody.knows"),
+        (lambda: registry.prefer("torch_math"), "around the call"),
+        (lambda: registry.record(), "around the call"),
+    ],
+)
+def test_what_a_graph_cannot_remember_is_refused(block, match):
+    def within(q):
+        with block():
+            return registry.attention(q, q, q)
+
+    compiled, _ = counting(within)
+    with pytest.raises(Exception, match=match):
+        compiled(torch.randn(1, 2, 6, 16))
+
+
 def test_compile_matmul_trains():
     torch._dynamo.reset()
 
@@ -192,6 +258,14 @@ def test_dispatch_modes_see_the_op():
     with Spy() as spy:
         registry.attention(*qkv())
     assert "registry.attention.default" in spy.seen
+
+
+def test_the_backward_beneath_a_mode_keeps_the_scope_of_the_forward():
+    q, k, v = qkv(grad=True)
+    with torch.device("cpu"), registry.record() as recorder, registry.use("torch_math", "torch_math_backward"):
+        out = registry.attention(q, k, v)
+    out.sum().backward()
+    assert recorder.counts == {"attention": {"torch_math": 1}, "attention_backward": {"torch_math_backward": 1}}
 
 
 def test_functorch_grad_and_vmap():

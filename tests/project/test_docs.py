@@ -22,7 +22,8 @@ from registry.tables import Layer, files_at, load_tables
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [
-    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md", "docs/authors.md")
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md", "docs/authors.md", "docs/users.md")
 ]
 
 

@@ -34,8 +34,11 @@ ROOMS = [
     "cli",
     "",  # registry/__init__.py, the front door
     "compat",
+    "integrations",  # doors for other people's code
 ]
 """The folders and files of the registry, those that need nothing first."""
+DOORS = ("compat", "integrations")
+"""Rooms that are opt-in: nothing imports them, not even another door."""
 OLDEST = (3, 10)
 
 
@@ -98,6 +101,12 @@ def test_no_room_imports_a_later_one():
     for name in GENERIC:
         for to, where in IMPORTS[name]:
             assert ROOMS.index(part(to, 1)) <= ROOMS.index(part(name, 1)), f"{where} imports {to}"
+
+
+def test_nothing_imports_a_door():
+    for name in FILES:
+        doors = {to for to, _ in IMPORTS[name] if part(to, 1) in DOORS and name != to}
+        assert not doors, f"{name} imports {doors}"
 
 
 def test_no_import_circle():

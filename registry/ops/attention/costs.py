@@ -1,34 +1,24 @@
-"""What attention costs: visible pairs, floating-point operations, bytes."""
+"""What attention costs: floating-point operations, and bytes through memory."""
 
 from __future__ import annotations
 
-from registry.ops.attention.arguments import UNLIMITED
+from typing import Any
+
+import torch
+
 from registry.ops.attention.problem import AttentionProblem
-
-
-def visible_pairs(problem: AttentionProblem) -> int:
-    """How many (query, key) pairs one head sees."""
-    s, t = problem.seqlen_q, problem.seqlen_k
-    left, right = problem.window if problem.window is not None else (UNLIMITED, UNLIMITED)
-    right = 0 if problem.causal else right
-    if left == UNLIMITED and right == UNLIMITED:
-        return s * t
-    total = 0
-    for row in range(s):
-        at = row + t - s
-        low = 0 if left == UNLIMITED else max(0, at - left)
-        high = t - 1 if right == UNLIMITED else min(t - 1, at + right)
-        total += max(0, high - low + 1)
-    return total
+from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
 
 
 def flops(problem: AttentionProblem) -> float:
     """Floating-point operations of the matrix products, masked pairs left out (the backward has five for two)."""
-    pairs = problem.batch * problem.heads_q * visible_pairs(problem)
-    d, dv = problem.head_dim, problem.head_dim_v
-    if problem.op == "attention_backward":
-        return 2.0 * pairs * (3 * d + 2 * dv)
-    return 2.0 * pairs * (d + dv)
+    pairs = visible_pairs(problem.seqlen_q, problem.seqlen_k, problem.causal, problem.window)
+    backward = problem.op == "attention_backward"
+    return float(_flops(problem.batch * problem.heads_q * pairs, problem.head_dim, problem.head_dim_v, backward))
+
+
+def _flops(pairs: int, d: int, dv: int, backward: bool) -> int:
+    return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
 
 
 def bytes_moved(problem: AttentionProblem, itemsize: int) -> int:
@@ -39,3 +29,27 @@ def bytes_moved(problem: AttentionProblem, itemsize: int) -> int:
     v = problem.batch * problem.heads_kv * problem.seqlen_k * problem.head_dim_v
     once = (q + k + v + o) * itemsize
     return 2 * once + o * itemsize if problem.op == "attention_backward" else once
+
+
+# --- for FlopCounterMode, which sees the torch ops ------------------------------------------------------------------
+
+
+def _of_tensors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, left: int, right: int, backward: bool
+) -> int:
+    window: Window | None = None if left == right == UNLIMITED else (left, right)
+    pairs = q.shape[0] * q.shape[1] * visible_pairs(q.shape[2], k.shape[2], causal, window)
+    return _flops(pairs, q.shape[3], v.shape[3], backward)
+
+
+def torch_forward(
+    q: Any, k: Any, v: Any, causal: bool, scale: float, left: int, right: int, *_: Any, out_val: Any
+) -> int:
+    return _of_tensors(q, k, v, causal, left, right, backward=False)
+
+
+def torch_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_lse: Any, *masks: Any, **_: Any
+) -> int:
+    causal, _scale, left, right, _softcap = masks
+    return _of_tensors(q, k, v, causal, left, right, backward=True)

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from registry.ops.attention import arguments
+from registry.dispatch.scope import current, entered, named_for
+from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED, Window
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
+from registry.ops.parts.counting import counted
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
-_MASKS = "bool causal, float scale, int window_left, int window_right, float softcap"
+_MASKS = "bool causal, float scale, SymInt window_left, SymInt window_right, float softcap"
 _library.define(
     f"attention(Tensor q, Tensor k, Tensor v, {_MASKS}, bool with_lse, str? variant) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -50,6 +52,7 @@ def through_torch(
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
+    variant = named_for("attention", variant)
     call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention
     out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None
@@ -102,6 +105,8 @@ def _backward_fake(
 
 torch.library.register_fake("registry::attention", _attention_fake, lib=_library)
 torch.library.register_fake("registry::attention_backward", _backward_fake, lib=_library)
+counted("attention", costs.torch_forward)
+counted("attention_backward", costs.torch_backward)
 
 
 # --- autograd of the torch op -------------------------------------------------------------------------------------
@@ -112,6 +117,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     if not with_lse:
         raise RuntimeError("registry::attention needs with_lse=True to be differentiated")
     ctx.save_for_backward(q, k, v, *output)
+    ctx.scope = current.get()
     ctx.set_materialize_grads(False)
 
 
@@ -120,7 +126,8 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_backward
-    grads = call(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
+    with entered(ctx.scope):
+        grads = call(grad_out, q, k, v, out, lse, grad_lse, *ctx.masks)
     return (*grads, *([None] * (len(ctx.masks) + 2)))
 
 

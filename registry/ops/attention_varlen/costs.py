@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from registry.ops.parts.masks import UNLIMITED, Window
+import torch
 
-
-def visible_pairs(queries: int, keys: int, causal: bool, window: Window | None) -> int:
-    """How many (query, key) pairs of a sequence one head sees."""
-    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    right = 0 if causal else right
-    if left == UNLIMITED and right == UNLIMITED:
-        return queries * keys
-    total = 0
-    for row in range(queries):
-        at = row + keys - queries
-        low = 0 if left == UNLIMITED else max(0, at - left)
-        high = keys - 1 if right == UNLIMITED else min(keys - 1, at + right)
-        total += max(0, high - low + 1)
-    return total
+from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
+from registry.ops.tensors import is_virtual
 
 
 def flops_of(problem: Any, lengths: Iterable[tuple[int, int]]) -> float:
     """Floating-point operations of the matrix products for these (queries, keys); the backward has five for two."""
     pairs = sum(visible_pairs(*each, problem.causal, problem.window) for each in lengths) * problem.heads_q
-    d, dv = problem.head_dim, problem.head_dim_v
-    return float(2 * pairs * (3 * d + 2 * dv if problem.op.endswith("_backward") else d + dv))
+    return float(_flops(pairs, problem.head_dim, problem.head_dim_v, problem.op.endswith("_backward")))
+
+
+def _flops(pairs: int, d: int, dv: int, backward: bool) -> int:
+    return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
 
 
 def flops(problem: Any) -> float:
@@ -39,3 +30,43 @@ def flops(problem: Any) -> float:
     keys = problem.total_k // max(problem.batch, 1) if problem.kv_layout == "packed" else problem.max_seqlen_k
     each = (-(-problem.total_q // max(problem.batch, 1)), keys)
     return float(problem.batch * flops_of(problem, [each]))
+
+
+# --- for FlopCounterMode, which sees the torch ops ------------------------------------------------------------------
+#
+# It counts what ran, so it waits for the lengths, as torch's own formulas for packed attention do. Where nobody can see
+# them (fake tensors), all are taken for their share, as above.
+
+
+def _lengths(
+    q: torch.Tensor, k: torch.Tensor, cu_q: torch.Tensor, cu_k: Any, used: Any, max_k: int
+) -> Iterable[tuple[int, int]]:
+    batch = cu_q.shape[0] - 1
+    if not is_virtual(cu_q):
+        keys = cu_k.diff() if cu_k is not None else used
+        return zip(cu_q.diff().tolist(), keys.tolist(), strict=True)
+    return [(-(-q.shape[0] // max(batch, 1)), k.shape[0] // max(batch, 1) if cu_k is not None else max_k)] * batch
+
+
+def _of_tensors(
+    q: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Iterable[tuple[int, int]],
+    causal: bool,
+    left: int,
+    right: int,
+    backward: bool,
+) -> int:
+    window: Window | None = None if left == right == UNLIMITED else (left, right)
+    pairs = q.shape[1] * sum(visible_pairs(*each, causal, window) for each in lengths)
+    return _flops(pairs, q.shape[2], v.shape[-1], backward)
+
+
+def torch_forward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used: Any, *rest: Any, out_val: Any) -> int:
+    *_, max_k, causal, _scale, left, right, _softcap, _lse, _variant = rest
+    return _of_tensors(q, v, _lengths(q, k, cu_q, cu_k, used, max_k), causal, left, right, backward=False)
+
+
+def torch_backward(grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any, out_val: Any) -> int:
+    cu_q, cu_k, *_, max_k, causal, _scale, left, right, _softcap = rest
+    return _of_tensors(q, v, _lengths(q, k, cu_q, cu_k, None, max_k), causal, left, right, backward=True)

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from registry.ops.attention_varlen import arguments
+from registry.dispatch.scope import current, entered, named_for
+from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cache, no_second_derivative
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
+from registry.ops.parts.counting import counted
 from registry.ops.parts.masks import UNLIMITED
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _HOW = (
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, float scale, int window_left, int window_right, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal, float scale, SymInt window_left, SymInt window_right, "
     "float softcap"
 )
 _library.define(
@@ -64,6 +66,7 @@ def through_torch(
     followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
     with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in followed)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
+    variant = named_for("attention_varlen", variant)
     call = _Transformed.apply if differentiated() else torch.ops.registry.attention_varlen
     asked = (max_q, max_k, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     found, lse = call(q, k, v, cu_seqlens_q, *optional, *asked)
@@ -120,6 +123,8 @@ def _backward_fake(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: 
 
 torch.library.register_fake("registry::attention_varlen", _forward_fake, lib=_library)
 torch.library.register_fake("registry::attention_varlen_backward", _backward_fake, lib=_library)
+counted("attention_varlen", costs.torch_forward)
+counted("attention_varlen_backward", costs.torch_backward)
 
 
 # --- autograd of the torch op -------------------------------------------------------------------------------------
@@ -131,6 +136,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     if not with_lse:
         raise RuntimeError("registry::attention_varlen needs with_lse=True to be differentiated")
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes)
+    ctx.scope = current.get()
     ctx.packed = cu_seqlens_k is not None and k.dtype == q.dtype
     ctx.set_materialize_grads(False)
 
@@ -142,7 +148,8 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_varlen_backward
-    dq, dk, dv, dsinks = call(grad_out, q, k, v, out, lse, *saved, grad_lse, *ctx.how)
+    with entered(ctx.scope):
+        dq, dk, dv, dsinks = call(grad_out, q, k, v, out, lse, *saved, grad_lse, *ctx.how)
     rest = len(ctx.how) + 2
     return (
         dq,

@@ -21,7 +21,7 @@ from registry.contract.target import Target
 from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
-from registry.ops.grouped_mm import arguments
+from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import bounds, finish
 from registry.ops.grouped_mm.problem import GroupedMmProblem
 from registry.ops.grouped_mm.torch_op import define, through_torch
@@ -261,9 +261,7 @@ class GroupedMm(Op):
         return torch.cat([*parts, a.new_zeros(a.shape[0] - last, columns)])
 
     def flops(self, problem: GroupedMmProblem) -> float:
-        """Floating-point operations, where the groups leave no rows over."""
-        times = problem.groups if problem.form == "batch" else 1
-        return 2.0 * (2 if problem.gated else 1) * times * problem.m * problem.n * problem.k
+        return costs.flops(problem)
 
 
 def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> bool:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch.scope import Scope, current, entered
+from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.errors import InvalidArgument
-from registry.ops.grouped_mm import arguments
+from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
+from registry.ops.parts.counting import counted
 from registry.ops.parts.products import check_activation
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
@@ -52,6 +53,7 @@ def through_torch(
     if needs_grad and (scale_a is not None or out is not None):
         what = "scale_a" if scale_a is not None else "out"
         raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    variant = named_for("grouped_mm", variant)
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
@@ -120,6 +122,7 @@ def _fake(
 
 
 torch.library.register_fake("registry::grouped_mm", _fake, lib=_library)
+counted("grouped_mm", costs.torch_product)
 
 
 # --- gradients: grouped products that dispatch too ----------------------------------------------------------------

@@ -17,7 +17,7 @@ from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
-from registry.ops.matmul import arguments
+from registry.ops.matmul import arguments, costs
 from registry.ops.matmul.problem import MatmulProblem
 from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
@@ -256,8 +256,7 @@ class Matmul(Op):
         return activate(result, check_activation(activation))
 
     def flops(self, problem: MatmulProblem) -> float:
-        """Floating-point operations of the product."""
-        return 2.0 * problem.batch * problem.m * problem.n * problem.k
+        return costs.flops(problem)
 
     def bytes_moved(self, problem: MatmulProblem) -> float:
         """Both operands read once, the product written once."""

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from registry.dispatch.scope import Scope, current, entered
+from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.errors import InvalidArgument
-from registry.ops.matmul import arguments
+from registry.ops.matmul import arguments, costs
+from registry.ops.parts.counting import counted
 from registry.ops.parts.products import activate, check_activation
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
@@ -48,6 +49,7 @@ def through_torch(
     if needs_grad and (scale_a is not None or out is not None):
         what = "scale_a" if scale_a is not None else "out"
         raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    variant = named_for("matmul", variant)
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
@@ -92,6 +94,7 @@ def _matmul_fake(
 
 
 torch.library.register_fake("registry::matmul", _matmul_fake, lib=_library)
+counted("matmul", costs.torch_product)
 
 
 # --- gradients: matmuls that dispatch too -------------------------------------------------------------------------
@@ -116,6 +119,7 @@ def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None)
 
 def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, bias, activation, _, scale_a, _, _ = inputs
+    ctx.scope = current.get()
     if activation or scale_a is not None:
         raise no_derivative("differentiation through a fused activation or scales of matmul", "activations outside")
     _save(ctx, a, b, bias)
@@ -126,7 +130,8 @@ def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         result: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, None)
         return result
 
-    return (*_gradients(ctx, grad, product), None, None, None, None, None)
+    with entered(ctx.scope):
+        return (*_gradients(ctx, grad, product), None, None, None, None, None)
 
 
 torch.library.register_autograd("registry::matmul", _op_backward, setup_context=_op_save, lib=_library)

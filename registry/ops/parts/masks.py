@@ -104,6 +104,25 @@ def canonical_mask(causal: bool, window: Window | None, seqlen_q: int, seqlen_k:
     return canonical_window((left, right), False)
 
 
+def visible_pairs(queries: int, keys: int, causal: bool, window: Window | None) -> int:
+    """How many (query, key) pairs one head sees."""
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    right = 0 if causal else right
+    shift = keys - queries
+    last = queries * keys if right == UNLIMITED else _keys_up_to(shift + right + 1, queries, keys)
+    return last - (0 if left == UNLIMITED else _keys_up_to(shift - left, queries, keys))
+
+
+def _keys_up_to(first: int, rows: int, keys: int) -> int:
+    """The sum of 0 <= first + row <= keys, held to those bounds, over the rows: the keys left of a diagonal."""
+
+    def below(n: int) -> int:
+        rising = min(max(n, 0), keys)
+        return rising * (rising - 1) // 2 + keys * max(n - keys, 0)
+
+    return below(first + rows) - below(first)
+
+
 def asks_ieee(dtype: torch.dtype) -> bool:
     """Whether a problem of this dtype must be computed in full float32 precision."""
     return dtype is torch.float32 and ieee_float32()

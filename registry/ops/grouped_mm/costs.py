@@ -1,0 +1,23 @@
+"""What grouped products cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from registry.ops.grouped_mm.problem import GroupedMmProblem
+
+
+def flops(problem: GroupedMmProblem) -> float:
+    """Floating-point operations, where the groups leave no rows over; the epilogue is not counted."""
+    times = problem.groups if problem.form == "batch" else 1
+    return 2.0 * (2 if problem.gated else 1) * times * problem.m * problem.n * problem.k
+
+
+def torch_product(a: torch.Tensor, b: torch.Tensor, *_: Any, out_val: torch.Tensor) -> int:
+    """The same, for FlopCounterMode: of all rows, since the groups' lengths are on the device."""
+    if a.dim() == b.dim() == 2:  # groups along the inner dimension
+        return 2 * a.numel() * b.shape[1]
+    return 2 * math.prod(out_val.shape[:-1]) * a.shape[-1] * b.shape[-1]

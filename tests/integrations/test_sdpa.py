@@ -1,0 +1,168 @@
+"""torch's scaled_dot_product_attention through our doors gives what torch gives, and what is not run is counted."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+import registry
+from registry.integrations import sdpa
+
+RUN = [
+    ("plain", (2, 4, 6, 8), (2, 4, 9, 8), {}),
+    ("scale", (2, 4, 6, 8), (2, 4, 9, 8), {"scale": 0.3}),
+    ("causal", (2, 4, 6, 8), (2, 4, 6, 8), {"is_causal": True}),
+    ("causal, more keys", (2, 4, 6, 8), (2, 4, 9, 8), {"is_causal": True}),
+    ("gqa", (2, 4, 6, 8), (2, 2, 9, 8), {"enable_gqa": True}),
+    ("three dimensions", (4, 6, 8), (4, 9, 8), {}),
+    ("lower right", (2, 4, 6, 8), (2, 4, 9, 8), {"attn_mask": causal_lower_right(6, 9)}),
+    ("upper left", (2, 4, 6, 8), (2, 4, 9, 8), {"attn_mask": causal_upper_left(6, 9)}),
+]
+ELSEWHERE = [
+    ("a dense mask", (2, 4, 6, 8), (2, 4, 9, 8), {"attn_mask": torch.ones(6, 9, dtype=torch.bool).tril()}),
+    ("is_causal with more queries than keys", (2, 4, 9, 8), (2, 4, 6, 8), {"is_causal": True}),
+    ("shapes that broadcast", (2, 4, 6, 8), (1, 4, 9, 8), {}),
+    ("tensors that have neither three nor four dimensions", (6, 8), (9, 8), {}),
+]
+
+
+def operands(q_shape, k_shape):
+    torch.manual_seed(0)
+    return [torch.randn(*s, requires_grad=True) for s in (q_shape, k_shape, k_shape)]
+
+
+def results(qkv, how):
+    out = functional.scaled_dot_product_attention(*qkv, **how)
+    return out, *torch.autograd.grad(out.square().sum(), qkv)
+
+
+@pytest.mark.parametrize(("name", "q", "k", "how"), RUN, ids=[r[0] for r in RUN])
+def test_replaced(name, q, k, how):
+    qkv = operands(q, k)
+    expected = results(qkv, how)
+    with sdpa.replaced(), registry.record() as recorder:
+        found = results(qkv, how)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert set(recorder.counts) == {"attention", "attention_backward"}
+    assert [sum(c.values()) for c in recorder.counts.values()] == [1, 1]
+    functional.scaled_dot_product_attention(*qkv, **how)
+    assert sum(sum(c.values()) for c in recorder.counts.values()) == 2  # not after the block
+
+
+@pytest.mark.parametrize(("why", "q", "k", "how"), ELSEWHERE, ids=[e[0] for e in ELSEWHERE])
+def test_what_stays_with_torch_is_counted(why, q, k, how):
+    qkv = operands(q, k)
+    expected = results(qkv, how)
+    with sdpa.replaced(), registry.record() as recorder:
+        found = results(qkv, how)
+    torch.testing.assert_close(found, expected)
+    assert recorder.counts == {"elsewhere": {f"sdpa: {why}": 1}}
+
+
+def test_dropout_stays_with_torch():
+    qkv = operands((1, 2, 4, 8), (1, 2, 4, 8))
+    with sdpa.replaced(), registry.record() as recorder:
+        functional.scaled_dot_product_attention(*qkv, dropout_p=0.5)
+    assert recorder.counts == {"elsewhere": {"sdpa: dropout of attention weights": 1}}
+
+
+def test_torch_still_says_what_is_wrong():
+    q, k, v = operands((1, 2, 4, 8), (1, 2, 4, 16))
+    with pytest.raises(Exception) as theirs:
+        functional.scaled_dot_product_attention(q, k, v)
+    with sdpa.replaced(), pytest.raises(Exception) as ours:
+        functional.scaled_dot_product_attention(q, k, v)
+    assert theirs.value is not None and "head_dim 16" in str(ours.value)
+
+
+def test_modules_of_torch_and_threads():
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x, seen = torch.randn(2, 5, 16), []
+
+    def elsewhere():
+        with registry.record() as recorder:
+            functional.scaled_dot_product_attention(x[None], x[None], x[None])
+        seen.append(recorder.counts)
+
+    expected, _ = attention(x, x, x, need_weights=False)
+    with sdpa.replaced(), registry.record() as recorder:
+        found, _ = attention(x, x, x, need_weights=False)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    torch.testing.assert_close(found, expected)
+    assert set(recorder.counts) == {"attention"} and seen == [{}]
+
+
+@pytest.mark.slow(6)
+def test_a_compiled_function():
+    torch._dynamo.reset()
+    qkv = [x.detach() for x in operands((2, 4, 6, 8), (2, 4, 6, 8))]
+    compiled = torch.compile(
+        lambda *qkv: functional.scaled_dot_product_attention(*qkv, is_causal=True), backend="aot_eager", fullgraph=True
+    )
+    expected = functional.scaled_dot_product_attention(*qkv, is_causal=True)
+    with sdpa.replaced(), registry.record() as recorder:
+        torch.testing.assert_close(compiled(*qkv), expected)
+    assert set(recorder.counts) == {"attention"}
+
+
+# --- as torch's flash attention ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flash():
+    sdpa.register_flash()
+    torch.nn.attention.activate_flash_attention_impl(sdpa.NAME)
+    yield
+    torch.nn.attention.restore_flash_attention_impl()
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_flash_attention_of_torch(flash):
+    for variant in ("torch_math", "torch_cpu"):  # the latter is torch's own flash attention
+        for how in ({}, {"is_causal": True}):
+            qkv = operands((2, 4, 6, 8), (2, 4, 6, 8))
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                expected = results(qkv, how)
+            with registry.use(variant, f"{variant}_backward"), registry.record() as recorder:
+                found = results(qkv, how)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            ran = {"attention": {variant: 1}, "attention_backward": {f"{variant}_backward": 1}}
+            assert recorder.counts == ran
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_flash_attention_of_torch_hands_back_masks(flash):
+    qkv, mask = operands((2, 4, 6, 8), (2, 4, 6, 8)), torch.randn(6, 6)
+    with registry.record() as recorder:
+        results(qkv, {"attn_mask": mask})
+    assert recorder.counts == {"elsewhere": {"flash attention: a dense mask": 2}}
+
+
+def test_torch_has_its_own_back():
+    assert torch.nn.attention.current_flash_attention_impl() is None
+    with registry.record() as recorder:
+        results(operands((2, 4, 6, 8), (2, 4, 6, 8)), {})
+    assert recorder.counts == {}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_for_cuda_have_the_signature_of_torch(causal):
+    """Only what they hand over: no GPU is here."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention
+    q, k, v = (x.detach() for x in operands((2, 4, 6, 8), (2, 4, 6, 8)))
+    found = sdpa.cuda_forward(q, k, v, 0.0, causal, False, scale=None)
+    assert len(found) == len(op.default._schema.returns)
+    names = [a.name for a in torch.ops.aten._scaled_dot_product_flash_attention_backward.default._schema.arguments]
+    out, lse, cu_q, cu_k, max_q, max_k, seed, offset, _ = found
+    values = (torch.ones_like(out), q, k, v, out, lse, cu_q, cu_k, max_q, max_k, 0.0, causal, seed, offset)
+    grads = sdpa.cuda_backward(*values, scale=None)
+    assert names == [*list(sdpa.cuda_backward.__annotations__)[:14], "scale"]
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(functional.scaled_dot_product_attention(*leaves, is_causal=causal).sum(), leaves)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
