@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from registry.plugins.gluon_fa3.backward.schedule import next_block, nought, query_blocks, tile_at
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
-from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_full
 
 KEYS = gl.constexpr(64)
@@ -47,15 +46,6 @@ def issue_dq(GROUP: gl.constexpr, ds_tile, k, zero, T: gl.constexpr):
 
 
 @gluon.jit
-def issue_dk(GROUP: gl.constexpr, pairs, ds_tile, q, dk, LAYOUT: gl.constexpr, T: gl.constexpr):
-    """dK += dS^T Q over this group's keys."""
-    if T.dk_operand == "registers":
-        return warpgroup_mma(unpack(pairs, q.dtype, LAYOUT, T), q, dk, is_async=True)
-    else:
-        return warpgroup_mma(ds_tile.slice(GROUP * KEYS, KEYS, dim=0), q, dk, is_async=True)
-
-
-@gluon.jit
 def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.constexpr):
     """P, and the tanh that a cap bent the scores by."""
     x, bent = exponents(s, scale, cap, T)
@@ -75,14 +65,13 @@ def issue_dp_dv(i, p, v, dv, zero, do_ring, LAYOUT: gl.constexpr, T: gl.constexp
 
 @gluon.jit
 def hand_over_ds(GROUP: gl.constexpr, i, p, bent, dp, deltas, ds_tiles, DTYPE: gl.constexpr, T: gl.constexpr):
-    """dS, stored for dQ; also in pairs, for dK."""
+    """dS, stored for dQ and dK."""
     if T.softcap:
         p = p * (1.0 - bent * bent)
     ds = p * (dp - deltas.load(gl.SliceLayout(0, p.type.layout))[None, :])
     ds_tiles.index(i & 1).slice(GROUP * KEYS, KEYS, dim=0).store(ds.to(DTYPE))
     fence_async_shared()
     tell_ds(GROUP, i)
-    return pack(ds, T)
 
 
 @gluon.jit
@@ -114,7 +103,6 @@ def matrix_group(
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     V_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D_V, 16])
     Q_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, T.dq_columns, 16])
-    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_LAYOUT, k_width=2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_LAYOUT, k_width=2)
     keys = gl.arange(0, KEYS, layout=gl.SliceLayout(1, S_LAYOUT))
     queries = gl.arange(0, M, layout=gl.SliceLayout(0, S_LAYOUT))
@@ -146,7 +134,7 @@ def matrix_group(
     mbarrier.wait(v_ready, 0)
     dp_pending, dv_pending = issue_dp_dv(0, p, v_own, dv, zero, do_ring, P_OPERAND, T)
     dp = warpgroup_mma_wait(1, [dp_pending])
-    pairs = hand_over_ds(GROUP, 0, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
+    hand_over_ds(GROUP, 0, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
     dv = warpgroup_mma_wait(0, [dv_pending])
     release(do_ring, 0)
     for i in range(1, steps):
@@ -160,22 +148,20 @@ def matrix_group(
         await_ds(GROUP, i - 1)
         ds_tile = ds_tiles.index((i - 1) & 1)
         dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
-        dk_pending = issue_dk(GROUP, pairs, ds_tile, as_matrix(q_before, M, D), dk, DS_OPERAND, T)
+        dk_pending = warpgroup_mma(
+            ds_tile.slice(GROUP * KEYS, KEYS, dim=0), as_matrix(q_before, M, D), dk, is_async=True
+        )
         stats = viewed(stats_tiles.index(slot(i, q_ring[0])[0]), [2, M], STATS)
         s = warpgroup_mma_wait(2, [s_pending])
         lse = stats.index(0).load(ROW)
         p, bent = probabilities(s, lse, own, m, keys, queries, extent, scale_log2, cap, T)
         dq = warpgroup_mma_wait(1, [dq_pending])
         hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
-        if T.dk_operand == "registers":  # which its operand holds until it is done
-            dk = warpgroup_mma_wait(0, [dk_pending])
-            release(q_ring, i - 1)
         dp_pending, dv_pending = issue_dp_dv(i, p, v_own, dv, zero, do_ring, P_OPERAND, T)
-        if T.dk_operand == "shared":
-            dk = warpgroup_mma_wait(2, [dk_pending])
-            release(q_ring, i - 1)
+        dk = warpgroup_mma_wait(2, [dk_pending])
+        release(q_ring, i - 1)
         dp = warpgroup_mma_wait(1, [dp_pending])
-        pairs = hand_over_ds(GROUP, i, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
+        hand_over_ds(GROUP, i, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
         dv = warpgroup_mma_wait(0, [dv_pending])
         release(do_ring, i)
 
@@ -184,7 +170,7 @@ def matrix_group(
     ds_tile = ds_tiles.index(last & 1)
     q_before = q_ring[0].index(slot(last, q_ring[0])[0])
     dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
-    dk_pending = issue_dk(GROUP, pairs, ds_tile, as_matrix(q_before, M, D), dk, DS_OPERAND, T)
+    dk_pending = warpgroup_mma(ds_tile.slice(GROUP * KEYS, KEYS, dim=0), as_matrix(q_before, M, D), dk, is_async=True)
     dq = warpgroup_mma_wait(1, [dq_pending])
     hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
     dk = warpgroup_mma_wait(0, [dk_pending])

@@ -30,8 +30,8 @@ helped
   addresses made anew     of tiles that stay (schedule.nought): 14 spill instructions in D128's steady loops -> none
 did not
   tiles of a head spread over dQ   D128 full 440 / 602 -> 435 / 596
-  dS from registers for dK         D128 full 440 / 602 -> 442 / 586 (it spills), but causal 333 / 589 -> 338 / 610
-  64 rows a step at D64            full 370 / 472 -> 349 / 443
+  dS from registers for dK         D128 full 440 / 602 -> 442 / 586 (it spills); causal 4k 521 -> 525, 16k 604 -> 600
+  64 rows a step at D64            full 370 / 472 -> 349 / 443, with dS from registers
 order "fixed"             D128 full 440 / 602 -> 426 / 581, causal 333 / 589 -> 309 / 561;
                           D64 full 369 / 484 -> 365 / 472
 beside cuDNN, FA3         D128 full 412 / 542, 462 / 602; causal 309 / 513, 356 / 602; D64 full 370 / 457, 421 / 559

@@ -1,9 +1,9 @@
 """What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
 
-A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages}, and what the method adds.
+A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages, order}. The methods:
 
-sums    {dk_operand, order}: one kernel for all gradients, dQ added up in memory, in any order or in a fixed one
-sweeps  {deferred}: a kernel for each gradient. More products, the same bits on every run, and head dims beyond 128
+sums    one kernel for all gradients, dQ added up in memory, in any order or in a fixed one (the same bits every time)
+sweeps  a kernel for each gradient, for head dims beyond 128: always in a fixed order
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ GROUPS = 2  # matrix warp groups
 KEYS = 64  # key rows of a group: the M of one wgmma
 GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the reducer
-METHODS = ("sums", "sweeps")
 ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
@@ -38,7 +37,6 @@ class SumsTraits:
     block_n: int  # keys of a tile
     stages: int  # Q tiles in flight: a step's, that of the step before, which dK still reads, and those to come
     do_stages: int  # dO tiles in flight
-    dk_operand: str  # where dK's dS comes from: "registers", or "shared" memory, as dQ's does
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
     ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
@@ -75,7 +73,6 @@ class SweepTraits:
     mask: str
     softcap: bool
     stages: int  # blocks of U in flight
-    deferred: bool  # the gradient's product of a block runs beside the scores of the next one
     block: int = KEYS  # rows of the other side that meet a tile at once
     rows: int = GROUPS * KEYS  # of a tile
 
@@ -125,7 +122,6 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
         block_n=config["BLOCK_N"],
         stages=config["stages"],
         do_stages=config["stages"] - 1,
-        dk_operand=config["dk_operand"],
         mask=mask_kind(problem, config["BLOCK_N"]),
         softcap=bool(problem.softcap),
         ordered=config["order"] == "fixed",
@@ -144,7 +140,6 @@ def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
             mask=mask_kind(problem, KEYS),
             softcap=bool(problem.softcap),
             stages=3 if gradient == "dv" else config["stages"],
-            deferred=gradient == "dv" or config["deferred"],
         )
         for gradient in ("dq", "dk", "dv")
     ]
@@ -158,26 +153,13 @@ def mask_kind(problem: Any, block_n: int) -> str:
     return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
 
 
-def _sums(block_m: int, dk_operand: str, order: str = "any") -> dict[str, Any]:
-    tile = {"method": "sums", "BLOCK_M": block_m, "BLOCK_N": GROUPS * KEYS, "stages": 3}
-    return {**tile, "dk_operand": dk_operand, "order": order}
-
-
-def _sweeps(stages: int, deferred: bool) -> dict[str, Any]:
-    return {"method": "sweeps", "BLOCK_M": KEYS, "BLOCK_N": GROUPS * KEYS, "stages": stages, "deferred": deferred}
-
-
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    tile = {"BLOCK_M": 2 * KEYS if wide == 64 else KEYS, "BLOCK_N": GROUPS * KEYS}
     if wide == 256:
-        return [_sweeps(2, True), _sweeps(2, False)]
-    if wide == 64:
-        return [_sums(128, "shared"), _sums(64, "registers"), _sums(128, "shared", "fixed"), _sweeps(3, True)]
-    left, right = window_bounds(problem.causal, problem.window)
-    triangular = right < UNLIMITED and left >= UNLIMITED
-    sums = [_sums(64, "registers"), _sums(64, "shared")] if triangular else [_sums(64, "shared")]
-    return [*sums, _sums(64, "shared", "fixed"), _sweeps(3, True)]
+        return [{"method": "sweeps", **tile, "stages": 2, "order": "fixed"}]
+    return [{"method": "sums", **tile, "stages": 3, "order": order} for order in ORDERS]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
@@ -195,18 +177,15 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    # Beyond 128 columns, dK and dV of a group's 64 keys would fill its registers.
-    method, methods = config.get("method"), METHODS if wide <= 128 else ("sweeps",)
-    if method not in methods:
-        yield Reason("config", "method", method, ", ".join(methods))
-        return
-    allowed: dict[str, tuple[Any, ...]] = {"BLOCK_M": (64,), "BLOCK_N": (GROUPS * KEYS,), "stages": (2, 3)}
-    if method == "sums":
-        rows = (64, 128) if wide == 64 else (64,)
-        orders = ("fixed",) if problem.deterministic else ORDERS
-        allowed |= {"BLOCK_M": rows, "dk_operand": ("shared", "registers"), "order": orders}
-    else:
-        allowed |= {"deferred": (True, False)}
+    methods = ("sums",) if wide <= 128 else ("sweeps",)
+    method = config.get("method")
+    allowed: dict[str, tuple[Any, ...]] = {
+        "method": methods,
+        "BLOCK_M": (KEYS, 2 * KEYS) if wide == 64 else (KEYS,),
+        "BLOCK_N": (GROUPS * KEYS,),
+        "stages": (2, 3) if method == "sums" else (2,),
+        "order": ("fixed",) if problem.deterministic or method == "sweeps" else ORDERS,
+    }
     for name, values in allowed.items():
         if config.get(name) not in values:
             yield Reason("config", name, config.get(name), ", ".join(map(str, values)))
