@@ -155,6 +155,7 @@ def _plain_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) 
 
 def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, offs, rows, bias, activation, gated, _, scale_a, _, _ = inputs
+    ctx.scope = current.get()
     if activation or gated or rows is not None or scale_a is not None:
         what = "differentiation through a fused activation, gate, gather or scales of grouped_mm"
         raise no_derivative(what, "all of them outside")
@@ -163,7 +164,8 @@ def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
-    grad_a, grad_b, grad_bias = _gradients(ctx, grad, _plain_product, (needs[0], needs[1], needs[4]))
+    with entered(ctx.scope):
+        grad_a, grad_b, grad_bias = _gradients(ctx, grad, _plain_product, (needs[0], needs[1], needs[4]))
     return (grad_a, grad_b, None, None, grad_bias, *[None] * 6)
 
 
