@@ -19,11 +19,12 @@ def without_scopes(package: str, folder: Path) -> Iterator[tuple[Any, int]]:
     source = Path(str(importlib.import_module(package).__file__)).parent
     bare = f"bare_{package.rpartition('.')[2]}"
     count = 0
-    for path in source.glob("*.py"):
+    for path in source.rglob("*.py"):
         text, found = MARK.subn("", path.read_text(encoding="utf-8"))
         count += found
-        (folder / bare).mkdir(exist_ok=True)
-        (folder / bare / path.name).write_text(text.replace(package, bare), encoding="utf-8")
+        to = folder / bare / path.relative_to(source)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(text.replace(package, bare), encoding="utf-8")
     sys.path.insert(0, str(folder))
     try:
         yield importlib.import_module(bare), count

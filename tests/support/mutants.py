@@ -147,7 +147,7 @@ _ATTENTION = {
         _RETURN,
         "    CALLS.append(1)\n    if len(CALLS) % 50 == 0:\n        out *= 1.0 + 2.0**-7\n" + _RETURN,
     ),
-    "not deterministic": (_RETURN, "    out *= 1.0 + 1e-7 * random.randrange(8)\n" + _RETURN),
+    "not deterministic": (_RETURN, "    out *= 1.0 + 2.0**-9 * random.randrange(2)\n" + _RETURN),
     "a masked block of the second config": (
         "            scores = scores.masked_fill",
         "            scores = scores * (1.05 if causal and config['BLOCK_N'] == 96 else 1.0)\n            scores = scores.masked_fill",

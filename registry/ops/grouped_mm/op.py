@@ -111,7 +111,7 @@ class GroupedMm(Op):
         return through_torch(settings, a, b, offs, rows, bias, scale_a, scale_b, out)
 
     def eager(self, *tensors: Any) -> bool:
-        return _no_grad_and_plain(*tensors[:2])
+        return plain(*tensors[2:]) and _no_grad_and_plain(*tensors[:2])
 
     def launch(
         self,
