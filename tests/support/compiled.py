@@ -70,3 +70,33 @@ def _ptxas_said(log: str) -> Iterator[None]:
         yield
     finally:
         builds._tool = run
+
+
+ADDRESS = ("USGXT", "ULOP3", "R2UR")
+"""What cuts 14 bits out of an address (or sets bits, or swaps registers), or brings it from where it was parked."""
+
+
+def lost_addresses(sass: str) -> set[str]:
+    """What wgmma reads its operands by that was never an address in shared memory: instructions whose results it is.
+
+    Each address in a descriptor is followed through moves and sums to what it was made by, in the order of the text.
+    """
+    writers: dict[int, str] = {}
+    """Uniform register -> what it was made by, so far."""
+    found = set()
+    for opcode, operands in re.findall(r"\*/\s+(?:@\S+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;", sass):
+        if opcode.startswith("HGMMA"):
+            quad = int(re.search(r"gdesc\[UR(\d+)", operands)[1])  # type: ignore[index]
+            a_is_shared = operands.partition(",")[2].lstrip().startswith("gdesc")
+            made = [writers.get(r, "nothing") for r in ((quad, quad + 2) if a_is_shared else (quad + 2,))]
+            found |= {by for by in made if not by.startswith(ADDRESS)}
+        elif written := re.match(r"UR(\d+)", operands):
+            low, rest = int(written[1]), operands.partition(",")[2]
+            source = re.search(r"\bUR(\d+)\b", rest)
+            passed_on = opcode.startswith(("UMOV", "UIADD3")) and source is not None
+            pair = ".64" in opcode or "WIDE" in opcode
+            made_by = [
+                writers.get(int(source[1]) + i, "nothing") if passed_on and source else opcode for i in range(1 + pair)
+            ]
+            writers |= {low + i: by for i, by in enumerate(made_by)}
+    return found
