@@ -49,7 +49,7 @@ def check(found):
     """No spills inside loops, few outside (ptxas parks what it needs later), no wgmma one after the other."""
     for one in found:
         assert not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
-        assert one.spills <= 256, f"{one.name} spills {one.spills} bytes"
+        assert one.spills <= 384, f"{one.name} spills {one.spills} bytes"
         assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
 
 
