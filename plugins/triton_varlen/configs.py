@@ -95,6 +95,36 @@ def width(problem: Any) -> int:
     return max(64, padded(max(problem.head_dim, problem.head_dim_v)))
 
 
+def reads_shared(problem: Any, config: Config) -> bool:
+    """Whether the matrix instructions read keys and values from shared memory, not from registers."""
+    return family(problem.target.sm) != "mma" and config["BLOCK_M"] >= 64
+
+
+# Where K and V take turns in one buffer of shared memory and V's rows are swizzled more narrowly than K's, ptxas 12.8
+# loses the address of V's tile on Hopper, and the product reads other memory. They take turns where there is one stage,
+# and, whatever the stages, where 8-bit tiles are converted on their way. So V's tile is then as wide as K's swizzle.
+SWIZZLE = 128
+"""Bytes of the widest swizzle."""
+
+
+def value_width(problem: Any, config: Config) -> int:
+    """Columns of a tile of values."""
+    columns = max(32 if problem.kv_scale else 16, padded(problem.head_dim_v))
+    in_turns = reads_shared(problem, config) if problem.kv_scale else config["num_stages"] == 1
+    return max(columns, _swizzled(problem)) if in_turns and problem.dtype != "float32" else columns
+
+
+def in_pairs(problem: Any, config: Config) -> bool:
+    """Whether 8-bit values may be read as pairs of columns: each half of a tile has to be wide enough too."""
+    return not reads_shared(problem, config) or value_width(problem, config) // 2 >= _swizzled(problem)
+
+
+def _swizzled(problem: Any) -> int:
+    """Columns of values that are as many bytes as K's swizzle."""
+    item = 4 if problem.kv_scale == "token" else _itemsize(problem.dtype)
+    return min(SWIZZLE, padded(problem.head_dim) * _itemsize(problem.dtype)) // item
+
+
 def options(config: Config, which: tuple[str, ...] = TILE) -> dict[str, int]:
     """Triton's launch options of one kernel of a config."""
     return {"num_warps": config[which[2]], "num_stages": config[which[3]]}

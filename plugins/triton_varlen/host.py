@@ -27,7 +27,6 @@ from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
-SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
 FEW_SEQUENCES, MANY_SEQUENCES = 128, 1024  # looked at together
 NOTHING = StandIn((1,), "int32")
 """A null pointer, for what a problem does not have."""
@@ -169,13 +168,10 @@ def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[
     )
     wide = max(k_strides["k_row"], k_strides["v_row"]) * k_unit >= 2**22
     known: dict[str, Any] = {"Q_UNIT": q_unit, "K_UNIT": k_unit, "WIDE": wide}
+    known["PADDED_V"] = configs.value_width(problem, config)
     if problem.kv_scale:
         even = given["v"].alignment % 2 == 0 and k_unit % 2 == 0
-        known |= {"PAIRED": even, "PADDED_V": max(32, padded(problem.head_dim_v))}
-    if config["num_stages"] == 1 and k.dtype.itemsize == 2:
-        # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
-        # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
-        known["PADDED_V"] = max(padded(problem.head_dim_v), min(SWIZZLE_16_BIT, padded(problem.head_dim)))
+        known["PAIRED"] = even and configs.in_pairs(problem, config)
     return arguments, switches(problem, config, **known)
 
 

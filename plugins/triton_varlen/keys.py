@@ -5,7 +5,8 @@ loop-invariant and of 32 bits. Where a block spans pages, each key brings the of
 every page size down to 1. Nothing is read beyond a sequence's last key, so what unused pages hold does not matter.
 
 Products with values read them column by column, which shared memory gives only in 16 bits at a time. So 8-bit values
-are read as pairs of columns, and even and odd columns are multiplied, added up and written apart (`PAIRED`).
+are read as pairs of columns, and even and odd columns are multiplied, added up and written apart (`PAIRED`); where
+wgmma reads shared memory, only if half a tile is wide enough (configs.in_pairs).
 """
 
 from typing import Any, NamedTuple

@@ -10,6 +10,10 @@ FlashAttention-3's kernel for packed sequences in the same run):
 - 64 rows and 4 warps beat 128 rows and 8 warps in all packed cells at D64 and D128 (D64 by 22-46%), not over pages
   of 16 (4 x 512 queries, 16,384 keys: 1,557 against 1,247 us; pages of 64: 1,078 and 1,097, FlashAttention-3 843).
 - D256: blocks of 64 keys 420 TFLOPS, of 32 keys 294 (4 x 4,096 tokens), although both spill outside the loop.
+- Conformance kit: wrong in 16 checks of 109, two of them by an illegal memory access, all with 8-bit keys and values
+  (scales by tensor or head), queries of 16 bits, and a tile of V, or half of it, narrower than K's swizzle. The machine
+  code took V's address from a register that held something else (configs.value_width). Since V is as wide as K's
+  swizzle, the code of the same problems does so no more; they have not run on a GPU again.
 """
 
 import triton

@@ -17,6 +17,8 @@ metadata made before, in the same run):
 - Looking a page up in the loop that uses it left half the stages: see keys.look_up.
 - Partial results added up as one tensor of three dimensions took some 8 us a tile: 0.96 of FlashAttention-3. So it is
   one after the other, several loads in flight.
+- Conformance kit: right in 118 checks of 122. The other four were the first of processes that prefill.py's kernel had
+  broken before, while the kit looked for a smaller failure of it.
 """
 
 import triton

@@ -57,6 +57,7 @@ __all__ = [
     "checks_of_op",
     "in_common",
     "interpret_without_gpu",
+    "breaks_process",
     "is_sticky",
     "places",
     "smallest",
@@ -167,7 +168,12 @@ def _run_all(checks: Iterable[Check]) -> list[Outcome]:
 
 def is_sticky(case: Outcome) -> bool:
     """Whether a CUDA error broke the process: whatever runs after it fails too, and tells nothing."""
-    return "CUDA error" in case.detail
+    return breaks_process(case.detail)
+
+
+def breaks_process(complaint: str) -> bool:
+    """Whether what was said is such an error."""
+    return "CUDA error" in complaint
 
 
 def _resolved(variant: Variant | str) -> Variant:

@@ -131,7 +131,10 @@ def _watched(subject: Subject, checks: Sequence[testing.Check], given: argparse.
             raise SystemExit(STICKY)
     if any(not outcome.passed for outcome in outcomes):
         with _ending_after(given.timeout):
-            _note(given.journal, {"subject": subject, "smallest": testing.smallest(checks, outcomes)})
+            smallest = testing.smallest(checks, outcomes)
+        _note(given.journal, {"subject": subject, "smallest": smallest})
+        if testing.breaks_process(smallest):  # while it was looked for: what follows is not to blame
+            raise SystemExit(STICKY)
 
 
 @contextlib.contextmanager

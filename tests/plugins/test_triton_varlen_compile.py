@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from registry import Target, variants
+from registry.dispatch.select import decide
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
 from registry.toolbox.builds import loop_spills
 
 triton = pytest.importorskip("triton")
 
 from again import needs_newest_triton, run_with_newest_triton  # noqa: E402
-from compiled import resources  # noqa: E402
+from compiled import lost_addresses, resources  # noqa: E402
 
 PREFILL, SPLIT, BACKWARD = "triton_varlen", "triton_varlen_split", "triton_varlen_backward"
 TRAINING = dict(b=4, hq=16, hkv=4, sq=1024, sk=1024, causal=True, lse=True)
@@ -48,7 +49,7 @@ def check(found):
     """No spills inside loops, few outside (ptxas parks what it needs later), no wgmma one after the other."""
     for one in found:
         assert not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
-        assert one.spills <= 256, f"{one.name} spills {one.spills} bytes"
+        assert one.spills <= 384, f"{one.name} spills {one.spills} bytes"
         assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
 
 
@@ -98,6 +99,36 @@ def test_8_bit_values_are_not_read_byte_by_byte(kv_dtype):
     assert not loop.counts.get("F2F") and not loop.counts.get("I2F"), "conversions that run at a sixteenth of the rate"
 
 
+QUANTISED = dict(kv="paged", page=256, kv_dtype="int8", scales="head", lse=False)
+FP8 = dict(kv_dtype="float8_e4m3fn", causal=False)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="the fault was looked at with one Triton's ptxas")
+@pytest.mark.parametrize(
+    "dtype, d, dv, tile, features",
+    [
+        ("float16", 64, 24, (64, 64, 4, 3), dict(**FP8, kv="packed", window=(40, -1), softcap=30.0)),
+        ("bfloat16", 64, 64, (64, 64, 4, 1), dict(window=(33, 0), causal=True, alibi=True)),
+        ("bfloat16", 64, 64, (128, 64, 4, 3), dict(window=(33, 0), causal=True, alibi=True, sinks=True)),
+        (
+            "float16",
+            256,
+            40,
+            (128, 64, 8, 2),
+            dict(kv="packed", hq=6, hkv=2, window=(0, 0), softcap=30.0, alibi=True, lse=True),
+        ),
+        ("float16", 128, 128, (64, 64, 4, 3), dict(causal=True)),
+    ],
+)
+def test_products_of_8_bit_values_read_addresses_that_they_were_written_to(dtype, d, dv, tile, features):
+    """ptxas 12.8 drops the address of V's tile where K and V share a buffer and V's swizzle is narrower than K's."""
+    p = problem(PREFILL, dtype=dtype, d=d, dv=dv, **QUANTISED | features)
+    config = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), tile, strict=True))
+    assert config in variants()[PREFILL].configs_for(p)
+    (one,) = built(PREFILL, p, config)
+    assert one.counts["HGMMA"] and not lost_addresses(one.sass)
+
+
 CROWDED = dict(window=(255, 127), causal=False, softcap=30.0, sinks=True, alibi=True)
 
 
@@ -136,6 +167,20 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
     (reason,) = {r.field: r for r in variants()[SPLIT].reasons(p)}.values()
     assert reason.field == "kv_dtype" and "int8" in reason.allowed
     assert variants()[SPLIT].legal_configs(p.on(Target.named("sm89")))
+
+
+@pytest.mark.parametrize(
+    "name, picked, features",
+    [
+        (SPLIT, SPLIT, {}),
+        (PREFILL, PREFILL, dict(kv="paged")),
+        (PREFILL, PREFILL, dict(sinks=True)),
+        (PREFILL, "torch_varlen_flash", {}),
+        (BACKWARD, BACKWARD, dict(sinks=True)),
+    ],
+)
+def test_tables_prefer_it_to_plain_operations(name, picked, features):
+    assert decide(problem(name, **features)).variant == picked
 
 
 @pytest.mark.slow(30)

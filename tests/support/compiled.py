@@ -70,3 +70,38 @@ def _ptxas_said(log: str) -> Iterator[None]:
         yield
     finally:
         builds._tool = run
+
+
+ADDRESS = ("USGXT", "ULOP3 & 0x3fff", "R2UR")
+"""What cuts 14 bits out of an address, or brings one from where it was parked."""
+
+
+def lost_addresses(sass: str) -> set[str]:
+    """What wgmma reads its operands by that was never an address in shared memory: instructions whose results it is.
+
+    Each address in a descriptor is followed through moves, sums and swaps to what made it, in the order of the text.
+    """
+    held: dict[int, frozenset[tuple[int, str]]] = {}
+    """Uniform register -> what made its value; several things, as long as they are combined by exclusive or."""
+    nothing = frozenset({(-1, "nothing")})
+    found = set()
+    for at, (opcode, operands) in enumerate(re.findall(r"\*/\s+(?:@\S+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;", sass)):
+        registers = [int(number) for number in re.findall(r"\bUR(\d+)\b", operands)]
+        values = [held.get(register, nothing) for register in registers[1:]]
+        if opcode.startswith("HGMMA"):
+            quad, a_is_shared = registers[0], operands.partition(",")[2].lstrip().startswith("gdesc")
+            made = [held.get(register, nothing) for register in ((quad, quad + 2) if a_is_shared else (quad + 2,))]
+            found |= {made_by for value in made for _, made_by in value or nothing if not made_by.startswith(ADDRESS)}
+        elif re.match(r"UR\d", operands):
+            swap = opcode.startswith("ULOP3") and ", 0x3c," in operands and len(values) == 2
+            ored = opcode.startswith("ULOP3") and ", 0xfc," in operands and len(values) == 1
+            made_by = "ULOP3 & 0x3fff" if opcode.startswith("ULOP3") and ", 0x3fff," in operands else opcode
+            for i in range(2 if ".64" in opcode or "WIDE" in opcode else 1):
+                if swap:
+                    value = values[0] ^ values[1]
+                elif values and (ored or opcode.startswith(("UMOV", "UIADD3"))):
+                    value = held.get(registers[1] + i, nothing)
+                else:
+                    value = frozenset({(at, made_by)})
+                held[registers[0] + i] = value
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
@@ -223,6 +224,17 @@ def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, monkeypatch: Any
     assert len(started) == len(crashed) + 1 and 0 < len(crashed) < len(report["cases"])
     assert all("batch=2" in case["about"] and "seqlen_q=77" in case["about"] for case in crashed)
     assert all("config {}" in case["about"] for case in crashed)
+
+
+def test_a_search_for_less_that_breaks_the_process_ends_it(tmp_path: Path) -> None:
+    """Else the first check of the next variant would be blamed for it."""
+    complaints = Finding(("wrong",))
+    found = "the smallest that fails: one: AcceleratorError: CUDA error: an illegal memory access was encountered"
+    given = argparse.Namespace(journal=tmp_path / "journal", timeout=60.0)
+    with pytest.raises(SystemExit) as ended:
+        command_line._watched(("v", "H200", "quick"), [Check("one", lambda: complaints, smallest=lambda: found)], given)
+    assert ended.value.code == command_line.STICKY
+    assert json.loads(given.journal.read_text().splitlines()[-1])["smallest"] == found
 
 
 def test_a_crash_says_which_check_it_was() -> None:
