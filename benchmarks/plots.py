@@ -44,6 +44,10 @@ HIDDEN = ("torch_math", "torch_math_backward")
 MATMUL_SHOWN = 24
 
 
+APART = ("random_", "judged_", "older_", "dense_")
+"""How names begin of sweeps that are no part of the tables of shapes: draws, what was replaced, single comparisons."""
+
+
 def read_results(folder: Path) -> list[Results]:
     """Every sweep under a folder; files that are none are passed over."""
     found = []
@@ -52,7 +56,7 @@ def read_results(folder: Path) -> list[Results]:
             results = journal.read(path)
         except journal.ResultsError:
             continue
-        if results.cases and results.mode == "events" and not path.stem.startswith(("random_", "judged_")):
+        if results.cases and results.mode == "events" and not path.stem.startswith(APART):
             found.append(results)
     return found
 

@@ -32,7 +32,7 @@ def load_replay():
 @pytest.mark.slow(4)
 def test_it_finds_the_picks_of_a_recorded_sweep_with_a_third_of_the_contestants():
     """The smallest of the H200's sweeps; docs/tuning.md has the others, by the same script."""
-    results = journal.read(ROOT / "benchmarks" / "results" / "h200" / "attention_backward.jsonl")
+    results = journal.read(ROOT / "benchmarks" / "results" / "h200" / "older_attention_backward.jsonl")
     found = load_replay().replay(results, "attention_backward")
     print(found)
     assert found.tried <= found.contestants / 3 and found.mean < 0.01
