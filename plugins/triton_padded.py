@@ -92,7 +92,7 @@ def _rule(problem: Any, config: Any) -> Iterator[Reason]:
         yield Reason(
             "range", "head_dim", problem.head_dim, f"no multiple of {MULTIPLE}: kernels take others as they are"
         )
-    elif config["then"] == STORES_SCORES:
+    elif config["then"].startswith(STORES_SCORES):
         yield Reason("semantics", "copies", config["then"], "a kernel that stores no scores, on the copies")
 
 
