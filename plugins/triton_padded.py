@@ -8,6 +8,7 @@ cost a pass over q, k and v, which shows in short sequences.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +52,6 @@ def _takes_copies(problem: Any) -> bool:
 
 def _of_copies(problem: Any) -> AttentionProblem:
     """The problem that the copies pose."""
-    backward = isinstance(problem, AttentionBackwardProblem)
     found = type(problem).of_shape(
         problem.target,
         dtype=problem.dtype,
@@ -69,8 +69,11 @@ def _of_copies(problem: Any) -> AttentionProblem:
         ieee=problem.ieee,
         deterministic=problem.deterministic,
     )
-    assert isinstance(found, AttentionBackwardProblem) is backward
-    return found
+    return (
+        dataclasses.replace(found, grad_lse=problem.grad_lse)
+        if isinstance(problem, AttentionBackwardProblem)
+        else found
+    )
 
 
 def _op(problem: Any) -> Any:

@@ -58,8 +58,18 @@ def _rule(problem, config) -> Iterable[Reason]:
     if problem.form == "inner" and problem.layout != "tn":
         allowed = "tn: groups of any size start at multiples of 16 bytes in no other"
         yield Reason("layout", "layout", problem.layout, allowed, "a.mT.contiguous().mT, and b contiguous")
-    if problem.n * (2 if problem.gated else 1) % 8:
-        yield Reason("multiple", "n", problem.n, "multiples of 8", "pad the columns of b to a multiple of 8")
+    if problem.form == "rows" and problem.layout[0] == "t" and not problem.gather:
+        allowed = (
+            "n for a: where its rows are contiguous, groups of any size start at multiples of 16 bytes in no other"
+        )
+        yield Reason("layout", "layout", problem.layout, allowed, "a.contiguous()")
+    columns, multiple = problem.n * (2 if problem.gated else 1), 16 if problem.scaling else 8
+    if columns % multiple:
+        fix = f"pad the columns of b to a multiple of {multiple}"
+        yield Reason("multiple", "n", problem.n, f"columns of b in multiples of {multiple}", fix)
+    if problem.k % multiple and (problem.scaling or problem.gather):
+        fix = f"pad the inner size to a multiple of {multiple}"
+        yield Reason("multiple", "k", problem.k, f"multiples of {multiple} in fp8 or with a gather", fix)
     for fact in problem.operands:
         if any(size > 1 and stride == 0 for size, stride in zip(fact.shape, fact.strides, strict=True)):
             fix = f"call .contiguous() on {fact.name}"

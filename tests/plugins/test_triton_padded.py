@@ -2,6 +2,8 @@
 the variants themselves. See test_triton_fa2_interpreter.py for why the file runs itself.
 """
 
+import dataclasses
+
 import pytest
 import torch
 from again import INTERPRETED, run_interpreted
@@ -55,6 +57,19 @@ def test_they_say_what_runs_on_the_copies(shape):
         problem = kind.of_shape(H200, b=2, hq=8, s=2048, **shape)
         then = explained(problem, "triton_padded" + ending).config["then"]
         assert then and not then.startswith("torch_math")
+
+
+def test_the_copies_are_asked_for_all_that_the_call_asks_for():
+    """A kernel that is not told of a gradient of the LSE leaves it out."""
+    for kind in AttentionProblem, AttentionBackwardProblem:
+        asked = {"causal": True, "softcap": 3.0, "lse": True, "deterministic": True}
+        problem = kind.of_shape(H200, b=2, hq=8, s=2048, d=59, **asked)
+        if kind is AttentionBackwardProblem:
+            problem = dataclasses.replace(problem, grad_lse=True)
+        copies = triton_padded._of_copies(problem)
+        sizes = {"head_dim", "head_dim_v", "operands", "layout"}
+        for field in {f.name for f in dataclasses.fields(problem)} - sizes:
+            assert getattr(copies, field) == getattr(problem, field), field
 
 
 def test_they_run_where_nothing_takes_the_tensors_as_they_are():
