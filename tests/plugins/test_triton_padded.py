@@ -17,9 +17,9 @@ H200 = Target.named("H200")
 MASKS = {"causal": True, "window": None, "softcap": 0.0}
 
 
-def explained(problem, variant=None):
+def explained(problem):
     op = registry.attention.backward if isinstance(problem, AttentionBackwardProblem) else registry.attention
-    return op.explain(problem, variant=variant)
+    return op.explain(problem)
 
 
 def tensors(d, dv, heads_kv=2, dtype=torch.float64):
@@ -50,13 +50,19 @@ def test_copies_give_what_the_oracle_gives(d, dv, heads_kv):
 
 
 @pytest.mark.parametrize(
-    "shape", [{"d": 59, "causal": True}, {"d": 59, "softcap": 3.0, "hkv": 2}, {"d": 512, "hkv": 2}, {"d": 72, "dv": 59}]
+    ("shape", "picked"),
+    [
+        ({"d": 59, "causal": True}, "triton_padded"),
+        ({"d": 59, "softcap": 3.0, "hkv": 2}, "triton_padded"),
+        ({"d": 512, "hkv": 2}, "triton_padded"),
+        ({"d": 72, "dv": 59}, "triton_padded"),
+    ],
 )
-def test_they_say_what_runs_on_the_copies(shape):
+def test_they_stand_before_stored_scores(shape, picked):
     for kind, ending in ((AttentionProblem, ""), (AttentionBackwardProblem, "_backward")):
-        problem = kind.of_shape(H200, b=2, hq=8, s=2048, **shape)
-        then = explained(problem, "triton_padded" + ending).config["then"]
-        assert then and not then.startswith("torch_math")
+        decision = explained(kind.of_shape(H200, b=2, hq=8, s=2048, **shape))
+        assert decision.variant == picked + ending
+        assert decision.config["then"] not in ("", "torch_math", "torch_math_backward")
 
 
 def test_the_copies_are_asked_for_all_that_the_call_asks_for():
