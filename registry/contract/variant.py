@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, meets, reasons_against
+from registry.contract.noted import noting
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError
 from registry.notices import notice, what_failed
@@ -131,7 +132,7 @@ class Variant:
         try:
             return ask()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt) or noting():
                 raise
             text = what_failed(error)
             notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")

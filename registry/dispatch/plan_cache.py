@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad as _forward_ad
 
+from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import current
@@ -77,8 +78,11 @@ class PlanCache:
     not plain from their number: optional ones are left out at the end, or None.
     """
 
-    def __init__(self, make: Make, eager: Callable[..., bool], limit: int = ENTRIES) -> None:
+    def __init__(
+        self, make: Make, eager: Callable[..., bool], limit: int = ENTRIES, alike: Alike | None = None
+    ) -> None:
         self.limit = limit
+        self._alike = alike
         self._make = make
         self._eager = eager
         self._entries: dict[Hashable, Any] = {}
@@ -154,9 +158,29 @@ class PlanCache:
                 plan = self._get(key)
                 if plan is None:
                     forgotten = self._forgotten
-                    plan = self._make(settings, with_grad, tensors)
+                    plan = self._new(key, settings, with_grad, tensors)
                     if self._forgotten == forgotten:  # what was asked on the way may have changed the variants
                         self._keep(key, plan)
+        return plan
+
+    def _new(self, key: tuple[Any, ...], settings: Any, with_grad: bool, tensors: tuple[Any, ...]) -> Plan:
+        """A plan from those of calls that differ in sizes alone; else one that is made in full."""
+        if self._alike is None:
+            return self._make(settings, with_grad, tensors)
+        kind: list[Any] = []
+        sizes: tuple[int, ...] = ()
+        for fact in key:
+            if type(fact) is tuple and len(fact) == 5 and fact is not settings:
+                shape, strides, *rest = fact
+                sizes += (*shape, *strides)
+                kind.append((len(shape), *rest))
+            else:
+                kind.append(fact)
+        known = tuple(kind)
+        plan = self._alike.plan(known, sizes, with_grad)
+        if plan is None:
+            plan = self._make(settings, with_grad, tensors)
+            self._alike.decided(known, sizes, plan, settings, tensors)
         return plan
 
     def _add_guard(
@@ -189,6 +213,8 @@ class PlanCache:
         with self._lock:
             self._forgotten += 1
             self._entries.clear()
+            if self._alike is not None:
+                self._alike.clear()
 
 
 _caches: list[PlanCache] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
@@ -34,7 +34,7 @@ class _Ranked:
 
 
 @dataclass(frozen=True)
-class _Moment:
+class Moment:
     """What decisions follow from besides their problems: nothing in it changes, so reasons may be asked for later."""
 
     catalog: Catalog
@@ -42,7 +42,7 @@ class _Moment:
     held: Held
 
     @classmethod
-    def now(cls) -> _Moment:
+    def now(cls) -> Moment:
         global _latest
         from registry.dispatch import in_force
 
@@ -53,14 +53,14 @@ class _Moment:
         return latest
 
 
-_latest: _Moment | None = None
+_latest: Moment | None = None
 """Shared by the decisions made under it: a plan keeps its own for as long as it lives."""
 
 
 class _Question:
     """One problem put to the variants of a moment. The launch asks it for a pick; `explain` and errors for reasons."""
 
-    def __init__(self, problem: Problem, moment: _Moment, preferred: tuple[str, ...]) -> None:
+    def __init__(self, problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> None:
         self.problem, self.preferred, self.tables = problem, preferred, moment.tables
         self.variants = moment.catalog.of(problem.op)
         self._held = moment.held
@@ -141,7 +141,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     Stops at the first variant that may run: how the others stand is found out when `Decision.candidates` is read.
     Raises IllegalVariant for a forced variant that may not run, NoLegalVariant where nothing may.
     """
-    moment = _Moment.now()
+    moment = Moment.now()
     forced = scope.forced_for(problem.op) if scope.forced else None
     if forced is not None:
         return _decide_forced(_Question(problem, moment, ()), moment, forced)
@@ -165,6 +165,18 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     )
 
 
+def moved(decision: Decision, problem: Problem) -> Decision:
+    """The same decision about another problem, which is decided alike."""
+    known = decision.problem
+
+    def asked(how: Any) -> Any:
+        if not isinstance(how, functools.partial):
+            return how
+        return functools.partial(how.func, *(problem if one is known else one for one in how.args))
+
+    return replace(decision, problem=problem, standing=asked(decision.standing), near=asked(decision.near))
+
+
 def _nearest(match: Match, problem: Problem) -> str:
     from registry.tables.measured import read_beside
 
@@ -173,20 +185,20 @@ def _nearest(match: Match, problem: Problem) -> str:
     return str(found) if found is not None else ""
 
 
-def _candidates(problem: Problem, moment: _Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
+def _candidates(problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
     return _Question(problem, moment, preferred).candidates()
 
 
-def _candidates_beside(picked: str, problem: Problem, moment: _Moment) -> tuple[Candidate, ...]:
+def _candidates_beside(picked: str, problem: Problem, moment: Moment) -> tuple[Candidate, ...]:
     return _Question(problem, moment, ()).candidates_beside(picked)
 
 
 def all_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Declared reasons, known errata and quarantines together; empty where the variant may run."""
-    return _Question(problem, _Moment.now(), ()).reasons(variant)
+    return _Question(problem, Moment.now(), ()).reasons(variant)
 
 
-def _decide_forced(question: _Question, moment: _Moment, forced: Forced) -> Decision:
+def _decide_forced(question: _Question, moment: Moment, forced: Forced) -> Decision:
     problem, variants = question.problem, question.variants
     variant = variants.get(forced.variant)
     if variant is None:

@@ -15,6 +15,7 @@ from registry.contract.capability import Config
 from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
+from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
@@ -40,7 +41,7 @@ class Op:
     """Keyword of `run` -> claim that earns it ("" for always): differs from call to call (tensors, scale)."""
 
     def __init__(self) -> None:
-        self.plans = PlanCache(self.new_plan, self.eager)
+        self.plans = PlanCache(self.new_plan, self.eager, alike=Alike(self))
         self.find_plan = self.plans.find
         OPS[self.name] = self
         if self.tensors:
@@ -145,6 +146,16 @@ class Op:
             launch = self.bind(variant, problem, decision.config)
         replan = functools.partial(self._plan, problem, scope, with_grad)
         return Plan(decision, launch, replan, self.default(problem), with_grad)
+
+    def planned(self, decision: Decision, scope: Scope, with_grad: bool, default: Any) -> Plan | None:
+        """The plan of a decision that was made before, for other sizes; None where its variant is gone."""
+        variant = self.variants.get(decision.variant)
+        if variant is None:
+            return None
+        launch = self.bind(variant, decision.problem, decision.config)
+        return Plan(
+            decision, launch, functools.partial(self._plan, decision.problem, scope, with_grad), default, with_grad
+        )
 
     def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:
         """A decision and its variant; decided again where another thread took that one back meanwhile."""

@@ -24,11 +24,13 @@ asked with tensors or without a GPU::
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from registry.toolbox.launch import Launcher, StandIn, function, is_descriptor, unrounded_constants
+from registry.toolbox.bound_launch import function
+from registry.toolbox.launch import Launcher, StandIn, is_descriptor, unrounded_constants
 from registry.toolbox.tensor_maps import Address, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can_round
 
@@ -79,6 +81,10 @@ class Call:
 
     def operands(self) -> dict[str, StandIn]:
         """Parameter -> what it points to, for tensors and tensor maps."""
+        return self._operands
+
+    @functools.cached_property
+    def _operands(self) -> dict[str, StandIn]:
         found = {name: value.base if is_descriptor(value) else value for name, value in self.arguments.items()}
         return {name: value for name, value in found.items() if isinstance(value, StandIn)}
 

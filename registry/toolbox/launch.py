@@ -25,6 +25,7 @@ Where Triton's inside is not what registry.toolbox.triton_internals knows, every
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -33,9 +34,10 @@ from typing import Any, Protocol
 
 from registry.errors import CaptureError, InvalidArgument
 from registry.notices import notice
+from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
-from registry.toolbox.tensor_maps import Address, maps_for, rounds_to_tf32, with_base, without_base
-from registry.toolbox.triton_internals import c_launcher, encoder_can_round, internals, refusal, triton_rounds
+from registry.toolbox.tensor_maps import Address, rounds_to_tf32, with_base, without_base
+from registry.toolbox.triton_internals import encoder_can_round, refusal, triton_rounds
 
 __all__ = ["Bound", "Launcher", "StandIn"]
 
@@ -120,13 +122,12 @@ class Launcher:
         """
         import torch
 
-        parameters = self.kernel.signature.parameters
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         unrounded = unrounded_constants(arguments, self.if_unrounded)
-        given = {**defaults, **arguments, **self.constants}
+        given = {**_defaults(self.kernel), **arguments, **self.constants}
         if unrounded and not encoder_can_round():
             given |= unrounded
-        if unknown := [n for n in (*given, *self.if_unrounded, *vary) if n not in parameters]:
+        if unknown := {*given, *self.if_unrounded, *vary}.difference(self.kernel.arg_names):
+            unknown = sorted(unknown)
             raise TypeError(f"{self.kernel.__name__} has no parameters {unknown}")
         if capturing():
             raise CaptureError(
@@ -135,7 +136,7 @@ class Launcher:
             )
         index = _device_index(device, arguments.values())
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
-        slow = _Slow(self, given, (*blocks, 1, 1)[:3], vary, index, unrounded)
+        slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, unrounded)
         with torch.cuda.device(index):
             compiled = self._compiled(given, blocks)
             with _loading:
@@ -149,7 +150,7 @@ class Launcher:
             notice(f"kernels are launched through Triton's own, slower path: {why}")
             bound: Any = slow.wrapped()
         else:
-            bound = _generate(slow, compiled)
+            bound = slow.fast = bound_launch(slow, compiled)
         bound.parameters, bound.compiled, bound.fast = slow.varying, compiled, not why
         return bound  # type: ignore[no-any-return]
 
@@ -158,7 +159,7 @@ class Launcher:
         return compiled.result() if hasattr(compiled, "result") else compiled
 
 
-class _Slow:
+class Unbound:
     """The launch through `kernel[grid]`, for all that a generated launch leaves out."""
 
     def __init__(
@@ -208,11 +209,11 @@ class _Slow:
 
     def wrapped(self) -> Any:
         """`launch` with the parameters' names."""
-        return self.written([f"return slow_.launch({_listed(self.varying)})"], {"slow_": self})
+        return self.written([f"return slow_.launch({listed(self.varying)})"], {"slow_": self})
 
     def written(self, lines: Iterable[str], scope: dict[str, Any]) -> Any:
         """A function of what varies."""
-        return function(f"bound({_listed(self.varying)})", lines, scope, self.kernel.__name__)
+        return function(f"bound({listed(self.varying)})", lines, scope, self.kernel.__name__)
 
     def respecialised(self, *varying: Any) -> None:
         """A call that differs from the example in alignment or integers: Triton compiles another kernel for it."""
@@ -240,126 +241,20 @@ class _Slow:
     fast: Callable[..., None]
 
 
-def _generate(slow: _Slow, compiled: Any) -> Any:
-    """Write the launch: addresses, guards, tensor maps, stream, and one call of Triton's C launcher."""
-    import torch
-
-    inside, runner = internals(), compiled.run
-    scope: dict[str, Any] = {
-        "slow_": slow,
-        "launch_": c_launcher(runner),
-        "function_": compiled.function,
-        "runtime_": inside.runtime,
-        "packed_": compiled.packed_metadata,
-        "annotations_": getattr(runner, "arg_annotations", None),
-        "kernel_signature_": getattr(runner, "kernel_signature", None),
-        "allocator_": inside.allocator,
-        "raw_stream_": inside.raw_stream,
-        "current_device_": inside.current_device,
-        "metadata_": lambda stream, *varying: compiled.launch_metadata(
-            slow.grid, stream, *slow.arguments(varying).values()
-        ),
-    }
-    addresses, guards, passed = _arguments(slow, compiled, scope)
-    listed = _listed(slow.varying)
-    lines = [*addresses]
-    if guards:
-        lines.append(f"if {' or '.join(guards)}: return slow_.respecialised({listed})")
-    if torch.cuda.device_count() > 1:
-        first = next((f" or type({n}) is not int and {n}.get_device() != {slow.index}" for n in slow.dtypes), "")
-        lines.append(f"if current_device_() != {slow.index}{first}: return slow_.elsewhere({listed})")
-    lines.append(f"stream_ = raw_stream_({slow.index})")
-    x, y, z = slow.grid
-    scratch = "None"
-    if runner.global_scratch_size:
-        size = runner.global_scratch_size * runner.num_ctas * x * y * z
-        scratch = f"allocator_.get()({size}, {runner.global_scratch_align}, stream_)"
-    holes = {
-        "grid": f"{x}, {y}, {z}",
-        "flags": f"{runner.launch_cooperative_grid!r}, {runner.launch_pdl!r}",
-        "scratch": scratch,
-        "args": "".join(f"{one}, " for one in passed),
-    }
-    hooks = f"metadata_(stream_, {listed}), runtime_.launch_enter_hook, runtime_.launch_exit_hook"
-    lines += [
-        "try: hooked_ = runtime_.launch_enter_hook.calls or runtime_.launch_exit_hook.calls",
-        "except AttributeError: hooked_ = True",
-        "if hooked_: " + inside.launch_form.format(hooks=hooks, **holes),
-        "else: " + inside.launch_form.format(hooks="None, None, None", **holes),
-    ]
-    slow.fast = slow.written(lines if x * y * z else ["return"], scope)
-    return slow.fast
-
-
-def _arguments(slow: _Slow, compiled: Any, scope: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Code that takes the addresses, conditions under which the compiled code does not fit, and the C arguments."""
-    inside, names = internals(), slow.kernel.arg_names
-    divisible = {
-        names[path[0]]
-        for path, attributes in compiled.src.attrs.items()
-        if any(attribute[0] == "tt.divisibility" for attribute in attributes)
-    }
-    about_descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or itertools.repeat(None))
-    addresses, guards, passed, sixteenths = [], [], [], []
-    for name, kind in compiled.src.signature.items():
-        at = f"a{names.index(name)}_"
-        if name in slow.dtypes:
-            addresses.append(f"{at} = {name} if type({name}) is int else {name}.data_ptr()")
-            if name in divisible or name in slow.templates:
-                sixteenths.append(at)
-        elif name in divisible and name in slow.vary:
-            sixteenths.append(name)
-        if name in slow.templates:
-            about = next(about_descriptors)
-            rest = inside.descriptor_rest(slow.templates[name], about)
-            if about is None:
-                passed.append(at)
-            else:
-                example = with_base(slow.templates[name], Address(0, slow.dtypes[name]))
-                scope[f"maps_{at}"] = maps_for(example, about, inside.encode)
-                passed.append(f"maps_{at}[{at}]")
-            passed += map(repr, rest)
-        elif name in slow.dtypes:
-            passed.append(at)
-        elif kind == "constexpr":
-            passed.append("None")
-            if name in slow.vary:
-                guards.append(f"{name} != {slow.frozen[name]!r}")
-        elif name in slow.vary:
-            passed.append(name)
-            if kind in _RANGES:
-                guards.append(f"not {_RANGES[kind][0]} <= {name} <= {_RANGES[kind][1]}")
-        else:
-            scope[f"frozen_{at}"] = slow.frozen[name]
-            passed.append(f"frozen_{at}")
-    if sixteenths:
-        guards.insert(0, f"({' | '.join(sixteenths)}) & 15")
-    return addresses, guards, passed
-
-
-_RANGES = {
-    f"{sign}{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if sign == "i" else (0, 2**bits - 1)
-    for sign in "iu"
-    for bits in (8, 16, 32, 64)
-}
-
-
-def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel: str) -> Any:
-    """The function of this source; what it calls is in `scope`."""
-    source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, f"<launch of {kernel}>", "exec"), scope)
-    made = scope[signature.partition("(")[0]]
-    made.source = source
-    return made
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+@functools.lru_cache(maxsize=256)
+def _defaults(kernel: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in kernel.signature.parameters.items() if p.default is not p.empty}
 
 
 def is_descriptor(value: Any) -> bool:
     """Whether an argument is a tensor map."""
-    return type(value).__name__.startswith("TensorDescriptor") and hasattr(value, "base")
+    kind = type(value)
+    return (
+        kind is not int
+        and kind is not StandIn
+        and kind.__name__.startswith("TensorDescriptor")
+        and hasattr(value, "base")
+    )
 
 
 def unrounded_constants(arguments: Mapping[str, Any], if_unrounded: Mapping[str, Any]) -> Mapping[str, Any]:

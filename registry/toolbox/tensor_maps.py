@@ -9,8 +9,8 @@ infinities stay), which saves kernels `to_tf32`: see `rounded_to_tf32`.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -41,10 +41,12 @@ class TensorMaps(dict[int, Any]):
     generation; what is asked for again moves back, the rest goes at the next change of generation.
     """
 
-    def __init__(self, encode: Callable[[Any], Any], template: Any, dtype: Any) -> None:
+    def __init__(self, encode: Callable[[Any], Any], example: Any) -> None:
         super().__init__()
-        self._encode, self._address = encode, Address(0, dtype)
-        self._descriptor = with_base(template, self._address)  # one for all, changed and read under the lock
+        self._encode, self._address = encode, Address(0, example.base.dtype)
+        self._descriptor = with_base(
+            without_base(example), self._address
+        )  # one for all, changed and read under the lock
         self._old: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -87,17 +89,25 @@ def maps_for(descriptor: Any, metadata: Mapping[str, Any], encode: Callable[[Any
     with _lock:
         found = _by_geometry.get(key)
         if found is None:
-            template = without_base(descriptor)
-            found = TensorMaps(lambda one: encode(one, metadata), template, descriptor.base.dtype)
+            found = TensorMaps(functools.partial(_encoded_as, encode, metadata), descriptor)
             _by_geometry[key] = found
         return found
 
 
+def _encoded_as(encode: Callable[[Any, Any], Any], metadata: Mapping[str, Any], descriptor: Any) -> Any:
+    return encode(descriptor, metadata)
+
+
 def geometry(descriptor: Any, metadata: Any = None) -> Any:
     """Everything about a descriptor but its address, hashable."""
-    fields = [(f.name, getattr(descriptor, f.name)) for f in dataclasses.fields(descriptor) if f.name != "base"]
-    kind = [type(descriptor).__qualname__, str(descriptor.base.dtype), rounds_to_tf32(descriptor)]
-    return _frozen([*kind, fields, metadata])
+    known = vars(descriptor)
+    about = [known[name] for name in _fields(type(descriptor))]
+    return _frozen([type(descriptor).__qualname__, descriptor.base.dtype, rounds_to_tf32(descriptor), about, metadata])
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "base")
 
 
 def rounded_to_tf32(descriptor: Any) -> Any:
@@ -115,12 +125,18 @@ def rounds_to_tf32(descriptor: Any) -> bool:
     return bool(getattr(descriptor, "round_f32_to_tf32", False))
 
 
+_PLAIN = frozenset((int, float, str, bool, type(None)))
+
+
 def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return tuple((name, _frozen(one)) for name, one in sorted(value.items()))
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, list | tuple):
-        return tuple(_frozen(one) for one in value)
-    return value if isinstance(value, int | float | str | bool | None) else repr(value)
+        return tuple([one if type(one) in _PLAIN else _frozen(one) for one in value])
+    if isinstance(value, Mapping):
+        return tuple([(name, _frozen(one)) for name, one in sorted(value.items())])
+    return repr(value) if kind.__hash__ is None else value
 
 
 def without_base(descriptor: Any) -> Any:
@@ -131,7 +147,6 @@ def without_base(descriptor: Any) -> Any:
 
 def with_base(descriptor: Any, base: Any, **changes: Any) -> Any:
     """A copy over another base. Not `dataclasses.replace`: that would validate each time."""
-    found = copy.copy(descriptor)
-    for name, value in {"base": base, **changes}.items():
-        object.__setattr__(found, name, value)
+    found = object.__new__(type(descriptor))
+    found.__dict__.update(vars(descriptor), base=base, **changes)
     return found

@@ -148,6 +148,19 @@ _RUNNER_NEEDS = (
 
 def refusal(kernel: Any, compiled: Any) -> str:
     """Why this compiled kernel cannot be launched the fast way, or ""."""
+    if getattr(kernel, "pre_run_hooks", None):
+        return f"{kernel.__name__} has pre-run hooks"
+    known: dict[str, Any] = compiled.__dict__
+    if _REFUSAL not in known:
+        known[_REFUSAL] = _refusal(kernel, compiled)
+    return str(known[_REFUSAL])
+
+
+_REFUSAL = "registry_refusal_"
+"""The attribute of a CompiledKernel that keeps the answer."""
+
+
+def _refusal(kernel: Any, compiled: Any) -> str:
     try:
         inside = internals()
     except Exception as moved:  # a private part of Triton is gone, and any error may be how that shows
@@ -155,8 +168,6 @@ def refusal(kernel: Any, compiled: Any) -> str:
     runner = compiled.run
     if missing := [name for name in _RUNNER_NEEDS if not hasattr(runner, name)]:
         return f"Triton's launcher lacks {', '.join(missing)}"
-    if getattr(kernel, "pre_run_hooks", None):
-        return f"{kernel.__name__} has pre-run hooks"
     if runner.profile_scratch_size or getattr(runner, "gsan_enabled", False):
         return f"{kernel.__name__} is compiled with instrumentation"
     if "annotations_" in inside.launch_form and not hasattr(runner, "kernel_signature"):

@@ -132,11 +132,7 @@ def test_maps_are_bounded_and_recent_ones_stay(monkeypatch):
     monkeypatch.setattr(tensor_maps, "LIMIT", 4)
     encoded = []
     example = TensorDescriptor(StandIn((64, 64), "bfloat16"), [64, 64], [64, 1], [64, 64])
-    maps = tensor_maps.TensorMaps(
-        lambda d: encoded.append(d.base.data_ptr()) or d.base.data_ptr(),
-        tensor_maps.without_base(example),
-        torch.bfloat16,
-    )
+    maps = tensor_maps.TensorMaps(lambda d: encoded.append(d.base.data_ptr()) or d.base.data_ptr(), example)
     for pointer in range(0, 160, 16):
         assert maps[pointer] == pointer
         assert maps[0] == 0  # in use all the time

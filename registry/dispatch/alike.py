@@ -1,0 +1,231 @@
+"""Calls that differ in sizes alone, and that are decided alike: a cache that grows by a token, the next batch's length.
+
+The second such call is asked with sizes that note what is asked of them (contract/noted.py): shapes and strides, every
+number of them. Where the decision is the same as with plain numbers, it holds for all sizes that meet what was noted,
+and their Problem follows from the code that was. So a new shape is decided by evaluating one expression.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from registry.contract.noted import Noted, Notes, Unnoted, compiled
+from registry.contract.problem import Problem
+from registry.dispatch.decision import Decision
+from registry.dispatch.plan import Plan
+from registry.dispatch.scope import Scope
+from registry.dispatch.select import Moment, decide, moved
+
+MOST = 128
+"""Kinds of calls that are known by their sizes; the oldest few go when there are more."""
+WAYS = 8
+"""Answers known for one kind; the oldest goes when there are more."""
+AFTER = frozenset(1 << power for power in range(1, 20))
+"""How many calls of a kind are decided in full before one is asked so: it costs some dozen decisions, and so must pay."""
+
+Sizes = tuple[int, ...]
+
+
+class Asked(Protocol):
+    """What of an op is needed here."""
+
+    def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]: ...
+    def trivial(self, problem: Problem) -> Decision | None: ...
+    def planned(self, decision: Decision, scope: Scope, with_grad: bool, default: Any) -> Plan | None: ...
+    def default(self, problem: Problem) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """One answer, and for which sizes it is the answer."""
+
+    holds: Callable[[Sizes], bool]
+    problem: Callable[[Sizes], Problem]
+    moment: Moment
+    decision: Decision
+    scope: Scope
+    default: Any
+
+
+class _Kind:
+    def __init__(self) -> None:
+        self.decided = 0
+        self.ways: list[_Way] = []
+
+
+class Alike:
+    """What is known of an op's calls by their kind: all of their facts but shapes and strides."""
+
+    def __init__(self, op: Asked) -> None:
+        self._op = op
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def clear(self) -> None:
+        self._kinds.clear()
+
+    def plan(self, kind: Hashable, sizes: Sizes, with_grad: bool) -> Plan | None:
+        """A plan for these sizes, where it is known how they are decided."""
+        known = self._kinds.get(kind)
+        if known is None:
+            return None
+        moment = Moment.now()
+        for way in known.ways:
+            if way.moment is moment and way.holds(sizes):
+                decision = moved(way.decision, way.problem(sizes))
+                return self._op.planned(decision, way.scope, with_grad, way.default)
+        return None
+
+    def decided(self, kind: Hashable, sizes: Sizes, plan: Plan, settings: Any, tensors: Sequence[Any]) -> None:
+        """Take note of a plan that was made in full."""
+        known = self._kinds.get(kind)
+        if known is None:
+            if len(self._kinds) >= MOST:
+                for old in list(itertools.islice(self._kinds, MOST // 16)):
+                    del self._kinds[old]
+            known = self._kinds[kind] = _Kind()
+        known.decided += 1
+        if known.decided in AFTER:
+            way = self._way(plan, settings, sizes, tensors)
+            if way is not None:
+                known.ways = [way, *known.ways[: WAYS - 1]]
+
+    def _way(self, plan: Plan, settings: Any, sizes: Sizes, tensors: Sequence[Any]) -> _Way | None:
+        notes, moment = Notes(), Moment.now()
+        try:
+            with notes:
+                noted = iter(notes.sizes(sizes))
+                problem, scope = self._op.asked(settings, plan.with_grad, *(_Sized.of(t, noted) for t in tensors))
+                if self._op.trivial(problem) is not None:
+                    return None
+                decision = decide(problem, scope)
+                default = _plain(self._op.default(problem))
+                made = _maker(problem)
+                config = _plain(decision.config)
+            known = plan.decision
+            decision = moved(decision, known.problem)
+            way = _Way(_safely(notes.conditions()), made, moment, decision, scope, default)
+            alike = (decision.variant, config, decision.because) == (known.variant, known.config, known.because)
+            return way if alike and way.holds(sizes) and way.problem(sizes) == known.problem else None
+        except Exception:  # of code that takes integers alone: its calls are decided one by one, as they would be
+            return None
+
+
+def _safely(holds: Callable[[Sizes], bool]) -> Callable[[Sizes], bool]:
+    def safely(sizes: Sizes) -> bool:
+        try:
+            return holds(sizes)
+        except ArithmeticError:
+            return False
+
+    return safely
+
+
+def _plain(value: Any) -> Any:
+    """The same with numbers in the place of noted ones, which are now part of the answer."""
+    if type(value) is Noted:
+        return value.plain()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (tuple, list) else value
+
+
+# --- from noted problems to those of other sizes ------------------------------------------------------------------
+
+
+def _maker(problem: Problem) -> Callable[[Sizes], Problem]:
+    """What makes the Problem of other sizes."""
+    scope: dict[str, Any] = {"remade": _remade}
+    made: Callable[[Sizes], Problem] = compiled(_code(problem, scope), scope)
+    return made
+
+
+def _code(value: Any, scope: dict[str, Any]) -> str:
+    """Code that makes a value like this one, of other sizes. What has no size in it is shared."""
+    if type(value) is Noted:
+        return f"int({value.code})" if isinstance(value.value, int) else value.code
+    if type(value) is tuple and any(map(_has_sizes, value)):
+        return f"({''.join(f'{_code(one, scope)}, ' for one in value)})"
+    if dataclasses.is_dataclass(value) and _has_sizes(value):
+        changed = {name: one for name, one in vars(value).items() if _has_sizes(one)}
+        kept = {name: one for name, one in vars(value).items() if name not in changed}
+        return f"remade({_named(type(value), scope)}, {_named(kept, scope)}, " + (
+            ", ".join(f"{name}={_code(one, scope)}" for name, one in changed.items()) + ")"
+        )
+    return _named(value, scope)
+
+
+def _named(value: Any, scope: dict[str, Any]) -> str:
+    name = f"c{len(scope)}"
+    scope[name] = value
+    return name
+
+
+def _has_sizes(value: Any) -> bool:
+    if type(value) is tuple:
+        return any(map(_has_sizes, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(map(_has_sizes, vars(value).values()))
+    return type(value) is Noted
+
+
+def _remade(kind: type, kept: dict[str, Any], **changed: Any) -> Any:
+    made = object.__new__(kind)
+    made.__dict__.update(kept, **changed)
+    return made
+
+
+# --- tensors of noted sizes ---------------------------------------------------------------------------------------
+
+
+class _Sized(torch.Tensor):
+    """A tensor as the checks of arguments see it, with noted shape and strides. It answers nothing else."""
+
+    @classmethod
+    def of(cls, tensor: Any, sizes: Any) -> Any:
+        """In the order in which `sizes_of` lists them."""
+        if tensor is None:
+            return None
+        dims = tensor.dim()
+        shape = tuple(itertools.islice(sizes, dims))
+        strides = tuple(itertools.islice(sizes, dims))
+        known = {name: getattr(tensor, name) for name in _SAME}
+        known |= {name: functools.partial(_same, getattr(tensor, name)()) for name in _SAME_CALLED}
+        known |= {"shape": shape, "numel": functools.partial(math.prod, shape)}
+        known |= {"size": functools.partial(_one_of, shape), "stride": functools.partial(_one_of, strides)}
+        found = tensor.detach().as_subclass(cls)
+        object.__setattr__(found, "known_", known)
+        return found
+
+    def __getattribute__(self, name: str) -> Any:
+        known = object.__getattribute__(self, "__dict__")["known_"]
+        if name in known:
+            return known[name]
+        if name == "__class__":
+            return _Sized
+        raise Unnoted(f"a tensor is asked for {name}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
+        raise Unnoted(f"a tensor is handed to {function}")
+
+
+_SAME = ("dtype", "device", "layout", "requires_grad", "is_nested", "is_cuda", "is_cpu", "is_meta", "ndim", "itemsize")
+_SAME_CALLED = ("dim", "element_size", "data_ptr", "get_device", "storage_offset")
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _one_of(values: tuple[Noted, ...], dim: int | None = None) -> Any:
+    return values if dim is None else values[dim]

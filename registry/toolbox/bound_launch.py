@@ -1,0 +1,198 @@
+"""The code of a bound launch. It is written once for a compiled kernel and filled in for each shape that runs it.
+
+All that the shapes of one compiled kernel have in common is in the code: addresses, guards, the one call of Triton's C
+launcher. What they differ in (grid, integers, tensor maps) is found by name in each launch's own scope.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from registry.toolbox.tensor_maps import Address, maps_for, with_base
+from registry.toolbox.triton_internals import c_launcher, internals
+
+if TYPE_CHECKING:
+    from registry.toolbox.launch import Unbound
+
+__all__ = ["bound_launch", "function", "listed"]
+
+_FORMS = "registry_forms_"
+"""The attribute of a CompiledKernel that keeps its forms: they live as long as it does."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    function: FunctionType
+    scope: dict[str, Any]
+    """Names that every shape shares."""
+    frozen: tuple[tuple[str, str], ...]
+    """(name in the scope, parameter) of what is fixed for a shape."""
+    described: tuple[tuple[str, str, Any], ...]
+    """(prefix of names in the scope, parameter, what the compiled kernel says of it) of tensor maps."""
+    scratch: tuple[int, int] | None
+    """Bytes a block, and their alignment."""
+
+    def filled(self, launch: Unbound, compiled: Any) -> Any:
+        """The launch of one shape."""
+        x, y, z = launch.grid
+        scope = {**self.scope, "slow_": launch, "grid_x_": x, "grid_y_": y, "grid_z_": z}
+        scope["metadata_"] = lambda stream, *varying: compiled.launch_metadata(
+            launch.grid, stream, *launch.arguments(varying).values()
+        )
+        if self.scratch is not None:
+            scope["scratch_"] = self.scratch[0] * x * y * z, self.scratch[1]
+        for name, parameter in self.frozen:
+            scope[name] = launch.frozen[parameter]
+        inside = internals()
+        for at, parameter, about in self.described:
+            template = launch.templates[parameter]
+            if about is not None:
+                example = with_base(template, Address(0, launch.dtypes[parameter]))
+                scope[f"maps_{at}"] = maps_for(example, about, inside.encode)
+            for number, value in enumerate(inside.descriptor_rest(template, about)):
+                scope[f"rest_{at}{number}"] = value
+        return _in(scope, self.function)
+
+
+def bound_launch(launch: Unbound, compiled: Any) -> Any:
+    """The function that launches this compiled kernel as `launch` says."""
+    forms = compiled.__dict__.setdefault(_FORMS, {})
+    key = launch.index, launch.names, launch.vary, tuple(launch.templates), tuple(launch.dtypes), 0 in launch.grid
+    form = forms.get(key)
+    if form is None:
+        form = forms[key] = _written(launch, compiled)
+    return form.filled(launch, compiled)
+
+
+def _written(launch: Unbound, compiled: Any) -> _Form:
+    import torch
+
+    inside, runner = internals(), compiled.run
+    scope: dict[str, Any] = {
+        "launch_": c_launcher(runner),
+        "function_": compiled.function,
+        "runtime_": inside.runtime,
+        "packed_": compiled.packed_metadata,
+        "annotations_": getattr(runner, "arg_annotations", None),
+        "kernel_signature_": getattr(runner, "kernel_signature", None),
+        "allocator_": inside.allocator,
+        "raw_stream_": inside.raw_stream,
+        "current_device_": inside.current_device,
+    }
+    arguments = _Arguments(launch, compiled)
+    names = listed(launch.varying)
+    lines = [*arguments.addresses]
+    if arguments.guards:
+        lines.append(f"if {' or '.join(arguments.guards)}: return slow_.respecialised({names})")
+    if torch.cuda.device_count() > 1:
+        first = next((f" or type({n}) is not int and {n}.get_device() != {launch.index}" for n in launch.dtypes), "")
+        lines.append(f"if current_device_() != {launch.index}{first}: return slow_.elsewhere({names})")
+    lines.append(f"stream_ = raw_stream_({launch.index})")
+    scratch = None
+    if runner.global_scratch_size:
+        scratch = runner.global_scratch_size * runner.num_ctas, runner.global_scratch_align
+    holes = {
+        "grid": "grid_x_, grid_y_, grid_z_",
+        "flags": f"{runner.launch_cooperative_grid!r}, {runner.launch_pdl!r}",
+        "scratch": "allocator_.get()(*scratch_, stream_)" if scratch else "None",
+        "args": "".join(f"{one}, " for one in arguments.passed),
+    }
+    hooks = f"metadata_(stream_, {names}), runtime_.launch_enter_hook, runtime_.launch_exit_hook"
+    lines += [
+        "try: hooked_ = runtime_.launch_enter_hook.calls or runtime_.launch_exit_hook.calls",
+        "except AttributeError: hooked_ = True",
+        "if hooked_: " + inside.launch_form.format(hooks=hooks, **holes),
+        "else: " + inside.launch_form.format(hooks="None, None, None", **holes),
+    ]
+    lines = ["return"] if 0 in launch.grid else lines
+    made = _written_function(f"bound({names})", tuple(lines), launch.kernel.__name__)
+    return _Form(made, scope, tuple(arguments.frozen), tuple(arguments.described), scratch)
+
+
+class _Arguments:
+    """Code that takes the addresses, conditions under which the compiled code does not fit, and the C arguments."""
+
+    def __init__(self, launch: Unbound, compiled: Any) -> None:
+        inside, names = internals(), launch.kernel.arg_names
+        divisible = {
+            names[path[0]]
+            for path, attributes in compiled.src.attrs.items()
+            if any(attribute[0] == "tt.divisibility" for attribute in attributes)
+        }
+        about_descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or itertools.repeat(None))
+        self.addresses: list[str] = []
+        self.guards: list[str] = []
+        self.passed: list[str] = []
+        self.frozen: list[tuple[str, str]] = []
+        self.described: list[tuple[str, str, Any]] = []
+        sixteenths: list[str] = []
+        for name, kind in compiled.src.signature.items():
+            at = f"a{names.index(name)}_"
+            if name in launch.dtypes:
+                self.addresses.append(f"{at} = {name} if type({name}) is int else {name}.data_ptr()")
+                if name in divisible or name in launch.templates:
+                    sixteenths.append(at)
+            elif name in divisible and name in launch.vary:
+                sixteenths.append(name)
+            if name in launch.templates:
+                about = next(about_descriptors)
+                self.described.append((at, name, about))
+                self.passed.append(at if about is None else f"maps_{at}[{at}]")
+                rest = inside.descriptor_rest(launch.templates[name], about)
+                self.passed += (f"rest_{at}{number}" for number in range(len(rest)))
+            elif name in launch.dtypes:
+                self.passed.append(at)
+            elif kind == "constexpr":
+                self.passed.append("None")
+                if name in launch.vary:
+                    self.guards.append(f"{name} != {self._frozen(at, name)}")
+            elif name in launch.vary:
+                self.passed.append(name)
+                if kind in _RANGES:
+                    self.guards.append(f"not {_RANGES[kind][0]} <= {name} <= {_RANGES[kind][1]}")
+            else:
+                self.passed.append(self._frozen(at, name))
+        if sixteenths:
+            self.guards.insert(0, f"({' | '.join(sixteenths)}) & 15")
+
+    def _frozen(self, at: str, parameter: str) -> str:
+        self.frozen.append((f"frozen_{at}", parameter))
+        return f"frozen_{at}"
+
+
+_RANGES = {
+    f"{sign}{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if sign == "i" else (0, 2**bits - 1)
+    for sign in "iu"
+    for bits in (8, 16, 32, 64)
+}
+
+
+def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel: str) -> Any:
+    """The function of this source; what it calls is in `scope`. Numbers that differ from shape to shape belong there
+    too: the source is then the same for all, and is compiled once."""
+    return _in(scope, _written_function(signature, tuple(lines), kernel))
+
+
+@functools.lru_cache(maxsize=1024)
+def _written_function(signature: str, lines: tuple[str, ...], kernel: str) -> FunctionType:
+    source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+    found: dict[str, Any] = {}
+    exec(compile(source, f"<launch of {kernel}>", "exec"), found)
+    made: FunctionType = found[signature.partition("(")[0]]
+    return made
+
+
+def _in(scope: dict[str, Any], written: FunctionType) -> Any:
+    """The function, looking in this scope. Its code is a copy: the interpreter keeps in it where it found what."""
+    made = FunctionType(written.__code__.replace(), scope, written.__name__, written.__defaults__)
+    made.__kwdefaults__ = written.__kwdefaults__
+    return made
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
