@@ -406,7 +406,13 @@ def registry_variants():
         made = Design(dsl="aten") if name in ("torch_cpu", "torch_math") else design
         found.append(
             Variant(
-                name, op="attention", run=forward, requires=Requires(**requires, lse=True), design=made, summary=summary
+                name,
+                op="attention",
+                run=forward,
+                requires=Requires(**requires, lse=True),
+                design=made,
+                traceable=name != "torch_math",  # its oracle is no graph of a few operations
+                summary=summary,
             )
         )
         found.append(

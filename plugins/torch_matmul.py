@@ -111,6 +111,7 @@ def registry_variants():
             prepare=prepare,
             requires=requires,
             design=Design(dsl="cublas"),
+            traceable=True,
             summary="torch.matmul: cuBLAS, or the CPU's BLAS",
         )
     ]

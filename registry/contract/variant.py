@@ -33,6 +33,8 @@ class Variant:
               function of a step's operands that makes what its calls share; `run` and a prepared launch are handed
               that as `schedule`, or None where a call brings none.
     design_of optional: the traits of one config, where they differ from `design`.
+    traceable whether `run` is made of torch's operations alone, and looks at no values and addresses: where such a
+              variant is chosen, compiled graphs hold those operations.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Variant:
     builds: Callable[[Any, Config], Sequence[Any]] | None = None
     schedule: Callable[[Any, Config], Callable[..., Any]] | None = None
     design_of: Callable[[Config], Design] | None = None
+    traceable: bool = False
     summary: str = ""
     origin: str = field(default="", compare=False)
 

@@ -28,7 +28,7 @@ MOST = 128
 WAYS = 8
 """Answers known for one kind; the oldest goes when there are more."""
 AFTER = frozenset(1 << power for power in range(1, 20))
-"""How many calls of a kind are decided in full before one is asked so: it costs some dozen decisions, and so must pay."""
+"""How many calls of a kind were decided in full when one is asked so: it costs some dozen decisions, and has to pay."""
 
 Sizes = tuple[int, ...]
 
@@ -109,7 +109,7 @@ class Alike:
                     return None
                 decision = decide(problem, scope)
                 default = _plain(self._op.default(problem))
-                made = _maker(problem)
+                made: Callable[[Sizes], Problem] = _maker(problem)
                 config = _plain(decision.config)
             known = plan.decision
             decision = moved(decision, known.problem)
@@ -145,8 +145,7 @@ def _plain(value: Any) -> Any:
 def _maker(problem: Problem) -> Callable[[Sizes], Problem]:
     """What makes the Problem of other sizes."""
     scope: dict[str, Any] = {"remade": _remade}
-    made: Callable[[Sizes], Problem] = compiled(_code(problem, scope), scope)
-    return made
+    return compiled(_code(problem, scope), scope)  # type: ignore[no-any-return]
 
 
 def _code(value: Any, scope: dict[str, Any]) -> str:
@@ -215,8 +214,8 @@ class _Sized(torch.Tensor):
         raise Unnoted(f"a tensor is asked for {name}")
 
     @classmethod
-    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
-        raise Unnoted(f"a tensor is handed to {function}")
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise Unnoted(f"a tensor is handed to {func}")
 
 
 _SAME = ("dtype", "device", "layout", "requires_grad", "is_nested", "is_cuda", "is_cpu", "is_meta", "ndim", "itemsize")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
 from registry.tables import (
+    Condition,
     Field,
     Layer,
     LayerFile,
@@ -60,6 +62,23 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
         for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
             notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
     return found
+
+
+def digest() -> str:
+    """8 hex digits over what decisions follow from: variants, rules and errata, as they are in every process."""
+    found = tables()
+    rules = [
+        (table.arch, table.device, [(_shown(rule.conditions), [(u.variant, str(u.config)) for u in rule.use])])
+        for table in found.tables
+        for rule in table.rules
+    ]
+    errata = [(e.variant, e.arch, _shown(e.conditions), str(e.toolchain)) for e in found.errata]
+    told = repr((sorted(catalog.get().variants), rules, errata))
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def _shown(conditions: Iterable[Condition]) -> list[Any]:
+    return [(c.name, sorted(map(str, c.members)), c.spans, c.residues) for c in conditions]
 
 
 def layer_files() -> list[LayerFile]:

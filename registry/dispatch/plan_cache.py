@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad as _forward_ad
 
+from registry.dispatch import traced
 from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
@@ -222,5 +223,6 @@ _caches: list[PlanCache] = []
 
 def forget_plans() -> None:
     """Drop every plan: after variants or tables changed."""
+    traced.new_era()
     for cache in _caches:
         cache.clear()

@@ -75,10 +75,14 @@ def named_for(op: str, variant: str | None) -> str | None:
 def entered(scope: Scope) -> Iterator[None]:
     """Make `scope` the current one inside the block."""
     token = current.set(scope)
+    if scope is not EMPTY:
+        traced.enter(1)
     try:
         yield
     finally:
         current.reset(token)
+        if scope is not EMPTY:
+            traced.enter(-1)
 
 
 @contextlib.contextmanager

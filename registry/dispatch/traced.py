@@ -7,6 +7,7 @@ something else than was asked for.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +20,19 @@ from registry.notices import notice
 _F = TypeVar("_F", bound=Callable[..., Any])
 is_tracing = torch.compiler.is_dynamo_compiling
 
+SETTLED = "*"
+"""How the choice of a graph begins that was traced while nobody asked for a variant or watched what runs: it is made
+once, when the graph is compiled, and torch's own operations stand in the graph where they are chosen."""
+watched = False
+"""Whether any scope is entered, on any thread. A global that the tracer guards: where it changes, graphs are traced
+again, so that one with a choice in it is not run for somebody who asks for another, or records."""
+era = ""
+"""Of the variants and tables in force. The tracer guards it too."""
+graph_forms: dict[Any, Callable[..., Any]] = {}
+"""Torch op -> what takes its arguments and answers by torch's own operations, or NotImplemented."""
+
+_scopes = 0
+_counting = threading.Lock()
 _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
 
@@ -45,11 +59,47 @@ def using(*names: str) -> Iterator[None]:
 
 
 def variant_for(op: str) -> str | None:
-    """The variant that the blocks being traced ask for."""
+    """The variant that the blocks being traced ask for; else a choice that is settled when the graph is compiled."""
     for asked_op, name in reversed(_asked):
         if asked_op == op:
             return name
-    return None
+    _lend_graph_forms()
+    return None if watched else SETTLED + era
+
+
+def asked_of(variant: str | None) -> str | None:
+    """The variant that the argument of a torch op asks for."""
+    return None if variant is not None and variant.startswith(SETTLED) else variant
+
+
+def enter(entered: int) -> None:
+    """Count a scope that is entered (1) or left (-1)."""
+    global _scopes, watched
+    with _counting:
+        _scopes += entered
+        watched = _scopes > 0
+
+
+def new_era() -> None:
+    """Variants or tables have changed: what graphs have settled is settled again."""
+    global era
+    era = ""
+
+
+@_by_the_tracer
+def _lend_graph_forms() -> None:
+    """Tell the compiler what some graphs may hold in the place of our ops, before it looks for that."""
+    global era
+    if not era:
+        from registry.dispatch import in_force
+
+        era = in_force.digest()
+    from torch._inductor import decomposition
+
+    for op, form in graph_forms.items():
+        if op not in decomposition.decompositions:
+            decomposition.decompositions[op] = form
+            decomposition.fast_random_decomps.cache_clear()
 
 
 @_by_the_tracer

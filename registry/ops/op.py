@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any, ClassVar
 
+import torch
+
 from registry.contract.capability import Config
 from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
@@ -20,8 +22,9 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
 from registry.dispatch.plan_cache import PlanCache
-from registry.dispatch.scope import Forced, Scope, current
+from registry.dispatch.scope import EMPTY, Forced, Scope, current
 from registry.dispatch.select import decide
+from registry.dispatch.traced import SETTLED
 from registry.errors import InvalidArgument, UnknownOp
 from registry.ops.tensors import plain
 
@@ -181,16 +184,41 @@ class Op:
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
-        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
         if variant.prepare is not None:
+            unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
             return LateLaunch(functools.partial(variant.prepare, problem, config), unclaimed)
+        return on_its_device(self._running(variant, problem, config))
+
+    def _running(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
+        """`run` with what is fixed for a Problem, and without what it does not claim."""
+        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
         fixed = {
             keyword: getattr(problem, field)
             for keyword, (claim, field) in self.fixed_arguments.items()
             if self.earned(variant, claim)
         }
         launch = functools.partial(variant.run, config=config, **fixed)
-        return on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)
+        return Dropping(launch, unclaimed) if unclaimed else launch
+
+    def graph_launch(self, asked: str | None, settings: Any, *tensors: Any) -> Callable[..., Any] | None:
+        """torch's own operations for a call of the torch op in a graph that is being compiled; None where the op stays.
+
+        It stays where `asked` does not leave the choice to the compilation (see dispatch/traced.py), where a size is
+        not known yet, and where another variant is chosen.
+        """
+        if asked is None or not asked.startswith(SETTLED):
+            return None
+        sizes = (size for one in tensors if one is not None for size in (*one.shape, *one.stride()))
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            return None
+        try:
+            problem, _ = self.asked(settings, False, *tensors)
+            if self.trivial(problem) is not None:
+                return None
+            decision, variant = self._decided(problem, EMPTY)
+        except Exception:  # the op itself says what is wrong, to those who call it
+            return None
+        return self._running(variant, problem, decision.config) if variant.traceable else None
 
 
 def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:

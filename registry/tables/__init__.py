@@ -16,10 +16,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from registry.tables.files import LayerFile, OpFields, environment_files, files_at, shipped_files
-from registry.tables.match import Field, kind_of
+from registry.tables.match import Condition, Field, kind_of
 from registry.tables.model import Erratum, Layer, Match, Rule, Table, TableSet, Use
 
 __all__ = [
+    "Condition",
     "Erratum",
     "Field",
     "Layer",

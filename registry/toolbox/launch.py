@@ -127,8 +127,7 @@ class Launcher:
         if unrounded and not encoder_can_round():
             given |= unrounded
         if unknown := {*given, *self.if_unrounded, *vary}.difference(self.kernel.arg_names):
-            unknown = sorted(unknown)
-            raise TypeError(f"{self.kernel.__name__} has no parameters {unknown}")
+            raise TypeError(f"{self.kernel.__name__} has no parameters {sorted(unknown)}")
         if capturing():
             raise CaptureError(
                 f"{self.kernel.__name__} was never compiled for these arguments, and a CUDA graph is being captured; "

@@ -101,12 +101,13 @@ def _encoded_as(encode: Callable[[Any, Any], Any], metadata: Mapping[str, Any], 
 def geometry(descriptor: Any, metadata: Any = None) -> Any:
     """Everything about a descriptor but its address, hashable."""
     known = vars(descriptor)
-    about = [known[name] for name in _fields(type(descriptor))]
+    about = [known[name] for name in _fields(type(descriptor))]  # type: ignore[arg-type]
     return _frozen([type(descriptor).__qualname__, descriptor.base.dtype, rounds_to_tf32(descriptor), about, metadata])
 
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
+    """Of a class of descriptors, all but the tensor."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.name != "base")
 
 

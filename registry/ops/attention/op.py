@@ -380,4 +380,4 @@ def _fields(
 
 attention_backward = AttentionBackward()
 attention = Attention()
-define(attention.forward, attention_backward)
+define(attention.forward, attention_backward, attention.graph_launch)

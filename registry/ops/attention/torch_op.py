@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from registry.dispatch.scope import current, entered, named_for
+from registry.dispatch.traced import asked_of, graph_forms
 from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED, Window
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
@@ -70,14 +71,25 @@ def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty_strided(shape, strides).copy_(result)
 
 
-def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Give the torch ops their kernels: the two ops' own ways to find and launch a plan."""
+def _results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
+
+
+def define(forward: Callable[..., Any], backward: Callable[..., Any], graph_launch: Callable[..., Any]) -> None:
+    """Give the torch ops their kernels: the two ops' own ways to find and launch a plan; and the first its form in
+    graphs that are settled when they are compiled."""
 
     def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
         causal, scale, left, right, softcap, with_lse, variant = asked
-        settings = (causal, _window(left, right), softcap, with_lse, variant)
-        out, lse = forward(settings, scale, q, k, v)
-        return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
+        settings = (causal, _window(left, right), softcap, with_lse, asked_of(variant))
+        return _results(q, *forward(settings, scale, q, k, v))
+
+    def _in_graph(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> Any:
+        causal, scale, left, right, softcap, with_lse, variant = asked
+        if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
+            return NotImplemented
+        launch = graph_launch(variant, (causal, _window(left, right), softcap, with_lse, None), q, k, v)
+        return NotImplemented if launch is None else _results(q, *launch(q, k, v, scale=scale))
 
     def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *tensors, grad_lse, causal, scale, left, right, softcap = args
@@ -86,6 +98,7 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, tensors[1:4], strict=True))
         return dq, dk, dv
 
+    graph_forms[torch.ops.registry.attention.default] = _in_graph
     _library.impl("attention", _attention, "CompositeExplicitAutograd")
     _library.impl("attention_backward", _backward, "CompositeExplicitAutograd")
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from registry.dispatch.scope import Scope, current, entered, named_for
+from registry.dispatch.traced import asked_of, graph_forms
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
@@ -68,8 +69,11 @@ def through_torch(
     return out.copy_(result)
 
 
-def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Tensor]) -> None:
-    """Give the torch op its kernel: the op's own way to find and launch a plan, and the op for its gradients."""
+def define(
+    launch: Callable[..., torch.Tensor], product: Callable[..., torch.Tensor], graph_launch: Callable[..., Any]
+) -> None:
+    """Give the torch op its kernel: the op's own way to find and launch a plan, and the op for its gradients; and its
+    form in graphs that are settled when they are compiled."""
 
     def _matmul(
         a: torch.Tensor,
@@ -81,8 +85,25 @@ def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Ten
         scale_b: torch.Tensor | None,
         variant: str | None,
     ) -> torch.Tensor:
-        return launch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b).contiguous()
+        return launch((activation, out_dtype, asked_of(variant)), a, b, bias, scale_a, scale_b).contiguous()
 
+    def _in_graph(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: Any,
+        activation: str,
+        out_dtype: Any,
+        scale_a: Any,
+        scale_b: Any,
+        *asked: Any,
+    ) -> Any:
+        tensors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        chosen = graph_launch(*asked, (activation, out_dtype, None), a, b, *tensors.values())
+        if chosen is None:
+            return NotImplemented
+        return chosen(a, b, out_dtype=out_dtype, out=None, **tensors).contiguous()
+
+    graph_forms[torch.ops.registry.matmul.default] = _in_graph
     _library.impl("matmul", _matmul, "CompositeExplicitAutograd")
     _EagerMatmul.launch, _EagerMatmul.product = staticmethod(launch), staticmethod(product)
 
@@ -118,8 +139,9 @@ def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None)
 
 
 def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, b, bias, activation, _, scale_a, _, _ = inputs
+    a, b, bias, activation, _, scale_a, _, variant = inputs
     ctx.scope = current.get()
+    ctx.settled = variant if asked_of(variant) is None else None
     if activation or scale_a is not None:
         raise no_derivative("differentiation through a fused activation or scales of matmul", "activations outside")
     _save(ctx, a, b, bias)
@@ -127,7 +149,7 @@ def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, None)
+        result: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, ctx.settled)
         return result
 
     with entered(ctx.scope):
