@@ -217,9 +217,9 @@ def _cpu_mask(q, k, causal, window):
     left, right = window if window is not None else (UNLIMITED, 0)
     hidden = torch.zeros(q.shape[2], k.shape[2], dtype=torch.bool)
     if left != UNLIMITED:
-        hidden |= column < row - left
+        hidden = hidden | (column < row - left)
     if right != UNLIMITED:
-        hidden |= column > row + right
+        hidden = hidden | (column > row + right)
     return False, torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, -math.inf)
 
 

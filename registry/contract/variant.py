@@ -33,8 +33,8 @@ class Variant:
               function of a step's operands that makes what its calls share; `run` and a prepared launch are handed
               that as `schedule`, or None where a call brings none.
     design_of optional: the traits of one config, where they differ from `design`.
-    traceable whether `run` is made of torch's operations alone, and looks at no values and addresses: where such a
-              variant is chosen, compiled graphs hold those operations.
+    traceable whether `run` is made of torch's operations alone, writes to nothing, and looks at no values or addresses:
+              where such a variant is chosen, compiled graphs hold those operations.
     """
 
     name: str

@@ -109,11 +109,11 @@ class Alike:
                     return None
                 decision = decide(problem, scope)
                 default = _plain(self._op.default(problem))
-                made: Callable[[Sizes], Problem] = _maker(problem)
+                problem_of: Callable[[Sizes], Problem] = _maker(problem)
                 config = _plain(decision.config)
             known = plan.decision
             decision = moved(decision, known.problem)
-            way = _Way(_safely(notes.conditions()), made, moment, decision, scope, default)
+            way = _Way(_safely(notes.conditions()), problem_of, moment, decision, scope, default)
             alike = (decision.variant, config, decision.because) == (known.variant, known.config, known.because)
             return way if alike and way.holds(sizes) and way.problem(sizes) == known.problem else None
         except Exception:  # of code that takes integers alone: its calls are decided one by one, as they would be
@@ -178,7 +178,7 @@ def _has_sizes(value: Any) -> bool:
 
 
 def _remade(kind: type, kept: dict[str, Any], **changed: Any) -> Any:
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(kept, **changed)
     return made
 

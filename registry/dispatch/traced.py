@@ -7,6 +7,7 @@ something else than was asked for.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import torch
 
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, UnknownVariant
-from registry.notices import notice
+from registry.notices import notice, what_failed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 is_tracing = torch.compiler.is_dynamo_compiling
@@ -31,6 +32,7 @@ era = ""
 graph_forms: dict[Any, Callable[..., Any]] = {}
 """Torch op -> what takes its arguments and answers by torch's own operations, or NotImplemented."""
 
+_lent = 0
 _scopes = 0
 _counting = threading.Lock()
 _asked: list[tuple[str, str]] = []
@@ -89,17 +91,29 @@ def new_era() -> None:
 @_by_the_tracer
 def _lend_graph_forms() -> None:
     """Tell the compiler what some graphs may hold in the place of our ops, before it looks for that."""
-    global era
+    global era, _lent
     if not era:
         from registry.dispatch import in_force
 
         era = in_force.digest()
-    from torch._inductor import decomposition
+    if _lent < len(graph_forms) and "torch._inductor" in sys.modules:  # no other compiler asks for them
+        _lent = len(graph_forms)
+        try:
+            _lend()
+        except Exception as error:  # parts of torch that it promises to nobody
+            notice(f"compiled graphs call the registry's ops for torch's own kernels too: {what_failed(error)}")
+
+
+def _lend() -> None:
+    from torch._inductor import decomposition, lowering
+    from torch._library.utils import get_layout_constraint_tag
 
     for op, form in graph_forms.items():
         if op not in decomposition.decompositions:
+            strides = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op))
+            lowering.make_fallback(op, strides, warn=False, override_decomp=True)  # for those that stay
             decomposition.decompositions[op] = form
-            decomposition.fast_random_decomps.cache_clear()
+    decomposition.fast_random_decomps.cache_clear()
 
 
 @_by_the_tracer

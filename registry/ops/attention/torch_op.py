@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from registry.dispatch.scope import current, entered, named_for
-from registry.dispatch.traced import asked_of, graph_forms
+from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED, Window
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
@@ -42,6 +43,12 @@ def through_torch(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Call the torch op, which compilers, modes and subclasses can see."""
     causal, window, softcap, return_lse, variant = settings
+    if is_tracing() and window is None and softcap == 0.0 and scale is None and _is_plain_call(q, k, v):
+        with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        asked = variant_for("attention") if variant is None else variant
+        masks = (causal, q.shape[3] ** -0.5, -1, -1, 0.0)
+        out, lse = torch.ops.registry.attention(q, k, v, *masks, return_lse or with_grad, asked)
+        return out, lse if return_lse else None
     q, k, v = autocast(*arguments.check_qkv(q, k, v))
     arguments.check_flag("causal", causal)
     if scale is None:
@@ -59,6 +66,21 @@ def through_torch(
     return out, lse if return_lse else None
 
 
+def _is_plain_call(q: Any, k: Any, v: Any) -> bool:
+    """Whether the torch op takes these as they are: a graph guards all that was looked at, so this looks at little."""
+    if not isinstance(q, torch.Tensor) or not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
+        return False
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device or not q.dim() == k.dim() == v.dim():
+        return False
+    if q.dim() != 4 or not q.dtype.is_floating_point or q.dtype.itemsize < 2 or q.layout != k.layout:
+        return False
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
+        return False
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1] or q.shape[3] == 0 or forward_ad._current_level >= 0:
+        return False
+    return not torch._C._are_functorch_transforms_active() and not torch.is_autocast_enabled(q.device.type)
+
+
 def _window(left: int, right: int) -> Window | None:
     return None if left == UNLIMITED and right == UNLIMITED else (left, right)
 
@@ -71,8 +93,18 @@ def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty_strided(shape, strides).copy_(result)
 
 
-def _results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    return _as_faked(out, q), lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
+def _in_the_order_of(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The same for a graph, in which nothing may be written to."""
+    _, strides = out_geometry(like.shape, like.stride(), result.shape[3])
+    if result.stride() == strides:
+        return result
+    order = sorted(range(4), key=lambda dim: -strides[dim])
+    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
+
+
+def _lse_or_none(q: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
+    """The torch op returns tensors alone."""
+    return lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
 
 
 def define(forward: Callable[..., Any], backward: Callable[..., Any], graph_launch: Callable[..., Any]) -> None:
@@ -82,14 +114,18 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any], graph_laun
     def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
         causal, scale, left, right, softcap, with_lse, variant = asked
         settings = (causal, _window(left, right), softcap, with_lse, asked_of(variant))
-        return _results(q, *forward(settings, scale, q, k, v))
+        out, lse = forward(settings, scale, q, k, v)
+        return _as_faked(out, q), _lse_or_none(q, lse)
 
     def _in_graph(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> Any:
         causal, scale, left, right, softcap, with_lse, variant = asked
         if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
             return NotImplemented
         launch = graph_launch(variant, (causal, _window(left, right), softcap, with_lse, None), q, k, v)
-        return NotImplemented if launch is None else _results(q, *launch(q, k, v, scale=scale))
+        if launch is None:
+            return NotImplemented
+        out, lse = launch(q, k, v, scale=scale)
+        return _in_the_order_of(out, q), _lse_or_none(q, lse)
 
     def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *tensors, grad_lse, causal, scale, left, right, softcap = args

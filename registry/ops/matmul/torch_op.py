@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.autograd import forward_ad
 
 from registry.dispatch.scope import Scope, current, entered, named_for
-from registry.dispatch.traced import asked_of, graph_forms
+from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
@@ -37,6 +38,11 @@ def through_torch(
 ) -> torch.Tensor:
     """The product through what autograd, compilers, modes and subclasses can see."""
     activation, out_dtype, variant = settings
+    alone = bias is None and scale_a is None and out is None and activation is None and out_dtype is None
+    if is_tracing() and alone and _is_plain_product(a, b):
+        asked = variant_for("matmul") if variant is None else variant
+        found: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, asked)
+        return found
     a, b = autocast(*arguments.check_operands(a, b))
     result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
     if bias is not None:
@@ -67,6 +73,17 @@ def through_torch(
         return result
     arguments.check_out(out, shape, shape, result_dtype, a.device)
     return out.copy_(result)
+
+
+def _is_plain_product(a: Any, b: Any) -> bool:
+    """Whether the torch op takes these as they are: a graph guards all that was looked at, so this looks at little."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.device != b.device:
+        return False
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.dtype.itemsize < 2:
+        return False
+    if not a.dtype.is_floating_point or forward_ad._current_level >= 0:
+        return False
+    return not torch.is_autocast_enabled(a.device.type)
 
 
 def define(

@@ -141,9 +141,9 @@ def visible(
     seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     if causal:
-        seen &= column <= row
+        seen = seen & (column <= row)
     if left != UNLIMITED:
-        seen &= column >= row - left
+        seen = seen & (column >= row - left)
     if right != UNLIMITED:
-        seen &= column <= row + right
+        seen = seen & (column <= row + right)
     return seen
