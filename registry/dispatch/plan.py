@@ -57,8 +57,17 @@ class LateLaunch:
         if self.prepared is None:
             with _device_of(args[0]):
                 launch = self._prepare()
-            self.prepared = on_its_device(Dropping(launch, self._unclaimed) if self._unclaimed else launch)
+            unclaimed = [keyword for keyword in self._unclaimed if keyword not in getattr(launch, "takes", ())]
+            self.prepared = on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)
         return self.prepared(*args, **kwargs)
+
+
+def settled(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """What a launch has come to be at its first call, without what it took to get there."""
+    for name in ("prepared", "bound"):
+        found: Callable[..., Any] | None = getattr(launch, name, None)
+        launch = launch if found is None else found
+    return launch
 
 
 class Dropping:
@@ -112,8 +121,7 @@ class Plan:
                         raise
                     self._give_way(error)
                     continue
-                prepared = self._bound.prepared if isinstance(self._bound, LateLaunch) else None
-                self.launch = prepared if prepared is not None else self._bound
+                self.launch = settled(self._bound)
                 return result
         return self.launch(*args, **kwargs)
 

@@ -186,16 +186,7 @@ class Host:
         """A launch with all host work but the addresses done once, here or at its first call."""
         if not self.interface.late(problem):
             return self._bound(problem, config, self.interface.operands(problem), 1.0)
-        bound: Launch | None = None
-
-        def launch(*tensors: Any, **given: Any) -> Any:
-            nonlocal bound
-            if bound is None:
-                operands = self._operands_of(tensors, given)
-                bound = self._bound(problem, config, operands, 1.0, tensors[0].device)
-            return bound(*tensors, **given)
-
-        return launch
+        return LateLaunch(functools.partial(self._bound_by_call, problem, config), self._keywords())
 
     def run(self, *tensors: Any, config: Mapping[str, Any], **given: Any) -> Any:
         """The same launch through Triton's own, slower way; `given` are the op's keywords."""
@@ -211,6 +202,14 @@ class Host:
         named |= {name: given[name] for name in self.interface.optional if given.get(name) is not None}
         dense = {name: one.contiguous() if name in self.contiguous else one for name, one in named.items()}
         return {name: StandIn.of_tensor(name, one) for name, one in dense.items()}
+
+    def _keywords(self) -> frozenset[str]:
+        """What its launches take by keyword."""
+        op = self.interface
+        return frozenset((*(["scale"] if op.scale else ()), *op.optional, *op.ignored))
+
+    def _bound_by_call(self, problem: Any, config: Mapping[str, Any], tensors: Any, given: Mapping[str, Any]) -> Launch:
+        return self._bound(problem, config, self._operands_of(tensors, given), 1.0, tensors[0].device)
 
     def _bound(
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
@@ -249,8 +248,22 @@ class Host:
             lines.append(f"launch_{number}({', '.join(call.varying().values())})")
         lines.append("return " + ", ".join(name if name in used else "None" for name in op.results))
         keywords = ", ".join([*op.tensors, "*", *scale, *(f"{name}=None" for name in (*op.optional, *op.ignored))])
-        made: Launch = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
-        return made
+        made = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
+        made.takes = self._keywords()
+        return made  # type: ignore[no-any-return]
+
+
+class LateLaunch:
+    """A launch that is bound at its first call, whose tensors tell more than the Problem."""
+
+    def __init__(self, bind: Callable[[Any, Mapping[str, Any]], Launch], takes: frozenset[str]) -> None:
+        self._bind, self.takes = bind, takes
+        self.bound: Launch | None = None
+
+    def __call__(self, *tensors: Any, **given: Any) -> Any:
+        if self.bound is None:
+            self.bound = self._bind(tensors, given)
+        return self.bound(*tensors, **given)
 
 
 def _memory(one: StandIn) -> Callable[[Any], Any]:

@@ -5,6 +5,7 @@ What lies in device memory (lengths, page numbers) is lengths.py's business.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +176,7 @@ def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
             raise InvalidArgument("out", f"memory of {name}", "memory of its own")
 
 
+@functools.lru_cache(maxsize=1024)
 def coarse(longest: int) -> int:
     """A bound of a growing length that changes rarely: a step in 64 keys, or in an eighth of them and less.
 

@@ -84,6 +84,7 @@ FORWARD = Interface(
         "out",
     ),
     results=("out", "lse"),
+    ignored=("schedule",),
     scale=True,
     operands=_forward_operands,
     problem_of=_forward_problem,

@@ -24,6 +24,9 @@ _deterministic = torch.are_deterministic_algorithms_enabled
 Given = dict[str, Any]
 """The tensors that a call may leave out, each by its name, None where it did: arguments.OPTIONAL."""
 
+SAME = "cu_seqlens_q"
+"""Stands for a cu_seqlens_k that is the same tensor."""
+
 MASKS: Mapping[str, tuple[str, str]] = {
     "causal": ("causal", "causal"),
     "window": ("window", "window"),

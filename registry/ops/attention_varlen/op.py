@@ -24,7 +24,7 @@ from registry.ops.attention_varlen import arguments, lengths, oracle
 from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
-from registry.ops.attention_varlen.common import MASKS, Given, VarlenOp, fields_of, named
+from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, checked
@@ -129,12 +129,10 @@ class AttentionVarlen(VarlenOp):
             "v_scale": v_scale,
             "out": out,
         }
-        how = (max_seqlen_q, max_seqlen_k, causal, window, softcap, return_lse, variant)
-        found = None
-        if not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int:
-            if cu_seqlens_k is None and max_seqlen_k > 0:
-                how = (max_seqlen_q, coarse(max_seqlen_k), *how[2:])
-            found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given))
+        eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
+        longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
+        how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
+        found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given)) if eager else None
         if found is None:
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
             return (result, lse) if return_lse else result
@@ -198,14 +196,18 @@ class AttentionVarlen(VarlenOp):
 
     @staticmethod
     def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> tuple[Any, ...]:
-        """The settings of a call and its tensors, those that were given."""
-        present = tuple(tensor is not None for tensor in given.values())
-        return (present, how), q, k, v, cu_seqlens_q, *(tensor for tensor in given.values() if tensor is not None)
+        """The settings of a call and its tensors, those that were given: cu_seqlens_k is not where it is cu_seqlens_q,
+        for a guard takes no tensor twice."""
+        lent = [*given.values()]
+        present: Any = tuple([tensor is not None for tensor in lent])
+        if lent[0] is cu_seqlens_q:
+            lent[0], present = None, (SAME, *present[1:])
+        return (present, how), q, k, v, cu_seqlens_q, *[tensor for tensor in lent if tensor is not None]
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         present, (max_q, max_k, causal, window, softcap, lse, variant) = settings
         q, k, v, cu_seqlens_q, *rest = tensors
-        given = named(present, tuple(rest))
+        given = named(present, (cu_seqlens_q, *rest) if present[0] == SAME else tuple(rest))
         problem, scope = self.problem_of(
             q,
             k,

@@ -7,6 +7,7 @@ from typing import Any
 
 from registry.contract.capability import Config
 from registry.contract.variant import Variant
+from registry.dispatch.plan import settled
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen.problem import VarlenProblem
 
@@ -62,7 +63,9 @@ class Stepped:
             given |= checked(q, k, self._problem, given)
         if self._schedule is not None:
             given["schedule"] = None if schedule is None else schedule.shared(self, lambda: self._make(q, k, given))
-        return self._launch(*tensors, **given)
+        found = self._launch(*tensors, **given)
+        self._launch = settled(self._launch)
+        return found
 
     def _make(self, q: Any, k: Any, given: dict[str, Any]) -> Any:
         assert self._schedule is not None
