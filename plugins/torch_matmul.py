@@ -79,11 +79,18 @@ def matmul(a, b, *, bias, activation, out_dtype, scale_a, scale_b, out, config):
     return result if out is None else out.copy_(result)
 
 
+def _plain(a, b, **_):
+    return torch.matmul(a, b)
+
+
+_plain.bare = torch.matmul
+
+
 def prepare(problem, config):
     """Where nothing is fused or converted the launch is torch.matmul and nothing around it."""
     plain = not (problem.bias or problem.activation or problem.scaling or problem.out)
     if plain and problem.dtype == problem.out_dtype == problem.dtype_b:
-        return lambda a, b, **_: torch.matmul(a, b)
+        return _plain
     return functools.partial(matmul, activation=problem.activation, config=config)
 
 

@@ -37,6 +37,8 @@ def decision_text(decision: Decision) -> str:
             lines.append(
                 f"  legal   {candidate.variant}" + (f" (rank {candidate.rank})" if candidate.rank is not None else "")
             )
+            if candidate.nearest and candidate.because != decision.because:
+                lines.append(f"            - by {candidate.because}; nearest measured shape: {candidate.nearest}")
             lines.extend(f"            - configs ruled out: {reason}" for reason in _few(candidate.refused_configs))
         else:
             lines.append(f"  illegal {candidate.variant}")
@@ -67,6 +69,7 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
         "because": candidate.because or None,
         "reasons": [reason_data(reason) for reason in candidate.reasons],
         "refused_configs": [reason_data(reason) for reason in candidate.refused_configs],
+        "nearest": candidate.nearest or None,
     }
 
 
@@ -94,6 +97,8 @@ class Candidate:
     because: str = ""
     refused_configs: tuple[Reason, ...] = ()
     """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
+    nearest: str = ""
+    """How far the nearest measured shape of the rule is that ranks it; empty where no measured rule does."""
 
     @property
     def legal(self) -> bool:

@@ -30,6 +30,8 @@ ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
 GUARDS = 8
 """Guards tried for one small key (shapes of one size, dtypes, layouts); calls beyond them go by their facts."""
+STRAIGHT = 256
+"""Calls kept that go straight to a function of torch."""
 ALIGNED = 15
 """Mask of the address bits that must be zero: every kernel takes bases on 16 bytes, and a plan may rely on them."""
 
@@ -90,6 +92,8 @@ class PlanCache:
         self._get = self._entries.get
         self._lock = threading.RLock()
         self._forgotten = 0
+        self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
+        """Calls that are one of torch's functions: numbers of elements -> a guard, and the function."""
         _caches.append(self)
 
     def __len__(self) -> int:
@@ -133,6 +137,28 @@ class PlanCache:
         if key is not None:
             self._add_guard(key, made, tensors, needs_grad, plans_then)
         return made
+
+    def keep_straight(self, key: int, settings: Any, plan: Plan, *tensors: torch.Tensor) -> None:
+        """Have a call that comes down to one of torch's own functions go there, by a guard and nothing else.
+
+        Only where nothing else could change the choice: with worse alignment, or deterministic algorithms, fewer
+        variants are legal than when this one was chosen. In float32 the precision that is asked for changes it.
+        """
+        bare = getattr(plan.launch, "bare", None)
+        guards = _tensor_guards()
+        if bare is None or guards is None or _deterministic() or plan.with_grad:
+            return
+        for tensor in tensors:
+            if tensor.dtype is _FLOAT32 or tensor.requires_grad or tensor.data_ptr() & ALIGNED:
+                return
+        if len(set(map(id, tensors))) < len(tensors):
+            return
+        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        with self._lock:
+            if self.by_facts(settings, *tensors) is plan:  # it may have been forgotten meanwhile
+                if len(self.straight) >= STRAIGHT:
+                    self.straight.clear()
+                self.straight[key] = guard, bare
 
     def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""
@@ -214,6 +240,7 @@ class PlanCache:
         with self._lock:
             self._forgotten += 1
             self._entries.clear()
+            self.straight.clear()
             if self._alike is not None:
                 self._alike.clear()
 

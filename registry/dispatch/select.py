@@ -107,6 +107,8 @@ class _Question:
         illegal: list[Candidate] = []
         for place in self.places():
             found = self._candidate(place.variant, place.because)
+            if place.match is not None:
+                found = replace(found, nearest=_nearest(place.match, self.problem))
             if found.legal:
                 legal.append(replace(found, rank=len(legal)))
             else:

@@ -15,6 +15,7 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import Plan, observe
+from registry.dispatch.plan_cache import NOT_TENSORS
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
@@ -28,9 +29,14 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_scope = current.get
 Settings = tuple[Any, ...]
 """activation, out_dtype, variant: all of a call but its tensors. And what the tensors behind a and b are, where those
 that are left out do not stand at the end."""
+_APART = 1_000_003
+"""What tells the numbers of elements of two operands apart in one number."""
 _INTO = {2: ("out",), 3: ("bias", "out")}
 
 
@@ -49,6 +55,10 @@ class Matmul(Op):
         "scale_b": "scaling",
         "out": "out",
     }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._straight = self.plans.straight
 
     def __call__(
         self,
@@ -72,8 +82,20 @@ class Matmul(Op):
         out         where to write the result; where it overlaps an input, by way of a temporary
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
-        settings = (activation, out_dtype, variant)
         if not _is_compiling():
+            product, sizes = None, 0
+            epilogue = bias is not None or scale_a is not None or scale_b is not None or activation is not None
+            if not epilogue and out is None and out_dtype is None and variant is None:
+                try:
+                    sizes = a.numel() * _APART + b.numel()
+                    known = self._straight.get(sizes)
+                    if known is not None and not (a.is_nested or b.is_nested) and known[0](a, b):
+                        product = known[1]
+                except NOT_TENSORS:
+                    sizes = 0
+            if product is not None and not _function_modes() and not _dispatch_modes() and _scope() is EMPTY:
+                return product(a, b)  # type: ignore[no-any-return]
+            settings = (activation, out_dtype, variant)
             if scale_a is None and scale_b is None:
                 if out is not None:
                     given = (a, b) if bias is None else (a, b, bias)
@@ -87,6 +109,8 @@ class Matmul(Op):
                     scope = current.get()
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
+                    elif sizes and product is None:
+                        self.plans.keep_straight(sizes, settings, plan, a, b)
                     return result
             if out is not None:
                 out = check_writable(out)
@@ -97,7 +121,7 @@ class Matmul(Op):
                     arguments.check_out(out, shape, shape, result.dtype, result.device)
                     return out.copy_(result)
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
-        return through_torch(settings, a, b, bias, scale_a, scale_b, out)
+        return through_torch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b, out)
 
     def _plan_into(self, out: torch.Tensor, settings: Settings, given: tuple[torch.Tensor, ...]) -> Plan | None:
         """The plan of an eager call that writes to `out`; None where all of it is to be checked again: memory that two

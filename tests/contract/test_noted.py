@@ -1,0 +1,76 @@
+"""Numbers that note what is asked of them: other numbers that meet the conditions take the same way."""
+
+import math
+import random
+
+import pytest
+
+from registry.contract.noted import Noted, Notes, Unnoted, compiled, noting
+
+
+def asked(question, *sizes):
+    """The answer for these sizes, and for which others it is the same."""
+    notes = Notes()
+    with notes:
+        answer = question(*notes.sizes(sizes))
+    return answer, notes.conditions()
+
+
+QUESTIONS = (
+    lambda a, b: "long" if a > 3 * b else "short",
+    lambda a, b: ["whole", "ragged"][bool(a % 16)] + ("!" if a == b else ""),
+    lambda a, b: max(a, b, 40) - min(a, b) < 17,
+    lambda a, b: -(-a // 64) * (b + 1) >= 12 or math.ceil(a / 7) > b,
+    lambda a, b: (a | b) & -(a | b) >= 8,
+    lambda a, b: {1: "one", 2: "two"}.get(a, "many"),
+    lambda a, b: tuple(range(a % 5)) if a else None,
+    lambda a, b: f"{a}" if b in (3, 5, 8) else a <= b <= 2 * a,
+    lambda a, b: (a.bit_length() if a else 0) > b // 4,
+    lambda a, b: math.gcd(a, 12) + (abs(a - b) > 9),
+    lambda a, b: 2**a > 1 << b if a < 20 and b < 20 else not a,
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_sizes_that_meet_the_conditions_get_the_same_answer(question):
+    draw, met = random.Random(7), 0
+    sizes = [(draw.randint(0, 90), draw.randint(0, 90)) for _ in range(60)]
+    for example in sizes[:12]:
+        answer, holds = asked(question, *example)
+        assert answer == question(*example) and holds(example)
+        for other in sizes:
+            if holds(other):
+                met += other != example
+                assert question(*other) == answer, (example, other)
+    assert met or question is QUESTIONS[9]  # of a greatest common divisor the number itself is asked
+
+
+def test_code_gives_the_number_for_other_sizes():
+    made, _ = asked(lambda a, b: (a * 3 + b) // 2 - (7 - a), 5, 9)
+    assert type(made) is Noted and made.value == 10
+    assert compiled(made.code, {})((11, 4)) == (11 * 3 + 4) // 2 - (7 - 11)
+
+
+def test_after_its_question_it_is_its_value():
+    """What somebody's cache has kept must not speak in another question."""
+    kept, _ = asked(lambda a: a + 1, 4)
+    answer, holds = asked(lambda a: a + kept > 7, 3)
+    assert answer is True and holds((3,)) and not holds((2,))
+    assert kept == 5 and hash(kept) == 5 and [*range(kept)] == [0, 1, 2, 3, 4] and str(kept) == "5"
+
+
+def test_what_is_worked_out_in_many_steps_is_kept_as_a_number():
+    def power_of_two(n):
+        n -= 1
+        for shift in (1, 2, 4, 8, 16):
+            n |= n >> shift
+        return n + 1
+
+    answer, holds = asked(lambda n: power_of_two(n) == 64, 40)
+    assert answer is True and holds((40,)) and holds((41,)) and not holds((65,))
+
+
+def test_what_asks_too_much_is_not_remembered():
+    with pytest.raises(Unnoted, match="too much"):
+        asked(lambda a: [a > n for n in range(10**5)], 3)
+    assert not noting()
