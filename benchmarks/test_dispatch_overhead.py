@@ -8,13 +8,16 @@ pytest benchmarks/test_dispatch_overhead.py
 from __future__ import annotations
 
 import itertools
+import resource
 import time
 import timeit
+from pathlib import Path
 
 import pytest
 import torch
 
 import registry
+from registry.dispatch.plan_cache import ENTRIES
 from registry.ops.attention.op import attention
 from registry.ops.matmul.op import matmul
 
@@ -22,6 +25,12 @@ DECISION_US = 2.5
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
 NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
+GROWN_US = 40.0
+"""The budget of a plan where only a length grew, as a cache does by a token."""
+SHAPES = 100_000
+"""How many different shapes a process may meet: the memo keeps a part of them."""
+FLAT_MIB, STALL_US = 24, 60_000
+"""What meeting the later half of them may add to the process, and how long one call may take at most."""
 YARDSTICK_US = 0.6
 """What `yardstick` takes on such a machine."""
 
@@ -120,6 +129,54 @@ def test_a_new_shape_is_within_its_budget(op):
             break
     else:
         pytest.fail(f"{taken:.0f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
+
+
+def grown_lengths(monkeypatch, length=1000):
+    """One query over a cache that is a token longer each time: its decision, as on an H200."""
+    monkeypatch.setattr(registry.Target, "of", staticmethod(lambda device: H200))
+    q = torch.empty(1, 32, 1, 128, dtype=torch.bfloat16)
+    k, v = torch.empty(2, 1, 8, 1, 128, dtype=torch.bfloat16).expand(2, 1, 8, SHAPES + 2048, 128)
+    turn = itertools.count(length)
+
+    def one_more():
+        grown = next(turn)
+        return attention.find_plan((True, None, 0.0, False, None), q, k[:, :, :grown], v[:, :, :grown])
+
+    return one_more
+
+
+def test_a_grown_length(benchmark, monkeypatch):
+    assert benchmark(grown_lengths(monkeypatch)).decision.variant
+
+
+def test_a_grown_length_is_within_its_budget(monkeypatch):
+    grown = grown_lengths(monkeypatch)
+    for _ in range(5):
+        (taken,), (known,) = best_us(grown, number=50, repeat=40), best_us(yardstick())
+        if taken / max(1.0, known / YARDSTICK_US) < GROWN_US:
+            break
+    else:
+        pytest.fail(f"{taken:.0f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
+
+
+def resident_mib():
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of its process from /proc")
+def test_many_shapes_take_no_more_memory_than_some(monkeypatch):
+    grown = grown_lengths(monkeypatch)
+    taken = []
+    for number in range(SHAPES):
+        if number == SHAPES // 2:
+            half = resident_mib()
+        start = time.thread_time()
+        grown()
+        taken.append((time.thread_time() - start) * 1e6)
+    assert len(attention.plans) <= ENTRIES
+    assert resident_mib() - half < FLAT_MIB
+    assert max(taken[SHAPES // 100 :]) < STALL_US
 
 
 def test_whole_call_of_a_kernel_that_does_nothing(benchmark, tensors):

@@ -78,7 +78,7 @@ def draws(op, draw):
 def test_random_calls_are_decided_as_in_full(name, seed, on_h200, counted):
     op, draw = op_named(name), random.Random(seed)
     cache = caches(op)
-    for _ in range(120):
+    for _ in range(600):
         settings, tensors = draws(op, draw)
         check(op, cache, settings, tensors)
     assert counted["alike"] > 10, counted
@@ -145,7 +145,7 @@ def test_what_was_known_before_a_quarantine_is_not_known_after(on_h200):
 
 def test_kinds_are_bounded(on_h200, monkeypatch):
     monkeypatch.setattr(alike, "MOST", 16)
-    op, cache = op_named("attention"), caches(op_named("attention"))
+    cache = caches(op_named("attention"))
     for number in range(60):
         for length in (64, 65, 66):
             cache.by_facts((False, (number, 7), 0.0, False, None), *heads(length))

@@ -1,0 +1,53 @@
+"""What explain tells, for all ops: the configs ruled out of each legal variant, and how far each rule was measured."""
+
+import pytest
+
+from registry.contract.target import Target
+from registry.dispatch import in_force
+from registry.dispatch.select import decide
+from registry.ops.known import all_ops, op_named
+from registry.tables.measured import read_beside
+
+TARGETS = ("H200", "RTX 3090", "cpu")
+
+
+def decisions(name, target):
+    """Of some shapes of each grid of the op."""
+    listed = [grid(name) for grid in op_named(name).tuning.grids.values()]
+    for case in (case for cases in listed for case in cases[:: max(1, len(cases) // 12)]):
+        problem = case.problem(Target.named(target))
+        if op_named(name).trivial(problem) is None:
+            yield decide(problem)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", sorted(all_ops()))
+def test_configs_ruled_out_of_every_legal_variant(name, target):
+    met = 0
+    for decision in decisions(name, target):
+        text, data = str(decision), decision.to_dict()
+        for found, plain in zip(decision.candidates, data["candidates"], strict=True):
+            variant = op_named(name).variants[found.variant]
+            refused = variant.config_refusals(decision.problem) if found.legal else []
+            assert list(found.refused_configs) == refused and len(plain["refused_configs"]) == len(refused)
+            if refused:
+                met += 1
+                assert f"configs ruled out: {refused[0]}" in text
+    assert met or name != "attention" or target != "H200"
+
+
+@pytest.mark.parametrize("name", sorted(all_ops()))
+def test_how_far_the_nearest_measured_shape_of_each_rule_is(name):
+    for decision in decisions(name, "H200"):
+        problem = decision.problem
+        matches = {
+            match.where: match
+            for match in in_force.tables().match(name, problem.facts(), problem.target.arch, problem.target.name)
+        }
+        for found in decision.candidates:
+            match = matches.get(found.because.partition(";")[0]) if found.legal else None
+            beside = read_beside(match.table) if match is not None else None
+            expected = beside.nearest(match.rule, problem.facts()) if beside is not None else None
+            if match is not None:
+                assert found.nearest == ("" if expected is None else str(expected))
+                assert found.nearest in str(decision)
