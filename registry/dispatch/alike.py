@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from registry.contract.noted import Noted, Notes, Unnoted, compiled
 from registry.contract.problem import Problem
+from registry.contract.variant import Variant
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import Scope
@@ -38,7 +39,12 @@ class Asked(Protocol):
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]: ...
     def trivial(self, problem: Problem) -> Decision | None: ...
-    def planned(self, decision: Decision, scope: Scope, with_grad: bool, default: Any) -> Plan | None: ...
+    def planned(
+        self, decision: Callable[[], Decision], launch: Any, scope: Scope, with_grad: bool, default: Any
+    ) -> Plan: ...
+    def launch_of_any_size(self, variant: Variant, noted: Problem, config: Any) -> Any: ...
+    @property
+    def variants(self) -> Mapping[str, Variant]: ...
     def default(self, problem: Problem) -> Any: ...
 
 
@@ -50,8 +56,13 @@ class _Way:
     problem: Callable[[Sizes], Problem]
     moment: Moment
     decision: Decision
+    launch: Any
+    """One for all of these sizes; None where each has its own."""
     scope: Scope
     default: Any
+
+    def decided(self, sizes: Sizes) -> Decision:
+        return moved(self.decision, self.problem(sizes))
 
 
 class _Kind:
@@ -81,8 +92,10 @@ class Alike:
         moment = Moment.now()
         for way in known.ways:
             if way.moment is moment and way.holds(sizes):
-                decision = moved(way.decision, way.problem(sizes))
-                return self._op.planned(decision, way.scope, with_grad, way.default)
+                decided = functools.partial(way.decided, sizes)
+                plan = self._op.planned(decided, way.launch, way.scope, with_grad, way.default)
+                plan.once = True
+                return plan
         return None
 
     def decided(self, kind: Hashable, sizes: Sizes, plan: Plan, settings: Any, tensors: Sequence[Any]) -> None:
@@ -111,9 +124,10 @@ class Alike:
                 default = _plain(self._op.default(problem))
                 problem_of: Callable[[Sizes], Problem] = _maker(problem)
                 config = _plain(decision.config)
+                launch = self._op.launch_of_any_size(self._op.variants[decision.variant], problem, config)
             known = plan.decision
             decision = moved(decision, known.problem)
-            way = _Way(_safely(notes.conditions()), problem_of, moment, decision, scope, default)
+            way = _Way(_safely(notes.conditions()), problem_of, moment, decision, launch, scope, default)
             alike = (decision.variant, config, decision.because) == (known.variant, known.config, known.because)
             return way if alike and way.holds(sizes) and way.problem(sizes) == known.problem else None
         except Exception:  # of code that takes integers alone: its calls are decided one by one, as they would be
@@ -152,10 +166,10 @@ def _code(value: Any, scope: dict[str, Any]) -> str:
     """Code that makes a value like this one, of other sizes. What has no size in it is shared."""
     if type(value) is Noted:
         return f"int({value.code})" if isinstance(value.value, int) else value.code
-    if type(value) is tuple and any(map(_has_sizes, value)):
+    if type(value) is tuple and any(map(has_sizes, value)):
         return f"({''.join(f'{_code(one, scope)}, ' for one in value)})"
-    if dataclasses.is_dataclass(value) and _has_sizes(value):
-        changed = {name: one for name, one in vars(value).items() if _has_sizes(one)}
+    if dataclasses.is_dataclass(value) and has_sizes(value):
+        changed = {name: one for name, one in vars(value).items() if has_sizes(one)}
         kept = {name: one for name, one in vars(value).items() if name not in changed}
         return f"remade({_named(type(value), scope)}, {_named(kept, scope)}, " + (
             ", ".join(f"{name}={_code(one, scope)}" for name, one in changed.items()) + ")"
@@ -169,11 +183,12 @@ def _named(value: Any, scope: dict[str, Any]) -> str:
     return name
 
 
-def _has_sizes(value: Any) -> bool:
+def has_sizes(value: Any) -> bool:
+    """Whether there is a noted size in it."""
     if type(value) is tuple:
-        return any(map(_has_sizes, value))
+        return any(map(has_sizes, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(map(_has_sizes, vars(value).values()))
+        return any(map(has_sizes, vars(value).values()))
     return type(value) is Noted
 
 

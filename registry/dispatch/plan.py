@@ -89,31 +89,42 @@ class Plan:
     place, before anything was written. Any later failure is raised, never retried. After it, `launch` is the bound one.
     """
 
-    __slots__ = ("_bound", "_lock", "_replan", "decision", "default", "launch", "with_grad")
+    __slots__ = ("_bound", "_decision", "_lock", "_replan", "default", "launch", "once", "with_grad")
 
     def __init__(
         self,
-        decision: Decision,
+        decision: Decision | Callable[[], Decision],
         bound: Callable[..., Any],
         replan: Callable[[], Plan],
         default: Any = None,
         with_grad: bool = False,
     ) -> None:
-        self.decision = decision
+        self._decision = decision
         self.launch: Callable[..., Any] = self._first_launch
         self.default = default
         """What a call takes where it is given nothing; the op derives it from the Problem once."""
         self.with_grad = with_grad
         """Whether it was made for tensors that autograd follows."""
+        self.once = False
+        """Whether it may well be for one call: of a length that grows, say."""
         self._bound = bound
         self._replan = replan
         self._lock = threading.Lock()
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided; found when first asked for, where it is known to be as for other sizes."""
+        found = self._decision
+        if not isinstance(found, Decision):
+            self._decision = found = found()
+        return found
 
     def _first_launch(self, *args: Any, **kwargs: Any) -> Any:
         """Launch, replacing this plan's choice while kernels fail to compile, and then this launch by the bound one."""
         with self._lock:
             while self.launch == self._first_launch:
-                refuse_if_capturing(self.decision)
+                if capturing():
+                    refuse_capture(self.decision)
                 try:
                     result = self._bound(*args, **kwargs)
                 except Exception as error:
@@ -131,7 +142,7 @@ class Plan:
             successor = self._replan()
         except (IllegalVariant, NoLegalVariant) as refusal:
             raise refusal from error
-        self.decision, self._bound = successor.decision, successor._bound
+        self._decision, self._bound = successor.decision, successor._bound
 
 
 def observe(scope: Scope, decision: Decision) -> None:
@@ -143,9 +154,9 @@ def observe(scope: Scope, decision: Decision) -> None:
         recorder.add(decision)
 
 
-def refuse_if_capturing(decision: Decision) -> None:
-    """Raise CaptureError where a first launch, which may compile, would happen inside a capture."""
-    if capturing() and decision.problem.target.arch != "cpu":
+def refuse_capture(decision: Decision) -> None:
+    """Raise CaptureError for a first launch, which may compile, inside of a capture."""
+    if decision.problem.target.arch != "cpu":
         raise CaptureError(
             f"{decision.variant} was never launched for {decision.problem.summary()}; a CUDA graph cannot capture a "
             f"first launch, which compiles. Call it once before the capture, or use registry.warm(...)"

@@ -134,7 +134,9 @@ class PlanCache:
         for tensor in tensors:
             needs_grad = needs_grad or tensor.requires_grad
         made = self.by_facts(settings, *tensors, with_grad=needs_grad and _grad_enabled())
-        if key is not None:
+        if made.once:
+            made.once = False  # a guard is for those who come again
+        elif key is not None:
             self._add_guard(key, made, tensors, needs_grad, plans_then)
         return made
 

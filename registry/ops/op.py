@@ -17,7 +17,7 @@ from registry.contract.capability import Config
 from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
-from registry.dispatch.alike import Alike
+from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
@@ -150,15 +150,29 @@ class Op:
         replan = functools.partial(self._plan, problem, scope, with_grad)
         return Plan(decision, launch, replan, self.default(problem), with_grad)
 
-    def planned(self, decision: Decision, scope: Scope, with_grad: bool, default: Any) -> Plan | None:
-        """The plan of a decision that was made before, for other sizes; None where its variant is gone."""
-        variant = self.variants.get(decision.variant)
-        if variant is None:
+    def planned(
+        self, decision: Callable[[], Decision], launch: Any, scope: Scope, with_grad: bool, default: Any
+    ) -> Plan:
+        """The plan of a decision that is known to be as for other sizes: made when it is asked for, as all that wants
+        its Problem is. `launch` is None where it wants it too."""
+
+        def bind() -> Callable[..., Any]:
+            found = decision()
+            return self.bind(self.variants[found.variant], found.problem, found.config)
+
+        def replan() -> Plan:
+            return self._plan(decision().problem, scope, with_grad)
+
+        bound = bind() if launch is None else launch
+        return Plan(decision, bound, replan, default, with_grad)
+
+    def launch_of_any_size(self, variant: Variant, noted: Problem, config: Config) -> Callable[..., Any] | None:
+        """A launch that serves all sizes for which a decision holds, from a Problem of noted ones; None where there is
+        none: a prepared launch has seen the sizes."""
+        fields = [field for claim, field in self.fixed_arguments.values() if self.earned(variant, claim)]
+        if variant.prepare is not None or any(has_sizes(getattr(noted, field)) for field in fields):
             return None
-        launch = self.bind(variant, decision.problem, decision.config)
-        return Plan(
-            decision, launch, functools.partial(self._plan, decision.problem, scope, with_grad), default, with_grad
-        )
+        return self.bind(variant, noted, config)
 
     def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:
         """A decision and its variant; decided again where another thread took that one back meanwhile."""

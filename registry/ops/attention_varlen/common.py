@@ -66,6 +66,9 @@ class VarlenOp(Op):
             return launch
         return Stepped(launch, variant, problem, config, checks, self.first_operand)
 
+    def launch_of_any_size(self, variant: Variant, noted: Problem, config: Config) -> Callable[..., Any] | None:
+        return None  # where lengths are checked, the launch holds them to those of its Problem
+
     def trivial(self, problem: Problem) -> Decision | None:
         """Nothing to attend with, or nothing to attend over, whatever the lengths."""
         assert isinstance(problem, VarlenProblem)
