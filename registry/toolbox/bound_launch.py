@@ -11,15 +11,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.toolbox.tensor_maps import Address, maps_for, with_base
 from registry.toolbox.triton_internals import c_launcher, internals
 
-if TYPE_CHECKING:
-    from registry.toolbox.launch import Unbound
-
 __all__ = ["bound_launch", "function", "listed"]
+
+Unbound = Any
+"""registry.toolbox.launch.Unbound, which imports this."""
 
 _FORMS = "registry_forms_"
 """The attribute of a CompiledKernel that keeps its forms: they live as long as it does."""

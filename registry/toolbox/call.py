@@ -186,7 +186,7 @@ class Host:
         """A launch with all host work but the addresses done once, here or at its first call."""
         if not self.interface.late(problem):
             return self._bound(problem, config, self.interface.operands(problem), 1.0)
-        return LateLaunch(functools.partial(self._bound_by_call, problem, config), self._keywords())
+        return BoundByCall(functools.partial(self._bound_by_call, problem, config), self._keywords())
 
     def run(self, *tensors: Any, config: Mapping[str, Any], **given: Any) -> Any:
         """The same launch through Triton's own, slower way; `given` are the op's keywords."""
@@ -253,7 +253,7 @@ class Host:
         return made  # type: ignore[no-any-return]
 
 
-class LateLaunch:
+class BoundByCall:
     """A launch that is bound at its first call, whose tensors tell more than the Problem."""
 
     def __init__(self, bind: Callable[[Any, Mapping[str, Any]], Launch], takes: frozenset[str]) -> None:
