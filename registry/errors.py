@@ -24,12 +24,25 @@ class RegistryError(Exception):
         return _again, (type(self), self.args), dict(self.__dict__)
 
 
+WIDEST = 200
+
+
+def shown(value: object) -> str:
+    """The repr of what a caller passed, for the text of an error: short, printable, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}, which cannot be shown"
+    text = text if text.isprintable() else repr(" ".join(text.split()))[1:-1]
+    return text if len(text) <= WIDEST else text[:WIDEST] + "..."
+
+
 class InvalidArgument(RegistryError, ValueError):
     """A call that no kernel could answer: names the argument, what it got and what is allowed."""
 
     def __init__(self, argument: str, got: Any, allowed: str) -> None:
         self.argument, self.got, self.allowed = argument, got, allowed
-        super().__init__(f"{argument}: got {got}; allowed: {allowed}")
+        super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; allowed: {allowed}")
 
 
 class UnknownVariant(RegistryError, LookupError):

@@ -5,6 +5,8 @@ Nothing is moved but what that op cannot view: bhsd queries that are more than o
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,24 +21,38 @@ _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def attend(q: Any, k: Any, v: Any, *, return_lse: bool, **call: Any) -> Any:
-    """What `registry.attention` returns, for bhsd operands."""
+def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] | None = None, **call: Any) -> Any:
+    """What `registry.attention` returns, for bhsd operands; `by` the op, or by its oracle."""
+    with _named():
+        packed = _call(q, k, v, call)
+        found = (OPS[OP] if by is None else by)(*packed, **call, return_lse=return_lse)  # type: ignore[operator]
     b, h, s = q.shape[:3]
+    out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
+    return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
+
+
+def oracle() -> Callable[..., Any]:
+    """The definition of that op."""
+    return OPS[OP].reference  # type: ignore[attr-defined,no-any-return]
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Errors name the arguments of this op."""
     try:
-        found = OPS[OP](*_call(q, k, v, call), **call, return_lse=return_lse)  # type: ignore[operator]
+        yield
     except InvalidArgument as error:
         if error.argument in _RENAMED:
             raise InvalidArgument(_RENAMED[error.argument], error.got, error.allowed) from None
         raise
-    out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
-    return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
 
 
 def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any:
     """What such a call would run, and why."""
     if arguments.check_layout(layout) != "bhsd":
         q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
-    return OPS[OP].explain(*_call(q, k, v, call), **call)
+    with _named():
+        return OPS[OP].explain(*_call(q, k, v, call), **call)
 
 
 def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
 from registry.ops.parts.masks import UNLIMITED
+from registry.ops.parts.products import refuse_grad
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -64,6 +65,7 @@ def through_torch(
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     *optional, out = (given[name] for name in arguments.OPTIONAL)
     followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
+    refuse_grad("out", out, *followed)
     with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in followed)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)

@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from registry.dispatch.scope import Scope, current, entered, named_for
-from registry.errors import InvalidArgument
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
-from registry.ops.parts.products import check_activation
+from registry.ops.parts.products import check_activation, check_out, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -50,9 +49,8 @@ def through_torch(
     shape = arguments.shape_of(a, offs, rows, columns, form)
     inputs = [t for t in (a, b, bias) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    if needs_grad and (scale_a is not None or out is not None):
-        what = "scale_a" if scale_a is not None else "out"
-        raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    refuse_grad("scale_a", scale_a, *inputs)
+    refuse_grad("out", out, *inputs)
     variant = named_for("grouped_mm", variant)
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
@@ -72,7 +70,7 @@ def through_torch(
         result = finish(result, None, activation, gated)
     if out is None:
         return result  # type: ignore[no-any-return]
-    arguments.check_out(out, shape, result_dtype, a.device)
+    check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
 
 

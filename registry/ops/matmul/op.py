@@ -21,7 +21,15 @@ from registry.ops.matmul import arguments, costs
 from registry.ops.matmul.problem import MatmulProblem
 from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.parts.products import activate, check_activation, check_writable, layout_letter, needs_copy
+from registry.ops.parts.products import (
+    activate,
+    check_activation,
+    check_out,
+    check_writable,
+    layout_letter,
+    needs_copy,
+    refuse_grad,
+)
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -93,8 +101,7 @@ class Matmul(Op):
             if _no_grad_and_plain(a, b, bias):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
-                    shape = tuple(result.shape)
-                    arguments.check_out(out, shape, shape, result.dtype, result.device)
+                    check_out(out, tuple(result.shape), result.dtype, result.device)
                     return out.copy_(result)
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, bias, scale_a, scale_b, out)
@@ -187,9 +194,11 @@ class Matmul(Op):
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)
         a, b, shape = arguments.as_matrices(a, b)
+        refuse_grad("scale_a", scale_a, *given[:3])
+        refuse_grad("out", out, *given[:3])
         if out is not None:
             check_writable(out)
-            arguments.check_out(out, (*a.shape[:-1], b.shape[-1]), shape, result_dtype, a.device)
+            check_out(out, shape, result_dtype, a.device)
             out = None if needs_copy(out, *given) else out  # copied to its place afterwards
         operands = (operand("a", a), operand("b", b))
         letters = "".join(map(layout_letter, operands))
