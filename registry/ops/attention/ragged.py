@@ -83,4 +83,6 @@ def _checked(key_lengths: Any, q: torch.Tensor) -> torch.Tensor:
         raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
     if lengths.device != q.device:
         raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")
+    if lengths.dtype is torch.int64:
+        lengths = lengths.clamp(-1, 2**31 - 1)  # what int32 does not hold stays a lie
     return lengths.to(torch.int32)

@@ -20,6 +20,7 @@ def call_with(changes):
 
 
 CASES = {
+    "no dimension in v": ("v", dict(v=lambda v: v[..., :0])),
     "q": dict(q=lambda q: q[None]),
     "k": dict(k=lambda k: k[..., :4]),
     "v": dict(v=lambda v: v[:-1]),
