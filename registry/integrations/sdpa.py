@@ -60,7 +60,17 @@ def replaced() -> Iterator[None]:
 def _by_thread(*args: Any, **kwargs: Any) -> torch.Tensor:
     # What is traced is called in the block, and a graph is guarded by which function this is.
     inside = torch.compiler.is_dynamo_compiling() or getattr(_blocks, "depth", 0) > 0
-    return attention(*args, **kwargs) if inside else _sdpa(*args, **kwargs)
+    return attention(*args, **kwargs) if inside else _torchs(*args, **kwargs)
+
+
+def _torchs(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch's own function, for a causal bias too: that looks for it by its name in torch, where ours is now."""
+    found: torch.Tensor
+    if isinstance(attn_mask, CausalBias):
+        found = CausalBias._dispatch(query, key, value, attn_mask, *args, **kwargs)
+    else:
+        found = _sdpa(query, key, value, attn_mask, *args, **kwargs)
+    return found
 
 
 def attention(
@@ -95,8 +105,7 @@ def attention(
             raise InvalidArgument(_NAMES.get(error.argument, error.argument), error.got, error.allowed) from None
         return found[0] if three else found  # type: ignore[no-any-return]
     went_elsewhere("sdpa", why)
-    how = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}  # by name, for its own subclasses
-    return _sdpa(query, key, value, **how, scale=scale, enable_gqa=enable_gqa)
+    return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _what_is_missing(q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool) -> str | None:

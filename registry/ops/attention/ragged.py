@@ -14,7 +14,7 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, plain
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
@@ -66,7 +66,7 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     if key_lengths is None:
         call |= {"cu_seqlens_q": starts * s, "cu_seqlens_k": starts * keys}
         return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
-    lengths = _checked(key_lengths, q)
+    lengths = _checked(key_lengths, q, keys)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
@@ -76,13 +76,17 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
 
 
-def _checked(key_lengths: Any, q: torch.Tensor) -> torch.Tensor:
+def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
     lengths = check_tensor("key_lengths", key_lengths)
     if tuple(lengths.shape) != (q.shape[0],) or lengths.dtype not in _INTEGERS:
         got = f"shape {tuple(lengths.shape)} of {dtype_name(lengths.dtype)}"
         raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
     if lengths.device != q.device:
         raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")
+    if plain(lengths) and lengths.is_cpu:
+        for entry, length in enumerate(lengths.tolist()):
+            if not 0 <= length <= keys:
+                raise InvalidArgument("key_lengths", f"{length} in entry {entry}", f"0 to {keys}, the keys there are")
     if lengths.dtype is torch.int64:
         lengths = lengths.clamp(-1, 2**31 - 1)  # what int32 does not hold stays a lie
     return lengths.to(torch.int32)

@@ -177,6 +177,10 @@ torch.library.register_autograd("registry::attention_varlen", _op_backward, setu
 torch.library.register_autograd("registry::attention_varlen_backward", _no_second, lib=_library)
 
 
+def _no_vmap() -> NotImplementedError:
+    return NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
+
+
 class _Transformed(torch.autograd.Function):
     """The torch op under functorch's transforms, of which torch.func.grad is known."""
 
@@ -199,7 +203,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
-        raise NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
+        raise _no_vmap()
 
 
 class _TransformedBackward(torch.autograd.Function):
@@ -220,3 +224,7 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
         return _no_second(ctx)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
+        raise _no_vmap()

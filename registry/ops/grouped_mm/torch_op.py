@@ -52,11 +52,14 @@ def through_torch(
     refuse_grad("scale_a", scale_a, *inputs)
     refuse_grad("out", out, *inputs)
     variant = named_for("grouped_mm", variant)
+    if not a.is_cuda and not torch.compiler.is_compiling() and not _wrapped(offs, rows):
+        arguments.check_values(offs, rows, a, form)
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
     if apart and rows is not None:
-        at = rows.clamp(0, a.shape[0] - 1)
+        # On a CPU torch's own indexing refuses rows that are not there, in a graph too.
+        at = rows.clamp(0, a.shape[0] - 1) if a.is_cuda else rows
         a, rows = a.index_select(0, at), None
         scale_a = scale_a if scale_a is None else scale_a.index_select(0, at)
     if transformed:
@@ -72,6 +75,11 @@ def through_torch(
         return result  # type: ignore[no-any-return]
     check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
+
+
+def _wrapped(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these is functorch's, whose values nobody may read."""
+    return any(t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def _call(*given: Any) -> torch.Tensor:
