@@ -83,7 +83,7 @@ def test_a_door_names_an_argument_that_is_none(door, data):
     if isinstance(good.get(name), torch.Tensor) and data.draw(st.booleans()):
         try:
             bad = data.draw(TENSORS)(good[name])
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, IndexError, TypeError):
             return
     registry.forget_plans()
     try:

@@ -328,6 +328,26 @@ def test_a_bias_is_of_the_results_kind():
     assert torch.all(registry.matmul(whole, whole, bias=torch.full((4,), 7, dtype=torch.int32)) == 11)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("scale_a", {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor(0.5)}),
+        ("scale_a", {"scale_a": torch.rand(4), "scale_b": torch.rand(4), "out_dtype": torch.int32}),
+        ("activation", {"activation": "gelu"}),
+        ("activation", {"activation": "silu"}),
+    ],
+)
+def test_nothing_is_rounded_to_an_integer_in_silence(name, given):
+    a = torch.ones(4, 4, dtype=torch.int8)
+    for call in (registry.matmul, registry.matmul.explain):
+        with pytest.raises(InvalidArgument, match="int32 results") as caught:
+            call(a, a, **given)
+        assert caught.value.argument == name
+        call(a, a, **given | {"out_dtype": torch.float32})
+        with pytest.raises(InvalidArgument, match="out_dtype: got torch.int32 for float32"):
+            call(a.float(), a.float(), out_dtype=torch.int32)
+
+
 def test_int8_results_do_not_wrap():
     a = torch.full((4, 4), 100, dtype=torch.int8)
     assert torch.all(registry.matmul(a, a) == 40000)

@@ -81,6 +81,19 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
     return kinds.pop()
 
 
+def check_integers(out_dtype: torch.dtype, dtype: torch.dtype, activation: str, scaling: str) -> None:
+    """An int32 result is a sum of integers: what would be rounded to one is refused."""
+    if out_dtype is not torch.int32:
+        return
+    if dtype is not torch.int8:
+        raise InvalidArgument("out_dtype", f"torch.int32 for {dtype_name(dtype)}", "a floating dtype, or int8 operands")
+    floating = "or a floating out_dtype, for int32 results"
+    if scaling:
+        raise InvalidArgument("scale_a", "given", f"None, {floating}")
+    if activation not in ("", "relu"):
+        raise InvalidArgument("activation", repr(activation), f"None, relu, {floating}")
+
+
 def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
     """A bias is a vector of what the result is made of: floating for a floating result, integers for integers."""
     columns = b.shape[-1] if b.dim() > 1 else 1

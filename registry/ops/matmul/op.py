@@ -75,7 +75,8 @@ class Matmul(Op):
 
         bias        [N], added to each row: floating for a floating result, integers for int32
         activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
-        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8
+        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8. An int32
+                    result takes integers and relu alone: what has scales or another activation is floating
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
         variant     run exactly this one, or raise IllegalVariant with its reasons
@@ -194,6 +195,8 @@ class Matmul(Op):
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)
         a, b, shape = arguments.as_matrices(a, b)
+        named, scaling = check_activation(activation), arguments.check_scales(scale_a, scale_b, a, b)
+        arguments.check_integers(result_dtype, a.dtype, named, scaling)
         refuse_grad("scale_a", scale_a, *given[:3])
         refuse_grad("out", out, *given[:3])
         if out is not None:
@@ -213,8 +216,8 @@ class Matmul(Op):
             batch=a.shape[0] if a.dim() == 3 else 1,
             layout=letters if len(letters) == 2 else "strided",
             bias=bias is not None,
-            activation=check_activation(activation),
-            scaling=arguments.check_scales(scale_a, scale_b, a, b),
+            activation=named,
+            scaling=scaling,
             out=out is not None,
             ieee=a.dtype is torch.float32 and ieee_float32(),
             deterministic=_deterministic(),

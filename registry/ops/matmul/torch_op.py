@@ -42,7 +42,8 @@ def through_torch(
         bias = autocast(bias)[0]
     activation = check_activation(activation)
     a2, b2, shape = arguments.as_matrices(a, b)
-    arguments.check_scales(scale_a, scale_b, a2, b2)
+    scaling = arguments.check_scales(scale_a, scale_b, a2, b2)
+    arguments.check_integers(result_dtype, a.dtype, activation, scaling)
     inputs = [t for t in (a, b, bias) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     refuse_grad("scale_a", scale_a, *inputs)
