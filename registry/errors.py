@@ -17,11 +17,15 @@ def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return kind.__new__(kind, *args)
 
 
-class RegistryError(Exception):
-    """Base of all errors raised by the registry. All can be pickled, so that a pool of processes can hand them on."""
+class Portable(Exception):
+    """An exception that can be pickled whatever its `__init__` takes, so that a pool of processes can hand it on."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args), dict(self.__dict__)
+
+
+class RegistryError(Portable):
+    """Base of all errors raised by the registry."""
 
 
 WIDEST = 200
