@@ -17,11 +17,28 @@ def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return kind.__new__(kind, *args)
 
 
-class RegistryError(Exception):
-    """Base of all errors raised by the registry. All can be pickled, so that a pool of processes can hand them on."""
+class Portable(Exception):
+    """An exception that can be pickled whatever its `__init__` takes, so that a pool of processes can hand it on."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (type(self), self.args), dict(self.__dict__)
+
+
+class RegistryError(Portable):
+    """Base of all errors raised by the registry."""
+
+
+WIDEST = 200
+
+
+def shown(value: object) -> str:
+    """The repr of what a caller passed, for the text of an error: short, printable, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}, which cannot be shown"
+    text = text if text.isprintable() else repr(" ".join(text.split()))[1:-1]
+    return text if len(text) <= WIDEST else text[:WIDEST] + "..."
 
 
 class InvalidArgument(RegistryError, ValueError):
@@ -29,7 +46,7 @@ class InvalidArgument(RegistryError, ValueError):
 
     def __init__(self, argument: str, got: Any, allowed: str) -> None:
         self.argument, self.got, self.allowed = argument, got, allowed
-        super().__init__(f"{argument}: got {got}; allowed: {allowed}")
+        super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; allowed: {allowed}")
 
 
 class UnknownVariant(RegistryError, LookupError):

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from registry.errors import InvalidArgument
+from registry.compat import checks
+from registry.errors import InvalidArgument, shown
+from registry.ops.tensors import check_tensor, dtype_name
 
 Tensor = torch.Tensor
+
+NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
+"""What the op's arguments are called here."""
+_SHAPES = "[B, S, H, D], or [pages, page, Hkv, D] with a table"
 
 
 class Cache:
     """k_cache and v_cache [B, S, Hkv, D], or pages of them with a table."""
 
-    def __init__(
-        self, k: Tensor, v: Tensor, table: Tensor | None, batch_idx: Tensor | None, q: Tensor, names: str = "_cache"
-    ) -> None:
-        for name, tensor in (("q", q), (f"k{names}", k), (f"v{names}", v)):
-            if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:
-                got = type(tensor).__name__ if not isinstance(tensor, torch.Tensor) else f"shape {tuple(tensor.shape)}"
-                raise InvalidArgument(name, got, "4 dimensions: [B, S, H, D], or [pages, page, Hkv, D] with a table")
+    def __init__(self, k: Any, v: Any, table: Any, batch_idx: Any, q: Any) -> None:
+        q, k, v = (checks.dense(name, t, 4, _SHAPES) for name, t in (("q", q), ("k_cache", k), ("v_cache", v)))
+        for name, tensor in (("k_cache", k), ("v_cache", v)):
+            if tensor.device != q.device:
+                raise InvalidArgument(name, f"device {tensor.device}", f"q's device {q.device}")
+        if v.shape[:3] != k.shape[:3] or v.dtype != k.dtype:
+            got = f"shape {tuple(v.shape)} of {dtype_name(v.dtype)}"
+            raise InvalidArgument("v_cache", got, f"k_cache's: {tuple(k.shape[:3])} and D, of {dtype_name(k.dtype)}")
         if batch_idx is not None:
             if table is not None:
                 raise InvalidArgument("cache_batch_idx", "a tensor beside a block_table", "one of them")
+            batch_idx = checks.lengths("cache_batch_idx", batch_idx, q.shape[0], q.device)
+            checks.refuse_beyond("cache_batch_idx", batch_idx, 0, k.shape[0] - 1, "the sequences of the cache")
             table = batch_idx[:, None].contiguous()  # a cache is pages, each as long as a sequence may be
-        self.k, self.v, self.table, self._batch, self._device = k, v, table, q.shape[0], q.device
-        if table is None and k.shape[0] != q.shape[0]:
+        elif table is not None:
+            table = checks.dense("block_table", table, 2, "[B, pages of the longest sequence]")
+            if table.dtype is not torch.int32 or table.shape[0] != q.shape[0] or table.device != q.device:
+                got = f"shape {tuple(table.shape)} of {dtype_name(table.dtype)} on {table.device}"
+                raise InvalidArgument("block_table", got, f"int32 of shape ({q.shape[0]}, pages) on {q.device}")
+        elif k.shape[0] != q.shape[0]:
             raise InvalidArgument("k_cache", f"{k.shape[0]} sequences", f"q's {q.shape[0]}, or cache_batch_idx")
+        self.k, self.v, self.table, self._batch, self._device = k, v, table, q.shape[0], q.device
         self.capacity = k.shape[1] * (1 if table is None else table.shape[1])
 
-    def lengths(self, cache_seqlens: int | Tensor | None, k: Tensor | None, v: Tensor | None) -> Tensor:
+    def lengths(self, cache_seqlens: Any, k: Tensor | None, v: Tensor | None) -> Tensor:
         """int32 [B]: how many keys of each sequence there are, before k and v are written."""
         if (k is None) != (v is None):
             raise InvalidArgument("v" if v is None else "k", "None", "a tensor: both of k and v, or neither")
@@ -36,42 +52,63 @@ class Cache:
             raise InvalidArgument("cache_seqlens", "None beside k", "where k and v are to be written")
         if cache_seqlens is None:
             cache_seqlens = self.capacity
-        if isinstance(cache_seqlens, int):
+        if type(cache_seqlens) is int:
+            if not 0 <= cache_seqlens <= self.capacity:
+                raise InvalidArgument("cache_seqlens", shown(cache_seqlens), f"0 to {self.capacity}, which it can hold")
             return torch.full((self._batch,), cache_seqlens, dtype=torch.int32, device=self._device)
-        if tuple(cache_seqlens.shape) != (self._batch,) or cache_seqlens.dtype is not torch.int32:
-            got = f"shape {tuple(cache_seqlens.shape)} of {str(cache_seqlens.dtype).removeprefix('torch.')}"
-            raise InvalidArgument("cache_seqlens", got, f"an int, or int32 of shape ({self._batch},)")
-        return cache_seqlens
+        if not isinstance(cache_seqlens, torch.Tensor):
+            raise InvalidArgument("cache_seqlens", shown(cache_seqlens), f"an int, or int32 of shape ({self._batch},)")
+        return checks.lengths("cache_seqlens", cache_seqlens, self._batch, self._device)
 
-    def append(self, k: Tensor | None, v: Tensor | None, before: Tensor) -> Tensor:
+    def append(self, k: Any, v: Any, before: Tensor) -> Tensor:
         """Write new keys and values behind those that are there; the lengths after that."""
         if k is None or v is None:
             return before
-        for name, tensor, cache in (("k", k, self.k), ("v", v, self.v)):
+        k = checks.dense("k", k, 4, "[B, Sn, Hkv, D]")
+        for name, tensor, cache in (("k", k, self.k), ("v", check_tensor("v", v), self.v)):
             shape = (self._batch, k.shape[1], *cache.shape[2:])
-            if tuple(tensor.shape) != shape or tensor.dtype != cache.dtype:
-                got = f"shape {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
-                allowed = f"shape {shape} of {str(cache.dtype).removeprefix('torch.')}, as the cache has"
+            if tuple(tensor.shape) != shape or tensor.dtype != cache.dtype or tensor.device != cache.device:
+                got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)} on {tensor.device}"
+                allowed = f"shape {shape} of {dtype_name(cache.dtype)} on {cache.device}, as the cache has"
                 raise InvalidArgument(name, got, allowed)
-        at = before[:, None].long() + torch.arange(k.shape[1], device=k.device)
-        if at.is_cpu and at.numel() and not 0 <= int(at.min()) <= int(at.max()) < self.capacity:
-            allowed = f"0 to {self.capacity - k.shape[1]}, so that {k.shape[1]} more fit into the cache"
-            raise InvalidArgument("cache_seqlens", before.tolist(), allowed)
+        more = k.shape[1]
+        checks.refuse_beyond(
+            "cache_seqlens", before, 0, self.capacity - more, f"so that {more} more fit into the cache"
+        )
+        at = before[:, None].long() + torch.arange(more, device=k.device)
         rows = torch.arange(self._batch, device=k.device)[:, None]
         page = self.k.shape[1]
-        where = (rows, at) if self.table is None else (self.table[rows, at // page].long(), at % page)
+        if self.table is None:
+            where = (rows, at)
+        else:
+            pages = self.table[rows, at // page].long()
+            checks.refuse_beyond("block_table", pages, 0, self.k.shape[0] - 1, "the pages there are")
+            where = (pages, at % page)
         self.k[where], self.v[where] = k, v
-        return before + k.shape[1]
+        after: Tensor = before + more
+        return after
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:
+def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:
     """Rotary embedding of x [B, S, H, D] at positions before, before + 1, ...; all of them at `before` if `still`."""
+    x = checks.dense(name, x, 4, "[B, S, H, D]")
+    if x.shape[0] != before.shape[0] or not x.is_floating_point():
+        got = f"shape {tuple(x.shape)} of {dtype_name(x.dtype)}"
+        raise InvalidArgument(name, got, f"{before.shape[0]} sequences of floating numbers")
+    cos, sin = (
+        checks.dense(name, t, 2, "[positions, D / 2]") for name, t in (("rotary_cos", cos), ("rotary_sin", sin))
+    )
     half = cos.shape[1]
-    if cos.dim() != 2 or cos.shape != sin.shape or 2 * half > x.shape[3]:
-        got = f"shapes {tuple(cos.shape)} and {tuple(sin.shape)}"
-        raise InvalidArgument("rotary_cos", got, f"with rotary_sin [positions, up to {x.shape[3] // 2}]")
+    for name, tensor in (("rotary_cos", cos), ("rotary_sin", sin)):
+        if tensor.shape != cos.shape or 2 * half > x.shape[3] or not tensor.is_floating_point():
+            got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}"
+            allowed = f"as the other one, [positions, up to {x.shape[3] // 2}] of floating numbers"
+            raise InvalidArgument(name, got, allowed)
+        if tensor.device != x.device:
+            raise InvalidArgument(name, f"device {tensor.device}", f"q's device {x.device}")
     steps = torch.arange(x.shape[1], device=x.device)
     at = before[:, None].long() + (0 * steps if still else steps)
+    checks.refuse_beyond("cache_seqlens", at, 0, cos.shape[0] - 1, "the positions that rotary_cos has")
     wide_cos, wide_sin = (t[at][:, :, None].float() for t in (cos, sin))
     turned = x[..., : 2 * half].float()
     one, two = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.split(half, dim=-1)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from registry.contract.declared import check_declaration
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
-from registry.errors import DeclarationError, DuplicateVariant, RegistryError
+from registry.errors import DeclarationError, DuplicateVariant, Portable, RegistryError
 from registry.notices import printable, what_failed
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def discover(registered: list[Variant] | None = None) -> Catalog:
     return found
 
 
-class PluginFailed(Exception):
+class PluginFailed(Portable):
     """Whatever a plugin's code raised, so that `except` need not say what that may be."""
 
     def __init__(self, error: BaseException) -> None:

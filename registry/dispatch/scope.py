@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
-from registry.errors import InvalidArgument, UnknownVariant
+from registry.errors import InvalidArgument, UnknownVariant, shown
 
 if TYPE_CHECKING:
     from registry.contract.problem import Problem
@@ -103,7 +103,7 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
     if config is not None and not _is_flat(config):
-        raise InvalidArgument("config", repr(config), "a flat dict of numbers, strings and bools")
+        raise InvalidArgument("config", shown(config), "a flat dict of numbers, strings and bools")
     forced = dict(current.get().forced)
     for name in names:
         forced[_op_of(name)] = Forced(name, freeze_config(config) if config is not None else None)

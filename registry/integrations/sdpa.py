@@ -26,8 +26,10 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import registry
 from registry.dispatch.scope import went_elsewhere
+from registry.errors import InvalidArgument
 
 NAME = "kernel_registry"
+_NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -58,7 +60,17 @@ def replaced() -> Iterator[None]:
 def _by_thread(*args: Any, **kwargs: Any) -> torch.Tensor:
     # What is traced is called in the block, and a graph is guarded by which function this is.
     inside = torch.compiler.is_dynamo_compiling() or getattr(_blocks, "depth", 0) > 0
-    return attention(*args, **kwargs) if inside else _sdpa(*args, **kwargs)
+    return attention(*args, **kwargs) if inside else _torchs(*args, **kwargs)
+
+
+def _torchs(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch's own function, for a causal bias too: that looks for it by its name in torch, where ours is now."""
+    found: torch.Tensor
+    if isinstance(attn_mask, CausalBias):
+        found = CausalBias._dispatch(query, key, value, attn_mask, *args, **kwargs)
+    else:
+        found = _sdpa(query, key, value, attn_mask, *args, **kwargs)
+    return found
 
 
 def attention(
@@ -75,7 +87,11 @@ def attention(
     lower_right = isinstance(attn_mask, CausalBias) and attn_mask.variant == CausalVariant.LOWER_RIGHT
     upper_left = isinstance(attn_mask, CausalBias) and not lower_right
     why = _what_is_missing(query, key, value, None if lower_right or upper_left else attn_mask, dropout_p, enable_gqa)
-    top_left = is_causal or upper_left
+    if not isinstance(is_causal, bool):
+        why = "an is_causal that is neither True nor False"
+    top_left = why is None and (is_causal or upper_left)
+    if why is None and (lower_right or upper_left):
+        why = _what_is_odd(attn_mask, query, key, is_causal)
     if top_left and why is None and query.shape[-2] > key.shape[-2]:
         why = "is_causal with more queries than keys"
     if why is None:
@@ -83,24 +99,40 @@ def attention(
             key, value = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
         three = query.dim() == 3
         q, k, v = (x[None] if three else x for x in (query, key, value))
-        found = registry.attention(q, k, v, causal=top_left or lower_right, scale=scale)
+        try:
+            found = registry.attention(q, k, v, causal=top_left or lower_right, scale=scale)
+        except InvalidArgument as error:
+            raise InvalidArgument(_NAMES.get(error.argument, error.argument), error.got, error.allowed) from None
         return found[0] if three else found  # type: ignore[no-any-return]
     went_elsewhere("sdpa", why)
-    return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _what_is_missing(q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool) -> str | None:
     """Why the registry cannot run this; None where it can."""
+    if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        return "operands that are no tensors"
     if mask is not None:
         return "a dense mask"
-    if dropout:
+    if not (isinstance(dropout, (int, float)) and dropout == 0):
         return "dropout of attention weights"
+    if not isinstance(gqa, bool):
+        return "an enable_gqa that is neither True nor False"
     if q.dim() not in (3, 4) or not q.dim() == k.dim() == v.dim():
         return "tensors that have neither three nor four dimensions"
     if any(x.is_nested or x.layout is not torch.strided for x in (q, k, v)):
         return "tensors that are not dense"
     if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1] or (not gqa and q.shape[-3] != k.shape[-3]):
         return "shapes that broadcast"
+    return None
+
+
+def _what_is_odd(bias: Any, q: torch.Tensor, k: torch.Tensor, is_causal: object) -> str | None:
+    """Why a causal bias does not mean what it says, which torch may say or take in its own way."""
+    if is_causal:
+        return "a causal bias and is_causal"
+    if (bias.seq_len_q, bias.seq_len_kv) != (q.shape[-2], k.shape[-2]):
+        return "a causal bias of other lengths"
     return None
 
 

@@ -25,7 +25,7 @@ from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import EMPTY, Forced, Scope, current
 from registry.dispatch.select import decide
 from registry.dispatch.traced import SETTLED
-from registry.errors import InvalidArgument, UnknownOp
+from registry.errors import InvalidArgument, UnknownOp, shown
 from registry.ops.tensors import plain
 
 
@@ -115,11 +115,15 @@ class Op:
             problem = problem if target is None else problem.on(target)
         else:
             problem, scope = self.problem_of(*args, **kwargs)
+            self.refuse_values(*args, **kwargs)
         return self.trivial(problem) or decide(problem, scope)
 
     def problem_of(self, *args: Any, **kwargs: Any) -> tuple[Problem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         raise NotImplementedError
+
+    def refuse_values(self, *args: Any, **kwargs: Any) -> None:
+        """Raise for values in memory that a call would refuse; no Problem knows of them."""
 
     def trivial(self, problem: Problem) -> Decision | None:
         """A decision to run nothing, for problems whose answer needs no kernel (empty tensors)."""
@@ -240,7 +244,7 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
     if variant is None:
         return scope
     if not isinstance(variant, str):
-        raise InvalidArgument("variant", repr(variant), "None or the name of a variant")
+        raise InvalidArgument("variant", shown(variant), "None or the name of a variant")
     forced = dict(scope.forced) | {op: Forced(variant)}
     return Scope(tuple(sorted(forced.items())), scope.preferred, scope.recorders)
 

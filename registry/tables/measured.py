@@ -18,6 +18,7 @@ from registry.tables.model import Layer, Rule, Table
 from registry.tables.reader import MAX_BYTES
 
 SUFFIX = ".measured.json"
+MOST = 2**63
 Sizes = tuple[int, ...]
 
 
@@ -98,7 +99,7 @@ def read_beside(table: Table) -> MeasuredSizes | None:
             return None
         with file.open("rb") as stream:
             return _parsed(json.loads(stream.read(MAX_BYTES)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
 
 
@@ -107,6 +108,8 @@ def _parsed(data: Mapping[str, Any]) -> MeasuredSizes:
     rules = {int(index): tuple(tuple(map(int, shape)) for shape in shapes) for index, shapes in data["rules"].items()}
     if any(len(shape) != len(facts) for shapes in rules.values() for shape in shapes):
         raise ValueError("a shape has not one size for each fact")
+    if any(not 0 <= size <= MOST for shapes in rules.values() for shape in shapes for size in shape):
+        raise ValueError("no tensor has this size")
     return MeasuredSizes(facts, rules)
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.errors import RegistryError
+from registry.errors import Portable, RegistryError
 
 __all__ = ["Child", "CompilePool", "WorkerDied", "WorkerFailed"]
 
@@ -50,7 +50,7 @@ serve(module, commands, answers)
 """
 
 
-class WorkerDied(Exception):
+class WorkerDied(Portable):
     """The worker is gone: it hung and was killed, or it fell. `why` and `detail` go into the record."""
 
     def __init__(self, why: str, detail: str) -> None:

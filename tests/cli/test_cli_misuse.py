@@ -50,6 +50,37 @@ def test_an_empty_file_of_shapes_is_one_line(capsys, tmp_path):
     assert "at least one shape" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "word"),
+    [
+        ("attention", "b=0", "b"),
+        ("attention", "s=99999999999999999999,d=64", "s"),
+        ("attention", "s=1e3", "s"),
+        ("attention", "causal=5", "causal"),
+        ("attention_varlen", "kv=x", "kv"),
+        ("attention_varlen", "kv=paged,page=0", "page"),
+        ("grouped_mm", "e=-1", "e"),
+        ("grouped_mm", "form=x", "form"),
+        ("matmul", "layout=xx", "layout"),
+    ],
+)
+def test_a_shape_that_is_none_is_one_line(capsys, tmp_path, op, shape, word):
+    (tmp_path / "shapes.txt").write_text(shape)
+    for command in (
+        ["tune", op, "--device", "cpu", "--shapes", str(tmp_path / "shapes.txt"), "--dry-run"],
+        ["warm", op, shape, "--device", "H100"],
+    ):
+        assert main(command) == USAGE
+        err = capsys.readouterr().err
+        assert f"{word}: got" in err and "allowed" in err and err.count("\n") == 1
+
+
+def test_a_file_of_shapes_that_is_no_text_is_one_line(capsys, tmp_path):
+    (tmp_path / "shapes.txt").write_bytes(b"\xff\xfe")
+    assert main(["tune", "attention", "--device", "cpu", "--shapes", str(tmp_path / "shapes.txt")]) == USAGE
+    assert "the byte 0xff" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("body", ["raise SystemExit(5)", "def registry_variants():\n    return 1 / 0"])
 def test_a_plugin_file_that_fails_is_one_line(capsys, tmp_path, body):
     (tmp_path / "bad.py").write_text(body)

@@ -236,6 +236,17 @@ REFUSED = [
     (dict(qv=torch.zeros(1)), "qv"),
     (dict(attention_chunk=4), "attention_chunk"),
     (dict(window_size=3), "window_size"),
+    (dict(window_size=(True, 2)), "window_size"),
+    (dict(window_size=((1,), 2)), "window_size"),
+    (dict(causal=1), "causal"),
+    (dict(softcap="a"), "softcap"),
+    (dict(softcap=True), "softcap"),
+    (dict(softmax_scale=10**400), "softmax_scale"),
+    (dict(dropout_p=torch.ones(2)), "dropout_p"),
+    (dict(alibi_slopes=[1.0]), "alibi_slopes"),
+    (dict(return_attn_probs=1), "return_attn_probs"),
+    (dict(learnable_sink=torch.zeros(1)), "learnable_sink"),
+    (dict(s_aux=torch.zeros(1)), "s_aux"),
 ]
 
 
@@ -267,10 +278,63 @@ def test_hints_are_taken_and_unknown_words_are_not():
         (dict(rotary_cos=torch.zeros(9, 4), rotary_sin=torch.zeros(9, 4)), "rotary_cos"),
         (dict(cache_leftpad=torch.zeros(B, dtype=torch.int32)), "cache_leftpad"),
         (dict(k_descale=torch.ones(B, KV_HEADS)), "k_descale"),
+        (dict(cache_seqlens=True), "cache_seqlens"),
+        (dict(cache_seqlens=2**63), "cache_seqlens"),
+        (dict(cache_seqlens=torch.tensor([-1, 0, 3], dtype=torch.int32)), "cache_seqlens"),
+        (dict(cache_batch_idx=torch.tensor([0, 3, 1], dtype=torch.int32)), "cache_batch_idx"),
+        (dict(cache_batch_idx=[0, 1, 2]), "cache_batch_idx"),
+        (dict(block_table=torch.zeros(B, dtype=torch.int32)), "block_table"),
+        (dict(page_table=torch.zeros(B, 2)), "page_table"),
+        (dict(v_cache=torch.zeros(B, 5, KV_HEADS, D)), "v_cache"),
+        (dict(k_cache=torch.zeros(B, 6, KV_HEADS, D, dtype=torch.float64)), "v_cache"),
+        (dict(return_softmax_lse=1), "return_softmax_lse"),
     ],
 )
 def test_errors_of_a_cache_name_the_argument(given, name):
     q, (k, v) = torch.randn(B, 1, HEADS, D), torch.randn(2, B, 6, KV_HEADS, D)
     with pytest.raises(registry.InvalidArgument) as raised:
-        flash_attn_with_kvcache(q, k, v, **given)
+        flash_attn_with_kvcache(**{"q": q, "k_cache": k, "v_cache": v} | given)
     assert raised.value.argument == name and raised.value.allowed
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"])
+@pytest.mark.parametrize("bad", [None, 3, [1, 2], torch.ones(2, 2, dtype=torch.int64)], ids=lambda value: type(value))
+def test_parts_name_what_is_no_tensor(name, bad):
+    good = {name: torch.randn(8, HEADS, D) for name in "qkv"} | {
+        name: starts((3, 5)) for name in ("cu_seqlens_q", "cu_seqlens_k")
+    }
+    good |= {name: torch.tensor((2, 5), dtype=torch.int32) for name in ("seqused_q", "seqused_k")}
+    if bad is None and name.startswith("seqused"):
+        return
+    with pytest.raises(registry.InvalidArgument) as raised:
+        flash_attn_varlen_func(**good | {name: bad}, max_seqlen_q=5, max_seqlen_k=5)
+    assert raised.value.argument == name
+
+
+@pytest.mark.parametrize("name", ["seqused_q", "seqused_k"])
+@pytest.mark.parametrize("used", [(-1, 5), (3, 6)])
+def test_more_cannot_be_used_than_there_is(name, used):
+    q = torch.randn(8, HEADS, D)
+    with pytest.raises(registry.InvalidArgument) as raised:
+        flash_attn_varlen_func(
+            q, q, q, starts((3, 5)), starts((3, 5)), 5, 5, **{name: torch.tensor(used, dtype=torch.int32)}
+        )
+    assert raised.value.argument == name
+
+
+def test_pages_that_are_not_there_are_not_written_to():
+    """A negative one would be one from the end."""
+    (q, k, v), pages = torch.randn(3, 1, 1, 2, D), torch.zeros(3, 4, 2, D)
+    lengths = torch.tensor([2], dtype=torch.int32)
+    for page in (-1, 3):
+        table = torch.tensor([[page]], dtype=torch.int32)
+        with pytest.raises(registry.InvalidArgument, match="block_table"):
+            flash_attn_with_kvcache(q, pages, pages, k, v, cache_seqlens=lengths, block_table=table)
+    assert not pages.any()
+
+
+def test_positions_without_a_rotation_are_refused():
+    (q, k, v), cache = torch.randn(3, B, 1, 2, D), torch.zeros(2, B, 6, 2, D)
+    rotary = {"rotary_cos": torch.ones(4, 4), "rotary_sin": torch.ones(4, 4)}
+    with pytest.raises(registry.InvalidArgument, match="rotary_cos has"):
+        flash_attn_with_kvcache(q, *cache, k, v, cache_seqlens=4, **rotary)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import pickle
+import pkgutil
 import threading
 
 import pytest
@@ -44,6 +47,27 @@ def test_errors_can_be_pickled():
     assert kinds == {
         kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RegistryError)
     } - {errors.RegistryError}
+
+
+def exceptions():
+    """Every exception class of the package."""
+    found = []
+    for module in pkgutil.walk_packages(registry.__path__, "registry."):
+        if module.name.startswith("registry.plugins") or module.name.endswith("__main__"):
+            continue
+        with contextlib.suppress(ImportError):  # of what is not installed here: triton, matplotlib, transformers
+            found += vars(importlib.import_module(module.name)).values()
+    return {kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)}
+
+
+def test_no_exception_of_the_package_is_lost_on_its_way():
+    """One that takes more than a message is Portable."""
+    ours = [kind for kind in exceptions() if kind.__module__.startswith("registry.")]
+    assert len(ours) > 15
+    for kind in ours:
+        if not issubclass(kind, errors.Portable):
+            back = pickle.loads(pickle.dumps(kind("text")))
+            assert type(back) is kind and str(back) == "text"
 
 
 def test_a_variant_that_is_taken_back_meanwhile_is_no_key_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -61,6 +62,54 @@ def test_what_stays_with_torch_is_counted(why, q, k, how):
         found = results(qkv, how)
     torch.testing.assert_close(found, expected)
     assert recorder.counts == {"elsewhere": {f"sdpa: {why}": 1}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"query": None},
+        {"value": [1.0]},
+        {"dropout_p": 2},
+        {"enable_gqa": "yes"},
+        {"attn_mask": causal_upper_left(4, 4), "is_causal": True},
+        {"attn_mask": causal_lower_right(3, 5)},
+    ],
+    ids=str,
+)
+def test_what_torch_refuses_is_refused_by_torch(given):
+    q, k, v = (t.detach() for t in operands((1, 2, 4, 8), (1, 2, 6, 8)))
+    asked = {"query": q, "key": k, "value": v} | given
+    with pytest.raises(Exception) as theirs:
+        functional.scaled_dot_product_attention(**asked)
+    with sdpa.replaced(), pytest.raises(type(theirs.value)) as ours:
+        functional.scaled_dot_product_attention(**asked)
+    assert re.sub(r" \(position \d\)", "", str(ours.value)) == str(theirs.value)
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right(6, 9), causal_upper_left(6, 9)], ids=["lower", "upper"])
+def test_a_causal_bias_that_stays_with_torch_keeps_its_meaning(bias):
+    """torch finds its function for it by name, which is replaced: for other threads, too."""
+    q, k, v = torch.randn(2, 4, 6, 8), *torch.randn(2, 1, 4, 9, 8)
+    expected, found = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias), []
+
+    def call():
+        found.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+
+    with sdpa.replaced():
+        call()
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    for one in found:
+        torch.testing.assert_close(one, expected)
+    assert len(found) == 2
+
+
+def test_errors_name_the_argument_as_torch_does():
+    q, k, v = operands((1, 2, 4, 8), (1, 2, 6, 8))
+    with sdpa.replaced(), pytest.raises(registry.InvalidArgument) as raised:
+        functional.scaled_dot_product_attention(q, k.half(), v)
+    assert raised.value.argument == "key"
 
 
 def test_dropout_stays_with_torch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,8 @@ BAD_ATTENTION = {
     "k of five dimensions": ((t(*Q), t(1, *Q), t(*Q)), {}, "k"),
     "q is a list": (([1.0], t(*Q), t(*Q)), {}, "q"),
     "q is an integer tensor": ((torch.ones(Q, dtype=torch.int64), t(*Q), t(*Q)), {}, "q"),
+    "no dimension in v": ((t(*Q), t(*Q), t(2, 4, 8, 0)), {}, "v"),
+    "layout is an array": ((t(*Q), t(*Q), t(*Q)), {"layout": np.ones(2)}, "layout"),
     "q is sparse": ((t(*Q).to_sparse(), t(*Q), t(*Q)), {}, "q"),
     "dtypes differ": ((t(*Q), t(*Q, dtype=torch.float16), t(*Q)), {}, "k"),
     "devices differ": ((t(*Q), t(*Q), t(*Q).to("meta")), {}, "v"),
@@ -197,6 +200,36 @@ def test_numbers_beyond_float32_are_refused(case, value):
             call(*(t(*Q),) * 3, **{case: value})
 
 
+class Unspeakable:
+    def __repr__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("value", [10**5000, Unspeakable(), "\x1b[31m", np.ones(3), "x" * 5000], ids=lambda v: type(v))
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "return_lse", "scale", "softcap", "window", "layout", "variant", "activation", "scale_a", "gated"],
+)
+def test_an_error_can_always_be_read(name, value):
+    """It is short and printable, whatever was passed."""
+    q, a = t(*Q), t(4, 4)
+    offs, b = torch.tensor([4], dtype=torch.int32), t(1, 4, 4)
+    call = {
+        "activation": lambda **bad: registry.matmul(a, a, **bad),
+        "scale_a": lambda **bad: registry.matmul(a, a, scale_b=torch.tensor(1.0), **bad),
+        "gated": lambda **bad: registry.grouped_mm(a, b, offs=offs, **bad),
+    }.get(name, lambda **bad: registry.attention(q, q, q, **bad))
+    if name == "window" and isinstance(value, int):
+        call(window=value)  # as good as unlimited
+    elif name == "variant" and isinstance(value, str):
+        with pytest.raises(registry.UnknownVariant):
+            call(variant=value)
+    else:
+        with pytest.raises(InvalidArgument, match=name) as caught:
+            call(**{name: value})
+        assert len(str(caught.value)) < 600 and str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("variant", [5, ["torch_math"], b"torch_math"])
 def test_a_variant_is_asked_for_by_its_name(variant):
     with pytest.raises(InvalidArgument, match="variant"):
@@ -293,6 +326,26 @@ def test_a_bias_is_of_the_results_kind():
     found = registry.matmul(whole, whole, bias=torch.full((4,), 0.75), out_dtype=torch.float32)
     assert torch.all(found == 4.75)
     assert torch.all(registry.matmul(whole, whole, bias=torch.full((4,), 7, dtype=torch.int32)) == 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("scale_a", {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor(0.5)}),
+        ("scale_a", {"scale_a": torch.rand(4), "scale_b": torch.rand(4), "out_dtype": torch.int32}),
+        ("activation", {"activation": "gelu"}),
+        ("activation", {"activation": "silu"}),
+    ],
+)
+def test_nothing_is_rounded_to_an_integer_in_silence(name, given):
+    a = torch.ones(4, 4, dtype=torch.int8)
+    for call in (registry.matmul, registry.matmul.explain):
+        with pytest.raises(InvalidArgument, match="int32 results") as caught:
+            call(a, a, **given)
+        assert caught.value.argument == name
+        call(a, a, **given | {"out_dtype": torch.float32})
+        with pytest.raises(InvalidArgument, match="out_dtype: got torch.int32 for float32"):
+            call(a.float(), a.float(), out_dtype=torch.int32)
 
 
 def test_int8_results_do_not_wrap():

@@ -7,6 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import registry
+from registry.compat import flash_attn
 
 MASKS = [{}, {"causal": True}, {"window": 2}, {"softcap": 2.0}]
 TRANSFORMS = {"jacfwd": torch.func.jacfwd, "jacrev": torch.func.jacrev, "hessian": torch.func.hessian}
@@ -143,3 +144,41 @@ def test_a_graph_of_the_gradients_may_be_made():
     found = torch.autograd.grad(registry.attention(q, k, v).sum(), (q, k, v), create_graph=True)
     wanted = torch.autograd.grad(registry.attention(q, k, v).sum(), (q, k, v))
     torch.testing.assert_close([g.detach() for g in found], list(wanted))
+
+
+@pytest.mark.parametrize("what", ["jvp", "jacfwd", "jacrev", "hessian", "double", "dual", "vmap"])
+@pytest.mark.parametrize("form", ["varlen", "ragged", "compat"])
+def test_attention_over_sequences_says_what_it_cannot_differentiate(form, what):
+    """Whatever the front door, cold and with a kept plan."""
+    q = torch.randn(2, 6, 2, 4, dtype=torch.float64)
+    starts = torch.tensor([0, 6, 12], dtype=torch.int32)
+    how = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 6, "max_seqlen_k": 6}
+    call = {
+        "varlen": lambda q: registry.attention_varlen(*[q.flatten(0, 1)] * 3, **how),
+        "ragged": lambda q: registry.attention(q, q, q, layout="bshd", key_lengths=torch.tensor([6, 3])),
+        "compat": lambda q: flash_attn.flash_attn_func(q, q, q, s_aux=torch.ones(2, dtype=torch.float64)),
+    }[form]
+
+    def double():
+        leaf = q.clone().requires_grad_()
+        (first,) = torch.autograd.grad(call(leaf).square().sum(), leaf, create_graph=True)
+        return torch.autograd.grad(first.sum(), leaf)
+
+    def dual():
+        with forward_ad.dual_level():
+            return call(forward_ad.make_dual(q, q))
+
+    ask = {
+        "jvp": lambda: torch.func.jvp(call, (q,), (q,)),
+        "jacfwd": lambda: torch.func.jacfwd(call)(q),
+        "jacrev": lambda: torch.func.jacrev(call)(q),
+        "hessian": lambda: torch.func.hessian(lambda q: call(q).sum())(q),
+        "vmap": lambda: torch.func.vmap(call)(torch.stack([q, q])),
+        "double": double,
+        "dual": dual,
+    }[what]
+    for warm in (False, True):
+        if warm:
+            call(q), call(q.clone().requires_grad_()).sum().backward()
+        with pytest.raises(NotImplementedError, match="allowed: "):
+            ask()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import registry
 from registry import InvalidArgument, Target, grouped_mm
@@ -169,14 +171,47 @@ THREE = torch.randn(3, 12, 8)
     ],
 )
 def test_refusals_name_the_argument(arguments, given, says):
-    with pytest.raises(InvalidArgument, match=says):
-        grouped_mm(*arguments, **given)
+    for call in (grouped_mm, grouped_mm.explain):
+        with pytest.raises(InvalidArgument, match=says):
+            call(*arguments, **given)
+
+
+@pytest.mark.parametrize("gated", [0, 1, np.bool_(False)])
+def test_what_equals_a_kept_flag_is_judged_anew(gated):
+    for warm in (False, True):
+        if warm:
+            grouped_mm(A, B, offs=OFFS, gated=bool(gated))
+        with pytest.raises(InvalidArgument, match="gated"):
+            grouped_mm(A, B, offs=OFFS, gated=gated)
+
+
+def test_tensors_beside_the_operands_are_looked_at():
+    """One that lives in a mode goes by the torch op, however plain the operands are."""
+    with FakeTensorMode() as mode:
+        offs = mode.from_tensor(OFFS)
+    with pytest.raises(AssertionError, match="FakeTensor"):
+        grouped_mm(A, B, offs=offs)
+    with pytest.raises(InvalidArgument, match="offs: got int32 of shape"):
+        grouped_mm(A, B, offs=OFFS.to("meta"))
 
 
 def test_values_are_checked_in_every_call_not_once_a_plan():
     grouped_mm(A, B, offs=OFFS)
     with pytest.raises(InvalidArgument, match="offs"):
         grouped_mm(A, B, offs=offsets(12, 5, 5))
+
+
+@pytest.mark.parametrize("follow", ["backward", "jvp", "vmap"])
+@pytest.mark.parametrize("rows", [(0, 12), (-1, 0)])
+def test_rows_that_are_not_there_are_refused_under_autograd_too(rows, follow):
+    how = {"offs": offsets(1, 1, 2), "rows": torch.tensor(rows)}
+    call = {
+        "backward": lambda: grouped_mm(A.clone().requires_grad_(), B, **how),
+        "jvp": lambda: torch.func.jvp(lambda a: grouped_mm(a, B, **how), (A,), (A,)),
+        "vmap": lambda: torch.func.vmap(lambda a: grouped_mm(a, B, **how))(torch.stack([A, A])),
+    }[follow]
+    with pytest.raises(InvalidArgument, match="rows: got"):
+        call()
 
 
 # --- for GPUs that are not here ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -134,6 +135,11 @@ HOSTILE = st.sampled_from(
         torch.float64,
         torch.int8,
         "cpu",
+        np.ones((2, 3), np.float32),
+        np.int64(3),
+        np.bool_(True),
+        torch.tensor(1.0),
+        torch.tensor(True),
     ]
 )
 TENSORS = st.sampled_from(
@@ -157,6 +163,14 @@ TENSORS = st.sampled_from(
         lambda t: torch.nn.Parameter(t.float()),
         lambda t: t.tolist(),
         lambda t: t.numpy() if t.dtype is torch.float32 else None,
+        lambda t: t.to(torch.float8_e4m3fn),
+        lambda t: t.to(torch.int8),
+        lambda t: t.to_mkldnn(),
+        lambda t: t.flip(-1),
+        lambda t: -t,
+        lambda t: t * 1000,
+        lambda t: t[None],
+        lambda t: t[: max(t.shape[0] // 2, 1)],
     ]
 )
 

@@ -65,7 +65,20 @@ def test_a_rule_that_reaches_past_its_evidence(sizes, when, beyond):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"facts": ["m"], "rules": {"0": [[1, 2]]}}', '{"facts": 3, "rules": {}}', "null"]
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"facts": ["m"], "rules": {"0": [[1, 2]]}}',
+        '{"facts": 3, "rules": {}}',
+        "null",
+        *(
+            '{"facts": ["m"], "rules": {"0": [[SIZE]]}}'.replace("SIZE", size)
+            for size in ("1e400", "NaN", "9" * 400, "9" * 5000, "-5")
+        ),
+    ],
+    ids=lambda text: text[:40],
 )
 def test_what_cannot_be_read_is_as_nothing(tmp_path, text):
     (tmp_path / "x.measured.json").write_text(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.parts.masks import (
     FAR,
     LEAST_SCALE,
@@ -45,7 +45,7 @@ __all__ = [
     "positive_scale",
 ]
 
-LAYOUTS = ("bhsd", "bshd")
+BHSD, _ = LAYOUTS = ("bhsd", "bshd")
 
 
 FLOATS = frozenset(
@@ -72,8 +72,9 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.Tensor, torch.Tens
         raise InvalidArgument("v", f"length {v.shape[2]}", f"k's length {k.shape[2]}")
     if k.shape[3] != q.shape[3]:
         raise InvalidArgument("k", f"head_dim {k.shape[3]}", f"q's head_dim {q.shape[3]}")
-    if q.shape[3] == 0:
-        raise InvalidArgument("q", "head_dim 0", "a head_dim of at least 1")
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.shape[3] == 0:
+            raise InvalidArgument(name, "head_dim 0", "a head_dim of at least 1")
     if k.shape[1] == 0 and q.shape[1] != 0 or (k.shape[1] and q.shape[1] % k.shape[1]):
         raise InvalidArgument("k", f"{k.shape[1]} heads for {q.shape[1]} query heads", "a divisor of q's heads")
     return q, k, v
@@ -90,6 +91,6 @@ def check_4d(name: str, value: object) -> torch.Tensor:
 
 
 def check_layout(layout: object) -> str:
-    if layout not in LAYOUTS:
-        raise InvalidArgument("layout", repr(layout), " or ".join(map(repr, LAYOUTS)))
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise InvalidArgument("layout", shown(layout), " or ".join(map(repr, LAYOUTS)))
     return str(layout)

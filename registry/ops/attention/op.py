@@ -19,7 +19,7 @@ from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle, ragged
-from registry.ops.attention.arguments import LEAST_SCALE, MOST_SCALE, Window, is_window
+from registry.ops.attention.arguments import BHSD, LEAST_SCALE, MOST_SCALE, Window, is_window
 from registry.ops.attention.autograd import eager_with_grad
 from registry.ops.attention.outputs import new_out
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
@@ -226,13 +226,12 @@ class Attention(_AttentionOp):
         sinks       [H]: a logit a head in the sum of the softmax and in the LSE
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
-        if layout != "bhsd":
-            arguments.check_layout(layout)
+        if layout is not BHSD and arguments.check_layout(layout) != BHSD:
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
         if key_lengths is not None or sinks is not None:
             how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "variant": variant}
             found = ragged.attend(q, k, v, return_lse=return_lse, key_lengths=key_lengths, sinks=sinks, **how)
-            if layout == "bhsd":
+            if layout == BHSD:
                 return found
             return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
         if scale is not None and (type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE):
@@ -257,7 +256,7 @@ class Attention(_AttentionOp):
             scope = current.get()
             if scope is not EMPTY:
                 observe(scope, plan.decision)
-        if layout != "bhsd":
+        if layout is not BHSD and layout != BHSD:
             out = out.transpose(1, 2)
         return (out, lse) if return_lse else out
 
@@ -299,7 +298,7 @@ class Attention(_AttentionOp):
         target: Target | None = None,
     ) -> tuple[AttentionProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
-        if arguments.check_layout(layout) != "bhsd":
+        if arguments.check_layout(layout) != BHSD:
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
         if scale is not None:
             arguments.check_scale(scale)
@@ -326,11 +325,20 @@ class Attention(_AttentionOp):
         softcap: float = 0.0,
         layout: str = "bhsd",
         return_lse: bool = False,
+        key_lengths: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Any:
         """The oracle: attention by its definition, in `dtype`, differentiable."""
-        if arguments.check_layout(layout) != "bhsd":
+        if arguments.check_layout(layout) != BHSD:
             q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+        if key_lengths is not None or sinks is not None:
+            how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
+            given: dict[str, Any] = {"return_lse": return_lse, "key_lengths": key_lengths, "sinks": sinks}
+            found = ragged.attend(q, k, v, **given, **how, by=ragged.oracle())
+            if layout == BHSD:
+                return found
+            return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
         q, k, v = arguments.check_qkv(q, k, v)
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         arguments.check_scale(scale)
@@ -338,7 +346,7 @@ class Attention(_AttentionOp):
         arguments.check_flag("causal", causal)
         causal, window = arguments.canonical_window(arguments.check_window(window), causal)
         out, lse = oracle.reference(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
-        out = out.transpose(1, 2) if layout != "bhsd" else out
+        out = out.transpose(1, 2) if layout != BHSD else out
         return (out, lse) if return_lse else out
 
     def flops(self, problem: AttentionProblem) -> float:

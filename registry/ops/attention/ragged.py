@@ -5,6 +5,8 @@ Nothing is moved but what that op cannot view: bhsd queries that are more than o
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,31 +14,45 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, plain
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def attend(q: Any, k: Any, v: Any, *, return_lse: bool, **call: Any) -> Any:
-    """What `registry.attention` returns, for bhsd operands."""
+def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] | None = None, **call: Any) -> Any:
+    """What `registry.attention` returns, for bhsd operands; `by` the op, or by its oracle."""
+    with _named():
+        packed = _call(q, k, v, call)
+        found = (OPS[OP] if by is None else by)(*packed, **call, return_lse=return_lse)  # type: ignore[operator]
     b, h, s = q.shape[:3]
+    out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
+    return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
+
+
+def oracle() -> Callable[..., Any]:
+    """The definition of that op."""
+    return OPS[OP].reference  # type: ignore[attr-defined,no-any-return]
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Errors name the arguments of this op."""
     try:
-        found = OPS[OP](*_call(q, k, v, call), **call, return_lse=return_lse)  # type: ignore[operator]
+        yield
     except InvalidArgument as error:
         if error.argument in _RENAMED:
             raise InvalidArgument(_RENAMED[error.argument], error.got, error.allowed) from None
         raise
-    out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
-    return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
 
 
 def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any:
     """What such a call would run, and why."""
     if arguments.check_layout(layout) != "bhsd":
         q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
-    return OPS[OP].explain(*_call(q, k, v, call), **call)
+    with _named():
+        return OPS[OP].explain(*_call(q, k, v, call), **call)
 
 
 def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,7 +66,7 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     if key_lengths is None:
         call |= {"cu_seqlens_q": starts * s, "cu_seqlens_k": starts * keys}
         return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
-    lengths = _checked(key_lengths, q)
+    lengths = _checked(key_lengths, q, keys)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
@@ -60,11 +76,17 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
 
 
-def _checked(key_lengths: Any, q: torch.Tensor) -> torch.Tensor:
+def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
     lengths = check_tensor("key_lengths", key_lengths)
     if tuple(lengths.shape) != (q.shape[0],) or lengths.dtype not in _INTEGERS:
         got = f"shape {tuple(lengths.shape)} of {dtype_name(lengths.dtype)}"
         raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
     if lengths.device != q.device:
         raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")
+    if plain(lengths) and lengths.is_cpu:
+        for entry, length in enumerate(lengths.tolist()):
+            if not 0 <= length <= keys:
+                raise InvalidArgument("key_lengths", f"{length} in entry {entry}", f"0 to {keys}, the keys there are")
+    if lengths.dtype is torch.int64:
+        lengths = lengths.clamp(-1, 2**31 - 1)  # what int32 does not hold stays a lie
     return lengths.to(torch.int32)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
+from registry.errors import InvalidArgument, shown
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
@@ -56,7 +56,7 @@ def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, A
     for name in ("alibi_slopes", "k_scale", "v_scale"):
         if given[name] is not None and given[name].requires_grad and torch.is_grad_enabled():
             raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
-    _check_out(given["out"], q, k, v)
+    check_out(given["out"], q, v)
     return Geometry(layout, batch, page, capacity)
 
 
@@ -76,8 +76,9 @@ def _check_qkv(q: Any, k: Any, v: Any) -> None:
         raise InvalidArgument("k", f"dtype {dtype_name(k.dtype)}", allowed)
     if k.shape[-1] != q.shape[2]:
         raise InvalidArgument("k", f"head_dim {k.shape[-1]}", f"q's head_dim {q.shape[2]}")
-    if q.shape[2] == 0:
-        raise InvalidArgument("q", "head_dim 0", "a head_dim of at least 1")
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.shape[-1] == 0:
+            raise InvalidArgument(name, "head_dim 0", "a head_dim of at least 1")
     heads, heads_kv = q.shape[1], k.shape[-2]
     if heads_kv == 0 and heads != 0 or (heads_kv and heads % heads_kv):
         raise InvalidArgument("k", f"{heads_kv} heads for {heads} query heads", "a divisor of q's heads")
@@ -158,9 +159,11 @@ def check_scales(k: Any, v: Any, k_scale: Any, v_scale: Any) -> str:
     return found[0]
 
 
-def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
+def check_out(out: Any, q: Any, v: Any) -> None:
+    """`out`, if there is one, must be a tensor as a kernel can write the result to."""
     if out is None:
         return
+    check_tensor("out", out)
     shape = (q.shape[0], q.shape[1], v.shape[-1])
     if tuple(out.shape) != shape or out.dtype != q.dtype:
         got = f"shape {tuple(out.shape)} of {dtype_name(out.dtype)}"
@@ -171,9 +174,6 @@ def _check_out(out: Any, q: Any, k: Any, v: Any) -> None:
         raise InvalidArgument(
             "out", f"strides {tuple(out.stride())}", "a unit inner stride, and memory for each element"
         )
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if overlap(out, tensor):
-            raise InvalidArgument("out", f"memory of {name}", "memory of its own")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -190,5 +190,5 @@ def check_maximum(name: str, value: Any, capacity: int) -> int:
     """A host maximum as tight as the tensors make it."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:
         allowed = "an int of at least 0: the longest of the sequences, or a bound of it"
-        raise InvalidArgument(name, repr(value), allowed)
+        raise InvalidArgument(name, shown(value), allowed)
     return min(value, capacity)  # type: ignore[return-value]

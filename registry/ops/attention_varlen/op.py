@@ -19,7 +19,6 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
-from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import arguments, lengths, oracle
 from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
@@ -27,11 +26,12 @@ from registry.ops.attention_varlen.backward import AttentionVarlenBackward, atte
 from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
-from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, checked
+from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, check_schedule, checked
 from registry.ops.attention_varlen.torch_op import How, define, through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
+from registry.ops.parts.products import needs_copy, refuse_grad
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -104,7 +104,7 @@ class AttentionVarlen(VarlenOp):
         alibi_slopes    float32 [Hq]
         k_scale/v_scale for k and v of float8_e4m3fn or int8: float32 of one element, [Hkv], or their shape less D
         return_lse      also return the natural-log LSE, float32 [Hq, T]
-        out             where to write the result
+        out             where to write the result; where it overlaps an input, by way of a temporary
         plan            what schedule(...) made for these lengths: checked, and put into tiles, once for many calls
         variant         run exactly this one, or raise IllegalVariant with its reasons
         """
@@ -119,6 +119,11 @@ class AttentionVarlen(VarlenOp):
             softcap = masks.check_softcap(softcap)
         if window is not None and not is_window(window):
             window = masks.check_window(window)
+        copied_to = None
+        if out is not None and not _is_compiling() and needs_copy(out, q, k, v, cu_seqlens_q, sinks, alibi_slopes):
+            arguments.check_out(out, q, v)
+            refuse_grad("out", out, q, k, v, sinks)
+            copied_to, out = out, None
         given: Given = {
             "cu_seqlens_k": cu_seqlens_k,
             "seqused_k": seqused_k,
@@ -129,31 +134,34 @@ class AttentionVarlen(VarlenOp):
             "v_scale": v_scale,
             "out": out,
         }
+        if plan is not None:
+            check_schedule(plan)
         eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
         longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
         found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given)) if eager else None
         if found is None:
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
+            result = result if copied_to is None else copied_to.copy_(result)
             return (result, lse) if return_lse else result
         if plan is not None:
-            plan.check(found.decision.problem)
+            plan.check(found.decision.problem, q.device)
             given |= plan.lengths
         else:
             given["cu_seqlens_q"] = cu_seqlens_q
-            if q.is_cpu:
-                lengths.refuse_lies(q, k, cu_seqlens_q, given, max_seqlen_q, max_seqlen_k)
+        if q.is_cpu:
+            lengths.refuse_lies(q, k, given["cu_seqlens_q"], given, max_seqlen_q, max_seqlen_k)
         given["schedule"] = plan
         scale = found.default if scale is None else scale
         scope = current.get()
         if found.with_grad:
-            if out is not None:
-                raise InvalidArgument("out", "a tensor, where autograd follows the call", "None, or torch.no_grad()")
             result, lse = eager_with_grad(found, scale, scope, given, q, k, v)
         else:
             result, lse = found.launch(q, k, v, scale=scale, **given)
             if scope is not EMPTY:
                 observe(scope, found.decision)
+        if copied_to is not None:
+            result = copied_to.copy_(result)
         return (result, lse) if return_lse else result
 
     def schedule(
@@ -239,6 +247,7 @@ class AttentionVarlen(VarlenOp):
         scale: float | None = None,
         return_lse: bool = False,
         variant: str | None = None,
+        plan: Schedule | None = None,
         target: Target | None = None,
         **given: torch.Tensor | None,
     ) -> tuple[VarlenProblem, Scope]:
@@ -262,7 +271,28 @@ class AttentionVarlen(VarlenOp):
             lse=return_lse,
             target=target,
         )
-        return VarlenProblem(**fields), with_variant(self.name, current.get(), variant)
+        out = given.get("out")
+        refuse_grad("out", out, q, k, v, given.get("sinks"))
+        if out is not None and needs_copy(out, q, k, v, cu_seqlens_q, given.get("sinks"), given.get("alibi_slopes")):
+            fields["out"] = False  # copied to its place afterwards
+        problem = VarlenProblem(**fields)
+        if plan is not None:
+            check_schedule(plan).check(problem, q.device)
+        return problem, with_variant(self.name, current.get(), variant)
+
+    def refuse_values(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        **call: Any,
+    ) -> None:
+        given = {name: call.get(name) for name in arguments.OPTIONAL}
+        lengths.refuse_lies(q, k, cu_seqlens_q, given, max_seqlen_q, max_seqlen_k)
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sinks: Any, out: Any, **_: Any) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from registry.contract.capability import Config
 from registry.contract.variant import Variant
 from registry.dispatch.plan import settled
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.attention_varlen.problem import VarlenProblem
 
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
@@ -26,26 +28,36 @@ class Schedule:
 
     def __init__(self, problem: VarlenProblem, lengths: Mapping[str, Any]) -> None:
         self._step = {name: getattr(problem, name) for name in _OF_A_STEP}
+        self._device = lengths["cu_seqlens_q"].device
         self.lengths = dict(lengths)
         """cu_seqlens_q, cu_seqlens_k, seqused_k and block_table."""
         self._shared: dict[object, Any] = {}
-        self._fits: set[int] = set()
+        self._fits: dict[int, Any] = {}
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Any, device: torch.device) -> None:
         """Raise where a call is not one of this step's."""
-        if id(problem) in self._fits:
+        if device != self._device:
+            raise InvalidArgument("plan", f"a schedule on {self._device} for a call on {device}", "one of its device")
+        if id(problem) in self._fits:  # which holds it, so that no other one is found by its id
             return
         for name, value in self._step.items():
             if getattr(problem, name) != value:
                 got = f"a schedule of {name}={value} for a call of {name}={getattr(problem, name)}"
                 raise InvalidArgument("plan", got, "one that schedule(...) made for the same lengths")
-        self._fits.add(id(problem))
+        self._fits[id(problem)] = problem
 
     def shared(self, owner: object, make: Callable[[], Any]) -> Any:
         """What `owner` made for this step, made now where this is its first call."""
         if owner not in self._shared:
             self._shared[owner] = make()
         return self._shared[owner]
+
+
+def check_schedule(plan: object) -> Schedule:
+    """The value if it is a schedule, else an error that names the argument."""
+    if not isinstance(plan, Schedule):
+        raise InvalidArgument("plan", shown(plan), "None, or what registry.attention_varlen.schedule(...) made")
+    return plan
 
 
 class Stepped:

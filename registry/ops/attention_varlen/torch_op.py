@@ -18,6 +18,7 @@ from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
 from registry.ops.parts.masks import UNLIMITED
+from registry.ops.parts.products import refuse_grad
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -64,6 +65,7 @@ def through_torch(
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     *optional, out = (given[name] for name in arguments.OPTIONAL)
     followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
+    refuse_grad("out", out, *followed)
     with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in followed)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)
@@ -175,6 +177,10 @@ torch.library.register_autograd("registry::attention_varlen", _op_backward, setu
 torch.library.register_autograd("registry::attention_varlen_backward", _no_second, lib=_library)
 
 
+def _no_vmap() -> NotImplementedError:
+    return NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
+
+
 class _Transformed(torch.autograd.Function):
     """The torch op under functorch's transforms, of which torch.func.grad is known."""
 
@@ -197,7 +203,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
-        raise NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
+        raise _no_vmap()
 
 
 class _TransformedBackward(torch.autograd.Function):
@@ -218,3 +224,7 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
         return _no_second(ctx)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
+        raise _no_vmap()

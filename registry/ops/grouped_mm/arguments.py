@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import FP8, default_out_dtype
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, is_virtual
 
 FORMS = {(2, 3): "rows", (3, 3): "batch", (2, 2): "inner"}
 """By the dimensions of a and b: what the groups are slices of. "batch" has them ready as a dimension."""
@@ -78,22 +78,26 @@ def _only(name: str, got: Any, form: str, *forms: str) -> None:
 def check_values(offs: torch.Tensor | None, rows: torch.Tensor | None, a: torch.Tensor, form: str) -> None:
     """Offsets that fall or leave the tensor, rows that are not there: an error where they can be read for nothing, on
     the CPU. On a GPU they are clamped, for to read them would mean to wait for it."""
-    if offs is not None and offs.is_cpu and offs.numel():
+    if offs is not None and offs.is_cpu and offs.numel() and not is_virtual(offs):
         size = rows.shape[0] if rows is not None else a.shape[0 if form == "rows" else 1]
         ends = offs.tolist()
         for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if not start <= end <= size:
                 raise InvalidArgument(f"offs[{i}]", end, f"between the end before it, {start}, and {size}")
-    if rows is not None and rows.is_cpu and rows.numel():
+    if rows is not None and rows.is_cpu and rows.numel() and not is_virtual(rows):
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= a.shape[0]:
             raise InvalidArgument("rows", low if low < 0 else high, f"rows of a: 0 to {a.shape[0] - 1}")
 
 
+def check_gated(gated: object) -> None:
+    if not isinstance(gated, bool):
+        raise InvalidArgument("gated", shown(gated), "True or False")
+
+
 def columns_of(b: torch.Tensor, gated: object) -> int:
     """Columns of the result: half of b's where one half gates the other."""
-    if not isinstance(gated, bool):
-        raise InvalidArgument("gated", repr(gated), "True or False")
+    check_gated(gated)
     if gated and b.shape[-1] % 2:
         raise InvalidArgument("b", f"{b.shape[-1]} columns", "an even number, the gates and then what they gate")
     return b.shape[-1] // 2 if gated else b.shape[-1]
@@ -135,16 +139,8 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
     if out_dtype is None:
         return default_out_dtype(dtype)
     if not isinstance(out_dtype, torch.dtype) or out_dtype not in FLOATS:
-        raise InvalidArgument("out_dtype", repr(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, FLOATS))))
+        raise InvalidArgument("out_dtype", shown(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, FLOATS))))
     return out_dtype
-
-
-def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    out = check_tensor("out", out)
-    if tuple(out.shape) != shape:
-        raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
-    if out.dtype != dtype or out.device != device:
-        raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
 
 
 def shape_of(

@@ -26,7 +26,14 @@ from registry.ops.grouped_mm.oracle import bounds, finish
 from registry.ops.grouped_mm.problem import GroupedMmProblem
 from registry.ops.grouped_mm.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.parts.products import check_activation, check_writable, layout_letter, needs_copy
+from registry.ops.parts.products import (
+    check_activation,
+    check_out,
+    check_writable,
+    layout_letter,
+    needs_copy,
+    refuse_grad,
+)
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -87,6 +94,8 @@ class GroupedMm(Op):
         out         where to write the result; where it overlaps an input, by way of a temporary
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
+        if gated is not False and gated is not True:
+            arguments.check_gated(gated)
         settings = (activation, gated, out_dtype, variant)
         if not _is_compiling():
             if rows is None and bias is None and scale_a is None and scale_b is None and out is None:
@@ -102,16 +111,16 @@ class GroupedMm(Op):
                     return result
             if out is not None:
                 out = check_writable(out)
-            if _no_grad_and_plain(a, b, bias):
+            if _no_grad_and_plain(a, b, bias, offs, rows, scale_a, scale_b):
                 if out is not None and needs_copy(out, a, b, offs, rows, bias, scale_a, scale_b):
                     result = self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b)
-                    arguments.check_out(out, tuple(result.shape), result.dtype, result.device)
+                    check_out(out, tuple(result.shape), result.dtype, result.device)
                     return out.copy_(result)
                 return self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, offs, rows, bias, scale_a, scale_b, out)
 
     def eager(self, *tensors: Any) -> bool:
-        return plain(*tensors[2:]) and _no_grad_and_plain(*tensors[:2])
+        return _no_grad_and_plain(*tensors)
 
     def launch(
         self,
@@ -168,9 +177,11 @@ class GroupedMm(Op):
         scaling = arguments.check_epilogue(bias, named, gated, scale_a, scale_b, a, b, form)
         result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
         shape = arguments.shape_of(a, offs, rows, columns, form)
+        refuse_grad("scale_a", scale_a, a, b, bias)
+        refuse_grad("out", out, a, b, bias)
         if out is not None:
             check_writable(out)
-            arguments.check_out(out, shape, result_dtype, a.device)
+            check_out(out, shape, result_dtype, a.device)
             out = None if needs_copy(out, a, b, offs, rows, bias, scale_a, scale_b) else out  # copied afterwards
         operands = (operand("a", a), operand("b", b))
         letters = "".join(map(layout_letter, operands))
@@ -195,6 +206,10 @@ class GroupedMm(Op):
             operands=operands,
         )
         return problem, with_variant(self.name, current.get(), variant)
+
+    def refuse_values(self, a: torch.Tensor, b: torch.Tensor, **call: Any) -> None:
+        if not a.is_cuda:
+            arguments.check_values(call.get("offs"), call.get("rows"), a, arguments.FORMS[a.dim(), b.dim()])
 
     def default(self, problem: Problem) -> Any:
         """The dtype of the result, and the form."""
@@ -264,8 +279,8 @@ class GroupedMm(Op):
         return costs.flops(problem)
 
 
-def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    if not (plain(a, b) if bias is None else plain(a, b, bias)):
+def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: Any = None, *others: Any) -> bool:
+    if not plain(a, b, *(one for one in (bias, *others) if one is not None)):
         return False
     return not (_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
 

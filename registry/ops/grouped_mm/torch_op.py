@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from registry.dispatch.scope import Scope, current, entered, named_for
-from registry.errors import InvalidArgument
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
-from registry.ops.parts.products import check_activation
+from registry.ops.parts.products import check_activation, check_out, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -50,15 +49,17 @@ def through_torch(
     shape = arguments.shape_of(a, offs, rows, columns, form)
     inputs = [t for t in (a, b, bias) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    if needs_grad and (scale_a is not None or out is not None):
-        what = "scale_a" if scale_a is not None else "out"
-        raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    refuse_grad("scale_a", scale_a, *inputs)
+    refuse_grad("out", out, *inputs)
     variant = named_for("grouped_mm", variant)
+    if not a.is_cuda and not torch.compiler.is_compiling() and not _wrapped(offs, rows):
+        arguments.check_values(offs, rows, a, form)
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
     if apart and rows is not None:
-        at = rows.clamp(0, a.shape[0] - 1)
+        # On a CPU torch's own indexing refuses rows that are not there, in a graph too.
+        at = rows.clamp(0, a.shape[0] - 1) if a.is_cuda else rows
         a, rows = a.index_select(0, at), None
         scale_a = scale_a if scale_a is None else scale_a.index_select(0, at)
     if transformed:
@@ -72,8 +73,13 @@ def through_torch(
         result = finish(result, None, activation, gated)
     if out is None:
         return result  # type: ignore[no-any-return]
-    arguments.check_out(out, shape, result_dtype, a.device)
+    check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
+
+
+def _wrapped(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these is functorch's, whose values nobody may read."""
+    return any(t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def _call(*given: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import FP8, default_out_dtype
 from registry.ops.tensors import check_tensor, dtype_name
 
@@ -51,8 +51,12 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
     if out_dtype is None:
         return default_out_dtype(dtype)
     if not isinstance(out_dtype, torch.dtype) or out_dtype not in OUT_DTYPES:
-        raise InvalidArgument("out_dtype", repr(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, OUT_DTYPES))))
+        raise InvalidArgument("out_dtype", shown(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, OUT_DTYPES))))
     return out_dtype
+
+
+def _kind(value: object) -> str:
+    return f"{dtype_name(value.dtype)} on {value.device}" if isinstance(value, torch.Tensor) else shown(value)
 
 
 def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -> str:
@@ -62,9 +66,7 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
     kinds = set()
     for name, scale, size in (("scale_a", scale_a, a.shape[-2]), ("scale_b", scale_b, b.shape[-1])):
         if not isinstance(scale, torch.Tensor) or scale.dtype is not torch.float32 or scale.device != a.device:
-            raise InvalidArgument(
-                name, getattr(scale, "dtype", scale), f"a float32 tensor on {a.device}, as for the other operand"
-            )
+            raise InvalidArgument(name, _kind(scale), f"a float32 tensor on {a.device}, as for the other operand")
         check_tensor(name, scale)
         if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
             kinds.add("scalar" if scale.dim() == 0 else "rowwise")
@@ -79,28 +81,30 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
     return kinds.pop()
 
 
+def check_integers(out_dtype: torch.dtype, dtype: torch.dtype, activation: str, scaling: str) -> None:
+    """An int32 result is a sum of integers: what would be rounded to one is refused."""
+    if out_dtype is not torch.int32:
+        return
+    if dtype is not torch.int8:
+        raise InvalidArgument("out_dtype", f"torch.int32 for {dtype_name(dtype)}", "a floating dtype, or int8 operands")
+    floating = "or a floating out_dtype, for int32 results"
+    if scaling:
+        raise InvalidArgument("scale_a", "given", f"None, {floating}")
+    if activation not in ("", "relu"):
+        raise InvalidArgument("activation", repr(activation), f"None, relu, {floating}")
+
+
 def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
     """A bias is a vector of what the result is made of: floating for a floating result, integers for integers."""
     columns = b.shape[-1] if b.dim() > 1 else 1
     if isinstance(bias, torch.Tensor):
         check_tensor("bias", bias)  # before its shape, which a nested one does not have
     if not isinstance(bias, torch.Tensor) or bias.shape != (columns,) or bias.device != a.device:
-        got = f"{tuple(bias.shape)} on {bias.device}" if isinstance(bias, torch.Tensor) else repr(bias)
+        got = f"{tuple(bias.shape)} on {bias.device}" if isinstance(bias, torch.Tensor) else shown(bias)
         raise InvalidArgument("bias", got, f"None or a tensor of shape ({columns},) on {a.device}")
     if out_dtype is not None and bias.dtype not in (allowed := FLOATS if out_dtype in FLOATS else INTEGERS):
         names = ", ".join(sorted(map(dtype_name, allowed)))
         raise InvalidArgument("bias", f"dtype {dtype_name(bias.dtype)}", f"{names} for {dtype_name(out_dtype)} results")
-
-
-def check_out(
-    out: Any, matrices: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
-    """`out` must be a tensor of the result's shape (as asked, or as the kernels see it), dtype and device."""
-    out = check_tensor("out", out)
-    if tuple(out.shape) not in (matrices, shape):
-        raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
-    if out.dtype != dtype or out.device != device:
-        raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
 
 
 def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:

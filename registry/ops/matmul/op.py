@@ -22,7 +22,15 @@ from registry.ops.matmul import arguments, costs
 from registry.ops.matmul.problem import MatmulProblem
 from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.parts.products import activate, check_activation, check_writable, layout_letter, needs_copy
+from registry.ops.parts.products import (
+    activate,
+    check_activation,
+    check_out,
+    check_writable,
+    layout_letter,
+    needs_copy,
+    refuse_grad,
+)
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -77,7 +85,8 @@ class Matmul(Op):
 
         bias        [N], added to each row: floating for a floating result, integers for int32
         activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
-        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8
+        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8. An int32
+                    result takes integers and relu alone: what has scales or another activation is floating
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
         variant     run exactly this one, or raise IllegalVariant with its reasons
@@ -117,8 +126,7 @@ class Matmul(Op):
             if _no_grad_and_plain(a, b, bias):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
-                    shape = tuple(result.shape)
-                    arguments.check_out(out, shape, shape, result.dtype, result.device)
+                    check_out(out, tuple(result.shape), result.dtype, result.device)
                     return out.copy_(result)
                 return self.forward(settings, a, b, bias, scale_a, scale_b, out)
         return through_torch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b, out)
@@ -211,9 +219,13 @@ class Matmul(Op):
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)
         a, b, shape = arguments.as_matrices(a, b)
+        named, scaling = check_activation(activation), arguments.check_scales(scale_a, scale_b, a, b)
+        arguments.check_integers(result_dtype, a.dtype, named, scaling)
+        refuse_grad("scale_a", scale_a, *given[:3])
+        refuse_grad("out", out, *given[:3])
         if out is not None:
             check_writable(out)
-            arguments.check_out(out, (*a.shape[:-1], b.shape[-1]), shape, result_dtype, a.device)
+            check_out(out, shape, result_dtype, a.device)
             out = None if needs_copy(out, *given) else out  # copied to its place afterwards
         operands = (operand("a", a), operand("b", b))
         letters = "".join(map(layout_letter, operands))
@@ -228,8 +240,8 @@ class Matmul(Op):
             batch=a.shape[0] if a.dim() == 3 else 1,
             layout=letters if len(letters) == 2 else "strided",
             bias=bias is not None,
-            activation=check_activation(activation),
-            scaling=arguments.check_scales(scale_a, scale_b, a, b),
+            activation=named,
+            scaling=scaling,
             out=out is not None,
             ieee=a.dtype is torch.float32 and ieee_float32(),
             deterministic=_deterministic(),

@@ -13,10 +13,9 @@ from torch.autograd import forward_ad
 
 from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
-from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
-from registry.ops.parts.products import activate, check_activation
+from registry.ops.parts.products import activate, check_activation, check_out, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -50,12 +49,12 @@ def through_torch(
         bias = autocast(bias)[0]
     activation = check_activation(activation)
     a2, b2, shape = arguments.as_matrices(a, b)
-    arguments.check_scales(scale_a, scale_b, a2, b2)
+    scaling = arguments.check_scales(scale_a, scale_b, a2, b2)
+    arguments.check_integers(result_dtype, a.dtype, activation, scaling)
     inputs = [t for t in (a, b, bias) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    if needs_grad and (scale_a is not None or out is not None):
-        what = "scale_a" if scale_a is not None else "out"
-        raise InvalidArgument(what, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+    refuse_grad("scale_a", scale_a, *inputs)
+    refuse_grad("out", out, *inputs)
     variant = named_for("matmul", variant)
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
@@ -71,7 +70,7 @@ def through_torch(
     result = activate(result, activation) if apart else result
     if out is None:
         return result
-    arguments.check_out(out, shape, shape, result_dtype, a.device)
+    check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
 
 

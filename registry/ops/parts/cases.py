@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.known import op_named
 
 if TYPE_CHECKING:
@@ -48,7 +48,10 @@ class Case:
     @classmethod
     def parse(cls, op: str, text: str) -> Case:
         """From "b=4,hq=16,s=4096,d=128,causal" (commas or blanks; a bare word is true; window=255:0)."""
-        return cls.of(op, **parse_words(text))
+        case = cls.of(op, **parse_words(text))
+        for word, value in case.shape:
+            _check_word(op, word, value)
+        return case
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -76,6 +79,22 @@ class Case:
     def from_data(cls, data: Mapping[str, Any]) -> Case:
         operands = {n: (tuple(o[0]), tuple(o[1]), int(o[2])) for n, o in data.get("operands", {}).items()}
         return cls.of(data["op"], operands, **data["shape"])
+
+
+MOST = 2**40
+"""More of anything than a machine has; torch counts in 64 bits."""
+
+
+def _check_word(op: str, word: str, value: Any) -> None:
+    """Raise for a value that no problem of the op has."""
+    problem, field = op_named(op).problem_type, op_named(op).tuning.fields[word]
+    kind, known = str(problem.fact_kinds().get(field, "")), problem.known_values.get(field, ())
+    if kind == "int" and not (type(value) is int and 1 <= value <= MOST):
+        raise InvalidArgument(word, shown(value), f"a whole number of 1 to {MOST}")
+    if kind == "bool" and not isinstance(value, bool):
+        raise InvalidArgument(word, shown(value), "true or false, or the word alone")
+    if kind == "str" and known and value not in known:
+        raise InvalidArgument(word, shown(value), ", ".join(filter(None, known)))
 
 
 def parse_words(text: str) -> dict[str, Any]:
@@ -115,7 +134,11 @@ def digest(value: Any) -> str:
 def from_file(op: str, path: Path) -> list[Case]:
     """Shapes from a file: one shape a line in the `parse` spelling (# comments), or what `save_recorded` wrote."""
     cases = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(str(path), f"the byte {error.object[error.start]:#x}", "a text of UTF-8") from error
+    for number, line in enumerate(lines, 1):
         line = line.split("#", 1)[0].strip()
         if not line:
             continue
@@ -126,7 +149,7 @@ def from_file(op: str, path: Path) -> list[Case]:
             else:
                 cases.append(Case.parse(op, line))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgument(f"{path}:{number}", repr(line), f"a shape of {op} ({error})") from error
+            raise InvalidArgument(f"{path}:{number}", shown(line), f"a shape of {op} ({error})") from error
     return unique(cases)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 from registry.ops.tensors import ieee_float32
 
 UNLIMITED = -1
@@ -23,7 +23,7 @@ MOST_SCALE = torch.finfo(torch.float32).max
 
 def check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidArgument(name, repr(value), "True or False")
+        raise InvalidArgument(name, shown(value), "True or False")
 
 
 def is_window(window: object) -> bool:
@@ -54,12 +54,12 @@ def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
 
 def check_scale(scale: object) -> None:
     if not _is_finite(scale):
-        raise InvalidArgument("scale", repr(scale), "None (1/sqrt(head_dim)) or a finite number (of float32's range)")
+        raise InvalidArgument("scale", shown(scale), "None (1/sqrt(head_dim)) or a finite number (of float32's range)")
 
 
 def check_softcap(softcap: object) -> float:
     if not _is_finite(softcap) or softcap < 0:  # type: ignore[operator]
-        raise InvalidArgument("softcap", repr(softcap), "0.0 (off) or a positive finite number (of float32's range)")
+        raise InvalidArgument("softcap", shown(softcap), "0.0 (off) or a positive finite number (of float32's range)")
     return float(softcap)  # type: ignore[arg-type]
 
 
@@ -74,10 +74,10 @@ def check_window(window: object) -> Window | None:
     if isinstance(window, int) and not isinstance(window, bool) and window >= 0:
         window = (window, window)
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise InvalidArgument("window", repr(window), allowed)
+        raise InvalidArgument("window", shown(window), allowed)
     sides = [UNLIMITED if side is None else side for side in window]
     if not all(isinstance(side, int) and not isinstance(side, bool) and side >= UNLIMITED for side in sides):
-        raise InvalidArgument("window", repr(window), allowed)
+        raise InvalidArgument("window", shown(window), allowed)
     left, right = (UNLIMITED if side >= FAR else int(side) for side in sides)
     return left, right
 

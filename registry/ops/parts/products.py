@@ -9,8 +9,8 @@ import torch
 
 from registry.contract.capability import Reason, Requires
 from registry.contract.problem import OperandFact, Query
-from registry.errors import InvalidArgument
-from registry.ops.tensors import check_tensor, is_its_own, overlap
+from registry.errors import InvalidArgument, shown
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
 
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -34,10 +34,10 @@ def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def check_activation(activation: object) -> str:
-    if activation in (None, ""):
+    if activation is None:
         return ""
-    if activation not in ACTIVATIONS:
-        raise InvalidArgument("activation", repr(activation), "None, " + ", ".join(ACTIVATIONS))
+    if not isinstance(activation, str) or (activation and activation not in ACTIVATIONS):
+        raise InvalidArgument("activation", shown(activation), "None, " + ", ".join(ACTIVATIONS))
     return str(activation)
 
 
@@ -65,8 +65,25 @@ def check_writable(out: object) -> torch.Tensor:
     return tensor
 
 
+def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """`out` must be a tensor of the result's shape, dtype and device."""
+    out = check_tensor("out", out)
+    if tuple(out.shape) != shape:
+        raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
+    if out.dtype != dtype or out.device != device:
+        raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
+
+
+def refuse_grad(name: str, given: object, *inputs: torch.Tensor | None) -> None:
+    """Raise for an argument that has no place in a graph, where autograd would follow the inputs."""
+    if given is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        raise InvalidArgument(name, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+
+
 def needs_copy(out: torch.Tensor, *given: Any) -> bool:
     """Whether a kernel that writes to `out` might overwrite what it has yet to read."""
+    if not isinstance(out, torch.Tensor) or out.layout is not torch.strided or out.is_nested:
+        return False  # which the checks refuse
     return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
 
 

@@ -20,6 +20,7 @@ def call_with(changes):
 
 
 CASES = {
+    "no dimension in v": ("v", dict(v=lambda v: v[..., :0])),
     "q": dict(q=lambda q: q[None]),
     "k": dict(k=lambda k: k[..., :4]),
     "v": dict(v=lambda v: v[:-1]),
@@ -75,12 +76,30 @@ def test_a_quantised_cache_wants_its_scales(scales, name):
     assert raised.value.argument == name
 
 
-def test_out_may_not_be_an_input_nor_followed_by_autograd():
+@pytest.mark.parametrize("name", ["q", "k", "v", "buffer"])
+def test_out_may_overlap_an_input(name):
+    """By way of a temporary, whether a plan is kept or not: which memory is shared is no fact of a plan."""
+    (q, k, v), how = batch(queries=(2, 3), keys=(2, 3), dtype=torch.float32)
+    buffer = torch.cat((q, torch.zeros_like(q)))
+    given = {"q": buffer[: q.shape[0]], "k": k.repeat_interleave(q.shape[1] // k.shape[1], 1)}
+    given["v"] = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    want = varlen(**{n: t.clone() for n, t in given.items()}, **how)
+    for warm in (False, True):
+        registry.forget_plans()
+        mine = {n: t.clone() for n, t in given.items()}
+        mine["q"] = (memory := buffer.clone())[: q.shape[0]]
+        if warm:
+            varlen(**mine, **how, out=torch.empty_like(want))
+        out = memory[1 : 1 + q.shape[0]] if name == "buffer" else mine[name]
+        assert varlen(**mine, **how, out=out) is out
+        assert torch.equal(out, want)
+
+
+def test_out_is_not_followed_by_autograd():
     (q, k, v), how = batch(dtype=torch.float32)
-    with pytest.raises(registry.InvalidArgument, match="memory of q"):
-        varlen(q, k, v, **how, out=q)
-    with pytest.raises(registry.InvalidArgument, match="autograd"):
-        varlen(q.requires_grad_(), k, v, **how, out=torch.empty_like(q))
+    for out in (torch.empty_like(q), q.detach()):
+        with pytest.raises(registry.InvalidArgument, match="require grad"):
+            varlen(q.requires_grad_(), k, v, **how, out=out)
 
 
 def test_a_variant_is_handed_what_it_claims_and_nothing_else():

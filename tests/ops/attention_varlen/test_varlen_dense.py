@@ -66,3 +66,31 @@ def test_it_compiles(operands):
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*operands), call(*operands))
+
+
+@pytest.mark.parametrize("lengths", [(9, -1, 6), (9, 10, 6), (9, 2**32 + 3, 6)])
+def test_lengths_that_lie_are_refused_by_their_name(operands, lengths):
+    for call in (registry.attention, registry.attention.explain):
+        with pytest.raises(registry.InvalidArgument) as raised:
+            call(*operands, key_lengths=torch.tensor(lengths))
+        assert raised.value.argument == "key_lengths"
+
+
+@pytest.mark.parametrize("bad", [None, [1.0], torch.ones(3), torch.ones(2, 3, 4, 5, 6)], ids=lambda bad: type(bad))
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_operand_is_named(operands, place, bad):
+    given = [*operands]
+    given[place] = bad
+    with pytest.raises(registry.InvalidArgument) as raised:
+        registry.attention(*given, key_lengths=torch.tensor(LENGTHS))
+    assert raised.value.argument == "qkv"[place]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_the_reference_takes_what_the_call_takes(operands, layout):
+    given = [t if layout == "bhsd" else t.transpose(1, 2).contiguous() for t in operands]
+    how = {"key_lengths": torch.tensor(LENGTHS), "sinks": torch.randn(4, dtype=torch.float64), "layout": layout}
+    found = registry.attention(*given, **how, return_lse=True)
+    want = registry.attention.reference(*given, **how, return_lse=True)
+    torch.testing.assert_close(found[0], want[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[1].double(), want[1].double(), rtol=1e-6, atol=1e-6)

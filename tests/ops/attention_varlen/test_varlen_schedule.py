@@ -97,3 +97,35 @@ def test_gradients_follow_a_schedule():
     varlen(leaf, k, v, **how, plan=plan).sum().backward()
     (expected,) = torch.autograd.grad(varlen.reference(q.requires_grad_(), k, v, **how).sum(), q)
     torch.testing.assert_close(leaf.grad, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("plan", [1, "plan", torch.ones(2)], ids=lambda plan: type(plan))
+def test_a_plan_is_a_schedule(plan):
+    qkv, how = batch()
+    for call in (varlen, varlen.explain):
+        with pytest.raises(registry.InvalidArgument, match="plan: got"):
+            call(*qkv, **how, plan=plan)
+
+
+def test_a_call_that_has_one_is_explained():
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+    assert varlen.explain(*qkv, **how, plan=plan).variant == varlen.explain(*qkv, **how).variant
+    with pytest.raises(registry.InvalidArgument, match="plan"):
+        varlen.explain(*qkv, **how | {"max_seqlen_q": 100, "max_seqlen_k": 3 * how["max_seqlen_k"]}, plan=plan)
+
+
+def test_lengths_that_changed_since_into_lies_are_seen_on_a_cpu():
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+    how["cu_seqlens_k"][1] = 2**31 - 1
+    with pytest.raises(registry.InvalidArgument, match="cu_seqlens_k"):
+        varlen(*qkv, **how, plan=plan)
+
+
+def test_a_schedule_stays_on_its_device():
+    qkv, how = batch()
+    plan = varlen.schedule(*qkv, **how)
+    problem, _ = varlen.problem_of(*qkv, **how)
+    with pytest.raises(registry.InvalidArgument, match="on cpu for a call on cuda:1"):
+        plan.check(problem, torch.device("cuda:1"))
