@@ -61,12 +61,15 @@ EMPTY = Scope()
 current: contextvars.ContextVar[Scope] = contextvars.ContextVar("registry.scope", default=EMPTY)
 
 
-def named_for(op: str, variant: str | None) -> str | None:
-    """The variant that a call of a torch op names: a graph that is traced inside of a `use` block must remember it."""
+def named_for(op: str, variant: str | None, settles: bool = False) -> str | None:
+    """The variant that a call of a torch op names: a graph that is traced inside of a `use` block must remember it.
+
+    `settles` says that the op's kernel knows choices that are made when a graph is compiled (traced.SETTLED).
+    """
     if variant is not None:
         return variant
     if traced.is_tracing():
-        return traced.variant_for(op)
+        return traced.variant_for(op) if settles else traced.asked_of(traced.variant_for(op))
     forced = current.get().forced_for(op)
     return None if forced is None or forced.config is not None else forced.variant
 

@@ -60,7 +60,7 @@ def through_torch(
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
-    variant = named_for("attention", variant)
+    variant = named_for("attention", variant, settles=True)
     call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention
     out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None

@@ -55,7 +55,7 @@ def through_torch(
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     refuse_grad("scale_a", scale_a, *inputs)
     refuse_grad("out", out, *inputs)
-    variant = named_for("matmul", variant)
+    variant = named_for("matmul", variant, settles=True)
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
     apart = needs_grad or transformed
