@@ -13,6 +13,7 @@ import shared
 
 _end_of_session = shared.begin()  # before anything imports torch
 
+import again  # noqa: E402
 from made_up import math_run  # noqa: E402
 
 import registry  # noqa: E402
@@ -30,6 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With --dist worksteal each worker begins with its own stretch of the list: each stretch gets its share of them.
     """
+    items[:] = again.chosen(items)
     seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
     slow = sorted(seconds, key=lambda item: -seconds[item])  # type: ignore[arg-type]
     rest = [item for item in items if item not in seconds]

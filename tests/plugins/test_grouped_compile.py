@@ -1,7 +1,4 @@
-"""The grouped products compiled for GPUs that are not here: what they take from the machine, and how they load.
-
-Set KREG_NEWEST_TRITON to a folder that holds another triton to compile with that one too, in a process of its own.
-"""
+"""The grouped products compiled for GPUs that are not here: what they take from the machine, and how they load."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from registry.ops.grouped_mm.problem import GroupedMmProblem
 
 pytest.importorskip("triton")
 
-from again import needs_newest_triton, run_with_newest_triton
 from compiled import resources
 
 from registry.plugins import gluon_grouped, triton_grouped
 
+WITH_NEWEST_TRITON = r"."
 PLAIN, SPECIALIZED = (module.registry_variants()[0] for module in (triton_grouped, gluon_grouped))
 GPUS = {"sm80": "A100", "sm89": "RTX 4090", "sm90": "H100", "sm100": "B200"}
 MATRIX_UNITS = ("HGMMA", "QGMMA", "HMMA", "QMMA", "tcgen05")
@@ -63,9 +60,3 @@ def test_specialized(sizes):
     found = compiled(SPECIALIZED, **sizes)
     assert found.counts["TMA load"] and found.counts["TMA store"]
     assert not [warning for warning in found.ptxas_warnings if "serializ" in warning]
-
-
-@pytest.mark.slow(60)
-@needs_newest_triton
-def test_with_the_newest_triton():
-    run_with_newest_triton(__file__)

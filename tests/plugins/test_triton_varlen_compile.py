@@ -18,9 +18,9 @@ from registry.toolbox.builds import loop_spills
 
 triton = pytest.importorskip("triton")
 
-from again import needs_newest_triton, run_with_newest_triton  # noqa: E402
 from compiled import lost_addresses, resources  # noqa: E402
 
+WITH_NEWEST_TRITON = r"on_hopper.*128|elsewhere.*sm80|leave_the_pipeline.*16"
 PREFILL, SPLIT, BACKWARD = "triton_varlen", "triton_varlen_split", "triton_varlen_backward"
 TRAINING = dict(b=4, hq=16, hkv=4, sq=1024, sk=1024, causal=True, lse=True)
 DECODE = dict(b=4, hq=32, hkv=8, sq=1, sk=4096, kv="paged")
@@ -181,9 +181,3 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
 )
 def test_tables_prefer_it_to_plain_operations(name, picked, features):
     assert decide(problem(name, **features)).variant == picked
-
-
-@pytest.mark.slow(30)
-@needs_newest_triton
-def test_newest_triton():
-    run_with_newest_triton(__file__, "on_hopper and 128 or elsewhere and sm80 or (leave_the_pipeline and 16)")
