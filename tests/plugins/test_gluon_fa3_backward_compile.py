@@ -9,15 +9,14 @@ from registry import Target
 from registry.ops.attention.problem import AttentionBackwardProblem
 from registry.toolbox.builds import loop_spills
 
-WITH_NEWEST_TRITON = r"build\[(?!d192-128).*-causal.*(any|sweeps)"
-
 pytest.importorskip("triton")
 
-from compiled import resources
+from compiled import matrix_units, resources
 
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, sweeps_of, traits_of
 
+WITH_NEWEST_TRITON = r"build\[(?!d192-128).*-causal.*(any|sweeps)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
@@ -49,7 +48,7 @@ def named(problems, configs):
 def built(p, config):
     """The kernels with matrix products."""
     found = [resources(build) for build in VARIANT.builds(p, config)]
-    return [one for one in found if one.counts["HGMMA"]]
+    return [one for one in found if "wgmma" in matrix_units(one)]
 
 
 def hot_loops(found):
