@@ -87,7 +87,9 @@ def strangers(package: str = "registry", own: str = DISTRIBUTION) -> list[str]:
         if name.lower().replace("_", "-") == own:
             continue
         listed = (distribution.read_text("top_level.txt") or "").split()
-        if package in listed or any(file.parts[:1] == (package,) for file in distribution.files or ()):
+        record = distribution.read_text("RECORD")  # `files` makes a path of each of tens of thousands of lines
+        files = record.splitlines() if record is not None else [file.as_posix() for file in distribution.files or ()]
+        if package in listed or any(file.startswith(f"{package}/") for file in files):
             found.append(f"{name} ships a package {package!r} too: uninstall it, then install {own} again")
     front = getattr(sys.modules.get(package), "__all__", ())
     if "register" not in front:

@@ -5,6 +5,7 @@ Also what the processes of a session share, and the order of the tests among the
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import shared
 
 _end_of_session = shared.begin()  # before anything imports torch
 
+import again  # noqa: E402
 from made_up import math_run  # noqa: E402
 
 import registry  # noqa: E402
@@ -24,12 +26,20 @@ def pytest_unconfigure() -> None:
     _end_of_session()
 
 
+def pytest_collection_finish() -> None:
+    """What is there by now stays: to look through it for garbage again and again takes a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The slowest tests first, so that no worker is left alone with one at the end.
 
     With --dist worksteal each worker begins with its own stretch of the list: each stretch gets its share of them.
     """
+    items[:] = again.chosen(items)
     seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
     slow = sorted(seconds, key=lambda item: -seconds[item])  # type: ignore[arg-type]
     rest = [item for item in items if item not in seconds]

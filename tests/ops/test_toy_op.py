@@ -53,23 +53,28 @@ def tuned(run):
     return run
 
 
-def explained(run):
-    asked = ("--shape", "rows=32,hidden=64", "--dtype", "fp32", "--weight", "--device", "cpu")
-    return json.loads(run("-m", "registry.cli", "explain", "rms_norm", *asked, "--json"))
+EXPLAIN = "explain rms_norm --shape rows=32,hidden=64 --dtype fp32 --weight --device cpu --json"
+
+
+def commands(*lines: str) -> str:
+    """A program that gives `kreg` each of these, and says `---` before each."""
+    calls = [f"print('---'); main({line.split()!r})" for line in lines]
+    return "\n".join(["from registry.cli import main", *calls])
 
 
 def test_it_is_found_called_and_explained(run):
     call = "import registry, torch; print(round(float(registry.rms_norm(torch.full((4, 8), 3.0)).sum()), 3))"
-    assert run("-c", call) == "32.0\n"
-    assert explained(run)["picked"] == "torch_rms_norm"
+    called, explained = run("-c", f"{call}\n{commands(EXPLAIN)}").split("---")
+    assert called == "32.0\n"
+    assert json.loads(explained)["picked"] == "torch_rms_norm"
 
 
 def test_it_is_tuned_and_its_table_ranks_and_has_no_lint(tuned):
     table = (tuned.tree / TABLE).read_text()
     assert "op: rms_norm" in table and "variant: torch_rms_norm" in table
-    assert "rms_norm.cpu.yaml" in json.dumps(explained(tuned))
-    linted = json.loads(tuned("-m", "registry.cli", "tables", "lint", "--json"))
-    assert "rms_norm" not in json.dumps(linted["findings"])
+    _, explained, linted = tuned("-c", commands(EXPLAIN, "tables lint --json")).split("---")
+    assert "rms_norm.cpu.yaml" in explained
+    assert "rms_norm" not in json.dumps(json.loads(linted)["findings"])
 
 
 def test_it_is_held_to_its_oracle_and_documented(run):

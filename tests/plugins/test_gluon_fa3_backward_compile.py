@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import pytest
-from again import needs_newest_triton, run_with_newest_triton
 
 from registry import Target
 from registry.ops.attention.problem import AttentionBackwardProblem
@@ -12,11 +11,12 @@ from registry.toolbox.builds import loop_spills
 
 pytest.importorskip("triton")
 
-from compiled import resources
+from compiled import matrix_units, resources
 
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, sweeps_of, traits_of
 
+WITH_NEWEST_TRITON = r"build\[(?!d192-128).*-causal.*(any|sweeps)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
@@ -48,7 +48,7 @@ def named(problems, configs):
 def built(p, config):
     """The kernels with matrix products."""
     found = [resources(build) for build in VARIANT.builds(p, config)]
-    return [one for one in found if one.counts["HGMMA"]]
+    return [one for one in found if "wgmma" in matrix_units(one)]
 
 
 def hot_loops(found):
@@ -137,8 +137,3 @@ def test_refusals_name_a_fix():
     unaligned = tuple(dataclasses.replace(o, base_alignment=2) for o in problem().operands)
     reasons = VARIANT.reasons(dataclasses.replace(problem(), operands=unaligned))
     assert reasons and all(r.fix for r in reasons)
-
-
-@needs_newest_triton
-def test_with_the_newest_triton():
-    run_with_newest_triton(__file__, "test_build and causal and not d192-128 and (any or sweeps)")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import INTERPRETED, run_interpreted
+from again import INTERPRETED
 
 from registry import grouped_mm
 from registry.ops.grouped_mm.draws import ends_of
@@ -26,13 +26,7 @@ def offsets(*ends):
     return torch.tensor(ends, dtype=torch.int32)
 
 
-if not INTERPRETED:
-
-    @pytest.mark.slow(25)
-    def test_interpreted():
-        run_interpreted(__file__)
-
-else:
+if INTERPRETED:
     import interpreter  # noqa: F401 (it mends Triton's)
 
     from registry.ops.grouped_mm.offsets import OFFSETS

@@ -1,7 +1,4 @@
-"""The three matmul kernels compiled for GPUs that are not here: resources, instructions, and Ampere's cp.async rule.
-
-Set KREG_NEWEST_TRITON to a folder that holds another triton to compile with that one too, in a process of its own.
-"""
+"""The three matmul kernels compiled for GPUs that are not here: resources, instructions, and Ampere's cp.async rule."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from registry.ops.matmul.problem import MatmulProblem
 
 pytest.importorskip("triton")
 
-from again import needs_newest_triton, run_with_newest_triton
 from compiled import instructions, matrix_units, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 
+WITH_NEWEST_TRITON = r"."
 POINTERS, DESCRIPTORS, SPECIALIZED = (
     module.registry_variants()[0] for module in (triton_matmul, triton_matmul_tma, gluon_matmul_ws)
 )
@@ -298,9 +295,3 @@ def test_what_split_k_cannot():
     for wrong in ({"MODE": "pingpong"}, {"SPLIT": 2}, {"SPLIT_K": 9}):
         config = {**gluon_matmul_ws.config("coop", 128, 128, 4, split_k=2), **wrong}
         assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}
-
-
-@pytest.mark.slow(95)
-@needs_newest_triton
-def test_with_the_newest_triton():
-    run_with_newest_triton(__file__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import INTERPRETED, run_interpreted
+from again import INTERPRETED
 
 ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
@@ -47,13 +47,7 @@ def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
     assert error <= ALLOWED[kind], f"relative error {error:.2e}"
 
 
-if not INTERPRETED:
-
-    @pytest.mark.slow(18)
-    def test_interpreted():
-        run_interpreted(__file__)
-
-else:
+if INTERPRETED:
     import interpreter  # noqa: F401 (it mends Triton's)
 
     from registry.plugins import triton_matmul, triton_matmul_tma

@@ -2,8 +2,7 @@
 that it does not where an erratum refuses it. tests/support/autows_forms.py reads the
 code; docs/autows.md shows the result.
 
-Set KREG_NEWEST_TRITON to a folder with an unpacked newer Triton to repeat it there. Run with TRITON_INTERPRET=1, this
-file checks instead what the kernel computes, whoever computes it: one test does so in a process of its own.
+Run with TRITON_INTERPRET=1, this file checks instead what the kernel computes, whoever computes it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-from again import INTERPRETED, needs_newest_triton, run_interpreted, run_with_newest_triton  # noqa: E402
+from again import INTERPRETED  # noqa: E402
 
 from registry import Target, variants  # noqa: E402
 from registry.dispatch import in_force  # noqa: E402
@@ -20,18 +19,12 @@ from registry.dispatch.select import all_reasons  # noqa: E402
 
 PINNED = triton.__version__.startswith("3.6.")
 NAME = "triton_autows"
+WITH_NEWEST_TRITON = r"^test_(?!every_config)"  # of each form one
 
 
 if INTERPRETED:
+    import interpreter  # noqa: F401 (it mends Triton's)
     import numpy as np
-    from triton.runtime import interpreter
-
-    def _scalar_index(tensor, scope, patch=interpreter._patch_lang_tensor):
-        """triton 3.6 makes an int of a one-element array by int(), which numpy 2.4 refuses."""
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = _scalar_index
 
     def test_it_is_right_where_it_is_legal():
         """In float16: the interpreter cannot round to bfloat16."""
@@ -90,12 +83,3 @@ else:
     def test_the_page_is_current():
         text = PAGE.read_text(encoding="utf-8")
         assert with_forms(text) == text, "python tests/support/autows_forms.py --write"
-
-    @pytest.mark.slow(8)
-    def test_it_is_right_under_the_interpreter():
-        run_interpreted(__file__)
-
-    @pytest.mark.slow(60)
-    @needs_newest_triton
-    def test_newest_triton():
-        run_with_newest_triton(__file__)

@@ -10,7 +10,7 @@ import random
 
 import pytest
 import torch
-from again import INTERPRETED, run_interpreted
+from again import INTERPRETED
 
 ALLOWED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
 BASE = dict(
@@ -109,21 +109,8 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double() - expected).norm() / expected.norm().clamp_min(1.0)).item()
 
 
-if not INTERPRETED:
-
-    @pytest.mark.slow(21)
-    def test_interpreted():
-        pytest.importorskip("triton")
-        ran = run_interpreted(__file__)
-        assert "passed" in ran and "skipped" not in ran, ran[-400:]
-
-else:
-
-    @pytest.fixture(autouse=True, scope="session")
-    def mended():
-        from registry.testing import interpreted
-
-        assert not interpreted.mend()
+if INTERPRETED:
+    import interpreter  # noqa: F401 (it mends Triton's)
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize("changes", [*CORNERS, *sampled(12)], ids=lambda c: "-".join(map(str, c.values())))

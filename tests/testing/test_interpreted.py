@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import INTERPRETED, needs_newest_triton, run_interpreted, run_with_newest_triton
+from again import INTERPRETED
 
 from registry import InvalidArgument
 from registry.testing import interpreted
 
+WITH_NEWEST_TRITON = r"bfloat16"
+
 if not INTERPRETED:
-
-    @pytest.mark.slow(9)
-    def test_interpreted():
-        assert "passed" in run_interpreted(__file__)
-
-    @pytest.mark.slow(9)
-    @needs_newest_triton
-    def test_with_the_newest_triton():
-        run_with_newest_triton(__file__, "test_interpreted")
 
     def test_it_is_asked_for_before_triton_is_imported(monkeypatch):
         pytest.importorskip("triton")

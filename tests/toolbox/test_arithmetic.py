@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import INTERPRETED, run_interpreted
+from again import INTERPRETED
 
 SIZE = 4096
 EDGES = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 13.0, -13.0, 100.0, -100.0, 3e38, -3e38, float("inf"), float("nan")])
 
-if not INTERPRETED:
-
-    def test_interpreted():
-        run_interpreted(__file__)
-
-else:
+if INTERPRETED:
     import triton
     import triton.language as tl
 

@@ -18,7 +18,7 @@ from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.products import UNIT_BYTES, activate, default_out_dtype, matrix_strides
+from registry.ops.parts.products import UNIT_BYTES, activate, complaints_of_form, matrix_strides, wanted_out_dtype
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -119,7 +119,7 @@ class GroupedMmKit(Kit):
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         groups, m, n, k = spec["sizes"]
-        dtype, out_dtype, form = getattr(torch, spec["dtype"]), _out_dtype(spec), spec["form"]
+        dtype, out_dtype, form = getattr(torch, spec["dtype"]), wanted_out_dtype(spec), spec["form"]
         arenas: dict[str, Arena] = {}
 
         def place(name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
@@ -196,20 +196,7 @@ class GroupedMmKit(Kit):
         return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        result, given = results["out"], sample.written.get("out")
-        if given is not None:
-            same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
-            return [] if same else ["out= was given, but another tensor was returned"]
-        found = [] if result.is_contiguous() else [f"out has strides {result.stride()}: not contiguous"]
-        if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in sample.tensors}:
-            found.append("out shares memory with an input")
-        return found
-
-
-def _out_dtype(spec: Spec) -> torch.dtype:
-    found = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
-    assert isinstance(found, torch.dtype)
-    return found
+        return complaints_of_form(results["out"], sample.written.get("out"), sample.tensors)
 
 
 def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.Tensor | None) -> torch.Tensor:

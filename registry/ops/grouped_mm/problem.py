@@ -18,6 +18,7 @@ from registry.ops.parts.products import (
     alignment,
     check_activation,
     default_out_dtype,
+    pitch_of,
     same_dtype,
     unit_dimension,
 )
@@ -78,9 +79,7 @@ class GroupedMmProblem(Problem):
 
     @property
     def pitch(self) -> int:
-        """Bytes, up to 16, that divide every row's distance from the next, in both operands and the result."""
-        result: int = self.n * getattr(torch, self.out_dtype).itemsize | 16
-        return min([fact.stride_alignment for fact in self.operands] + [result & -result])
+        return pitch_of(self.n, self.out_dtype, self.operands)
 
     @classmethod
     def of_shape(

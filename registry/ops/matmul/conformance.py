@@ -14,7 +14,7 @@ from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.products import FP8, UNIT_BYTES, activate, default_out_dtype, matrix_strides
+from registry.ops.parts.products import FP8, UNIT_BYTES, activate, complaints_of_form, matrix_strides, wanted_out_dtype
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -120,7 +120,7 @@ class MatmulKit(Kit):
             return False
         if spec["shared"] and not spec["batch"]:
             return False
-        out = _out_dtype(spec)
+        out = wanted_out_dtype(spec)
         if out in (torch.int8, torch.int32):
             plain = spec["activation"] in ("", "relu") and spec["bias"] != "float32"
             return dtype == "int8" and plain and not spec["scaling"]
@@ -128,7 +128,7 @@ class MatmulKit(Kit):
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         m, n, k = spec["sizes"]
-        dtype, out_dtype = getattr(torch, spec["dtype"]), _out_dtype(spec)
+        dtype, out_dtype = getattr(torch, spec["dtype"]), wanted_out_dtype(spec)
         dtype_b = getattr(torch, spec["dtype_b"] or spec["dtype"])
         layout, batch = spec["layout"], spec["batch"]
         arenas: dict[str, Arena] = {}
@@ -196,23 +196,7 @@ class MatmulKit(Kit):
         return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        result = results["out"]
-        given = sample.written.get("out")
-        if given is not None:
-            same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
-            return [] if same else ["out= was given, but another tensor was returned"]
-        found = []
-        if not result.is_contiguous():
-            found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
-        if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in sample.tensors}:
-            found.append("out shares memory with an input")
-        return found
-
-
-def _out_dtype(spec: Spec) -> torch.dtype:
-    dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+        return complaints_of_form(results["out"], sample.written.get("out"), sample.tensors)
 
 
 def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -137,3 +137,30 @@ def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterat
 
 def unit_dimension(got: Any, claim: Any) -> str:
     return "call .contiguous() on the operand of which neither matrix dimension has stride 1"
+
+
+def pitch_of(columns: int, out_dtype: str, operands: Iterable[OperandFact]) -> int:
+    """Bytes, up to 16, that divide every row's distance from the next, in the operands and the result: what decides
+    which of a library's kernels can run."""
+    result: int = columns * getattr(torch, out_dtype).itemsize | 16
+    return min([fact.stride_alignment for fact in operands] + [result & -result])
+
+
+def wanted_out_dtype(spec: Mapping[str, Any]) -> torch.dtype:
+    """Of a conformance case."""
+    dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def complaints_of_form(result: torch.Tensor, given: torch.Tensor | None, inputs: Iterable[torch.Tensor]) -> list[str]:
+    """What is wrong with a result before its values are looked at; `given` is the out= of the call."""
+    if given is not None:
+        same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
+        return [] if same else ["out= was given, but another tensor was returned"]
+    found = []
+    if not result.is_contiguous():
+        found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
+    if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in inputs}:
+        found.append("out shares memory with an input")
+    return found
