@@ -1,31 +1,16 @@
-"""Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3` and `gluon_fa3_backward`.
+"""Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3`, `_backward`, `_varlen`.
 
 Forward: a producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside
 PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, softmax.py,
-host.py. The gradients: backward/.
+host.py. The gradients: backward/. Packed sequences: varlen/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.gluon_fa3 import backward, host
-from registry.plugins.gluon_fa3.configs import configs
-from registry.plugins.gluon_fa3.traits import ROWS, registers, rule, shared_memory
-
-
-def design_of(config: Mapping[str, Any]) -> Design:
-    return Design(
-        warp_groups=config["consumers"],
-        pipeline_stages=config["stages"],
-        warp_specialized=True,
-        pipeline_tasks=config["consumers"] + 1,
-        tile=(ROWS * config["consumers"], config["BLOCK_N"]),
-        persistent=True,
-        dsl="gluon",
-    )
+from registry.plugins.gluon_fa3 import backward, host, varlen
+from registry.plugins.gluon_fa3.configs import configs, design_of
+from registry.plugins.gluon_fa3.traits import registers, rule, shared_memory
 
 
 VARIANT = Variant(
@@ -73,4 +58,4 @@ VARIANT = Variant(
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    return [VARIANT, backward.VARIANT]
+    return [VARIANT, backward.VARIANT, varlen.VARIANT]

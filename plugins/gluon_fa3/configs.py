@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from registry import Design
 from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bounds
 
 OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
@@ -14,7 +16,19 @@ LONG_KEYS = 1536  # from which one block of 128 keys an SM is faster than two of
 TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
 
 
-def _config(
+def design_of(config: Mapping[str, Any]) -> Design:
+    return Design(
+        warp_groups=config["consumers"],
+        pipeline_stages=config["stages"],
+        warp_specialized=True,
+        pipeline_tasks=config["consumers"] + 1,
+        tile=(ROWS * config["consumers"], config["BLOCK_N"]),
+        persistent=True,
+        dsl="gluon",
+    )
+
+
+def config_of(
     block_n: int,
     consumers: int,
     pingpong: str,
@@ -69,32 +83,32 @@ def _filled(problem: Any, groups: int) -> float:
 
 
 def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
-    two = _config(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=overlap)
+    two = config_of(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=overlap)
     if triangular:
-        three = _config(128, 3, "pair", 0, "dynamic")
+        three = config_of(128, 3, "pair", 0, "dynamic")
         prefer_three = overlap and problem.seqlen_q >= THREE_GROUPS_FROM
     else:
-        three = _config(128, 3, "pair", 0, "dynamic", rescale="after_pv", overlap=overlap)
+        three = config_of(128, 3, "pair", 0, "dynamic", rescale="after_pv", overlap=overlap)
         prefer_three = _filled(problem, 3) > TWO_GROUPS_SPEED * _filled(problem, 2)
     found = [three, two] if prefer_three else [two, three]
-    return [*found, _config(128, 2, "pair", 64, "static"), _config(128, 1, "off", 64, "dynamic")]
+    return [*found, config_of(128, 2, "pair", 64, "static"), config_of(128, 1, "off", 64, "dynamic")]
 
 
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
-    shared = _config(64, 1, "off", 0, "dynamic")  # two blocks of it fit an SM
-    alone = _config(128, 1, "off", 0, "dynamic")
+    shared = config_of(64, 1, "off", 0, "dynamic")  # two blocks of it fit an SM
+    alone = config_of(128, 1, "off", 0, "dynamic")
     small = [shared, alone] if problem.seqlen_k >= LONG_KEYS else [alone, shared]
     if triangular:
-        best = _config(128, 2, "pair", 64, "dynamic", overlap=overlap)
+        best = config_of(128, 2, "pair", 64, "dynamic", overlap=overlap)
         more = [{**best, "q_columns": 128}] if padded(problem.head_dim) == 128 else []
     else:
-        best = _config(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
-        more = [_config(128, 2, "pair", 0, "static"), _config(64, 3, "pair", 0, "dynamic")]
+        best = config_of(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
+        more = [config_of(128, 2, "pair", 0, "static"), config_of(64, 3, "pair", 0, "dynamic")]
     return [best, *more, *small]
 
 
 def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     del overlap  # a second Q tile does not fit
-    dynamic = _config(64, 2, "qk", 0, "dynamic") if triangular else _config(64, 2, "pair", 64, "dynamic_early")
-    registers = _config(64, 2, "pair", 64, "dynamic")
-    return [dynamic, registers, _config(64, 2, "qk", 64, "static"), _config(64, 1, "off", 64, "dynamic")]
+    dynamic = config_of(64, 2, "qk", 0, "dynamic") if triangular else config_of(64, 2, "pair", 64, "dynamic_early")
+    registers = config_of(64, 2, "pair", 64, "dynamic")
+    return [dynamic, registers, config_of(64, 2, "qk", 64, "static"), config_of(64, 1, "off", 64, "dynamic")]

@@ -5,7 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
-from registry.plugins.gluon_fa3.schedule import key_blocks, learn
+from registry.plugins.gluon_fa3.places import box, extent_of, queries_of, sums_of
+from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
 from registry.plugins.gluon_fa3.softmax import (
     LN2,
     LOWEST,
@@ -65,23 +66,23 @@ def pass_block(k_ring, v_ring, i, GROUP: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.jit
-def store_output(o_map, o_tile, acc, b, h, row, DTYPE: gl.constexpr, T: gl.constexpr):
+def store_output(o_map, o_tile, acc, where, row, DTYPE: gl.constexpr, T: gl.constexpr):
     """Through shared memory; the copy runs on beside the next tile."""
     HALF: gl.constexpr = T.head_v // T.o_steps
     staged = as_matrix(o_tile, ROWS, HALF)
     if T.o_steps == 1:
         staged.store(acc.to(DTYPE))
         fence_async_shared()
-        store_tile(o_map, [b, h, row, 0], o_tile)
+        store_tile(o_map, box(where, row, 0, T), o_tile)
     else:
         left, right = acc.to(DTYPE).reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
         staged.store(left)
         fence_async_shared()
-        store_tile(o_map, [b, h, row, 0], o_tile)
+        store_tile(o_map, box(where, row, 0, T), o_tile)
         store_wait(0)
         staged.store(right)
         fence_async_shared()
-        store_tile(o_map, [b, h, row, HALF], o_tile)
+        store_tile(o_map, box(where, row, HALF, T), o_tile)
 
 
 @gluon.jit
@@ -95,7 +96,7 @@ def consumer(
     messages,
     lse,
     extent,
-    heads_q,
+    pitch,
     scale,
     cap,
     T: gl.constexpr,
@@ -115,14 +116,14 @@ def consumer(
     zero = gl.full([ROWS, N], 0.0, gl.float32, layout=S_LAYOUT)
 
     scopes.enter("wait tile")
-    m, h, b, more = learn(messages, 0)
+    place, more = learn(messages, 0, T)
     scopes.leave("wait tile")
     turn = 0
     i = 0  # K blocks taken, and one more than V blocks taken
     if T.groups - 1 == GROUP:
         give_turn(0, T)
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
-        row = m * T.block_m + GROUP * ROWS
+        row = place[0] * T.block_m + GROUP * ROWS
         scopes.enter("wait Q")
         q = as_matrix(wait_full(q_ring, 0), ROWS, T.head)
         scopes.leave("wait Q")
@@ -138,19 +139,20 @@ def consumer(
         scopes.leave("wait QK")
         scopes.leave("async QK")
         release(k_ring, 0)
-        low, high = key_blocks(row, row + ROWS - 1, extent, T)
+        low, high = group_blocks(place, GROUP, extent, T)
         scopes.enter("softmax")
-        s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
+        s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent_of(place, extent, T), T)
         p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
         scopes.leave("softmax")
         pairs = pack(p, T)
         i += 1
 
     while more:
-        row = m * T.block_m + GROUP * ROWS
-        low, high = key_blocks(row, row + ROWS - 1, extent, T)
+        row = place[0] * T.block_m + GROUP * ROWS
+        here = extent_of(place, extent, T)
+        low, high = group_blocks(place, GROUP, extent, T)
         acc = gl.full([ROWS, T.head_v], 0.0, gl.float32, layout=O_LAYOUT)
-        tile_low, tile_high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent, T)
+        tile_low, tile_high = tile_blocks(place, extent, T)
         if T.skips:
             for _ in range(tile_high - high):
                 pass_block(k_ring, v_ring, i, GROUP, T)
@@ -182,7 +184,7 @@ def consumer(
                 # and the copy of the next tile's Q overtook it (measured: in tiles of one key block, wrong).
                 release(q_ring, turn)
             scopes.enter("softmax")
-            s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent, T)
+            s = mask_block(score(s, scale, cap, T), row, high, rows, keys, here, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
             scopes.leave("softmax")
             pairs = pack(p, T)
@@ -214,8 +216,8 @@ def consumer(
             release(k_ring, i)
             scopes.enter("softmax")
             s = score(s, scale, cap, T)
-            if T.mask == "band":
-                s = mask_if_edge(s, row, high - 1 - j, rows, keys, extent, T)
+            if T.mask == "band" or T.mask == "shifted":
+                s = mask_if_edge(s, row, high - 1 - j, rows, keys, here, T)
             p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
             scopes.leave("softmax")
             scopes.enter("wait PV")
@@ -234,14 +236,14 @@ def consumer(
 
         # The last product; with `overlap` beside it the next tile's first block (after the last tile: for nothing).
         scopes.enter("wait tile")
-        m, next_h, next_b, more = learn(messages, turn)
+        next_place, more = learn(messages, turn, T)
         scopes.leave("wait tile")
         total = gl.convert_layout(gl.sum(sums, 1), S_ROW)
         last_m = m_i
         if T.rescale == "before_pv":  # here, not between the products: with `overlap` those need the registers
             acc = acc * alpha_o[:, None]
         if T.overlap:
-            next_row = m * T.block_m + GROUP * ROWS
+            next_row = next_place[0] * T.block_m + GROUP * ROWS
             scopes.enter("wait Q")
             q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
             scopes.leave("wait Q")
@@ -266,17 +268,16 @@ def consumer(
             scopes.leave("wait QK")
             scopes.leave("async QK")
             release(k_ring, i)
-            low, high = key_blocks(next_row, next_row + ROWS - 1, extent, T)
+            low, high = group_blocks(next_place, GROUP, extent, T)
             scopes.enter("softmax")
-            s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent, T)
+            s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent_of(next_place, extent, T), T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
             scopes.leave("softmax")
         inverse = 1.0 / gl.maximum(total, 1e-30)  # a row that saw no key: 0 * 1e30
         if T.lse:
             out_rows = row + rows
-            seqlen_q = extent[0]
-            place = lse + (b * heads_q + h).to(gl.int64) * seqlen_q + out_rows
-            gl.store(place, (last_m + gl.log2(total)) * LN2, mask=out_rows < seqlen_q)
+            row_sums = sums_of(lse, place, pitch, here, T) + out_rows
+            gl.store(row_sums, (last_m + gl.log2(total)) * LN2, mask=out_rows < here[0])
         store_wait(0)
         scopes.enter("wait PV")
         acc = warpgroup_mma_wait(0, [o_pending])
@@ -286,16 +287,15 @@ def consumer(
         if T.overlap:
             pairs = pack(p, T)
             i += 1
-        if T.mask == "band":
+        if T.mask == "band" and T.skips:
             for _ in range(low - tile_low):
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
         acc = acc * gl.convert_layout(inverse, O_ROW)[:, None]
         scopes.enter("store")
-        store_output(o_map, o_tiles.index(GROUP), acc, b, h, row, DTYPE, T)
+        store_output(o_map, o_tiles.index(GROUP), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")
-        h = next_h
-        b = next_b
+        place = next_place
     if GROUP == 0:
         take_turn(0, T)
     store_wait(0)

@@ -56,9 +56,56 @@ def query_rings(q_map, DTYPE: gl.constexpr, T: gl.constexpr):
     rings = ()
     GROUPS: gl.constexpr = T.groups
     for _ in gl.static_range(GROUPS):
-        tiles = gl.allocate_shared_memory(DTYPE, [SLOTS, 1, 1, ROWS, T.head], q_map.layout)
+        tiles = gl.allocate_shared_memory(DTYPE, [SLOTS] + q_map.block_shape, q_map.layout)
         rings = rings + (ring(tiles, SLOTS, 1),)
     return rings
+
+
+@gluon.jit
+def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale, cap, T: gl.constexpr):
+    """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found."""
+    DTYPE: gl.constexpr = maps[0].dtype
+    G: gl.constexpr = T.groups
+    STAGES: gl.constexpr = T.stages
+    o_tiles = gl.allocate_shared_memory(DTYPE, [G] + o_map.block_shape, o_map.layout)
+    k_tiles = gl.allocate_shared_memory(DTYPE, [STAGES] + maps[1].block_shape, maps[1].layout)
+    v_tiles = gl.allocate_shared_memory(DTYPE, [STAGES] + maps[2].block_shape, maps[2].layout)
+    notes = gl.allocate_shared_memory(gl.int64, [2, T.message_words], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q = query_rings(maps[0], DTYPE, T)
+    k = ring(k_tiles, STAGES, G)
+    v = ring(v_tiles, STAGES, G)
+    notes = ring(notes, 2, G)
+    # Written out: a constexpr inside a tuple variable would lose its value.
+    if G == 1:
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
+            ],
+            [1],
+            [T.producer_registers],
+        )
+    elif G == 2:
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
+            ],
+            [4, 1],
+            [T.consumer_registers, T.producer_registers],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
+            ],
+            [4, 4, 1],
+            [T.consumer_registers, T.consumer_registers, T.producer_registers],
+        )
 
 
 SIZES = "seqlen_q seqlen_k left right heads_q group tiles row_blocks heads section_heads"
@@ -86,49 +133,7 @@ def attention_forward(
     cap,
     T: gl.constexpr,
 ):
-    DTYPE: gl.constexpr = q_map.dtype
-    G: gl.constexpr = T.groups
-    STAGES: gl.constexpr = T.stages
-    o_tiles = gl.allocate_shared_memory(DTYPE, [G, 1, 1, ROWS, T.head_v // T.o_steps], o_map.layout)
-    k_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, T.block_n, T.head], k_map.layout)
-    v_tiles = gl.allocate_shared_memory(DTYPE, [STAGES, 1, 1, T.block_n, T.head_v], v_map.layout)
-    notes = gl.allocate_shared_memory(gl.int64, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q = query_rings(q_map, DTYPE, T)
-    k = ring(k_tiles, STAGES, G)
-    v = ring(v_tiles, STAGES, G)
-    notes = ring(notes, 2, G)
     extent = (seqlen_q, seqlen_k, left, right)
     work = (tiles, row_blocks, heads, section_heads)
     maps = (q_map, k_map, v_map)
-    place = counter.to(gl.int64)
-    # Written out: a constexpr inside a tuple variable would lose its value.
-    if G == 1:
-        gl.warp_specialize(
-            [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-            ],
-            [1],
-            [T.producer_registers],
-        )
-    elif G == 2:
-        gl.warp_specialize(
-            [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-            ],
-            [4, 1],
-            [T.consumer_registers, T.producer_registers],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, heads_q, scale, cap, T)),
-                (producer, (maps, q, k, v, notes, place, extent, work, heads_q, group, T)),
-            ],
-            [4, 4, 1],
-            [T.consumer_registers, T.consumer_registers, T.producer_registers],
-        )
+    attend(maps, o_map, lse, heads_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)

@@ -4,7 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.schedule import announce, key_blocks, next_tile, tile_at
+from registry.plugins.gluon_fa3.places import box, keys_of, queries_of
+from registry.plugins.gluon_fa3.schedule import announce, next_tile, tile_at, tile_blocks
 from registry.toolbox import scopes
 from registry.toolbox.hopper import load_tile, wait_empty
 
@@ -12,17 +13,17 @@ ROWS = gl.constexpr(64)
 
 
 @gluon.jit
-def load_block(tensor, r, i, b, h, block, T: gl.constexpr):
+def load_block(tensor, r, i, keys, block, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
     scopes.enter("wait slot of K or V")
     tile, ready = wait_empty(r, i)
     scopes.leave("wait slot of K or V")
-    mbarrier.expect(ready, tile.shape[2] * tile.shape[3] * 2)
-    load_tile(tensor, [b, h, block * T.block_n, 0], ready, tile)
+    mbarrier.expect(ready, tile.shape[len(tile.shape) - 2] * tile.shape[len(tile.shape) - 1] * 2)
+    load_tile(tensor, box(keys, block * T.block_n, 0, T), ready, tile)
 
 
 @gluon.jit
-def load_queries(q_map, q_rings, turn, b, h, m, T: gl.constexpr):
+def load_queries(q_map, q_rings, turn, place, T: gl.constexpr):
     """Bring the Q tiles of all groups, each with barriers of its own: the first group need not wait for the last."""
     GROUPS: gl.constexpr = T.groups
     for g in gl.static_range(GROUPS):
@@ -30,7 +31,7 @@ def load_queries(q_map, q_rings, turn, b, h, m, T: gl.constexpr):
         tile, ready = wait_empty(q_rings[g], turn)
         scopes.leave("wait slot of Q")
         mbarrier.expect(ready, ROWS * T.head * 2)
-        load_tile(q_map, [b, h, m * T.block_m + g * ROWS, 0], ready, tile)
+        load_tile(q_map, box(queries_of(place, T), place[0] * T.block_m + g * ROWS, 0, T), ready, tile)
 
 
 @gluon.jit
@@ -41,39 +42,38 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     that consumers need no special case for it.
     """
     q_map, k_map, v_map = maps
-    tiles, row_blocks, heads, section_heads = work
+    tiles = work[0]
     tile = gl.program_id(0)
-    m, h, b = tile_at(tile, work, heads_q, T)
-    announce(messages, 0, m, h, b, True)
-    low, high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent, T)
+    place = tile_at(tile, work, heads_q, T)
+    announce(messages, 0, place, tile < tiles, T)
+    low, high = tile_blocks(place, extent, T)
     turn = 0  # tiles begun
     used = 0  # K blocks of the tiles before
     if T.overlap:
-        load_block(k_map, k_ring, 0, b, h // group, high, T)
-        load_queries(q_map, q_rings, 0, b, h, m, T)
+        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, T)
+        load_queries(q_map, q_rings, 0, place, T)
     while tile < tiles:
-        kv = h // group
-        here = b
+        keys = keys_of(place, group, T)
         steps = high - low
         last_block = low
         if not T.overlap:
-            load_block(k_map, k_ring, used, b, kv, high, T)
-            load_queries(q_map, q_rings, turn, b, h, m, T)
+            load_block(k_map, k_ring, used, keys, high, T)
+            load_queries(q_map, q_rings, turn, place, T)
         turn += 1
         if T.schedule != "dynamic":
             tile = next_tile(tile, counter, work, T)
-            m, h, b = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
-            announce(messages, turn, m, h, b, tile < tiles)
+            place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
+            announce(messages, turn, place, tile < tiles, T)
         for j in range(1, steps + 1):
-            load_block(k_map, k_ring, used + j, here, kv, high - j, T)
-            load_block(v_map, v_ring, used + j - 1, here, kv, high - j + 1, T)
+            load_block(k_map, k_ring, used + j, keys, high - j, T)
+            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, T)
         if T.schedule == "dynamic":
             tile = next_tile(tile, counter, work, T)
-            m, h, b = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
-            announce(messages, turn, m, h, b, tile < tiles)
-        low, high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent, T)
+            place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
+            announce(messages, turn, place, tile < tiles, T)
+        low, high = tile_blocks(place, extent, T)
         if T.overlap:
-            load_block(k_map, k_ring, used + steps + 1, b, h // group, high, T)
-            load_queries(q_map, q_rings, turn, b, h, m, T)
-        load_block(v_map, v_ring, used + steps, here, kv, last_block, T)
+            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, T)
+            load_queries(q_map, q_rings, turn, place, T)
+        load_block(v_map, v_ring, used + steps, keys, last_block, T)
         used += steps + 1

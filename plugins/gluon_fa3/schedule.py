@@ -10,6 +10,9 @@ dynamic_early   the same, drawn when the tile begins: hides the atomic's latency
 
 Causal tiles are ordered by sections of heads whose K and V fit the L2 cache, longest tile first inside a section.
 
+Packed sequences come as a list of row blocks, the longest sequence first, its longest row block first; as long as the
+device finds it to be. Each block of the list stands for one tile a head, by the same sections.
+
 Why the counter needs no reset: `atom.inc` with bound tiles - 1 wraps to zero after exactly `tiles` draws, and a launch
 draws exactly that often (each block's first tile is its own number; tiles - P draws find work, and P draws end one
 block each). Launches that could overlap never share a counter: see registry.toolbox.counters.
@@ -19,8 +22,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from registry.plugins.gluon_fa3.places import extent_of
 from registry.toolbox.hopper import release, wait_empty, wait_full
 
+ROWS = gl.constexpr(64)
+WORDS = gl.constexpr(8)  # 32-bit words of an entry in a list of row blocks, the first of which says how many there are
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
 
 # One lane draws, the warp gets the result.
@@ -32,9 +38,11 @@ _DRAW = gl.constexpr(
 
 @gluon.jit
 def tile_at(tile, work, heads_q, T: gl.constexpr):
-    """(row block, query head, batch) of a tile."""
-    tiles, row_blocks, heads, section_heads = work
-    if T.longest_first:
+    """The place of a tile (see places.py); `work` ends with the list of row blocks, where there is one."""
+    row_blocks = work[1]
+    heads = work[2]
+    section_heads = work[3]
+    if T.longest_first or T.packed:
         section = tile // (section_heads * row_blocks)
         first = section * section_heads
         within = tile - first * row_blocks
@@ -45,8 +53,23 @@ def tile_at(tile, work, heads_q, T: gl.constexpr):
     else:
         bh = tile // row_blocks
         m = tile - bh * row_blocks
-    b = bh // heads_q
-    return m, bh - b * heads_q, b
+    if T.packed:
+        return listed(work[4], step, bh)
+    else:
+        b = bh // heads_q
+        return m, bh - b * heads_q, b
+
+
+@gluon.jit
+def listed(row_blocks, step, h):
+    """The place of a row block of one head out of a list that varlen/tile_list.py made."""
+    entry = row_blocks + (step + 1) * WORDS
+    m = gl.load(entry)
+    q_end = gl.load(entry + 1)
+    queries = gl.load(entry + 2)
+    keys = gl.load(entry + 3)
+    k_end = gl.load(entry + 4)
+    return m, h, q_end, queries, keys, k_end
 
 
 @gluon.jit
@@ -56,12 +79,29 @@ def key_blocks(first_row, last_row, extent, T: gl.constexpr):
     N: gl.constexpr = T.block_n
     high = (seqlen_k - 1) // N
     low = 0
-    if T.mask == "diagonal":
+    if T.mask == "diagonal" or T.mask == "shifted":
         high = gl.minimum(gl.maximum(last_row + (seqlen_k - seqlen_q), 0) // N, high)
     elif T.mask == "band":
         high = gl.minimum(gl.maximum(last_row + (seqlen_k - seqlen_q) + right, 0) // N, high)
         low = gl.minimum(gl.maximum(first_row + (seqlen_k - seqlen_q) - left, 0) // N, high)
     return low, high
+
+
+@gluon.jit
+def tile_blocks(place, extent, T: gl.constexpr):
+    """The same of a whole tile."""
+    m = place[0]
+    return key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent_of(place, extent, T), T)
+
+
+@gluon.jit
+def group_blocks(place, GROUP: gl.constexpr, extent, T: gl.constexpr):
+    """The same of one group's rows; of the tile's, where the groups skip nothing for themselves."""
+    if T.packed and not T.skips:
+        return tile_blocks(place, extent, T)
+    else:
+        row = place[0] * T.block_m + GROUP * ROWS
+        return key_blocks(row, row + ROWS - 1, extent_of(place, extent, T), T)
 
 
 @gluon.jit
@@ -73,23 +113,49 @@ def next_tile(tile, counter, work, T: gl.constexpr):
 
 
 @gluon.jit
-def announce(messages, turn, m, h, b, more):
+def announce(messages, turn, place, more, T: gl.constexpr):
     """Producer: pass a tile to the consumers, or the end."""
-    ONE_WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    place, ready = wait_empty(messages, turn)
-    packed = (b.to(gl.int64) << (2 * FIELD)) | (h.to(gl.int64) << FIELD) | m.to(gl.int64)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([T.message_words], [32], [1], [0])
+    words, ready = wait_empty(messages, turn)
+    if T.packed:
+        m, h, q_end, queries, keys, _ = place
+        word = gl.arange(0, T.message_words, layout=LAYOUT)
+        packed = gl.where(word == 1, _pair(q_end, queries), gl.where(word == 2, keys.to(gl.int64), _pair(h, m)))
+    else:
+        m, h, b = place
+        packed = (b.to(gl.int64) << (2 * FIELD)) | (h.to(gl.int64) << FIELD) | m.to(gl.int64)
     packed = gl.where(more, packed, -1)
-    place.store(gl.full([1], 0, gl.int64, layout=ONE_WARP) + packed)
+    words.store(gl.full([T.message_words], 0, gl.int64, layout=LAYOUT) + packed)
     mbarrier.arrive(ready, count=1)
 
 
 @gluon.jit
-def learn(messages, turn):
-    """Consumer: the next tile as (row block, head, batch), and whether there is one."""
-    ONE_GROUP: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    packed = gl.max(wait_full(messages, turn).load(ONE_GROUP), 0)
-    release(messages, turn)
-    MASK: gl.constexpr = (1 << FIELD) - 1
-    m = (packed & MASK).to(gl.int32)
-    h = ((packed >> FIELD) & MASK).to(gl.int32)
-    return m, h, (packed >> (2 * FIELD)).to(gl.int32), packed >= 0
+def learn(messages, turn, T: gl.constexpr):
+    """Consumer: the place of the next tile, and whether there is one."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([T.message_words], [32], [4], [0])
+    words = wait_full(messages, turn).load(LAYOUT)
+    if T.packed:
+        release(messages, turn)
+        word = gl.arange(0, T.message_words, layout=LAYOUT)
+        first = gl.max(gl.where(word == 0, words, -1), 0)
+        second = gl.max(gl.where(word == 1, words, -1), 0)
+        keys = gl.max(gl.where(word == 2, words, -1), 0).to(gl.int32)
+        return (
+            first.to(gl.int32),
+            (first >> 32).to(gl.int32),
+            (second >> 32).to(gl.int32),
+            second.to(gl.int32),
+            keys,
+        ), first >= 0
+    else:
+        packed = gl.max(words, 0)
+        release(messages, turn)
+        MASK: gl.constexpr = (1 << FIELD) - 1
+        m = (packed & MASK).to(gl.int32)
+        h = ((packed >> FIELD) & MASK).to(gl.int32)
+        return (m, h, (packed >> (2 * FIELD)).to(gl.int32)), packed >= 0
+
+
+@gluon.jit
+def _pair(high, low):
+    return (high.to(gl.int64) << 32) | low.to(gl.int64)

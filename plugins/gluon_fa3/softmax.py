@@ -51,7 +51,7 @@ def mask_block(s, row, block, rows, keys, extent, T: gl.constexpr):
     fixed = (keys & -7)[None, :]
     if T.mask == "tail":
         s = keep_up_to(s, seqlen_k - 1 - start - lane, fixed)
-    elif T.mask == "diagonal":
+    elif T.mask == "diagonal" or T.mask == "shifted":
         s = keep_up_to(s, (row + (seqlen_k - seqlen_q) - start + rows)[:, None] - lane, fixed)
     elif T.mask == "band":
         own = row + (seqlen_k - seqlen_q) - start + rows
@@ -66,8 +66,12 @@ def mask_if_edge(s, row, block, rows, keys, extent, T: gl.constexpr):
     seqlen_q, seqlen_k, left, right = extent
     own = row + (seqlen_k - seqlen_q)
     start = block * T.block_n
-    above = start + T.block_n - 1 > gl.minimum(own + right, seqlen_k - 1)
-    if above | (start < own + 63 - left):
+    if T.mask == "shifted":
+        edge = start + T.block_n - 1 > own
+    else:
+        above = start + T.block_n - 1 > gl.minimum(own + right, seqlen_k - 1)
+        edge = above | (start < own + 63 - left)
+    if edge:
         s = mask_block(s, row, block, rows, keys, extent, T)
     return s
 

@@ -38,9 +38,12 @@ class Traits:
     rescale: str  # when O is multiplied by alpha: "before_pv" of the next block is issued, or "after_pv" of this one
     overlap: bool  # a tile's last PV runs beside the next tile's first QK and softmax; takes a second Q tile per group
     longest_first: bool
-    mask: str  # "none", "tail" (keys past the end), "diagonal" (one masked block), "band" (any)
+    mask: (
+        str  # "none", "tail" (keys past the end), "diagonal" (one masked block), "shifted" (up to three), "band" (any)
+    )
     score: str  # "plain", "softcap", or "scaled" (a scale <= 0 must be applied before the maximum is taken)
     lse: bool
+    packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
     def block_m(self) -> int:
@@ -50,6 +53,11 @@ class Traits:
     def o_steps(self) -> int:
         """O leaves through a tile of 1/o_steps of its width: at 256 columns a full one would not fit."""
         return 2 if self.head_v == 256 else 1
+
+    @property
+    def message_words(self) -> int:
+        """Words of 64 bits in which the producer tells the consumers of a tile."""
+        return 4 if self.packed else 1
 
     @property
     def wide(self) -> int:
@@ -78,7 +86,7 @@ class Traits:
     @property
     def skips(self) -> bool:
         """Whether a group of a tile may not see the highest blocks that another group sees."""
-        return may_skip(self.mask, self.groups, self.block_n)
+        return may_skip(self.mask, self.groups, self.block_n) and not self.overlap
 
     @property
     def shared_memory(self) -> int:
@@ -117,7 +125,7 @@ def mask_kind(seqlen_q: int, seqlen_k: int, left: int, right: int, block_n: int)
 
 def may_skip(mask: str, groups: int, block_n: int) -> bool:
     """See Traits.skips. Such tiles cannot overlap: the skipped V blocks would wait for the slot of the last one."""
-    return mask == "band" or (mask == "diagonal" and (ROWS * groups > block_n or groups == 3))
+    return mask in ("band", "shifted") or (mask == "diagonal" and (ROWS * groups > block_n or groups == 3))
 
 
 def window_bounds(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -132,6 +140,13 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     """The build that `config` means for `problem`."""
     left, right = window_bounds(problem.causal, problem.window)
     mask = mask_kind(problem.seqlen_q, problem.seqlen_k, left, right, config["BLOCK_N"])
+    overlap = config["overlap"] and not may_skip(mask, config["consumers"], config["BLOCK_N"])
+    triangular = left >= UNLIMITED and right < UNLIMITED
+    return traits_with(problem, config, mask=mask, overlap=overlap, longest_first=triangular, score=score)
+
+
+def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, **known: Any) -> Traits:
+    """The same, for a mask that is known."""
     return Traits(
         dtype={"bfloat16": "bf16", "float16": "fp16"}[problem.dtype],
         head=padded(problem.head_dim),
@@ -144,11 +159,9 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
         q_columns=config["q_columns"],
         schedule=config["schedule"],
         rescale=config["rescale"],
-        overlap=config["overlap"] and not may_skip(mask, config["consumers"], config["BLOCK_N"]),
-        longest_first=left >= UNLIMITED and right < UNLIMITED,
-        mask=mask,
         score=score or ("softcap" if problem.softcap else "plain"),
         lse=problem.lse,
+        **known,
     )
 
 
@@ -164,6 +177,14 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
 
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets, and what a message of the dense schedule cannot say."""
+    yield from config_rule(problem, config)
+    row_blocks = -(-problem.seqlen_q // (ROWS * max(config["consumers"], 1)))
+    if max(problem.batch, problem.heads_q, row_blocks) >= MESSAGE_LIMIT:
+        yield Reason("range", "batch", max(problem.batch, problem.heads_q, row_blocks), f"< {MESSAGE_LIMIT}")
+
+
+def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
     groups, block_n = config["consumers"], config["BLOCK_N"]
@@ -175,9 +196,6 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
         yield Reason("config", "schedule", config["schedule"], ", ".join(SCHEDULES))
     if config["rescale"] not in RESCALES:
         yield Reason("config", "rescale", config["rescale"], ", ".join(RESCALES))
-    row_blocks = -(-problem.seqlen_q // (ROWS * max(groups, 1)))
-    if max(problem.batch, problem.heads_q, row_blocks) >= MESSAGE_LIMIT:
-        yield Reason("range", "batch", max(problem.batch, problem.heads_q, row_blocks), f"< {MESSAGE_LIMIT}")
     # Accumulators of S and O, and P, must fit beside the addressing in a consumer's registers.
     need = block_n // 2 + block_n // 4 + padded(problem.head_dim_v) // 2
     need += 24 + (16 if problem.softcap or problem.window else 0)

@@ -1,0 +1,64 @@
+"""Where the rows of a tile lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
+
+A tile's place is (row block, head, batch), or for packed sequences (row block, head, end of the sequence's queries,
+number of queries, number of keys, end of the keys); consumers, who load no keys, know all but the last.
+
+Packed rows have tensor maps in which each sequence ends like a tensor: [2^30, end, head, row, column], where row
+2^30 - n is the first of n and 2^30 is none any more. The address of (2^30, end, head, 2^30 - n + i, c) is that of row
+end - n + i: the first stride is 2^34 elements less one row, so 2^30 of them wrap around all 64 bits of an address
+and take back the 2^30 rows that `row` has too many. So loads past a sequence's last row give zeros, and stores past it
+are cut, as at the end of a dense tensor; neither meets the next sequence.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+ROWS_LIMIT = 1 << 30
+OUTER_STRIDE = 1 << 34  # in elements, of which 2^30 wrap around if they have 1, 2, 4 or 8 bytes
+OUTER_SIZE = (1 << 31) - 1
+LIMIT = gl.constexpr(ROWS_LIMIT)
+
+
+@gluon.jit
+def queries_of(place, T: gl.constexpr):
+    """What `box` takes for a tile's queries, and its rows of the output."""
+    if T.packed:
+        return place[2], LIMIT - place[3], place[1]
+    else:
+        return place[2], place[1]
+
+
+@gluon.jit
+def keys_of(place, group, T: gl.constexpr):
+    """The same for the keys that it sees."""
+    if T.packed:
+        return place[5], LIMIT - place[4], place[1] // group
+    else:
+        return place[2], place[1] // group
+
+
+@gluon.jit
+def box(where, row, column, T: gl.constexpr):
+    """The coordinates in a tensor map."""
+    if T.packed:
+        return LIMIT, where[0], where[2], where[1] + row, column
+    else:
+        return where[0], where[1], row, column
+
+
+@gluon.jit
+def extent_of(place, extent, T: gl.constexpr):
+    """(queries, keys, left, right) of the sequence that a tile belongs to."""
+    if T.packed:
+        return place[3], place[4], extent[2], extent[3]
+    else:
+        return extent
+
+
+@gluon.jit
+def sums_of(lse, place, pitch, extent, T: gl.constexpr):
+    """Where the LSE of a sequence's first row lies: in [batch, head, row] with `pitch` heads, or [head, pitch]."""
+    if T.packed:
+        return lse + place[1].to(gl.int64) * pitch + (place[2] - place[3])
+    else:
+        return lse + (place[2] * pitch + place[1]).to(gl.int64) * extent[0]

@@ -1,0 +1,57 @@
+"""`gluon_fa3_varlen`: gluon_fa3's kernel over sequences packed end to end, as training and prompts have them.
+
+Reading order: tile_list.py (which tiles there are, found on the device), ../places.py (where they lie), kernel.py,
+configs.py, host.py; the roles are gluon_fa3's.
+"""
+
+from __future__ import annotations
+
+from registry import Design, Requires, Variant
+from registry.plugins.gluon_fa3.configs import design_of
+from registry.plugins.gluon_fa3.traits import config_rule
+from registry.plugins.gluon_fa3.varlen import host
+from registry.plugins.gluon_fa3.varlen.configs import configs, registers, shared_memory
+
+VARIANT = Variant(
+    "gluon_fa3_varlen",
+    op="attention_varlen",
+    run=host.run,
+    prepare=host.prepare,
+    builds=host.ALONE.builds,
+    schedule=host.schedule,
+    requires=Requires(
+        arch=("sm90",),
+        dtypes=("float16", "bfloat16"),
+        head_dim=(8, 256),
+        head_dim_multiple=8,
+        head_dim_v=(8, 256),
+        head_dim_v_multiple=8,
+        kv_layouts=("packed",),
+        base_alignment=16,  # of a tensor map's address
+        stride_alignment=16,  # and of each of its strides
+        causal=True,
+        window=True,
+        softcap=True,
+        gqa=True,
+        lse=True,
+        out=True,
+        checks_lengths=True,
+        deterministic=True,
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=shared_memory,
+        registers=registers,
+        rule=config_rule,
+    ),
+    design=Design(
+        warp_groups=2,
+        pipeline_stages=2,
+        warp_specialized=True,
+        pipeline_tasks=3,
+        tile=(128, 128),
+        persistent=True,
+        dsl="gluon",
+    ),
+    configs=configs,
+    design_of=design_of,
+    summary="gluon_fa3 over packed sequences: its tiles come from a list that the device makes of the lengths",
+)

@@ -1,0 +1,75 @@
+"""What shapes a build of the packed kernel, and which configs exist for a problem, the best first.
+
+A config is gluon_fa3's. With `overlap` all groups of a tile visit the same key blocks, wholly masked ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.plugins.gluon_fa3.configs import config_of
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, Traits, padded, traits_with, window_bounds
+
+
+def mask_kind(left: int, right: int) -> str:
+    """The cheapest mask that is right whatever the lengths."""
+    if left >= UNLIMITED and right >= UNLIMITED:
+        return "tail"
+    return "shifted" if left >= UNLIMITED and right == 0 else "band"
+
+
+def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = None) -> Traits:
+    """The build that `config` means for `problem`."""
+    mask = mask_kind(*window_bounds(problem.causal, problem.window))
+    known = {"overlap": config["overlap"], "longest_first": True, "packed": True}
+    return traits_with(problem, config, mask=mask, score=score, **known)
+
+
+def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
+    """Bytes of dynamic shared memory of one block."""
+    return traits_of(problem, config).shared_memory
+
+
+def registers(problem: Any, config: Mapping[str, Any]) -> int:
+    """Registers of one block."""
+    t = traits_of(problem, config)
+    return 128 * (t.groups + 1) * t.launch_registers
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """The default, then what is worth searching."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    left, right = window_bounds(problem.causal, problem.window)
+    masked = left < UNLIMITED or right < UNLIMITED
+    made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, masked)
+    few = problem.total_q <= ROWS * problem.batch  # one group's rows are more than a sequence has
+    return made[-1:] + made[:-1] if few else made
+
+
+# Each ends with a config of one group, for short sequences.
+
+
+def _head_64(problem: Any, masked: bool) -> list[dict[str, Any]]:
+    two = config_of(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=True)
+    apart = config_of(128, 2, "off", 64, "dynamic", rescale="after_pv")
+    three = config_of(128, 3, "pair", 0, "dynamic", rescale="before_pv" if masked else "after_pv", overlap=not masked)
+    found = [two, apart, three] if masked else [three, two, apart]
+    return [*found, config_of(128, 1, "off", 64, "dynamic")]
+
+
+def _head_128(problem: Any, masked: bool) -> list[dict[str, Any]]:
+    best = config_of(128, 2, "pair", 64, "dynamic", overlap=True)
+    columns = best if masked else {**best, "q_columns": padded(problem.head_dim), "schedule": "dynamic_early"}
+    early = {**best, "schedule": "dynamic_early"}
+    apart = {**best, "overlap": False}
+    found = [best, early, apart] if masked else [columns, best, early, apart]
+    return [*found, config_of(128, 1, "off", 0, "dynamic"), config_of(64, 1, "off", 0, "dynamic")]
+
+
+def _head_256(problem: Any, masked: bool) -> list[dict[str, Any]]:
+    masks = config_of(64, 2, "qk", 0, "dynamic")
+    plain = config_of(64, 2, "pair", 64, "dynamic_early")
+    registers = config_of(64, 2, "pair", 64, "dynamic")
+    found = [masks, plain, registers] if masked else [plain, registers, masks]
+    return [*found, config_of(64, 1, "off", 64, "dynamic")]

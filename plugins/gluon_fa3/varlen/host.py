@@ -1,0 +1,132 @@
+"""The host side: tensor maps in which each sequence ends by itself, the list of row blocks, and one launch over it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
+from registry.ops.attention_varlen.lengths import LENGTHS
+from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E, options
+from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE, ROWS_LIMIT
+from registry.plugins.gluon_fa3.traits import ROWS, window_bounds
+from registry.plugins.gluon_fa3.varlen.configs import traits_of
+from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
+from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
+from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
+from registry.toolbox.hopper import swizzled
+from registry.toolbox.launch import StandIn
+
+COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
+CHUNK = 1024  # sequences looked at together
+
+
+def tensor_map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
+    """[2^30, end, head, row, column] of rows [row, head, column]: see places.py. A dimension of one element may carry
+    any stride in torch; the map needs a multiple of 16 bytes."""
+    legal = -(-operand.shape[2] // 8) * 8
+    row, head = (
+        legal if size == 1 else stride for size, stride in zip(operand.shape[:2], operand.strides[:2], strict=True)
+    )
+    block = [1, 1, 1, rows, columns]
+    return TensorDescriptor(
+        operand,
+        [OUTER_SIZE, OUTER_SIZE, operand.shape[1], ROWS_LIMIT, operand.shape[2]],
+        [OUTER_STRIDE - row, row, head, row, 1],
+        block,
+        swizzled(block, operand.dtype),
+    )
+
+
+def blocks_of(problem: Any, block_m: int) -> int:
+    """Row blocks that sequences of any lengths can need."""
+    return int(problem.total_q // block_m + problem.batch)
+
+
+def list_call(problem: Any, block_m: int, given: Operands) -> Call:
+    room = blocks_of(problem, block_m)
+    arguments = {
+        "cu_q": given["cu_seqlens_q"],
+        "cu_k": given["cu_seqlens_k"],
+        "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name="row_blocks"),
+        "complaints": COMPLAINTS,
+        "batch": problem.batch,
+        "total_q": problem.total_q,
+        "total_k": problem.total_k,
+        "most_q": problem.max_seqlen_q,
+        "most_k": problem.max_seqlen_k,
+        "room": room,
+    }
+    chunk = min(CHUNK, max(32, 1 << (problem.batch - 1).bit_length()))
+    constants = {"BLOCK_M": block_m, "CHUNK": chunk, "EARLY": True}
+    return Call(list_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
+
+
+def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> Call:
+    q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
+    score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see gluon_fa3/host.py
+    t = traits_of(problem, config, score=score)
+    left, right = window_bounds(problem.causal, problem.window)
+    group, most = problem.heads_q // problem.heads_kv, blocks_of(problem, t.block_m)
+    kv_bytes = problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
+    grid = min(problem.target.sm_count * t.blocks_per_sm, most * problem.heads_q)
+    arguments = {
+        "q_map": tensor_map(q, ROWS, t.head),
+        "k_map": tensor_map(k, t.block_n, t.head),
+        "v_map": tensor_map(v, t.block_n, t.head_v),
+        "o_map": tensor_map(out, ROWS, t.head_v // t.o_steps),
+        "lse": row_sums(q, "lse" if problem.lse else ""),
+        "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
+        "row_blocks": StandIn(((most + 1) * WORDS.value,), "int32", name="row_blocks"),
+        "total_q": problem.total_q,
+        "left": left,
+        "right": right,
+        "heads_q": problem.heads_q,
+        "group": group,
+        "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, problem.heads_q),
+        "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
+        "cap": problem.softcap * LOG2E,
+    }
+    return Call(attention_packed, (grid,), arguments, {"T": t}, {**options(t), "launch_pdl": True})
+
+
+def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    return [list_call(problem, ROWS * config["consumers"], given), attention_call(problem, config, given, scale)]
+
+
+def _scheduled(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    return [attention_call(problem, config, given, scale)]
+
+
+def _list(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    return [list_call(problem, ROWS * config["consumers"], given)]
+
+
+ALONE = Host(FORWARD, _alone)
+SCHEDULED = Host(dataclasses.replace(FORWARD, optional=(*FORWARD.optional, "row_blocks")), _scheduled)
+LIST = Host(dataclasses.replace(FORWARD, tensors=("q", "k"), results=("row_blocks",), scale=False), _list)
+
+
+def prepare(problem: Any, config: Mapping[str, Any]) -> Callable[..., Any]:
+    alone, scheduled = ALONE.prepare(problem, config), SCHEDULED.prepare(problem, config)
+
+    def launch(*tensors: Any, schedule: Any = None, **given: Any) -> Any:
+        if schedule is None:
+            return alone(*tensors, **given)
+        return scheduled(*tensors, row_blocks=schedule, **given)
+
+    return launch
+
+
+def run(*tensors: Any, schedule: Any = None, **given: Any) -> Any:
+    if schedule is None:
+        return ALONE.run(*tensors, **given)
+    return SCHEDULED.run(*tensors, row_blocks=schedule, **given)
+
+
+def schedule(problem: Any, config: Mapping[str, Any]) -> Callable[..., Any]:
+    """The list of a step, which its layers share."""
+    return LIST.prepare(problem, config)
