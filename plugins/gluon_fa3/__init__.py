@@ -12,7 +12,6 @@ from registry.plugins.gluon_fa3 import backward, host, varlen
 from registry.plugins.gluon_fa3.configs import configs, design_of
 from registry.plugins.gluon_fa3.traits import registers, rule, shared_memory
 
-
 VARIANT = Variant(
     "gluon_fa3",
     op="attention",

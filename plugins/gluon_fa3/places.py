@@ -1,4 +1,4 @@
-"""Where the rows of a tile lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
+"""Where a tile's rows lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
 
 A tile's place is (row block, head, batch), or for packed sequences (row block, head, end of the sequence's queries,
 number of queries, number of keys, end of the keys); consumers, who load no keys, know all but the last.

@@ -43,6 +43,7 @@ class Traits:
     )
     score: str  # "plain", "softcap", or "scaled" (a scale <= 0 must be applied before the maximum is taken)
     lse: bool
+    skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
@@ -84,11 +85,6 @@ class Traits:
         return 2 if self.overlap else 1
 
     @property
-    def skips(self) -> bool:
-        """Whether a group of a tile may not see the highest blocks that another group sees."""
-        return may_skip(self.mask, self.groups, self.block_n) and not self.overlap
-
-    @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
         tiles = self.block_m * (self.q_slots * self.head + self.head_v // self.o_steps)
@@ -123,9 +119,12 @@ def mask_kind(seqlen_q: int, seqlen_k: int, left: int, right: int, block_n: int)
     return "band"
 
 
-def may_skip(mask: str, groups: int, block_n: int) -> bool:
-    """See Traits.skips. Such tiles cannot overlap: the skipped V blocks would wait for the slot of the last one."""
-    return mask in ("band", "shifted") or (mask == "diagonal" and (ROWS * groups > block_n or groups == 3))
+def may_skip(mask: str, groups: int, block_n: int, shift: int = 0) -> bool:
+    """See Traits.skips; `shift` is by how many keys the diagonal lies to the right. Such tiles cannot overlap: the
+    skipped V blocks would wait for the slot of the last one."""
+    if mask == "diagonal":
+        return ROWS * groups > block_n or groups == 3 or (groups > 1 and shift % block_n != 0)
+    return mask in ("band", "shifted")
 
 
 def window_bounds(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -140,9 +139,10 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     """The build that `config` means for `problem`."""
     left, right = window_bounds(problem.causal, problem.window)
     mask = mask_kind(problem.seqlen_q, problem.seqlen_k, left, right, config["BLOCK_N"])
-    overlap = config["overlap"] and not may_skip(mask, config["consumers"], config["BLOCK_N"])
+    skips = may_skip(mask, config["consumers"], config["BLOCK_N"], problem.seqlen_k - problem.seqlen_q)
+    known = {"skips": skips, "overlap": config["overlap"] and not skips}
     triangular = left >= UNLIMITED and right < UNLIMITED
-    return traits_with(problem, config, mask=mask, overlap=overlap, longest_first=triangular, score=score)
+    return traits_with(problem, config, mask=mask, longest_first=triangular, score=score, **known)
 
 
 def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, **known: Any) -> Traits:

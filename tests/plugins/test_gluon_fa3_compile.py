@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from compiled import resources
 
 from registry.plugins import gluon_fa3
-from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, traits_of, window_bounds
+from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, may_skip, traits_of, window_bounds
 
 H200 = Target.named("H200")
 VARIANT = gluon_fa3.VARIANT
@@ -137,6 +137,17 @@ def test_diagonal_mask_suffices_wherever_it_is_chosen():
             for i in range(row, min(row + 64, sq)):
                 assert (high + 1) * n > min(i + sk - sq, sk - 1), "no visible key lies above the highest block"
                 assert i + sk - sq >= high * n - 1 or high == 0, "blocks below the highest are visible whole"
+
+
+def test_groups_of_a_tile_begin_with_the_same_block_where_none_skips():
+    """By brute force: else a group would take the copies of one block for those of another."""
+    for sq, sk, (groups, n) in itertools.product((64, 192, 256), (192, 256, 320, 448), ((1, 128), (2, 128), (2, 64))):
+        mask = mask_kind(sq, sk, *window_bounds(True, None), n)
+        if mask != "diagonal" or may_skip(mask, groups, n, sk - sq):
+            continue
+        for row in range(0, sq, 64 * groups):
+            highest = {min(max(row + 64 * g + 63 + sk - sq, 0) // n, (sk - 1) // n) for g in range(groups)}
+            assert len(highest) == 1
 
 
 def test_refusals_name_a_fix():

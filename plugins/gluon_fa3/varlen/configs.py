@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.plugins.gluon_fa3.configs import config_of
-from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, Traits, padded, traits_with, window_bounds
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, Traits, may_skip, padded, traits_with, window_bounds
 
 
 def mask_kind(left: int, right: int) -> str:
@@ -22,7 +22,8 @@ def mask_kind(left: int, right: int) -> str:
 def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = None) -> Traits:
     """The build that `config` means for `problem`."""
     mask = mask_kind(*window_bounds(problem.causal, problem.window))
-    known = {"overlap": config["overlap"], "longest_first": True, "packed": True}
+    skips = may_skip(mask, config["consumers"], config["BLOCK_N"]) and not config["overlap"]
+    known = {"skips": skips, "overlap": config["overlap"], "longest_first": True, "packed": True}
     return traits_with(problem, config, mask=mask, score=score, **known)
 
 

@@ -1,11 +1,11 @@
-"""The list of row blocks of a step, made on the device from its lengths: which sequence each is of, and where that lies.
+"""The list of row blocks of a step, made on the device from its lengths: of which sequence each is, and where it lies.
 
 Sequences come in the order of their keys, the most first, and the row blocks of each from its last to its first: so
 long tiles begin early, and blocks that share keys follow one another. Each program finds the place of one sequence in
 that order by looking at all others; none waits for another, and nothing is sorted.
 
 Entry 0 is the number of row blocks; each further one is (row block, end of the queries, queries, keys, end of the
-keys). Lengths are held to the memory there is, so that whatever the list names exists (ops/attention_varlen/lengths.py).
+keys). Lengths are held to the memory there is, so that whatever the list names exists: see lengths.py of the op.
 """
 
 import triton

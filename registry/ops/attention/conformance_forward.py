@@ -112,6 +112,7 @@ class AttentionKit(Kit):
             {"mask": causal, "heads": (4, 2)},
             {"mask": causal, "spread": "sharp"},
             *({"mask": m, "lengths": pair, "lse": True} for m in (causal, window) for pair in ((129, 77), (77, 129))),
+            {"mask": causal, "lengths": (192, 256)},  # a diagonal that meets tiles of 128 in their middle
             {"mask": (False, (5, 3)), "lengths": (129, 77), "heads": (6, 1)},
             {"mask": (False, (5, 3)), "lengths": (77, 1)},
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},

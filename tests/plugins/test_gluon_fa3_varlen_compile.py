@@ -1,0 +1,108 @@
+"""gluon_fa3_varlen without a GPU: what the compiler makes of every shipped config."""
+
+import dataclasses
+import itertools
+
+import pytest
+from again import needs_newest_triton, run_with_newest_triton
+
+from registry import Target
+from registry.ops.attention_varlen.problem import VarlenProblem
+from registry.toolbox.builds import loop_spills
+
+pytest.importorskip("triton")
+
+from compiled import resources
+
+from registry.plugins.gluon_fa3 import varlen
+from registry.plugins.gluon_fa3.places import OUTER_STRIDE, ROWS_LIMIT
+from registry.plugins.gluon_fa3.varlen.configs import traits_of
+from registry.plugins.gluon_fa3.varlen.host import tensor_map
+from registry.toolbox.launch import StandIn
+
+H200 = Target.named("H200")
+VARIANT = varlen.VARIANT
+
+
+def problem(**sizes):
+    return VarlenProblem.of_shape(H200, **{"b": 4, "hq": 8, "sq": 2048, "sk": 2048, "d": 128, "lse": True, **sizes})
+
+
+PLAIN = [problem(d=d, causal=causal) for d, causal in itertools.product((64, 128, 256), (False, True))]
+FEATURES = [
+    problem(d=64, hkv=2, causal=True, softcap=30.0, lse=False),
+    problem(d=128, sk=777, window=(256, 64), softcap=15.0, dtype="float16"),
+    problem(d=192, dv=128, causal=True, out=True),
+    problem(d=40, dv=200, hkv=1, window=(128, 0)),
+]
+
+
+def named(problems, configs):
+    for p in problems:
+        for config in configs(p):
+            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+
+
+def built(p, config):
+    """The kernel with matrix products; the other makes the list of row blocks."""
+    _, build = VARIANT.builds(p, config)
+    return resources(build)
+
+
+@pytest.mark.parametrize(
+    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1])]
+)
+def test_build(p, config):
+    found, t = built(p, config), traits_of(p, config)
+    loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+    assert len(loops) == t.groups, "one steady loop for each consumer warp group"
+    assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
+    assert loop_spills(found.sass) == []
+    assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
+    assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
+    assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
+    assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["TMA store"]
+    assert found.counts["HMMA"] == 0
+    for loop in loops:
+        assert loop.counts["HGMMA"] == t.head_columns // 16 + t.block_n // 16
+        if not (p.causal or p.window):
+            assert loop.counts.get("FSEL", 0) == 0, "no mask: the end of a sequence is in the first block"
+
+
+def test_every_claimed_problem_has_a_config_and_configs_differ():
+    for p in PLAIN + FEATURES:
+        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
+        assert len(set(configs)) == len(configs)
+        assert VARIANT.legal_configs(p)
+
+
+def address(described, coordinates):
+    """Where the TMA unit looks, in elements; None where the map ends before."""
+    if any(not 0 <= at < size for at, size in zip(coordinates, described.shape, strict=True)):
+        return None
+    return sum(at * stride for at, stride in zip(coordinates, described.strides, strict=True)) % (2**64 // 2)
+
+
+@pytest.mark.parametrize("strides", [(512, 128, 1), (3072, 256, 1)])
+def test_rows_of_a_sequence_are_found_and_end_with_it(strides):
+    """By the arithmetic of 64-bit addresses that places.py describes, in elements of two bytes."""
+    described = tensor_map(StandIn((1000, 4, 128), "bfloat16", strides), 64, 128)
+    for begin, end, head, column in ((0, 1000, 0, 0), (10, 74, 3, 64), (999, 1000, 2, 127), (500, 500, 1, 0)):
+        for row in (0, 1, end - begin - 1, end - begin, end - begin + 63):
+            found = address(described, (ROWS_LIMIT, end, head, ROWS_LIMIT - (end - begin) + row, column))
+            inside = 0 <= row < end - begin
+            assert found == ((begin + row) * strides[0] + head * strides[1] + column if inside else None) or row < 0
+    assert all(2 * stride < 2**40 and stride % 8 == 0 for stride in described.strides[:-1]), "what a map may have"
+    assert OUTER_STRIDE * ROWS_LIMIT == 2**64
+
+
+def test_refusals_name_a_fix():
+    unaligned = tuple(dataclasses.replace(o, base_alignment=2) for o in problem().operands)
+    reasons = VARIANT.reasons(dataclasses.replace(problem(), operands=unaligned))
+    assert reasons and all(r.fix for r in reasons)
+
+
+@needs_newest_triton
+def test_with_the_newest_triton():
+    run_with_newest_triton(__file__, "test_build and causal and dynamic- and not early")
