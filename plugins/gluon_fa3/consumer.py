@@ -86,6 +86,60 @@ def store_output(o_map, o_tile, acc, where, row, DTYPE: gl.constexpr, T: gl.cons
 
 
 @gluon.jit
+def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, T: gl.constexpr):
+    """The scores of one block, and beside them the product of the block before with its values."""
+    q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap = step
+    acc, alpha_o, m_i, sums, pairs, i = state
+    N: gl.constexpr = T.block_n
+    NEXT: gl.constexpr = (GROUP + 1) % T.groups
+    O_LAYOUT: gl.constexpr = acc.type.layout
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    scopes.enter("wait K")
+    k = wait_full(k_ring, i)
+    scopes.leave("wait K")
+    take_turn(GROUP, T)
+    scopes.enter("async QK")
+    s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
+    if T.pingpong == "qk":
+        give_turn(NEXT, T)
+    if T.rescale == "before_pv":
+        acc = acc * alpha_o[:, None]
+    scopes.enter("wait V")
+    v = wait_full(v_ring, i - 1)
+    scopes.leave("wait V")
+    scopes.enter("async PV")
+    o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
+    if T.pingpong == "pair":
+        give_turn(NEXT, T)
+    scopes.enter("wait QK")
+    s = warpgroup_mma_wait(1, [s_pending])
+    scopes.leave("wait QK")
+    scopes.leave("async QK")
+    release(k_ring, i)
+    scopes.enter("softmax")
+    s = score(s, scale, cap, T)
+    if MASKED:
+        if T.mask == "band":
+            s = mask_if_edge(s, row, block, rows, keys, here, T)
+        else:
+            s = mask_block(s, row, block, rows, keys, here, T)
+    p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
+    scopes.leave("softmax")
+    scopes.enter("wait PV")
+    acc = warpgroup_mma_wait(0, [o_pending])
+    scopes.leave("wait PV")
+    scopes.leave("async PV")
+    release(v_ring, i - 1)
+    alpha_o = gl.convert_layout(alpha, O_ROW)
+    if T.rescale == "after_pv":
+        acc = acc * alpha_o[:, None]
+    pairs = pack(p, T)
+    i += 1
+    return acc, alpha_o, m_i, sums, pairs, i
+
+
+@gluon.jit
 def consumer(
     GROUP: gl.constexpr,
     o_map,
@@ -191,45 +245,18 @@ def consumer(
             i += 1
         alpha_o = gl.convert_layout(lowest, O_ROW)  # times the empty accumulator
 
-        for j in range(high - low):
-            scopes.enter("wait K")
-            k = wait_full(k_ring, i)
-            scopes.leave("wait K")
-            take_turn(GROUP, T)
-            scopes.enter("async QK")
-            s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
-            if T.pingpong == "qk":
-                give_turn(NEXT, T)
-            if T.rescale == "before_pv":
-                acc = acc * alpha_o[:, None]
-            scopes.enter("wait V")
-            v = wait_full(v_ring, i - 1)
-            scopes.leave("wait V")
-            scopes.enter("async PV")
-            o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
-            if T.pingpong == "pair":
-                give_turn(NEXT, T)
-            scopes.enter("wait QK")
-            s = warpgroup_mma_wait(1, [s_pending])
-            scopes.leave("wait QK")
-            scopes.leave("async QK")
-            release(k_ring, i)
-            scopes.enter("softmax")
-            s = score(s, scale, cap, T)
-            if T.mask == "band" or T.mask == "shifted":
-                s = mask_if_edge(s, row, high - 1 - j, rows, keys, here, T)
-            p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
-            scopes.leave("softmax")
-            scopes.enter("wait PV")
-            acc = warpgroup_mma_wait(0, [o_pending])
-            scopes.leave("wait PV")
-            scopes.leave("async PV")
-            release(v_ring, i - 1)
-            alpha_o = gl.convert_layout(alpha, O_ROW)
-            if T.rescale == "after_pv":
-                acc = acc * alpha_o[:, None]
-            pairs = pack(p, T)
-            i += 1
+        step = (q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap)
+        state = (acc, alpha_o, m_i, sums, pairs, i)
+        if T.mask == "shifted":  # a row or two of blocks on the diagonal, then those that all rows see
+            whole = gl.minimum(gl.maximum((row + (here[1] - here[0]) + 1) // N, low), high)
+            for j in range(high - whole):
+                state = attend_block(GROUP, step, state, high - 1 - j, True, T)
+            for j in range(whole - low):
+                state = attend_block(GROUP, step, state, whole - 1 - j, False, T)
+        else:
+            for j in range(high - low):
+                state = attend_block(GROUP, step, state, high - 1 - j, T.mask == "band", T)
+        acc, alpha_o, m_i, sums, pairs, i = state
         if T.overlap or T.q_columns != T.head:
             release(q_ring, turn)
         turn += 1

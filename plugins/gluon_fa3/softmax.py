@@ -66,12 +66,8 @@ def mask_if_edge(s, row, block, rows, keys, extent, T: gl.constexpr):
     seqlen_q, seqlen_k, left, right = extent
     own = row + (seqlen_k - seqlen_q)
     start = block * T.block_n
-    if T.mask == "shifted":
-        edge = start + T.block_n - 1 > own
-    else:
-        above = start + T.block_n - 1 > gl.minimum(own + right, seqlen_k - 1)
-        edge = above | (start < own + 63 - left)
-    if edge:
+    above = start + T.block_n - 1 > gl.minimum(own + right, seqlen_k - 1)
+    if above | (start < own + 63 - left):
         s = mask_block(s, row, block, rows, keys, extent, T)
     return s
 

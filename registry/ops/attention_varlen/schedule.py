@@ -68,6 +68,7 @@ class Stepped:
     ) -> None:
         self._launch, self._checks, self._first = launch, checks, first
         self._schedule, self._problem, self._config = variant.schedule, problem, config
+        self._made: Callable[..., Any] | None = None
 
     def __call__(self, *tensors: Any, schedule: Schedule | None = None, **given: Any) -> Any:
         q, k = tensors[self._first : self._first + 2]
@@ -81,7 +82,9 @@ class Stepped:
 
     def _make(self, q: Any, k: Any, given: dict[str, Any]) -> Any:
         assert self._schedule is not None
-        return self._schedule(self._problem, self._config)(q, k, **{name: given.get(name) for name in LENGTHS})
+        if self._made is None:  # kept: steps come in numbers, and binding a launch costs far more than the launch
+            self._made = self._schedule(self._problem, self._config)
+        return self._made(q, k, **{name: given.get(name) for name in LENGTHS})
 
 
 def checked(q: Any, k: Any, problem: Any, given: Mapping[str, Any]) -> dict[str, Any]:
