@@ -11,6 +11,7 @@ from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.gluon_fa3 import backward, host, varlen
 from registry.plugins.gluon_fa3.configs import configs, design_of
 from registry.plugins.gluon_fa3.traits import registers, rule, shared_memory
+from registry.plugins.gluon_fa3.varlen import backward as packed_backward
 
 VARIANT = Variant(
     "gluon_fa3",
@@ -57,4 +58,4 @@ VARIANT = Variant(
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    return [VARIANT, backward.VARIANT, varlen.VARIANT]
+    return [VARIANT, backward.VARIANT, varlen.VARIANT, packed_backward.VARIANT]

@@ -18,7 +18,7 @@ BLOCK_M = 128
 UNTOUCHED = -7
 
 
-def listed(cu_q, cu_k, total_q, total_k, most=(1 << 20, 1 << 20), chunk=32):
+def listed(cu_q, cu_k, total_q, total_k, most=(1 << 20, 1 << 20), of_keys=False, last_first=True):
     """(entries, the bits that were complained of); everything beyond the entries is untouched."""
     import interpreter  # noqa: F401
 
@@ -29,7 +29,8 @@ def listed(cu_q, cu_k, total_q, total_k, most=(1 << 20, 1 << 20), chunk=32):
     found, word = torch.full((room + 2, WORDS.value), UNTOUCHED, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     q, k = (torch.tensor(starts, dtype=torch.int32) for starts in (cu_q, cu_k))
     sizes = (batch, total_q, total_k, *most, room)
-    list_row_blocks[(batch,)](q, k, found, word, *sizes, BLOCK_M=BLOCK_M, CHUNK=chunk, EARLY=False)
+    how = {"ROWS": BLOCK_M, "OTHERS": 64, "OF_KEYS": of_keys, "LAST_FIRST": last_first, "CHUNK": 32, "EARLY": False}
+    list_row_blocks[(batch,)](q, k, found, word, *sizes, **how)
     count = int(found[0, 0])
     assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
     return found[1 : count + 1, :5].tolist(), int(word)

@@ -15,9 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import next_block, nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import extent_of, keys_of, next_block, nought, place_at, query_blocks
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
+from registry.plugins.gluon_fa3.places import box
 from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_full
 
 KEYS = gl.constexpr(64)
@@ -99,6 +100,8 @@ def matrix_group(
     DTYPE: gl.constexpr = dk_map.dtype
     DK_TILE: gl.constexpr = dk_map.layout
     DV_TILE: gl.constexpr = dv_map.layout
+    DK_BOXES: gl.constexpr = [2] + dk_map.block_shape
+    DV_BOXES: gl.constexpr = [2] + dv_map.block_shape
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     V_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D_V, 16])
@@ -113,7 +116,9 @@ def matrix_group(
     STATS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
 
-    n, head, b = tile_at(gl.program_id(0), work)
+    place = place_at(gl.program_id(0), work, T)
+    extent = extent_of(place, extent, T)
+    n = place[0]
     low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
     steps = (high - low) * work[1]
     own = n * T.block_n + GROUP * KEYS
@@ -175,12 +180,12 @@ def matrix_group(
     hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
     dk = warpgroup_mma_wait(0, [dk_pending])
     groups_meet(GROUP, steps)  # both are done with K and V, through whose tiles dK and dV leave
-    part = viewed(v_tile, [2, 1, 1, KEYS, D_V], DV_TILE).index(GROUP)
+    part = viewed(v_tile, DV_BOXES, DV_TILE).index(GROUP)
     as_matrix(part, KEYS, D_V).store(dv.to(DTYPE))
     fence_async_shared()
-    store_tile(dv_map, [b, head, own, 0], part)
-    part = viewed(k_tile, [2, 1, 1, KEYS, D], DK_TILE).index(GROUP)
+    store_tile(dv_map, box(keys_of(place, T), own, 0, T), part)
+    part = viewed(k_tile, DK_BOXES, DK_TILE).index(GROUP)
     as_matrix(part, KEYS, D).store((dk * scale).to(DTYPE))
     fence_async_shared()
-    store_tile(dk_map, [b, head, own, 0], part)
+    store_tile(dk_map, box(keys_of(place, T), own, 0, T), part)
     store_wait(0)

@@ -25,7 +25,7 @@ OPTIONS = {"num_warps": 4, "launch_pdl": True}
 Outputs = tuple[StandIn, ...]
 
 
-def _flat_map(workspace: StandIn) -> TensorDescriptor:
+def flat_map(workspace: StandIn) -> TensorDescriptor:
     """Of a workspace [blocks, rows, columns]: one block a box, unswizzled."""
     _, rows, columns = workspace.shape
     block = [1, rows, columns]
@@ -57,8 +57,8 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "k_map": tensor_map(given["k"], t.block_n, t.head),
         "v_map": tensor_map(given["v"], t.block_n, t.head_v),
         "do_map": tensor_map(given["grad_out"], t.block_m, t.head_v),
-        "stats_map": _flat_map(stats),
-        "dq_map": _flat_map(sums),
+        "stats_map": flat_map(stats),
+        "dq_map": flat_map(sums),
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
         "turns": turns,
@@ -97,7 +97,7 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
             "y_map": tensor_map(y, KEYS, t.w_columns),
             "u_map": tensor_map(u, t.block, t.x_columns),
             "w_map": tensor_map(w, t.block, t.w_columns),
-            "stats_map": _flat_map(stats),
+            "stats_map": flat_map(stats),
             "out_map": tensor_map(out, KEYS, t.out_columns),
             "stats": stats,
             "heads_own": own,

@@ -6,12 +6,19 @@ A tile is `block_n` keys of one key head; one thread block works on one tile, ov
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.plugins.gluon_fa3.places import LIMIT
+from registry.plugins.gluon_fa3.schedule import WORDS
+
 
 @gluon.jit
 def tile_at(tile, work):
     """(key block, key head, batch). By sections of heads whose queries fit the L2 cache; inside a section all heads'
     first key blocks come first, which under a causal mask are the longest."""
-    heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first = work
+    heads_kv = work[0]
+    key_blocks = work[3]
+    heads = work[4]
+    section_heads = work[5]
+    last_first = work[6]
     section = tile // (section_heads * key_blocks)
     first = section * section_heads
     within = tile - first * key_blocks
@@ -21,6 +28,61 @@ def tile_at(tile, work):
     b = bh // heads_kv
     n = gl.where(last_first != 0, key_blocks - 1 - n, n)
     return n, bh - b * heads_kv, b
+
+
+@gluon.jit
+def place_at(tile, work, T: gl.constexpr):
+    """(key block, key head, batch); of packed sequences (key block, key head, end of the keys, keys, queries, end of
+    the queries, the sequence's first row block in the workspaces), out of a list that varlen/tile_list.py made."""
+    n, head, b = tile_at(tile, work)
+    if T.packed:
+        entry = work[7] + (n + 1) * WORDS
+        n = gl.load(entry)
+        k_end = gl.load(entry + 1)
+        keys = gl.load(entry + 2)
+        queries = gl.load(entry + 3)
+        q_end = gl.load(entry + 4)
+        first_block = gl.load(entry + 5)
+        return n, head, k_end, keys, queries, q_end, first_block
+    else:
+        return n, head, b
+
+
+@gluon.jit
+def extent_of(place, extent, T: gl.constexpr):
+    """(queries, keys, left, right) of the sequence of a tile. Without a query it has one that sees nothing, whose LSE
+    is +inf: a tile has one step at least."""
+    if T.packed:
+        return gl.maximum(place[4], 1), place[3], extent[2], extent[3]
+    else:
+        return extent
+
+
+@gluon.jit
+def keys_of(place, T: gl.constexpr):
+    """What `box` takes for a tile's keys."""
+    if T.packed:
+        return place[2], LIMIT - place[3], place[1]
+    else:
+        return place[2], place[1]
+
+
+@gluon.jit
+def queries_of(place, h, T: gl.constexpr):
+    """The same for the queries of head h that see them."""
+    if T.packed:
+        return place[5], LIMIT - place[4], h
+    else:
+        return place[2], h
+
+
+@gluon.jit
+def first_row_block(place, h, work, T: gl.constexpr):
+    """Where head h of a tile's sequence begins in the workspaces, in row blocks."""
+    if T.packed:
+        return h * work[2] + place[6]
+    else:
+        return (place[2] * work[0] * work[1] + h) * work[2]
 
 
 @gluon.jit

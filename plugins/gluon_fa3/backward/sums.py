@@ -12,9 +12,39 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _after_previous_kernel():
+def after_previous_kernel():
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prepare_rows(
+    pointers, workspaces, out_row, do_row, rows, there, place, block, part,
+    HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
+    SUMS: tl.constexpr, TURNS: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`."""
+    out_ptr, do_ptr, lse_ptr, dlse_ptr = pointers
+    stats_ptr, sums_ptr, turns_ptr = workspaces
+    inside = part * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, PADDED_V)
+    seen = there[:, None] & (columns < HEAD_DIM_V)[None, :]
+    out = tl.load(out_ptr + rows[:, None] * out_row + columns[None, :], mask=seen, other=0.0)
+    do = tl.load(do_ptr + rows[:, None] * do_row + columns[None, :], mask=seen, other=0.0)
+    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    if GRAD_LSE:
+        delta -= tl.load(dlse_ptr + place, mask=there, other=0.0)
+    lse = tl.load(lse_ptr + place, mask=there, other=float("inf"))
+    lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+    stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
+    tl.store(stats_ptr, lse)
+    tl.store(stats_ptr + BLOCK_M, delta)
+    if TURNS and part == 0:
+        tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
+    if SUMS:
+        sums_ptr += (block.to(tl.int64) * BLOCK_M + part * ROWS) * PADDED
+        places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+        tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks"])
@@ -51,31 +81,39 @@ def before(
     bh = block // row_blocks
     b = bh // heads_q
     h = bh - b * heads_q
-    inside = part * ROWS + tl.arange(0, ROWS)
-    rows = (block - bh * row_blocks) * BLOCK_M + inside
-    columns = tl.arange(0, PADDED_V)
-    there = rows < seqlen_q
-    seen = there[:, None] & (columns < HEAD_DIM_V)[None, :]
-    _after_previous_kernel()
-    out_ptr += b * out_batch + h * out_head
-    do_ptr += b * do_batch + h * do_head
-    out = tl.load(out_ptr + rows[:, None] * out_row + columns[None, :], mask=seen, other=0.0)
-    do = tl.load(do_ptr + rows[:, None] * do_row + columns[None, :], mask=seen, other=0.0)
-    delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    rows = (block - bh * row_blocks) * BLOCK_M + part * ROWS + tl.arange(0, ROWS)
+    after_previous_kernel()
+    pointers = (out_ptr + b * out_batch + h * out_head, do_ptr + b * do_batch + h * do_head, lse_ptr, dlse_ptr)
+    workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = bh.to(tl.int64) * seqlen_q + rows
-    if GRAD_LSE:
-        delta -= tl.load(dlse_ptr + place, mask=there, other=0.0)
-    lse = tl.load(lse_ptr + place, mask=there, other=float("inf"))
-    lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
-    stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
-    tl.store(stats_ptr, lse)
-    tl.store(stats_ptr + BLOCK_M, delta)
-    if TURNS and part == 0:
-        tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
-    if SUMS:
-        sums_ptr += tl.program_id(0).to(tl.int64) * (ROWS * PADDED)
-        places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-        tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+    prepare_rows(
+        pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, BLOCK_M, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def put_in_order(
+    sums_ptr, dq_ptr, dq_row, first_row, part, length, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of the sums, to rows of dQ, of which there are `length`."""
+    first_column = 0
+    if BLOCK_M == 64:
+        first_column = part * COLUMNS
+    else:
+        first_row += part * 64
+    # As group.hand_over_dq wrote it: [eight columns, warp, row of eight, pair of columns, rows' half, column]
+    rows = tl.arange(0, 64)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    places = (
+        columns // 8 * 512 + rows // 16 * 128 + rows % 8 * 16 + columns % 8 // 2 * 4 + rows % 16 // 8 * 2 + columns % 2
+    )
+    sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + places)
+    rows += first_row
+    columns += first_column
+    inside = (rows < length) & (columns < HEAD_DIM)
+    tl.store(dq_ptr + rows * dq_row + columns, (sums * scale).to(dq_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks"])
@@ -100,22 +138,7 @@ def after(
     bh = block // row_blocks
     b = bh // heads_q
     h = bh - b * heads_q
-    first_row = (block - bh * row_blocks) * BLOCK_M
-    first_column = 0
-    if BLOCK_M == 64:
-        first_column = part * COLUMNS
-    else:
-        first_row += part * 64
-    # As group.hand_over_dq wrote it: [eight columns, warp, row of eight, pair of columns, rows' half, column]
-    rows = tl.arange(0, 64)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
-    places = (
-        columns // 8 * 512 + rows // 16 * 128 + rows % 8 * 16 + columns % 8 // 2 * 4 + rows % 16 // 8 * 2 + columns % 2
-    )
-    _after_previous_kernel()
-    sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + places)
-    rows += first_row
-    columns += first_column
+    after_previous_kernel()
     dq_ptr += b * dq_batch + h * dq_head
-    inside = (rows < seqlen_q) & (columns < HEAD_DIM)
-    tl.store(dq_ptr + rows * dq_row + columns, (sums * scale).to(dq_ptr.dtype.element_ty), mask=inside)
+    first_row = (block - bh * row_blocks) * BLOCK_M
+    put_in_order(sums_ptr, dq_ptr, dq_row, first_row, part, seqlen_q, scale, HEAD_DIM, BLOCK_M, COLUMNS)

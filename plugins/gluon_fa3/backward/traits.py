@@ -41,6 +41,7 @@ class SumsTraits:
     softcap: bool
     ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
     of_queries: bool = False  # whether the rows of a tile are queries
+    packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
     def dq_rows(self) -> bool:
@@ -114,6 +115,11 @@ class SweepTraits:
 
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     """The main kernel that `config` means for `problem`."""
+    return sums_with(problem, config, mask=mask_kind(problem, config["BLOCK_N"]))
+
+
+def sums_with(problem: Any, config: Mapping[str, Any], **known: Any) -> SumsTraits:
+    """The same, for a mask that is known."""
     return SumsTraits(
         dtype=_DTYPES[problem.dtype],
         head=padded(problem.head_dim),
@@ -122,9 +128,9 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
         block_n=config["BLOCK_N"],
         stages=config["stages"],
         do_stages=config["stages"] - 1,
-        mask=mask_kind(problem, config["BLOCK_N"]),
         softcap=bool(problem.softcap),
         ordered=config["order"] == "fixed",
+        **known,
     )
 
 

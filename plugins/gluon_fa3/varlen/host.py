@@ -41,27 +41,37 @@ def tensor_map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     )
 
 
-def blocks_of(problem: Any, block_m: int) -> int:
-    """Row blocks that sequences of any lengths can need."""
-    return int(problem.total_q // block_m + problem.batch)
+def blocks_of(rows: int, batch: int, block: int) -> int:
+    """Row blocks that sequences of any lengths can need, if each has blocks of its own."""
+    return rows // block + batch
 
 
-def list_call(problem: Any, block_m: int, given: Operands) -> Call:
-    room = blocks_of(problem, block_m)
+def chunk_of(batch: int) -> int:
+    """Sequences looked at together."""
+    return min(CHUNK, max(32, 1 << (batch - 1).bit_length()))
+
+
+def list_call(problem: Any, given: Operands, rows: int, others: int = 1, *, of_keys: bool, last_first: bool) -> Call:
+    """What makes the list of blocks of so many rows each; `others`: of the other side, in a block of a workspace."""
+    sides = [
+        (given[f"cu_seqlens_{x}"], getattr(problem, f"total_{x}"), getattr(problem, f"max_seqlen_{x}")) for x in "qk"
+    ]
+    (cu_rows, total_rows, most_rows), (cu_others, total_others, most_others) = sides[::-1] if of_keys else sides
+    room, chunk = blocks_of(total_rows, problem.batch, rows), chunk_of(problem.batch)
     arguments = {
-        "cu_q": given["cu_seqlens_q"],
-        "cu_k": given["cu_seqlens_k"],
+        "cu_rows": cu_rows,
+        "cu_others": cu_others,
         "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name="row_blocks"),
         "complaints": COMPLAINTS,
         "batch": problem.batch,
-        "total_q": problem.total_q,
-        "total_k": problem.total_k,
-        "most_q": problem.max_seqlen_q,
-        "most_k": problem.max_seqlen_k,
+        "total_rows": total_rows,
+        "total_others": total_others,
+        "most_rows": most_rows,
+        "most_others": most_others,
         "room": room,
     }
-    chunk = min(CHUNK, max(32, 1 << (problem.batch - 1).bit_length()))
-    constants = {"BLOCK_M": block_m, "CHUNK": chunk, "EARLY": True}
+    constants = {"ROWS": rows, "OTHERS": others, "OF_KEYS": of_keys, "LAST_FIRST": last_first}
+    constants |= {"CHUNK": chunk, "EARLY": True}
     return Call(list_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
 
 
@@ -70,7 +80,7 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see gluon_fa3/host.py
     t = traits_of(problem, config, score=score)
     left, right = window_bounds(problem.causal, problem.window)
-    group, most = problem.heads_q // problem.heads_kv, blocks_of(problem, t.block_m)
+    group, most = problem.heads_q // problem.heads_kv, blocks_of(problem.total_q, problem.batch, t.block_m)
     kv_bytes = problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     grid = min(problem.target.sm_count * t.blocks_per_sm, most * problem.heads_q)
     arguments = {
@@ -94,7 +104,7 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
 
 
 def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    return [list_call(problem, ROWS * config["consumers"], given), attention_call(problem, config, given, scale)]
+    return [*_list(problem, config, given, scale), attention_call(problem, config, given, scale)]
 
 
 def _scheduled(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -102,7 +112,7 @@ def _scheduled(problem: Any, config: Mapping[str, Any], given: Operands, scale: 
 
 
 def _list(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    return [list_call(problem, ROWS * config["consumers"], given)]
+    return [list_call(problem, given, ROWS * config["consumers"], of_keys=False, last_first=True)]
 
 
 ALONE = Host(FORWARD, _alone)

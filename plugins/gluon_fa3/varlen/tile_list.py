@@ -1,11 +1,13 @@
 """The list of row blocks of a step, made on the device from its lengths: of which sequence each is, and where it lies.
 
-Sequences come in the order of their keys, the most first, and the row blocks of each from its last to its first: so
-long tiles begin early, and blocks that share keys follow one another. Each program finds the place of one sequence in
-that order by looking at all others; none waits for another, and nothing is sorted.
+Rows are queries, and others are keys; for gradients of keys the other way around. Sequences come in the order of their
+others, the most first, and the row blocks of each from its last to its first, or from the first: so long tiles begin
+early, and blocks that share others follow one another. Each program finds the place of one sequence in that order by
+looking at all of them; none waits for another, and nothing is sorted.
 
-Entry 0 is the number of row blocks; each further one is (row block, end of the queries, queries, keys, end of the
-keys). Lengths are held to the memory there is, so that whatever the list names exists: see lengths.py of the op.
+Entry 0 is the number of row blocks; each further one is (row block, end of the rows, rows, others, end of the others,
+first block of the others in workspaces that give each sequence blocks of its own). Lengths are held to the memory there
+is, so that whatever the list names exists: see lengths.py of the op.
 """
 
 import triton
@@ -20,7 +22,7 @@ _MOST_Q, _MOST_K = tl.constexpr(bits.ABOVE_MAX_Q), tl.constexpr(bits.ABOVE_MAX_K
 
 
 @triton.jit
-def _range(cu_seqlens, b, batch, rows):
+def range_of(cu_seqlens, b, batch, rows):
     """(begin, end) of sequence b, or of several, within the rows there are; those beyond the batch are empty."""
     there = b < batch
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + b, mask=there, other=0), 0), rows)
@@ -38,49 +40,70 @@ def _lies(cu_seqlens, b, batch, rows, most, BAD: tl.constexpr, ABOVE: tl.constex
     return tl.max(tl.where(there & wrong, BAD, 0), 0) | tl.max(tl.where(there & (end - begin > most), ABOVE, 0), 0)
 
 
-@triton.jit(do_not_specialize=["batch", "total_q", "total_k", "most_q", "most_k", "room"])
+@triton.jit(do_not_specialize=["batch", "total_rows", "total_others", "most_rows", "most_others", "room"])
 def list_row_blocks(
-    cu_q, cu_k, row_blocks, complaints, batch, total_q, total_k, most_q, most_k, room,
-    BLOCK_M: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    cu_rows, cu_others, row_blocks, complaints, batch, total_rows, total_others, most_rows, most_others, room,
+    ROWS: tl.constexpr, OTHERS: tl.constexpr, OF_KEYS: tl.constexpr, LAST_FIRST: tl.constexpr, CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program b lists sequence b. `room` entries fit, as many as lengths need that do not lie."""
+    """Program b lists sequence b, in blocks of ROWS. `room` entries fit, as many as lengths need that do not lie."""
     if EARLY:  # the kernel that reads the list may start beside this one; it waits for its end by itself
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.extra.cuda.gdc_launch_dependents()
     own = tl.program_id(0)
-    q_begin, q_end = _range(cu_q, own, batch, total_q)
-    k_begin, k_end = _range(cu_k, own, batch, total_k)
-    queries, keys = q_end - q_begin, k_end - k_begin
+    begin, end = range_of(cu_rows, own, batch, total_rows)
+    others_begin, others_end = range_of(cu_others, own, batch, total_others)
+    rows, others = end - begin, others_end - others_begin
 
     before, count, wrong = 0, 0, 0
     for first in range(0, batch, CHUNK):
         b_B = first + tl.arange(0, CHUNK)
-        begin_B, end_B = _range(cu_q, b_B, batch, total_q)
-        blocks_B = (end_B - begin_B + (BLOCK_M - 1)) // BLOCK_M
-        begin_B, end_B = _range(cu_k, b_B, batch, total_k)
-        keys_B = end_B - begin_B
-        ahead_B = (keys_B > keys) | ((keys_B == keys) & (b_B < own))
+        begin_B, end_B = range_of(cu_rows, b_B, batch, total_rows)
+        blocks_B = (end_B - begin_B + (ROWS - 1)) // ROWS
+        begin_B, end_B = range_of(cu_others, b_B, batch, total_others)
+        others_B = end_B - begin_B
+        ahead_B = (others_B > others) | ((others_B == others) & (b_B < own))
         before += tl.sum(tl.where(ahead_B, blocks_B, 0), 0)
         count += tl.sum(blocks_B, 0)
         if own == 0:
-            wrong |= _lies(cu_q, b_B, batch, total_q, most_q, _CU_Q, _MOST_Q)
-            wrong |= _lies(cu_k, b_B, batch, total_k, most_k, _CU_K, _MOST_K)
+            if OF_KEYS:
+                wrong |= _lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_K, _MOST_K)
+                wrong |= _lies(cu_others, b_B, batch, total_others, most_others, _CU_Q, _MOST_Q)
+            else:
+                wrong |= _lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_Q, _MOST_Q)
+                wrong |= _lies(cu_others, b_B, batch, total_others, most_others, _CU_K, _MOST_K)
     if own == 0:
         tl.store(row_blocks, tl.minimum(count, room))
         if wrong != 0:
             tl.atomic_or(complaints, wrong)
 
-    mine = (queries + (BLOCK_M - 1)) // BLOCK_M
+    mine = (rows + (ROWS - 1)) // ROWS
     for first in range(0, mine, FILLED):
         i = first + tl.arange(0, FILLED)
         at = row_blocks + (1 + before + i) * WORDS
         fits = (i < mine) & (before + i < room)
-        tl.store(at, mine - 1 - i, mask=fits)
-        tl.store(at + 1, q_end + i * 0, mask=fits)
-        tl.store(at + 2, queries + i * 0, mask=fits)
-        tl.store(at + 3, keys + i * 0, mask=fits)
-        tl.store(at + 4, k_end + i * 0, mask=fits)
+        if LAST_FIRST:
+            tl.store(at, mine - 1 - i, mask=fits)
+        else:
+            tl.store(at, i, mask=fits)
+        tl.store(at + 1, end + i * 0, mask=fits)
+        tl.store(at + 2, rows + i * 0, mask=fits)
+        tl.store(at + 3, others + i * 0, mask=fits)
+        tl.store(at + 4, others_end + i * 0, mask=fits)
+        tl.store(at + 5, others_begin // OTHERS + own + i * 0, mask=fits)
     if (own == 0) & (count == 0):  # a tile that has no row, for kernels that load one before they look
-        for word in tl.static_range(5):
+        for word in tl.static_range(6):
             tl.store(row_blocks + WORDS + word, 0)
+
+
+@triton.jit
+def find_block(block, cu_rows, batch, total_rows, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """(row block, where its sequence begins, rows of that) of a block of a workspace that gives each sequence blocks of
+    its own: sequence b has those from begin // ROWS + b on, one more than it needs, or none."""
+    passed = 0
+    for first in range(0, batch, CHUNK):
+        b_B = first + tl.arange(0, CHUNK)
+        begin_B, _ = range_of(cu_rows, b_B, batch, total_rows)
+        passed += tl.sum(((begin_B // ROWS + b_B <= block) & (b_B < batch)).to(tl.int32), 0)
+    b = tl.maximum(passed - 1, 0)
+    begin, end = range_of(cu_rows, b, batch, total_rows)
+    return tl.maximum(block - (begin // ROWS + b), 0), begin, end - begin
