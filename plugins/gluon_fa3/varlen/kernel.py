@@ -1,4 +1,4 @@
-"""gluon_fa3's kernels over packed sequences: the same roles, and tiles out of a list made on the device (tile_list.py)."""
+"""gluon_fa3's kernels over packed sequences: the same roles, and tiles out of a list that the device made."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
