@@ -14,50 +14,62 @@ from again import INTERPRETED, run_interpreted
 
 from registry.ops.attention_varlen.lengths import ABOVE_MAX_K, ABOVE_MAX_Q, BAD_CU_SEQLENS_K, BAD_CU_SEQLENS_Q
 
-BLOCK_M = 128
+ROWS, OTHERS = 128, 64
 UNTOUCHED = -7
 
 
-def listed(cu_q, cu_k, total_q, total_k, most=(1 << 20, 1 << 20), of_keys=False, last_first=True):
+def listed(cu_rows, cu_others, total, total_others, most=(1 << 20, 1 << 20), of_keys=False, last_first=True):
     """(entries, the bits that were complained of); everything beyond the entries is untouched."""
-    import interpreter  # noqa: F401
-
-    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
-
-    batch = len(cu_q) - 1
-    room = total_q // BLOCK_M + batch
+    batch = len(cu_rows) - 1
+    room = total // ROWS + batch
     found, word = torch.full((room + 2, WORDS.value), UNTOUCHED, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    q, k = (torch.tensor(starts, dtype=torch.int32) for starts in (cu_q, cu_k))
-    sizes = (batch, total_q, total_k, *most, room)
-    how = {"ROWS": BLOCK_M, "OTHERS": 64, "OF_KEYS": of_keys, "LAST_FIRST": last_first, "CHUNK": 32, "EARLY": False}
-    list_row_blocks[(batch,)](q, k, found, word, *sizes, **how)
+    starts = [torch.tensor(cu_seqlens, dtype=torch.int32) for cu_seqlens in (cu_rows, cu_others)]
+    how = {"ROWS": ROWS, "OTHERS": OTHERS, "OF_KEYS": of_keys, "LAST_FIRST": last_first, "CHUNK": 32, "EARLY": False}
+    list_row_blocks[(batch,)](*starts, found, word, batch, total, total_others, *most, room, **how)
     count = int(found[0, 0])
     assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
-    return found[1 : count + 1, :5].tolist(), int(word)
+    return found[1 : count + 1, :6].tolist(), int(word)
 
 
-def expected(queries, keys):
-    q_ends, k_ends = (list(itertools.accumulate(lengths)) for lengths in (queries, keys))
-    order = sorted(range(len(queries)), key=lambda b: -keys[b])
-    return [
-        [m, q_ends[b], queries[b], keys[b], k_ends[b]]
-        for b in order
-        for m in reversed(range(-(-queries[b] // BLOCK_M)))
-    ]
+def expected(rows, others, last_first):
+    starts, ends = ([0, *itertools.accumulate(others)], list(itertools.accumulate(rows)))
+    found = []
+    for b in sorted(range(len(rows)), key=lambda b: -others[b]):
+        blocks = range(-(-rows[b] // ROWS))
+        for m in reversed(blocks) if last_first else blocks:
+            found.append([m, ends[b], rows[b], others[b], starts[b + 1], starts[b] // OTHERS + b])
+    return found
+
+
+def drawn(seed):
+    draw = random.Random(seed)
+    rows = [draw.choice((0, 1, 127, 128, 129, 700)) for _ in range(draw.choice((1, 5, 40)))]
+    return rows, [draw.choice((0, 5, 64, 900)) for _ in rows]
 
 
 if INTERPRETED:
+    import interpreter  # noqa: F401
+    import triton
+    import triton.language as tl
 
-    @pytest.mark.parametrize("seed", range(4))
-    def test_longest_first_whatever_the_lengths(seed):
-        draw = random.Random(seed)
-        queries = [draw.choice((0, 1, 127, 128, 129, 700)) for _ in range(draw.choice((1, 5, 40)))]
-        keys = [draw.choice((0, 5, 64, 900)) for _ in queries]
-        cu_q, cu_k = ([0, *itertools.accumulate(lengths)] for lengths in (queries, keys))
-        found, wrong = listed(cu_q, cu_k, sum(queries), sum(keys))
-        assert found == expected(queries, keys) and not wrong
+    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block, list_row_blocks
 
-    def test_no_queries_at_all_leave_a_tile_without_rows():
+    @triton.jit
+    def find_all(cu_seqlens, found, batch, total, ROWS: tl.constexpr):
+        block = tl.program_id(0)
+        m, begin, length = find_block(block, cu_seqlens, batch, total, ROWS, 32)
+        tl.store(found + block * 3, m)
+        tl.store(found + block * 3 + 1, begin)
+        tl.store(found + block * 3 + 2, length)
+
+    @pytest.mark.parametrize("seed, last_first", [*itertools.product(range(4), (False, True))])
+    def test_longest_first_whatever_the_lengths(seed, last_first):
+        rows, others = drawn(seed)
+        starts = ([0, *itertools.accumulate(lengths)] for lengths in (rows, others))
+        found, wrong = listed(*starts, sum(rows), sum(others), last_first=last_first)
+        assert found == expected(rows, others, last_first) and not wrong
+
+    def test_no_rows_at_all_leave_a_tile_without_any():
         found, wrong = listed([0, 0, 0], [0, 4, 9], 0, 9)
         assert found == [] and not wrong
 
@@ -73,10 +85,29 @@ if INTERPRETED:
         ],
     )
     def test_lengths_that_lie_name_nothing_that_is_not_there(cu_q, cu_k, most, bits):
-        found, wrong = listed(cu_q, cu_k, 331, 9, (most, most))
-        assert wrong == bits
-        for m, q_end, queries, keys, k_end in found:
-            assert 0 <= m * BLOCK_M < queries <= q_end <= 331 and 0 <= keys <= k_end <= 9
+        for of_keys in (False, True):
+            cu_rows, cu_others, total, others = (cu_k, cu_q, 9, 331) if of_keys else (cu_q, cu_k, 331, 9)
+            found, wrong = listed(cu_rows, cu_others, total, others, (most, most), of_keys)
+            assert wrong == bits
+            for m, end, rows, other_rows, other_end, first_block in found:
+                assert 0 <= m * ROWS < rows <= end <= total and 0 <= other_rows <= other_end <= others
+                blocks = max(-(-other_rows // OTHERS), 1)
+                assert 0 <= first_block <= others // OTHERS + len(cu_q) - 1 - blocks, "within the workspaces"
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_every_block_of_a_workspace_knows_its_sequence(seed):
+        rows, _ = drawn(seed)
+        starts = [0, *itertools.accumulate(rows)]
+        blocks = sum(rows) // ROWS + len(rows)
+        found = torch.full((blocks, 3), UNTOUCHED, dtype=torch.int32)
+        find_all[(blocks,)](torch.tensor(starts, dtype=torch.int32), found, len(rows), sum(rows), ROWS=ROWS)
+        seen = [(begin, m) for m, begin, length in found.tolist() if m * ROWS < length]
+        wanted = [(starts[b], m) for b, length in enumerate(rows) for m in range(-(-length // ROWS))]
+        assert sorted(seen) == sorted(wanted), "each block of rows once"
+        for b, length in enumerate(rows):
+            first = starts[b] // ROWS + b
+            if length:
+                assert found[first].tolist() == [0, starts[b], length]
 
 else:
 

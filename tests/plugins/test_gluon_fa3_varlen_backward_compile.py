@@ -1,0 +1,74 @@
+"""gluon_fa3_varlen_backward without a GPU: what the compiler makes of every shipped config."""
+
+import itertools
+
+import pytest
+from again import needs_newest_triton, run_with_newest_triton
+
+from registry import Target
+from registry.ops.attention_varlen.problem import VarlenBackwardProblem
+from registry.toolbox.builds import loop_spills
+
+pytest.importorskip("triton")
+
+from compiled import resources
+
+from registry.plugins.gluon_fa3.backward.traits import GROUPS
+from registry.plugins.gluon_fa3.varlen import backward
+
+H200 = Target.named("H200")
+VARIANT = backward.VARIANT
+MEASURED_ON = H200.triton.startswith("3.6.")
+
+
+def problem(**sizes):
+    made = {"b": 4, "hq": 8, "sq": 2048, "sk": 2048, "d": 128, "lse": True, **sizes}
+    return VarlenBackwardProblem.of_shape(H200, **made)
+
+
+PLAIN = [problem(d=d, causal=causal) for d, causal in itertools.product((64, 128), (False, True))]
+FEATURES = [
+    problem(d=64, hkv=2, causal=True, softcap=30.0),
+    problem(d=128, sk=777, window=(256, 64), dtype="float16"),
+    problem(d=40, dv=128, hkv=1),
+]
+
+
+def named(problems, configs):
+    for p in problems:
+        for config in configs(p):
+            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+
+
+@pytest.mark.parametrize(
+    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1])]
+)
+def test_build(p, config):
+    kernels = [resources(build) for build in VARIANT.builds(p, config)]
+    (found,) = (one for one in kernels if one.counts["HGMMA"])
+    assert len(kernels) == 4, "the list, before, the products, after"
+    loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+    assert len(loops) == GROUPS, "one steady loop for each matrix warp group"
+    assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
+    assert {240, 24} <= set(found.setmaxnreg)
+    assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
+    assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
+    assert found.counts["TMA load"] and found.counts["TMA store"] and found.counts["HMMA"] == 0
+    assert found.opcodes["UTMAREDG"] == GROUPS, "dQ leaves whole: one reduction a group and step"
+    if MEASURED_ON:
+        assert loop_spills(found.sass) == []
+
+
+def test_deterministic_problems_run_in_a_fixed_order():
+    found = VARIANT.legal_configs(problem(deterministic=True))
+    assert [config["order"] for config in found] == ["fixed"]
+
+
+def test_wide_heads_are_refused():
+    assert "head_dim" in {reason.field for reason in VARIANT.reasons(problem(d=256))}
+
+
+@needs_newest_triton
+def test_with_the_newest_triton():
+    run_with_newest_triton(__file__, "test_build and causal and any")
