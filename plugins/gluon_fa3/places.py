@@ -13,7 +13,8 @@ are cut, as at the end of a dense tensor; neither meets the next sequence.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-ROWS_LIMIT = 1 << 30
+from registry.plugins.gluon_fa3.traits import ROWS_LIMIT
+
 OUTER_STRIDE = 1 << 34  # in elements, of which 2^30 wrap around if they have 1, 2, 4 or 8 bytes
 OUTER_SIZE = (1 << 31) - 1
 LIMIT = gl.constexpr(ROWS_LIMIT)

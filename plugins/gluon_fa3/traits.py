@@ -18,6 +18,7 @@ SCHEDULES = ("static", "dynamic", "dynamic_early")
 CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}  # per thread, by the number of consumer warp groups
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32}
 MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
+ROWS_LIMIT = 1 << 30  # of packed sequences: see places.py
 UNLIMITED = 1 << 29  # a window side without a limit, far beyond any length and far from overflow
 
 

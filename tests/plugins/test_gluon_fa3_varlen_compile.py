@@ -15,7 +15,8 @@ pytest.importorskip("triton")
 from compiled import resources
 
 from registry.plugins.gluon_fa3 import varlen
-from registry.plugins.gluon_fa3.places import OUTER_STRIDE, ROWS_LIMIT
+from registry.plugins.gluon_fa3.places import OUTER_STRIDE
+from registry.plugins.gluon_fa3.traits import ROWS_LIMIT
 from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
@@ -101,6 +102,10 @@ def test_refusals_name_a_fix():
     unaligned = tuple(dataclasses.replace(o, base_alignment=2) for o in problem().operands)
     reasons = VARIANT.reasons(dataclasses.replace(problem(), operands=unaligned))
     assert reasons and all(r.fix for r in reasons)
+
+
+def test_more_rows_than_a_map_counts_are_refused():
+    assert {"total_q", "total_k"} <= {r.field for r in VARIANT.reasons(problem(b=1 << 10, sq=1 << 20, sk=1 << 20))}
 
 
 @needs_newest_triton

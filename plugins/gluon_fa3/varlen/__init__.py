@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from registry import Design, Requires, Variant
 from registry.plugins.gluon_fa3.configs import design_of
-from registry.plugins.gluon_fa3.traits import config_rule
 from registry.plugins.gluon_fa3.varlen import host
-from registry.plugins.gluon_fa3.varlen.configs import configs, registers, shared_memory
+from registry.plugins.gluon_fa3.varlen.configs import configs, registers, rule, shared_memory
 
 VARIANT = Variant(
     "gluon_fa3_varlen",
@@ -40,7 +39,7 @@ VARIANT = Variant(
         toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=registers,
-        rule=config_rule,
+        rule=rule,
     ),
     design=Design(
         warp_groups=2,

@@ -8,10 +8,10 @@ after (sums.py)          dQ from the order of the registers to rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry import Requires, Variant
+from registry import Reason, Requires, Variant
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import host as dense
@@ -19,6 +19,7 @@ from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sums_with
 from registry.plugins.gluon_fa3.host import LOG2E
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
+from registry.plugins.gluon_fa3.varlen.configs import rows_rule
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
 from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward
 from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
@@ -32,6 +33,12 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     """The main kernel that `config` means for `problem`: keys past a sequence's end are always hidden."""
     left, _ = window_bounds(problem.causal, problem.window)
     return sums_with(problem, config, mask="band" if left < UNLIMITED else "from", packed=True)
+
+
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets, and what a tensor map cannot count."""
+    yield from traits.rule(problem, config)
+    yield from rows_rule(problem)
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -151,7 +158,7 @@ VARIANT = Variant(
         toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=traits.registers,
-        rule=traits.rule,
+        rule=rule,
     ),
     design=DENSE.design,
     configs=configs,

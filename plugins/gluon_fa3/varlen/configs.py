@@ -5,11 +5,22 @@ A config is gluon_fa3's. With `overlap` all groups of a tile visit the same key 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from registry import Reason
 from registry.plugins.gluon_fa3.configs import config_of
-from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, Traits, may_skip, padded, traits_with, window_bounds
+from registry.plugins.gluon_fa3.traits import (
+    ROWS,
+    ROWS_LIMIT,
+    UNLIMITED,
+    Traits,
+    config_rule,
+    may_skip,
+    padded,
+    traits_with,
+    window_bounds,
+)
 
 THREE_GROUPS_FROM = 8192  # masked rows of a sequence at head dim 64, in the mean: 0.98 of two groups at 4k, 1.06 at 16k
 
@@ -38,6 +49,19 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
     """Registers of one block."""
     t = traits_of(problem, config)
     return 128 * (t.groups + 1) * t.launch_registers
+
+
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets, and what a tensor map cannot count."""
+    yield from config_rule(problem, config)
+    yield from rows_rule(problem)
+
+
+def rows_rule(problem: Any) -> Iterator[Reason]:
+    """More rows than a tensor map counts."""
+    for name in ("total_q", "total_k"):
+        if getattr(problem, name) >= ROWS_LIMIT:
+            yield Reason("range", name, getattr(problem, name), f"< {ROWS_LIMIT}")
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E, options
-from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE, ROWS_LIMIT
-from registry.plugins.gluon_fa3.traits import ROWS, window_bounds
+from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
+from registry.plugins.gluon_fa3.traits import ROWS, ROWS_LIMIT, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
 from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks

@@ -17,9 +17,11 @@ varlen = registry.attention_varlen
 @pytest.fixture
 def counted():
     """A variant that makes a list of a step's lengths, and hands it to its calls."""
-    made, handed = [], []
+    made, handed, bound = [], [], []
 
     def schedule(problem, config):
+        bound.append(problem)
+
         def make(q, k, *, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table):
             made.append((problem.window, cu_seqlens_q.tolist()))
             return made[-1]
@@ -36,12 +38,12 @@ def counted():
             "test.counted", op="attention_varlen", run=run, requires=registry.Requires(**claims), schedule=schedule
         )
     )
-    yield made, handed
+    yield made, handed, bound
     registry.unregister("test.counted")
 
 
 def test_a_variant_makes_what_its_calls_share_once(counted):
-    made, handed = counted
+    made, handed, bound = counted
     qkv, how = batch()
     plan = varlen.schedule(*qkv, **how)
     assert not made
@@ -51,6 +53,8 @@ def test_a_variant_makes_what_its_calls_share_once(counted):
     assert handed == [made[0], made[0], made[1], made[1], made[0]]
     varlen(*qkv, **how, variant="test.counted")
     assert handed[-1] is None and len(made) == 2
+    varlen(*qkv, **how, plan=varlen.schedule(*qkv, **how), variant="test.counted")
+    assert len(made) == 3 and len(bound) == 2, "a step makes a list, and binds nothing that steps before it bound"
 
 
 def test_the_lengths_are_those_of_when_it_was_made():
