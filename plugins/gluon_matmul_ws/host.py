@@ -42,7 +42,8 @@ class Switches:
     EN: int  # columns of such a buffer
     GROUP: int
     SPLIT: int
-    SPLIT_K: int
+    SPLIT_K: int  # 0: equal stretches of K for all CTAs
+    SWAP: bool  # columns of b are the rows of the product
     AT_ONCE: int  # partial sums in flight while they are added up
     REGS: int
     ITEM: int  # bytes of an operand's element
@@ -69,15 +70,33 @@ def split_k(config: Mapping[str, Any]) -> int:
     return config.get("SPLIT_K", 1)
 
 
+def swapped(config: Mapping[str, Any]) -> bool:
+    """Whether it multiplies b's transpose by a's: columns of b are wgmma's rows, for few rows of a."""
+    return bool(config.get("SWAP", False))
+
+
+def _transposed(operand: StandIn) -> StandIn:
+    turn = (*range(len(operand.shape) - 2), -1, -2)
+    shape, strides = (tuple(facts[i] for i in turn) for facts in (operand.shape, operand.strides))
+    return StandIn(shape, operand.dtype, strides, operand.alignment, operand.name)
+
+
+def sides(config: Mapping[str, Any], given: Operands) -> tuple[StandIn, StandIn]:
+    """The factors as they are multiplied."""
+    a, b = given["a"], given["b"]
+    return (_transposed(b), _transposed(a)) if swapped(config) else (a, b)
+
+
 def _at_once(config: Mapping[str, Any]) -> int:
     """Partial sums in flight while they are added up: as many as leave registers for the accumulators."""
-    most = max(1, 128 * 64 // (config["BLOCK_M"] * config["BLOCK_N"] // 2))
-    return max(d for d in range(1, most + 1) if split_k(config) % d == 0)
+    most = max(1, 128 * 128 // (config["BLOCK_M"] * config["BLOCK_N"] // 2))
+    return min(most, split_k(config) or 4)
 
 
 def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switches:
     """What this config means for a problem."""
     parts = 2 if config["MODE"] == "coop" else 1
+    a, b = sides(config, given)
     n0, n1 = split_n(config["BLOCK_N"])
     split, out = config["SPLIT"], out_of(problem, given)
     return Switches(
@@ -92,12 +111,13 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         GROUP=config["GROUP"],
         SPLIT=split,
         SPLIT_K=split_k(config),
+        SWAP=swapped(config),
         AT_ONCE=_at_once(config),
         REGS=240,
         ITEM=given["a"].dtype.itemsize,
         PDL=config.get("PDL", True),
-        A_T=turned(given["a"]),
-        B_T=turned(given["b"]),
+        A_T=turned(a),
+        B_T=turned(b),
         TMA_STORE=tma_can_store(out),
         EXACT=problem.dtype.startswith("float8") * (1 if n1 else 2),
         ROUND=False,
@@ -123,23 +143,28 @@ def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
-    a, b, out = given["a"], given["b"], out_of(problem, given)
+    (a, b), out = sides(config, given), out_of(problem, given)
     cfg = switches(problem, config, given)
     m, n, k, z = sizes_of(given)
+    if cfg.SWAP:
+        m, n = n, m
     tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
     whole = tiles // sms * sms if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
     a_desc, b_desc = _operand(a, cfg.GM, cfg.BK), _operand(b, cfg.BK, cfg.N0)
     sums, counters = out, out
-    if cfg.SPLIT_K > 1:
-        elements = tiles * cfg.SPLIT_K * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1)
+    blocks = triton.cdiv(k, cfg.BK)
+    ctas = min(tiles * (cfg.SPLIT * cfg.SPLIT_K or blocks), sms)
+    if cfg.SPLIT_K != 1:
+        places = tiles * cfg.SPLIT_K or 2 * ctas
+        elements = places * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1)
         sums = StandIn((elements,), torch.int32 if problem.dtype == "int8" else torch.float32, name="sums")
         counters = Zeroes(2 * tiles)
     arguments = {
         "a_desc": a_desc,
         "b0_desc": b_desc,
         "b1_desc": _operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
-        "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
+        "c_desc": _descriptor(out, *((cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN))) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),
@@ -148,7 +173,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "count_ptr": counters,
         "M": m,
         "N": n,
-        "blocks": triton.cdiv(k, cfg.BK),
+        "blocks": blocks,
         "tiles": tiles,
         "whole": whole,
         "tiles_m": tiles_m,
@@ -159,9 +184,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "s_az": 0,
         **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
-    grid = (min(tiles * cfg.SPLIT * cfg.SPLIT_K, sms),)
     options = {"num_warps": 4, "launch_pdl": cfg.PDL}
-    return [Call(matmul_ws, grid, arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)})]
+    return [Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)})]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))

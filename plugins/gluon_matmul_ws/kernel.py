@@ -61,7 +61,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
 from registry.plugins.gluon_matmul_ws.producer import corner, producer
-from registry.plugins.gluon_matmul_ws.reduce import part_of, reduce
+from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of, reduce
 from registry.toolbox import scopes
 from registry.toolbox.arithmetic import to_tf32
 from registry.toolbox.hopper import (
@@ -279,16 +279,19 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
     it = first * blocks
     buffer = 0
     own = 0
-    for item in range(gl.program_id(0) + first * P, whole * cfg.SPLIT_K, stride * P):
-        tile, _, count = part_of(item, whole, blocks, cfg)
+    begin, end, step = items_of(whole, blocks, first, stride, cfg)
+    for item in range(begin, end, step):
+        tile, begun, count = part_of(item, whole, blocks, cfg)
         scopes.enter("async product")
         acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
         scopes.leave("async product")
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
-        if cfg.SPLIT_K > 1:
-            scopes.enter("reduce")
-            acc0, acc1, last = reduce(acc0, acc1, G, item, whole, workspace, cfg)
-            scopes.leave("reduce")
+        if cfg.SPLIT_K != 1:
+            last = count == blocks
+            if not last:
+                scopes.enter("reduce")
+                acc0, acc1, last = reduce(acc0, acc1, G, item, tile, begun, whole, blocks, workspace, cfg)
+                scopes.leave("reduce")
             if last:
                 scopes.enter("store")
                 buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
@@ -354,8 +357,9 @@ def matmul_ws(
         b1_s = gl.allocate_shared_memory(b1_desc.dtype, [STAGES] + b1_desc.block_type.shape, b1_desc.layout)
     else:
         b1_s = b0_s
-    c_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, cfg.GM, cfg.EN], c_ptr.dtype.element_ty)
-    c_s = gl.allocate_shared_memory(c_ptr.dtype.element_ty, [2 * cfg.STORES, 1, cfg.GM, cfg.EN], c_block)
+    c_shape: gl.constexpr = [1, cfg.EN, cfg.GM] if cfg.SWAP else [1, cfg.GM, cfg.EN]
+    c_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for(c_shape, c_ptr.dtype.element_ty)
+    c_s = gl.allocate_shared_memory(c_ptr.dtype.element_ty, [2 * cfg.STORES] + c_shape, c_block)
     full, empty, turns = barriers(STAGES), barriers(STAGES), barriers(2)
     init_barriers(turns, 1)
     stages = ring_over(b0_s, full, empty, cfg.PARTS)

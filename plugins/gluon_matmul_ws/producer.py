@@ -4,7 +4,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_matmul_ws.reduce import part_of
+from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of
 from registry.toolbox import scopes
 from registry.toolbox.hopper import as_box, load_tile, slot_of, wait_slot_empty
 
@@ -66,7 +66,8 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.c
 def producer(descs, smem, stages, sizes, z_a, z_b, cfg: gl.constexpr):
     tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
     it = 0
-    for item in range(gl.program_id(0), whole * cfg.SPLIT_K, gl.num_programs(0)):
+    begin, end, step = items_of(whole, blocks, 0, 1, cfg)
+    for item in range(begin, end, step):
         tile, first, count = part_of(item, whole, blocks, cfg)
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
         it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, first, count, False, cfg)

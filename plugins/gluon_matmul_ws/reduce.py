@@ -1,8 +1,13 @@
 """Split-K: which CTA multiplies which range of K, and how the partial sums of a tile become one.
 
+SPLIT_K ranges of K for each tile; or 0, for equal stretches: all blocks of all tiles, laid end to end, are shared out
+evenly among the CTAs, so a stretch may end one tile and begin the next.
+
 Every CTA writes its sums to the workspace and counts itself in; the last to arrive adds all of them up in the order of
 their ranges, so the result does not depend on who was last, and sets the counter back to zero. Nobody waits, so nothing
 can hang. The two consumers have counters of their own and never meet.
+
+Sums lie in the workspace as the threads hold them, 16 bytes of each side by side.
 """
 
 import triton.experimental.gluon.language as gl
@@ -12,10 +17,44 @@ from registry.toolbox.hopper import group_barrier
 
 
 @gluon.jit
+def _begin_of(cta, total):
+    """The first block of a CTA's stretch."""
+    P = gl.num_programs(0)
+    each = total // P
+    return cta * each + gl.minimum(cta, total - each * P)
+
+
+@gluon.jit
+def _cta_of(block, total):
+    """The CTA whose stretch has this block."""
+    P = gl.num_programs(0)
+    each = total // P
+    longer = total - each * P  # so many CTAs have a block more
+    border = longer * (each + 1)
+    return gl.where(block < border, block // (each + 1), longer + (block - border) // each)
+
+
+@gluon.jit
+def items_of(tiles, blocks, first: gl.constexpr, stride: gl.constexpr, cfg: gl.constexpr):
+    """(begin, end, step) of what a CTA works on, for `part_of`."""
+    P = gl.num_programs(0)
+    if cfg.SPLIT_K == 0:
+        begin = _begin_of(gl.program_id(0), tiles * blocks)
+        end = _begin_of(gl.program_id(0) + 1, tiles * blocks)
+        return begin // blocks, (end + blocks - 1) // blocks, 1
+    else:
+        return gl.program_id(0) + first * P, tiles * cfg.SPLIT_K, stride * P
+
+
+@gluon.jit
 def part_of(item, tiles, blocks, cfg: gl.constexpr):
     """A piece of work: (tile, first block of K, number of blocks). Neighbours share operands, not the tile."""
     if cfg.SPLIT_K == 1:
         return item, item * 0, blocks
+    elif cfg.SPLIT_K == 0:
+        begin = gl.maximum(_begin_of(gl.program_id(0), tiles * blocks) - item * blocks, 0)
+        end = gl.minimum(_begin_of(gl.program_id(0) + 1, tiles * blocks) - item * blocks, blocks)
+        return item, begin, end - begin
     else:
         part = item // tiles
         first = part * blocks // cfg.SPLIT_K
@@ -23,38 +62,73 @@ def part_of(item, tiles, blocks, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _places(base, like):
-    """Addresses for a tensor of this shape and layout. Who writes and who reads have the same, so any order does."""
-    rows = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
-    columns = gl.arange(0, like.shape[1], layout=gl.SliceLayout(0, like.type.layout))
-    return base + rows[:, None] * like.shape[1] + columns[None, :]
+def _as_held(acc):
+    """[rows, columns] of wgmma as [pieces, 4]: two rows of two columns lie in one thread, and threads in a row."""
+    R: gl.constexpr = acc.shape[0] // 64
+    C: gl.constexpr = acc.shape[1] // 8
+    x = acc.reshape([R, 4, 2, 8, C, 4, 2]).permute((0, 4, 1, 3, 5, 2, 6))
+    return x.reshape([R * C * 128, 4])
 
 
 @gluon.jit
-def reduce(acc0, acc1, G: gl.constexpr, item, tiles, workspace, cfg: gl.constexpr):
+def _as_matrix(x, like):
+    R: gl.constexpr = like.shape[0] // 64
+    C: gl.constexpr = like.shape[1] // 8
+    x = x.reshape([R, C, 4, 8, 4, 2, 2]).permute((0, 2, 5, 3, 1, 4, 6))
+    return gl.convert_layout(x.reshape(like.shape), like.type.layout)
+
+
+@gluon.jit
+def _places(base, like):
+    pieces = gl.arange(0, like.shape[0], layout=gl.SliceLayout(1, like.type.layout))
+    four = gl.arange(0, 4, layout=gl.SliceLayout(0, like.type.layout))
+    return base + pieces[:, None] * 4 + four[None, :]
+
+
+@gluon.jit
+def _contributors(item, first, tiles, blocks, cfg: gl.constexpr):
+    """(own place in the workspace, the tile's first place, its second, from there to the next, how many)."""
+    if cfg.SPLIT_K == 0:
+        P = gl.num_programs(0)
+        head = _cta_of(item * blocks, tiles * blocks)
+        count = _cta_of((item + 1) * blocks - 1, tiles * blocks) - head + 1
+        own = gl.program_id(0) + gl.where(first == 0, P, 0)  # a stretch has at most one of either kind
+        return own, P + head, head + 1, 1, count
+    else:
+        tile = item % tiles
+        return item, tile, tile + tiles, tiles, cfg.SPLIT_K
+
+
+@gluon.jit
+def reduce(acc0, acc1, G: gl.constexpr, item, tile, first, tiles, blocks, workspace, cfg: gl.constexpr):
     """(accumulators, whether they now are the whole sum, for this consumer to store)."""
     part_ptr, count_ptr = workspace
     span: gl.constexpr = cfg.GM * (cfg.N0 + cfg.N1)
     at_once: gl.constexpr = cfg.AT_ONCE
-    own = item * 2 + G
-    tile = item % tiles
-    base = part_ptr + own.to(gl.int64) * span
-    gl.store(_places(base, acc0), acc0)
+    own, head, second, step, count = _contributors(item, first, tiles, blocks, cfg)
+    x0 = _as_held(acc0)
+    base = part_ptr + (own * 2 + G).to(gl.int64) * span
+    gl.store(_places(base, x0), x0)
     if cfg.N1:
-        gl.store(_places(base + cfg.GM * cfg.N0, acc1), acc1)
+        x1 = _as_held(acc1)
+        gl.store(_places(base + cfg.GM * cfg.N0, x1), x1)
     group_barrier()
     arrived = gl.atomic_add(count_ptr + tile * 2 + G, 1, sem="acq_rel", scope="gpu")
-    last = arrived == cfg.SPLIT_K - 1
+    last = arrived == count - 1
     if last:
         gl.atomic_xchg(count_ptr + tile * 2 + G, 0, sem="relaxed", scope="gpu")
-        acc0 = gl.full(acc0.shape, 0, acc0.dtype, layout=acc0.type.layout)
-        acc1 = gl.full(acc1.shape, 0, acc1.dtype, layout=acc1.type.layout)
-        step = tiles.to(gl.int64) * 2 * span
-        base = part_ptr + (tile * 2 + G).to(gl.int64) * span
-        for _ in range(0, cfg.SPLIT_K, at_once):
+        x0 = gl.full(x0.shape, 0, x0.dtype, layout=x0.type.layout)
+        if cfg.N1:
+            x1 = gl.full(x1.shape, 0, x1.dtype, layout=x1.type.layout)
+        for number in range(0, count, at_once):
             for i in gl.static_range(at_once):
-                acc0 += gl.load(_places(base + i * step, acc0), cache_modifier=".cg")
+                place = gl.where(number + i == 0, head, second + (number + i - 1) * step)
+                base = part_ptr + (place * 2 + G).to(gl.int64) * span
+                there = number + i < count
+                x0 += gl.load(_places(base, x0), mask=there, other=0, cache_modifier=".cg")
                 if cfg.N1:
-                    acc1 += gl.load(_places(base + i * step + cfg.GM * cfg.N0, acc1), cache_modifier=".cg")
-            base += at_once * step
+                    x1 += gl.load(_places(base + cfg.GM * cfg.N0, x1), mask=there, other=0, cache_modifier=".cg")
+        acc0 = _as_matrix(x0, acc0)
+        if cfg.N1:
+            acc1 = _as_matrix(x1, acc1)
     return acc0, acc1, last
