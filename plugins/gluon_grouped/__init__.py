@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.grouped_mm.calls import GROUPED_MM
+from registry.ops.grouped_mm.calls import GROUPED_MM, halves_reasons
 from registry.plugins.gluon_grouped import host
-from registry.toolbox.matrices import turned
 
 HAND_OVER = 1024
 """Bytes that barriers, reductions and the hand-over to the warp groups take."""
@@ -40,10 +39,7 @@ def _fitting(problem: Any, mode: str, m: int, n: int, stages: int) -> dict[str, 
 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:
-    a = GROUPED_MM.operands(problem)["a"]
-    if turned(a):
-        allowed = "nn or nt: groups of rows start anywhere, boxes at multiples of 16 bytes"
-        yield Reason("layout", "layout", problem.layout, allowed, "call .contiguous() on a", "a")
+    yield from halves_reasons(problem)
     for fact in problem.operands:
         if any(n > 1 and not stride for n, stride in zip(fact.shape[-2:], fact.strides[-2:], strict=True)):
             yield Reason(
@@ -83,7 +79,7 @@ def registry_variants() -> list[Variant]:
         dtypes=("float16", "bfloat16"),
         out_dtypes=("float16", "bfloat16", "float32"),
         forms=("rows",),
-        layouts=("nn", "nt", "tn", "tt"),
+        layouts=("nn", "nt"),  # groups of rows start anywhere, boxes at multiples of 16 bytes
         unit_inner_stride=False,
         base_alignment=16,  # of a tensor map's address
         stride_alignment=16,  # and of each of its strides

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.grouped_mm.calls import GROUPED_MM
+from registry.ops.grouped_mm.calls import GROUPED_MM, halves_reasons
 from registry.plugins.triton_grouped import host
 from registry.toolbox.matrices import turned
 
@@ -40,6 +40,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     if tma and problem.form == "inner" and problem.layout != "tn":
         allowed = "tn for a config with TMA, which starts at multiples of 16 bytes"
         yield Reason("layout", "layout", problem.layout, allowed, "a.mT.contiguous().mT, and b contiguous")
+    yield from halves_reasons(problem) if tma else ()
     for name in ("a", "b") if tma else ():
         if not host.aligned(given[name]):
             allowed = "a base and strides of multiples of 16 bytes, for a config with TMA"

@@ -60,3 +60,10 @@ def test_specialized(sizes):
     found, asked = compiled(SPECIALIZED, **sizes)
     assert asked["TMA load"] and asked["TMA store"]
     assert not [warning for warning in found.ptxas_warnings if "serializ" in warning]
+
+
+@pytest.mark.parametrize("layout, n, fits", [("nn", 136, True), ("nn", 132, False), ("nt", 132, True)])
+def test_halves_of_b_start_where_tma_can(layout, n, fits):
+    p = GroupedMmProblem.of_shape(Target.named("H100"), e=4, m=77, n=n, k=104, layout=layout, **SWIGLU)
+    assert bool(SPECIALIZED.reasons(p)) != fits
+    assert any(config["TMA"] for config in PLAIN.legal_configs(p)) == fits

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from registry.contract.capability import Reason
 from registry.ops.grouped_mm.problem import GroupedMmProblem
 from registry.toolbox.call import Interface, Operands
 from registry.toolbox.launch import StandIn
+from registry.toolbox.matrices import turned
 
 VECTORS = ("offs", "rows", "bias", "scale_a", "scale_b")
 """Small operands that a kernel may want dense."""
@@ -50,3 +53,13 @@ def out_of(problem: GroupedMmProblem, given: Operands) -> StandIn:
     """The output: the one that was given, or a dense one."""
     shape = (problem.m, problem.n) if problem.form == "rows" else (problem.groups, problem.m, problem.n)
     return given.get("out", StandIn(shape, problem.out_dtype, name="out"))
+
+
+def halves_reasons(problem: GroupedMmProblem) -> Iterable[Reason]:
+    """For kernels that read what a gate multiplies by TMA: where it lies along rows of b, a box has to begin at a
+    multiple of 16 bytes. On an H200 others ended in an illegal instruction."""
+    b = _operands(problem)["b"]
+    if problem.gated and not turned(b) and problem.n * b.dtype.itemsize % 16:
+        unit = 16 // b.dtype.itemsize
+        allowed = f"a multiple of {unit}, where columns of b are contiguous and gated"
+        yield Reason("n", "n", problem.n, allowed, "store b as [groups, 2 n, k] and pass b.mT", "b")
