@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.matmul.calls import MATMUL, int32_reasons, turned
+from registry.ops.matmul.calls import MATMUL, int32_reasons
 from registry.plugins.gluon_matmul_ws import host
 
 # Measured facts: see kernel.py. Speed of one tile shape against the fastest, where the chip is full.
@@ -123,17 +123,6 @@ def design_of(config) -> Design:
 
 
 def _rule(problem, config) -> Iterable[Reason]:
-    for fact in problem.operands:
-        wanted = fact.name == "b"
-        if fact.itemsize != 2 and turned(fact) != wanted:
-            yield Reason(
-                "layout",
-                "layout",
-                problem.layout,
-                "nt: wgmma reads 8-bit and 32-bit operands along K only",
-                "store b as [N, K] and pass b.mT" if wanted else "call .contiguous() on a",
-                fact.name,
-            )
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
     if host.split_k(config) > 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):

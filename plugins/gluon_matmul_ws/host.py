@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from registry.ops.matmul.calls import (
     turned,
 )
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
+from registry.plugins.gluon_matmul_ws.turn import along_k, copying
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -33,7 +35,9 @@ class Switches:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
     PARTS: int  # consumers that share a tile
-    GM: int  # rows of a consumer
+    GM: int  # rows of a consumer's wgmma
+    TALL: int  # those of them that are there
+    BOX: int  # rows of a tensor map's box
     N0: int
     N1: int
     BK: int
@@ -43,6 +47,7 @@ class Switches:
     GROUP: int
     SPLIT: int
     SPLIT_K: int  # 0: equal stretches of K for all CTAs
+    SKEW: bool  # every CTA begins elsewhere along K
     SWAP: bool  # columns of b are the rows of the product
     AT_ONCE: int  # partial sums in flight while they are added up
     REGS: int
@@ -83,8 +88,21 @@ def _transposed(operand: StandIn) -> StandIn:
 
 def sides(config: Mapping[str, Any], given: Operands) -> tuple[StandIn, StandIn]:
     """The factors as they are multiplied."""
-    a, b = given["a"], given["b"]
+    a, b = along_k(given["a"], True), along_k(given["b"], False)
     return (_transposed(b), _transposed(a)) if swapped(config) else (a, b)
+
+
+FEW = 256
+"""So many rows are shared out evenly among tiles and their consumers."""
+
+
+def _tall(problem: Any, config: Mapping[str, Any], a: StandIn, parts: int) -> int:
+    """Rows of a consumer: a multiple of 16 below wgmma's where there are few."""
+    whole: int = config["BLOCK_M"] // parts
+    if swapped(config) or turned(a) or problem.m > FEW:
+        return whole
+    consumers = parts * triton.cdiv(problem.m, config["BLOCK_M"])
+    return min(whole, triton.cdiv(triton.cdiv(problem.m, consumers), 16) * 16)
 
 
 def _at_once(config: Mapping[str, Any]) -> int:
@@ -98,10 +116,13 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
     parts = 2 if config["MODE"] == "coop" else 1
     a, b = sides(config, given)
     n0, n1 = split_n(config["BLOCK_N"])
+    tall = _tall(problem, config, a, parts)
     split, out = config["SPLIT"], out_of(problem, given)
     return Switches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
+        TALL=tall,
+        BOX=math.gcd(tall, 64) if tall < config["BLOCK_M"] // parts else tall,
         N0=n0,
         N1=n1,
         BK=config["BLOCK_K"],
@@ -111,6 +132,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         GROUP=config["GROUP"],
         SPLIT=split,
         SPLIT_K=split_k(config),
+        SKEW=config.get("SKEW", False),
         SWAP=swapped(config),
         AT_ONCE=_at_once(config),
         REGS=240,
@@ -148,10 +170,11 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     m, n, k, z = sizes_of(given)
     if cfg.SWAP:
         m, n = n, m
-    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 + cfg.N1)
+    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.TALL), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
-    whole = tiles // sms * sms if cfg.SPLIT > 1 else tiles  # tiles of the complete rounds
-    a_desc, b_desc = _operand(a, cfg.GM, cfg.BK), _operand(b, cfg.BK, cfg.N0)
+    partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
+    whole = tiles // sms * sms if partly else tiles  # tiles of the complete rounds
+    a_desc, b_desc = _operand(a, cfg.BOX, cfg.BK), _operand(b, cfg.BK, cfg.N0)
     sums, counters = out, out
     blocks = triton.cdiv(k, cfg.BK)
     ctas = min(tiles * (cfg.SPLIT * cfg.SPLIT_K or blocks), sms)
@@ -164,7 +187,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "a_desc": a_desc,
         "b0_desc": b_desc,
         "b1_desc": _operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
-        "c_desc": _descriptor(out, *((cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN))) if cfg.TMA_STORE else a_desc,
+        "c_desc": _descriptor(out, *((cfg.EN, cfg.GM) if cfg.SWAP else (cfg.BOX, cfg.EN))) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),
@@ -185,7 +208,12 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
     options = {"num_warps": 4, "launch_pdl": cfg.PDL}
-    return [Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)})]
+    factors = ((given[name], along_k(given[name], name == "a")) for name in ("a", "b"))
+    copies = [copying(one, copy, cfg.PDL) for one, copy in factors if copy is not one]
+    return [
+        *copies,
+        Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)}),
+    ]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))

@@ -274,14 +274,15 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
     stride: gl.constexpr = 3 - cfg.PARTS
     first: gl.constexpr = G * (stride - 1)
-    own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.GM
+    own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.TALL
     P = gl.num_programs(0)
     it = first * blocks
     buffer = 0
     own = 0
-    begin, end, step = items_of(whole, blocks, first, stride, cfg)
+    begin, end, step = items_of(tiles, whole, blocks, first, stride, cfg)
     for item in range(begin, end, step):
-        tile, begun, count = part_of(item, whole, blocks, cfg)
+        part = part_of(item, tiles, whole, blocks, cfg)
+        tile, _, count = part
         scopes.enter("async product")
         acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
         scopes.leave("async product")
@@ -290,7 +291,7 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
             last = count == blocks
             if not last:
                 scopes.enter("reduce")
-                acc0, acc1, last = reduce(acc0, acc1, G, item, tile, begun, whole, blocks, workspace, cfg)
+                acc0, acc1, last = reduce(acc0, acc1, G, item, part, tiles, whole, blocks, workspace, cfg)
                 scopes.leave("reduce")
             if last:
                 scopes.enter("store")
@@ -351,7 +352,9 @@ def matmul_ws(
     cfg: gl.constexpr,
 ):
     STAGES: gl.constexpr = cfg.STAGES
-    a_s = gl.allocate_shared_memory(a_desc.dtype, [STAGES * cfg.PARTS] + a_desc.block_type.shape, a_desc.layout)
+    a_shape: gl.constexpr = [1, cfg.BK, cfg.GM] if cfg.A_T else [1, cfg.GM, cfg.BK]
+    a_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for(a_shape, a_desc.dtype)
+    a_s = gl.allocate_shared_memory(a_desc.dtype, [STAGES * cfg.PARTS] + a_shape, a_block)
     b0_s = gl.allocate_shared_memory(b0_desc.dtype, [STAGES] + b0_desc.block_type.shape, b0_desc.layout)
     if cfg.N1:  # (where N1 is 0, b1_desc is the tail's narrower view of B)
         b1_s = gl.allocate_shared_memory(b1_desc.dtype, [STAGES] + b1_desc.block_type.shape, b1_desc.layout)

@@ -1,7 +1,8 @@
 """Split-K: which CTA multiplies which range of K, and how the partial sums of a tile become one.
 
-SPLIT_K ranges of K for each tile; or 0, for equal stretches: all blocks of all tiles, laid end to end, are shared out
-evenly among the CTAs, so a stretch may end one tile and begin the next.
+SPLIT_K ranges of K for each tile. Or 0, for equal shares: the blocks of those tiles that are too few for a round over
+the chip, laid end to end, are cut into a stretch for each CTA, so that a stretch may end one tile and begin the next;
+they come first, and the whole tiles of the complete rounds hide what adding up takes.
 
 Every CTA writes its sums to the workspace and counts itself in; the last to arrive adds all of them up in the order of
 their ranges, so the result does not depend on who was last, and sets the counter back to zero. Nobody waits, so nothing
@@ -31,34 +32,45 @@ def _cta_of(block, total):
     each = total // P
     longer = total - each * P  # so many CTAs have a block more
     border = longer * (each + 1)
-    return gl.where(block < border, block // (each + 1), longer + (block - border) // each)
+    return gl.where(block < border, block // (each + 1), longer + (block - border) // gl.maximum(each, 1))
 
 
 @gluon.jit
-def items_of(tiles, blocks, first: gl.constexpr, stride: gl.constexpr, cfg: gl.constexpr):
-    """(begin, end, step) of what a CTA works on, for `part_of`."""
+def _stretch(shared, blocks):
+    """Of this CTA: (begin, end, tiles that it touches)."""
+    begin = _begin_of(gl.program_id(0), shared * blocks)
+    end = _begin_of(gl.program_id(0) + 1, shared * blocks)
+    return begin, end, gl.where(end > begin, (end + blocks - 1) // blocks - begin // blocks, 0)
+
+
+@gluon.jit
+def items_of(tiles, whole, blocks, first: gl.constexpr, stride: gl.constexpr, cfg: gl.constexpr):
+    """(begin, end, step) of what a CTA works on, for `part_of`. Of `tiles`, `whole` are those of complete rounds."""
     P = gl.num_programs(0)
     if cfg.SPLIT_K == 0:
-        begin = _begin_of(gl.program_id(0), tiles * blocks)
-        end = _begin_of(gl.program_id(0) + 1, tiles * blocks)
-        return begin // blocks, (end + blocks - 1) // blocks, 1
+        _, _, touched = _stretch(tiles - whole, blocks)
+        return 0, touched + whole // P, 1
     else:
-        return gl.program_id(0) + first * P, tiles * cfg.SPLIT_K, stride * P
+        return gl.program_id(0) + first * P, whole * cfg.SPLIT_K, stride * P
 
 
 @gluon.jit
-def part_of(item, tiles, blocks, cfg: gl.constexpr):
+def part_of(item, tiles, whole, blocks, cfg: gl.constexpr):
     """A piece of work: (tile, first block of K, number of blocks). Neighbours share operands, not the tile."""
     if cfg.SPLIT_K == 1:
         return item, item * 0, blocks
     elif cfg.SPLIT_K == 0:
-        begin = gl.maximum(_begin_of(gl.program_id(0), tiles * blocks) - item * blocks, 0)
-        end = gl.minimum(_begin_of(gl.program_id(0) + 1, tiles * blocks) - item * blocks, blocks)
-        return item, begin, end - begin
+        begin, end, touched = _stretch(tiles - whole, blocks)
+        tile = begin // blocks + item
+        first = gl.maximum(begin - tile * blocks, 0)
+        count = gl.minimum(end - tile * blocks, blocks) - first
+        later = tiles - whole + gl.program_id(0) + (item - touched) * gl.num_programs(0)
+        shared = item < touched
+        return gl.where(shared, tile, later), gl.where(shared, first, 0), gl.where(shared, count, blocks)
     else:
-        part = item // tiles
+        part = item // whole
         first = part * blocks // cfg.SPLIT_K
-        return item - part * tiles, first, (part + 1) * blocks // cfg.SPLIT_K - first
+        return item - part * whole, first, (part + 1) * blocks // cfg.SPLIT_K - first
 
 
 @gluon.jit
@@ -86,26 +98,27 @@ def _places(base, like):
 
 
 @gluon.jit
-def _contributors(item, first, tiles, blocks, cfg: gl.constexpr):
+def _contributors(item, tile, first, tiles, whole, blocks, cfg: gl.constexpr):
     """(own place in the workspace, the tile's first place, its second, from there to the next, how many)."""
     if cfg.SPLIT_K == 0:
         P = gl.num_programs(0)
-        head = _cta_of(item * blocks, tiles * blocks)
-        count = _cta_of((item + 1) * blocks - 1, tiles * blocks) - head + 1
+        total = (tiles - whole) * blocks
+        head = _cta_of(tile * blocks, total)
+        count = _cta_of((tile + 1) * blocks - 1, total) - head + 1
         own = gl.program_id(0) + gl.where(first == 0, P, 0)  # a stretch has at most one of either kind
         return own, P + head, head + 1, 1, count
     else:
-        tile = item % tiles
-        return item, tile, tile + tiles, tiles, cfg.SPLIT_K
+        return item, tile, tile + whole, whole, cfg.SPLIT_K
 
 
 @gluon.jit
-def reduce(acc0, acc1, G: gl.constexpr, item, tile, first, tiles, blocks, workspace, cfg: gl.constexpr):
+def reduce(acc0, acc1, G: gl.constexpr, item, part, tiles, whole, blocks, workspace, cfg: gl.constexpr):
     """(accumulators, whether they now are the whole sum, for this consumer to store)."""
     part_ptr, count_ptr = workspace
     span: gl.constexpr = cfg.GM * (cfg.N0 + cfg.N1)
     at_once: gl.constexpr = cfg.AT_ONCE
-    own, head, second, step, count = _contributors(item, first, tiles, blocks, cfg)
+    tile, first, _ = part
+    own, head, second, step, count = _contributors(item, tile, first, tiles, whole, blocks, cfg)
     x0 = _as_held(acc0)
     base = part_ptr + (own * 2 + G).to(gl.int64) * span
     gl.store(_places(base, x0), x0)
