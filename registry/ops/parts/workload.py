@@ -89,13 +89,16 @@ class Workload:
         deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
         filling: Any = torch.utils.deterministic
         fill = filling.fill_uninitialized_memory
-        torch.use_deterministic_algorithms(bool(self.sizes.get("deterministic", False)))
+        wanted = bool(self.sizes.get("deterministic", False))
+        if wanted != deterministic:  # (the first call of it imports torch's compiler, which takes seconds)
+            torch.use_deterministic_algorithms(wanted)
         filling.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision("highest" if self.sizes.get("ieee") else "high")
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(deterministic)
+            if wanted != deterministic:
+                torch.use_deterministic_algorithms(deterministic)
             filling.fill_uninitialized_memory = fill
             torch.set_float32_matmul_precision(precision)
 
