@@ -125,7 +125,7 @@ def design_of(config) -> Design:
 def _rule(problem, config) -> Iterable[Reason]:
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
-    if host.split_k(config) > 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
+    if host.split_k(config) != 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
         yield Reason("config", "SPLIT_K", host.split_k(config), "1, except for cooperative tiles", "SPLIT_K=1")
     if host.split_k(config) > -(-problem.k // config["BLOCK_K"]):
         yield Reason("config", "SPLIT_K", host.split_k(config), "at most one range for each block of K", "SPLIT_K=1")

@@ -270,10 +270,13 @@ def test_full_precision_is_left_to_the_pointers(variant):
     assert reason.field == "ieee" and '"high"' in reason.fix
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float32"])
-def test_all_but_sixteen_bits_are_read_along_k(dtype):
-    (reason,) = SPECIALIZED.reasons(problem(dtype=dtype, layout="nn"))
-    assert reason.operand == "b" and "b.mT" in reason.fix
+@pytest.mark.parametrize("dtype, layout, copies", [("int8", "nn", 1), ("float32", "tn", 2), ("float32", "nt", 0)])
+def test_all_but_sixteen_bits_are_read_along_k(dtype, layout, copies):
+    """Other operands are copied first, each by a launch of its own."""
+    p = problem(dtype=dtype, layout=layout, m=1000, n=1008, k=1040)
+    *first, product = SPECIALIZED.builds(p, SPECIALIZED.legal_configs(p)[0])
+    assert len(first) == copies and all(resources(build, p.target).spills == 0 for build in first)
+    assert resources(product, p.target).spills == 0
 
 
 # --- split-K -------------------------------------------------------------------------------------------------------
@@ -290,8 +293,40 @@ def test_long_k_is_split(m, n, k):
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
 
 
+@pytest.mark.parametrize("swap", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("more", [{}, {"n": 10244}, {"dtype": "float8_e4m3fn", "scaling": "rowwise", "bias": True}])
+def test_equal_shares_of_few_rows(swap, more):
+    """What has to be added up is written and read 16 bytes at a time, and nothing but rows that are there is loaded."""
+    p = problem(**{"m": 41, "n": 10240, "k": 8192, "layout": "nt", **more})
+    depth = 128 // p.operands[0].itemsize
+    config = gluon_matmul_ws.config("coop", 128, 64, 6, depth, split_k=0) | ({"SWAP": True} if swap else {})
+    found = compiled(SPECIALIZED, p, config, slack=256)
+    assert "ld.global.cg.v4" in found.ptx.replace(".L1::no_allocate", "") and "st.global.v4" in found.ptx
+    (build,) = SPECIALIZED.builds(p, config)
+    assert build.constants["cfg"].TALL == (64 if swap else 32) and build.constants["cfg"].SWAP == swap
+
+
+def test_rows_are_shared_out_evenly():
+    """A row of a box that lies outside of a costs as much as two inside."""
+    tall = {}
+    for m in (1, 29, 61, 96, 128, 150, 250, 300):
+        p = problem(m=m, n=6144, layout="nt")
+        (build,) = SPECIALIZED.builds(p, gluon_matmul_ws.config("coop", 128, 48, 8))
+        tall[m] = build.constants["cfg"].TALL, build.constants["cfg"].BOX
+    assert tall == {
+        1: (16, 16),
+        29: (16, 16),
+        61: (32, 32),
+        96: (48, 16),
+        128: (64, 64),
+        150: (48, 16),
+        250: (64, 64),
+        300: (64, 64),
+    }
+
+
 def test_what_split_k_cannot():
     p = problem(m=128, n=256, k=512)
-    for wrong in ({"MODE": "pingpong"}, {"SPLIT": 2}, {"SPLIT_K": 9}):
+    for wrong in ({"MODE": "pingpong"}, {"SPLIT": 2}, {"SPLIT_K": 9}, {"SPLIT_K": 0, "MODE": "pingpong"}):
         config = {**gluon_matmul_ws.config("coop", 128, 128, 4, split_k=2), **wrong}
         assert "SPLIT_K" in {reason.field for reason in SPECIALIZED.requires.rule(p, config)}

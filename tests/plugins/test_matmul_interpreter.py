@@ -51,6 +51,7 @@ if INTERPRETED:
     import interpreter  # noqa: F401 (it mends Triton's)
 
     from registry.plugins import triton_matmul, triton_matmul_tma
+    from registry.toolbox.launch import StandIn
 
     RUNS = {
         "pointers": (triton_matmul.host.HOST.run, pointers),
@@ -243,3 +244,18 @@ if INTERPRETED:
         expected = torch.where(b[:1].abs() == 3.0e38, out, b[:1])
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(7.0, 8.0, 9.0), expected.nan_to_num(7.0, 8.0, 9.0))
+
+    # --- copies of what wgmma cannot read as it lies
+
+    @pytest.mark.parametrize("last", [True, False], ids=["a", "b"])
+    @pytest.mark.parametrize("dtype, batch", [(torch.float32, ()), (torch.float32, (3,)), (torch.int8, ())])
+    def test_turned_copies(last, dtype, batch):
+        from registry.plugins.gluon_matmul_ws.turn import along_k, copying
+
+        x = matrix(70, 131, "t" if last else "n", dtype, batch)
+        operand = StandIn.of_tensor("x", x)
+        place = along_k(operand, last)
+        found = torch.full((x.numel() * 2,), -1, dtype=dtype).as_strided(x.shape, place.strides)
+        copying(operand, place, pdl=False).plain()(x, found)
+        assert torch.equal(found, x) and place.strides[-1 if last else -2] == 1
+        assert all(stride * dtype.itemsize % 16 == 0 for stride in place.strides if stride != 1)
