@@ -303,7 +303,8 @@ def test_equal_shares_of_few_rows(swap, more):
     found = compiled(SPECIALIZED, p, config, slack=256)
     assert "ld.global.cg.v4" in found.ptx.replace(".L1::no_allocate", "") and "st.global.v4" in found.ptx
     (build,) = SPECIALIZED.builds(p, config)
-    assert build.constants["cfg"].TALL == (64 if swap else 32) and build.constants["cfg"].SWAP == swap
+    cfg = build.constants["cfg"]
+    assert (cfg.TALL, cfg.SWAP) == ((64, True) if swap else (32, False))
 
 
 def test_rows_are_shared_out_evenly():
