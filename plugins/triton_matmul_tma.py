@@ -224,7 +224,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     }
     grid = (min(tiles, problem.target.sm_count or 4),)
     arguments = dict(zip(_matmul_tma.arg_names, values, strict=False))
-    return [Call(_matmul_tma, grid, arguments, constants, options, if_unrounded={"ROUNDED": False})]
+    return [Call(_matmul_tma, grid, arguments, constants, options, if_plain_maps={"ROUNDED": False})]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))

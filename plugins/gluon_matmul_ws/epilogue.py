@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from registry.toolbox.arithmetic import activate
-from registry.toolbox.hopper import as_matrix, store_tile, store_wait, viewed
+from registry.toolbox.hopper import as_matrix, store_tile, store_wait
 
 
 @gluon.jit
@@ -47,10 +47,6 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.con
     dtype: gl.constexpr = c_ptr.dtype.element_ty
     parts: gl.constexpr = width // cfg.EN
     pieces = _chunks(acc, parts)
-    ROOM: gl.constexpr = 1 if cfg.SWAP else cfg.GM // cfg.BOX
-    BOXES: gl.constexpr = 1 if cfg.SWAP else cfg.TALL // cfg.BOX
-    boxes: gl.constexpr = [ROOM] + c_desc.block_type.shape
-    layout: gl.constexpr = c_desc.layout
     lanes: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     HEIGHT: gl.constexpr = cfg.EN if cfg.SWAP else cfg.GM
     WIDTH: gl.constexpr = cfg.GM if cfg.SWAP else cfg.EN
@@ -65,19 +61,14 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.con
             if cfg.TALL < cfg.GM:
                 rows = gl.minimum(M, row + cfg.TALL)
         if cfg.TMA_STORE:
-            store_wait((cfg.STORES - 1) * BOXES)
+            store_wait(cfg.STORES - 1)
         if cfg.SWAP:
             slot.permute((1, 0)).store(x)
         else:
             slot.store(x)
         if cfg.TMA_STORE:
             fence_async_shared()
-            if ROOM == 1:
-                store_tile(c_desc, [z, top, left], box)
-            else:
-                part = viewed(box, boxes, layout)
-                for j in gl.static_range(BOXES):
-                    store_tile(c_desc, [z, top + j * cfg.BOX, left], part.index(j))
+            store_tile(c_desc, [z, top, left], box)
         else:  # through shared memory all the same, for rows of consecutive columns
             y = slot.load(lanes)
             rm = top + gl.arange(0, HEIGHT, layout=gl.SliceLayout(1, lanes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,7 @@ from registry.plugins.gluon_matmul_ws.turn import along_k, copying
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
-from registry.toolbox.tensor_maps import rounded_to_tf32
+from registry.toolbox.tensor_maps import boxed, rounded_to_tf32
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Switches:
 
     PARTS: int  # consumers that share a tile
     GM: int  # rows of a consumer's wgmma
-    TALL: int  # those of them that are there
-    BOX: int  # rows of a tensor map's box
+    TALL: int  # those of them that are its own
+    BOX: int  # rows that a box brings: as many, where a launch can have such maps
     N0: int
     N1: int
     BK: int
@@ -97,12 +96,13 @@ FEW = 256
 
 
 def _tall(problem: Any, config: Mapping[str, Any], a: StandIn, parts: int) -> int:
-    """Rows of a consumer: a multiple of 16 below wgmma's where there are few."""
+    """Rows of a consumer, hardly more than there are: one that lies outside takes the TMA unit as long as two inside.
+    A multiple of 8, so that there are but 8 kernels of a config."""
     whole: int = config["BLOCK_M"] // parts
     if swapped(config) or turned(a) or problem.m > FEW:
         return whole
     consumers = parts * triton.cdiv(problem.m, config["BLOCK_M"])
-    return min(whole, triton.cdiv(triton.cdiv(problem.m, consumers), 16) * 16)
+    return min(whole, 8 * triton.cdiv(problem.m, 8 * consumers))
 
 
 def _at_once(config: Mapping[str, Any]) -> int:
@@ -122,7 +122,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
         TALL=tall,
-        BOX=math.gcd(tall, 64) if tall < config["BLOCK_M"] // parts else tall,
+        BOX=tall,
         N0=n0,
         N1=n1,
         BK=config["BLOCK_K"],
@@ -163,6 +163,10 @@ def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
 
 
+def _of_rows(descriptor: TensorDescriptor, cfg: Switches) -> TensorDescriptor:
+    return boxed(descriptor, cfg.BOX) if cfg.TALL < cfg.GM else descriptor
+
+
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
     (a, b), out = sides(config, given), out_of(problem, given)
@@ -174,7 +178,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
     partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
     whole = tiles // sms * sms if partly else tiles  # tiles of the complete rounds
-    a_desc, b_desc = _operand(a, cfg.BOX, cfg.BK), _operand(b, cfg.BK, cfg.N0)
+    a_desc, b_desc = _of_rows(_operand(a, cfg.GM, cfg.BK), cfg), _operand(b, cfg.BK, cfg.N0)
+    block = (cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN)
     sums, counters = out, out
     blocks = triton.cdiv(k, cfg.BK)
     ctas = min(tiles * (cfg.SPLIT * cfg.SPLIT_K or blocks), sms)
@@ -187,7 +192,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "a_desc": a_desc,
         "b0_desc": b_desc,
         "b1_desc": _operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
-        "c_desc": _descriptor(out, *((cfg.EN, cfg.GM) if cfg.SWAP else (cfg.BOX, cfg.EN))) if cfg.TMA_STORE else a_desc,
+        "c_desc": _of_rows(_descriptor(out, *block), cfg) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),
@@ -210,10 +215,9 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     options = {"num_warps": 4, "launch_pdl": cfg.PDL}
     factors = ((given[name], along_k(given[name], name == "a")) for name in ("a", "b"))
     copies = [copying(one, copy, cfg.PDL) for one, copy in factors if copy is not one]
-    return [
-        *copies,
-        Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_unrounded={"cfg": replace(cfg, ROUND=True)}),
-    ]
+    # rows of a neighbour that whole boxes bring are not stored: there, all of C goes by pointers
+    plain = replace(cfg, ROUND=problem.dtype == "float32", BOX=cfg.GM, TMA_STORE=cfg.TMA_STORE and cfg.TALL == cfg.GM)
+    return [*copies, Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_plain_maps={"cfg": plain})]
 
 
 HOST = Host(MATMUL, call, contiguous=("bias",))

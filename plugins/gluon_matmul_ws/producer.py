@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of
 from registry.toolbox import scopes
-from registry.toolbox.hopper import as_box, load_tile, slot_of, viewed, wait_slot_empty
+from registry.toolbox.hopper import as_box, load_tile, slot_of, wait_slot_empty
 
 
 @gluon.jit
@@ -33,41 +33,28 @@ def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _load(descs, smem, stages, it, z_a, z_b, row, col, M, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
+def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
     """`blocks` blocks of a tile, from block `first` on; a tail tile takes the first N0 / SPLIT columns of each stage.
     Returns the next round of the ring."""
     a_desc, b0_desc, b1_desc = descs
     a_s, b0_s, b1_s = smem
     PARTS: gl.constexpr = cfg.PARTS
-    BOXES: gl.constexpr = cfg.TALL // cfg.BOX
-    ROOM: gl.constexpr = cfg.GM // cfg.BOX  # boxes of A for which a consumer has room, if no rows
-    boxes = PARTS * BOXES
-    if cfg.BOX < cfg.GM:  # a row that lies outside costs as much as two inside
-        boxes = gl.minimum((M - row + cfg.BOX - 1) // cfg.BOX, boxes)
     width: gl.constexpr = cfg.N0 // cfg.SPLIT if TAIL else cfg.N0 + cfg.N1
     for number in range(first, first + blocks):
         s = slot_of(it, stages)
         scopes.enter("wait slot")
         bar = wait_slot_empty(stages, s, it)
         scopes.leave("wait slot")
-        if cfg.BOX == cfg.GM:
-            mbarrier.expect(bar, (PARTS * cfg.GM + width) * cfg.BK * cfg.ITEM)
-        else:
-            for i in gl.static_range(PARTS * BOXES):  # (it takes constants only)
-                if boxes == i + 1:
-                    mbarrier.expect(bar, ((i + 1) * cfg.BOX + width) * cfg.BK * cfg.ITEM)
+        mbarrier.expect(bar, (PARTS * cfg.BOX + width) * cfg.BK * cfg.ITEM)
         k = number * cfg.BK
         if cfg.SKEW:  # not all CTAs the same rows of a at a time
             k = number + gl.program_id(0) * blocks // gl.num_programs(0)
             k = gl.where(k < blocks, k, k - blocks) * cfg.BK
-        for i in gl.static_range(PARTS * BOXES):
-            box = a_s.index((s * PARTS + i // BOXES) * ROOM + i % BOXES)
+        for g in gl.static_range(PARTS):
             if cfg.A_T:
-                load_tile(a_desc, [z_a, k, row + i * cfg.BOX], bar, box)
-            elif cfg.BOX == cfg.GM:  # noqa: SIM114 (one is for the compiler)
-                load_tile(a_desc, [z_a, row + i * cfg.BOX, k], bar, box)
-            elif i < boxes:
-                load_tile(a_desc, [z_a, row + i * cfg.BOX, k], bar, box)
+                load_tile(a_desc, [z_a, k, row + g * cfg.GM], bar, a_s.index(s * PARTS + g))
+            else:
+                load_tile(a_desc, [z_a, row + g * cfg.TALL, k], bar, a_s.index(s * PARTS + g))
         if TAIL:
             _load_b(b1_desc, b0_s, s, z_b, col, k, bar, width, cfg)
         else:
@@ -81,18 +68,14 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, M, first, blocks, TAIL: g
 @gluon.jit
 def producer(descs, smem, stages, sizes, z_a, z_b, cfg: gl.constexpr):
     tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
-    if cfg.BOX < cfg.GM:
-        room: gl.constexpr = [cfg.STAGES * cfg.PARTS * (cfg.GM // cfg.BOX)] + descs[0].block_type.shape
-        layout: gl.constexpr = descs[0].layout
-        smem = (viewed(smem[0], room, layout), smem[1], smem[2])
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, 0, 1, cfg)
     for item in range(begin, end, step):
         tile, first, count = part_of(item, tiles, whole, blocks, cfg)
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
-        it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, M, first, count, False, cfg)
+        it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, first, count, False, cfg)
     if cfg.SPLIT > 1:
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, gl.num_programs(0)):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * (cfg.N0 // cfg.SPLIT)
-            it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, M, 0, blocks, True, cfg)
+            it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, 0, blocks, True, cfg)

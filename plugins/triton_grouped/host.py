@@ -147,7 +147,7 @@ def _strides(name: str, operand: StandIn, letters: str = "") -> dict[str, int]:
 def _made(kernel: Any, grid: int, arguments: Any, constants: Any, options: Any, unrounded: Any) -> Call:
     """Arguments in the kernel's order."""
     ordered = {name: arguments[name] for name in kernel.arg_names if name in arguments}
-    return Call(kernel, (grid,), ordered, constants, options, if_unrounded=unrounded)
+    return Call(kernel, (grid,), ordered, constants, options, if_plain_maps=unrounded)
 
 
 HOST = Host(GROUPED_MM, call, contiguous=VECTORS)

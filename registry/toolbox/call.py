@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from registry.toolbox.bound_launch import function
-from registry.toolbox.launch import Launcher, StandIn, is_descriptor, unrounded_constants
+from registry.toolbox.launch import Launcher, StandIn, is_descriptor, plain_constants
 from registry.toolbox.tensor_maps import Address, with_base, without_base
-from registry.toolbox.triton_internals import encoder_can_round
+from registry.toolbox.triton_internals import encoder_can
 
 if TYPE_CHECKING:
     from registry.toolbox.builds import Build
@@ -75,9 +75,9 @@ class Call:
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    if_unrounded: Mapping[str, Any] = field(default_factory=dict)
-    """Where a tensor map is to round to tf32: the constants with which the kernel does it, for launches without such
-    maps (those through `kernel[grid]`, where Triton is older than 3.8)."""
+    if_plain_maps: Mapping[str, Any] = field(default_factory=dict)
+    """Where a tensor map is to round to tf32 or has boxes of fewer rows: the constants with which the kernel does
+    without, for launches that cannot have such maps (those through `kernel[grid]`)."""
 
     def operands(self) -> dict[str, StandIn]:
         """Parameter -> what it points to, for tensors and tensor maps."""
@@ -106,20 +106,22 @@ class Call:
         """What the compiler would be given."""
         from registry.toolbox.builds import Build
 
-        unrounded = self._unrounded()
-        constants = {**self.constants, **(unrounded if unrounded and not encoder_can_round() else {})}
+        plainly = self._plainly()
+        constants = {**self.constants, **({} if encoder_can(self.arguments.values()) else plainly)}
         return Build.of(self.kernel, self.example(), constants=constants, options=self.options, arch=arch)
 
     def bind(self, device: Any = None) -> Launch:
         """The fast launch; it takes `varying`, by position."""
-        launcher = Launcher(self.kernel, constants=self.constants, options=self.options, if_unrounded=self.if_unrounded)
+        launcher = Launcher(
+            self.kernel, constants=self.constants, options=self.options, if_plain_maps=self.if_plain_maps
+        )
         vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
         return launcher.bind(self.example(), self.grid, vary=vary, device=device)
 
     def plain(self) -> Launch:
         """The launch through `kernel[grid]`, which Triton's interpreter has too."""
         names, operands = tuple(self.varying()), self.operands()
-        constants = {**self.constants, **self._unrounded()}
+        constants = {**self.constants, **self._plainly()}
 
         def launch(*varying: Any) -> None:
             arguments = dict(self.arguments)
@@ -141,8 +143,8 @@ class Call:
             return torch.empty(0, dtype=dtype)
         return Address(value, dtype)
 
-    def _unrounded(self) -> Mapping[str, Any]:
-        return unrounded_constants(self.arguments, self.if_unrounded)
+    def _plainly(self) -> Mapping[str, Any]:
+        return plain_constants(self.arguments, self.if_plain_maps)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ and, for descriptors, of the example's shape and strides. It checks what compile
 values of integers that Triton specialises on. A call that differs there is launched through `kernel[grid]`, slower and
 still right.
 
-Descriptors that round to tf32 (registry.toolbox.tensor_maps) want `if_unrounded`: constants with which the kernel
-itself rounds. They replace others wherever a launch cannot have such maps.
+Descriptors that round to tf32, or have boxes of fewer rows (registry.toolbox.tensor_maps), want `if_plain_maps`:
+constants with which the kernel does without. They replace others wherever a launch cannot have such maps.
 
 Where Triton's inside is not what registry.toolbox.triton_internals knows, every launch goes that way, with one notice.
 """
@@ -36,8 +36,8 @@ from registry.errors import CaptureError, InvalidArgument
 from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
-from registry.toolbox.tensor_maps import Address, rounds_to_tf32, with_base, without_base
-from registry.toolbox.triton_internals import encoder_can_round, refusal, triton_rounds
+from registry.toolbox.tensor_maps import Address, rounds_to_tf32, rows_of_box, with_base, without_base
+from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
 __all__ = ["Bound", "Launcher", "StandIn"]
 
@@ -107,12 +107,12 @@ class Launcher:
         *,
         constants: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
-        if_unrounded: Mapping[str, Any] | None = None,
+        if_plain_maps: Mapping[str, Any] | None = None,
     ) -> None:
         if hasattr(kernel, "configs") or not hasattr(kernel, "arg_names"):
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
-        self.if_unrounded = dict(if_unrounded or {})
+        self.if_plain_maps = dict(if_plain_maps or {})
 
     def bind(self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None) -> Bound:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
@@ -122,11 +122,11 @@ class Launcher:
         """
         import torch
 
-        unrounded = unrounded_constants(arguments, self.if_unrounded)
+        plainly = plain_constants(arguments, self.if_plain_maps)
         given = {**_defaults(self.kernel), **arguments, **self.constants}
-        if unrounded and not encoder_can_round():
-            given |= unrounded
-        if unknown := {*given, *self.if_unrounded, *vary}.difference(self.kernel.arg_names):
+        if plainly and not encoder_can(arguments.values()):
+            given |= plainly
+        if unknown := {*given, *self.if_plain_maps, *vary}.difference(self.kernel.arg_names):
             raise TypeError(f"{self.kernel.__name__} has no parameters {sorted(unknown)}")
         if capturing():
             raise CaptureError(
@@ -135,16 +135,16 @@ class Launcher:
             )
         index = _device_index(device, arguments.values())
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
-        slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, unrounded)
+        slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, plainly)
         with torch.cuda.device(index):
             compiled = self._compiled(given, blocks)
             with _loading:
                 why = refusal(self.kernel, compiled)  # loads the kernel: OutOfResources is raised here
             about = getattr(compiled.metadata, "tensordesc_meta", None)
-            if unrounded and not (about and all(about)):
-                why = why or f"{self.kernel.__name__} takes no tensor maps, which would round to tf32"
-            if why and unrounded:  # the slower path takes another kernel
-                compiled = self._compiled({**given, **unrounded}, blocks)
+            if plainly and not (about and all(about)):
+                why = why or f"{self.kernel.__name__} takes no tensor maps, of which it asks more than to load"
+            if why and plainly:  # the slower path takes another kernel
+                compiled = self._compiled({**given, **plainly}, blocks)
         if why:
             notice(f"kernels are launched through Triton's own, slower path: {why}")
             bound: Any = slow.wrapped()
@@ -168,10 +168,10 @@ class Unbound:
         grid: tuple[int, ...],
         vary: Collection[str],
         index: int,
-        unrounded: Mapping[str, Any],
+        plainly: Mapping[str, Any],
     ) -> None:
         self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
-        self.unrounded = unrounded  # constants for `kernel[grid]`
+        self.plainly = plainly  # constants for `kernel[grid]`
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
         self.frozen: dict[str, Any] = {}
@@ -204,7 +204,7 @@ class Unbound:
         import torch
 
         with torch.cuda.device(self.index):
-            self.kernel[self.grid](**{**self.arguments(varying), **self.unrounded}, **self.options)
+            self.kernel[self.grid](**{**self.arguments(varying), **self.plainly}, **self.options)
 
     def wrapped(self) -> Any:
         """`launch` with the parameters' names."""
@@ -256,12 +256,14 @@ def is_descriptor(value: Any) -> bool:
     )
 
 
-def unrounded_constants(arguments: Mapping[str, Any], if_unrounded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `kernel[grid]` needs instead of other constants: nothing where Triton's own descriptors round to tf32."""
-    rounded = [name for name, value in arguments.items() if is_descriptor(value) and rounds_to_tf32(value)]
-    if rounded and not if_unrounded:
-        raise TypeError(f"maps of {rounded} round to tf32, and if_unrounded does not say what the kernel does without")
-    return if_unrounded if rounded and not triton_rounds() else {}
+def plain_constants(arguments: Mapping[str, Any], if_plain_maps: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `kernel[grid]` needs instead of other constants: nothing where Triton's own descriptors can all that."""
+    maps = {name: value for name, value in arguments.items() if is_descriptor(value)}
+    special = [name for name, value in maps.items() if rounds_to_tf32(value) or rows_of_box(value)]
+    if special and not if_plain_maps:
+        raise TypeError(f"maps of {special} do more than Triton's, and if_plain_maps does not say how to do without")
+    beyond = any(rows_of_box(maps[name]) or not triton_rounds() for name in special)
+    return if_plain_maps if beyond else {}
 
 
 def _device_index(device: Any, examples: Iterable[Any]) -> int:

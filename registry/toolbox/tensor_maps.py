@@ -4,7 +4,8 @@ A map is an address plus geometry, nothing else: it does not hold memory and doe
 reused for a reused address exactly when the whole geometry is the same, and each `TensorMaps` serves one geometry.
 
 A map may also say that the TMA unit rounds float32 to the nearest tf32 while it loads (ties to even; NaNs and
-infinities stay), which saves kernels `to_tf32`: see `rounded_to_tf32`.
+infinities stay), which saves kernels `to_tf32`: see `rounded_to_tf32`. And its boxes may have fewer rows than the
+blocks that the kernel was compiled for: see `boxed`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Address", "TensorMaps", "geometry", "maps_for", "rounded_to_tf32", "rounds_to_tf32", "without_base"]
+__all__ = [
+    "Address",
+    "TensorMaps",
+    "boxed",
+    "geometry",
+    "maps_for",
+    "rounded_to_tf32",
+    "rounds_to_tf32",
+    "rows_of_box",
+    "without_base",
+]
 
 LIMIT = 1024
 """Addresses that one geometry remembers; twice as many at most."""
@@ -102,7 +113,8 @@ def geometry(descriptor: Any, metadata: Any = None) -> Any:
     """Everything about a descriptor but its address, hashable."""
     known = vars(descriptor)
     about = [known[name] for name in _fields(type(descriptor))]  # type: ignore[arg-type]
-    return _frozen([type(descriptor).__qualname__, descriptor.base.dtype, rounds_to_tf32(descriptor), about, metadata])
+    special = (rounds_to_tf32(descriptor), rows_of_box(descriptor))
+    return _frozen([type(descriptor).__qualname__, descriptor.base.dtype, special, about, metadata])
 
 
 @functools.cache
@@ -114,7 +126,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
 def rounded_to_tf32(descriptor: Any) -> Any:
     """A copy of a float32 descriptor whose map rounds to the nearest tf32 what is loaded through it.
 
-    Where a launch cannot give it such a map, the kernel has to round: the `if_unrounded` of a Call or Launcher.
+    Where a launch cannot give it such a map, the kernel has to round: the `if_plain_maps` of a Call or Launcher.
     """
     if str(descriptor.base.dtype) != "torch.float32":
         raise TypeError(f"a tensor map rounds float32 to tf32, not {descriptor.base.dtype}")
@@ -124,6 +136,23 @@ def rounded_to_tf32(descriptor: Any) -> Any:
 def rounds_to_tf32(descriptor: Any) -> bool:
     """Whether it was asked to."""
     return bool(getattr(descriptor, "round_f32_to_tf32", False))
+
+
+def boxed(descriptor: Any, rows: int) -> Any:
+    """A copy whose map's boxes have so many rows (of their second-last dimension), and bring or take so many bytes.
+
+    Triton's blocks are powers of two. A row that lies outside of a matrix takes the TMA unit as long as two inside, and
+    several small boxes longer than a large one. Where a launch cannot give it such a map, boxes are whole blocks: the
+    `if_plain_maps` of a Call or Launcher says so to the kernel.
+    """
+    if not 0 < rows <= descriptor.block_shape[-2]:
+        raise ValueError(f"a box of {rows} rows, for blocks of {descriptor.block_shape[-2]}")
+    return with_base(descriptor, descriptor.base, box_rows=rows)
+
+
+def rows_of_box(descriptor: Any) -> int:
+    """Rows of its boxes where `boxed` gave them, else 0."""
+    return int(getattr(descriptor, "box_rows", 0))
 
 
 _PLAIN = frozenset((int, float, str, bool, type(None)))

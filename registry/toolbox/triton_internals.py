@@ -11,13 +11,13 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from registry.toolbox.tensor_maps import rounds_to_tf32
+from registry.toolbox.tensor_maps import rounds_to_tf32, rows_of_box
 
-__all__ = ["Internals", "c_launcher", "encoder_can_round", "internals", "refusal", "triton_rounds"]
+__all__ = ["Internals", "c_launcher", "encoder_can", "internals", "refusal", "triton_rounds"]
 
 # The arguments that CudaLauncher.__call__ hands to its C function, and the same call as a generated launch writes it.
 _GRID = "gridX, gridY, gridZ, stream, function, self.launch_cooperative_grid, self.launch_pdl, "
@@ -38,6 +38,7 @@ _JIT_CALL = (
 )
 _DESCRIPTOR_ARGUMENTS = "return [cu_tensor_map, *shape, *strides]"
 _ELEMENT_TYPE = ('elem_type = metadata["elem_type"]', "TMA_DTYPE_DEVICE_TO_HOST[elem_type]")
+_BOX = 'block_size = metadata["block_size"]'
 _TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
 
@@ -60,6 +61,9 @@ class Internals:
         """The tensor map of a descriptor."""
         if rounds_to_tf32(descriptor) and encoder_can_round() and not triton_rounds():
             metadata = {**metadata, "elem_type": _TFLOAT32}
+        if (rows := rows_of_box(descriptor)) and encoder_can_box():
+            *outer, _, columns = metadata["block_size"]
+            metadata = {**metadata, "block_size": [*outer, rows, columns]}
         return self.make_descriptor(descriptor, metadata)[0]
 
     def descriptor_rest(self, descriptor: Any, metadata: Any) -> list[Any]:
@@ -106,9 +110,27 @@ def triton_rounds() -> bool:
     return all("round_f32_to_tf32" in {field.name for field in fields(kind)} for kind in kinds)
 
 
+def encoder_can(descriptors: Iterable[Any]) -> bool:
+    """Whether a bound launch can have all these maps as they are asked for. Asked without a GPU too: builds depend on
+    it."""
+    asked = list(descriptors)
+    return (encoder_can_round() or not any(map(rounds_to_tf32, asked))) and (
+        encoder_can_box() or not any(map(rows_of_box, asked))
+    )
+
+
+@functools.cache
+def encoder_can_box() -> bool:
+    try:
+        from triton.backends.nvidia import driver
+
+        return _BOX in inspect.getsource(driver.make_tensordesc_arg)
+    except Exception:  # as in `refusal`
+        return False
+
+
 @functools.cache
 def encoder_can_round() -> bool:
-    """Whether a bound launch can have maps that round to tf32. Asked without a GPU too: builds depend on it."""
     if triton_rounds():
         return True
     try:

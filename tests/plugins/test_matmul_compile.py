@@ -304,26 +304,20 @@ def test_equal_shares_of_few_rows(swap, more):
     assert "ld.global.cg.v4" in found.ptx.replace(".L1::no_allocate", "") and "st.global.v4" in found.ptx
     (build,) = SPECIALIZED.builds(p, config)
     cfg = build.constants["cfg"]
-    assert (cfg.TALL, cfg.SWAP) == ((64, True) if swap else (32, False))
+    tall, turned = cfg.TALL, cfg.SWAP
+    assert (tall, turned) == ((64, True) if swap else (24, False))
 
 
 def test_rows_are_shared_out_evenly():
-    """A row of a box that lies outside of a costs as much as two inside."""
+    """A row of a box that lies outside of a takes as long as two inside."""
     tall = {}
-    for m in (1, 29, 61, 96, 128, 150, 250, 300):
+    for m in (1, 29, 96, 128, 150, 250, 300):
         p = problem(m=m, n=6144, layout="nt")
         (build,) = SPECIALIZED.builds(p, gluon_matmul_ws.config("coop", 128, 48, 8))
-        tall[m] = build.constants["cfg"].TALL, build.constants["cfg"].BOX
-    assert tall == {
-        1: (16, 16),
-        29: (16, 16),
-        61: (32, 32),
-        96: (48, 16),
-        128: (64, 64),
-        150: (48, 16),
-        250: (64, 64),
-        300: (64, 64),
-    }
+        cfg = build.constants["cfg"]
+        tall[m] = cfg.TALL
+        assert cfg.BOX == cfg.TALL and cfg.GM == 64
+    assert tall == {1: 8, 29: 16, 96: 48, 128: 64, 150: 40, 250: 64, 300: 64}
 
 
 def test_what_split_k_cannot():

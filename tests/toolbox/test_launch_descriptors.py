@@ -226,7 +226,9 @@ def shifted_call(**changes):
         TensorDescriptor(StandIn((64, 32), "float32", name=name), [64, 32], [32, 1], [64, 32]) for name in ("a", "out")
     )
     arguments = {"source": rounded_to_tf32(source), "target": target, "shift": StandIn((1,), "float32", name="shift")}
-    return Call(shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_unrounded": {"ROUND": True}, **changes})
+    return Call(
+        shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_plain_maps": {"ROUND": True}, **changes}
+    )
 
 
 def launched(cuda, launch, shift=0):
@@ -274,8 +276,8 @@ def test_an_unknown_launcher_rounds_too(cuda, monkeypatch):
 
 
 def test_an_unknown_encoder_rounds_too(cuda, monkeypatch):
+    monkeypatch.setattr(triton_internals, "encoder_can_round", lambda: False)
     for module in (call, launch, triton_internals):
-        monkeypatch.setattr(module, "encoder_can_round", lambda: False)
         monkeypatch.setattr(module, "triton_rounds", lambda: False, raising=False)
     monkeypatch.setattr(triton_internals, "_TFLOAT32", "not to be used")
     bound = shifted_call().bind(0)
@@ -299,8 +301,8 @@ def test_the_build_is_what_is_bound(cuda):
 
 def test_a_rounding_map_needs_a_kernel_that_can_do_without(cuda):
     for make in (Call.plain, Call.bind, lambda one: one.build("sm90")):
-        with pytest.raises(TypeError, match="source.*if_unrounded"):
-            make(shifted_call(if_unrounded={}))
+        with pytest.raises(TypeError, match="source.*if_plain_maps"):
+            make(shifted_call(if_plain_maps={}))
 
 
 def test_only_float32_is_rounded_to_tf32():
