@@ -1,0 +1,181 @@
+"""Which tiles are worth trying, best first: by what was measured of each, and by what they have to move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from registry.plugins.gluon_matmul_ws import host
+
+# Measured facts: see kernel.py. Speed of one tile shape against the fastest, where the chip is full.
+_TILES = (
+    ("coop", 128, 128, 6, 1.00),
+    ("coop", 128, 256, 4, 0.99),
+    ("coop", 128, 192, 4, 0.97),
+    ("coop", 128, 320, 3, 0.95),
+    ("pingpong", 128, 128, 4, 0.965),
+    ("coop", 256, 128, 3, 0.95),
+    ("pingpong", 64, 256, 4, 0.92),
+    ("pingpong", 64, 128, 8, 0.82),
+    ("coop", 128, 64, 6, 0.80),
+)
+_TILES_8BIT = (
+    ("coop", 128, 192, 4, 1.00),
+    ("coop", 128, 128, 4, 0.975),
+    ("coop", 128, 64, 6, 0.79),
+    ("pingpong", 64, 128, 6, 0.65),
+)
+
+_EPILOGUE = {"gelu": 1.5e-4, "silu": 0.3e-4}
+"""Microseconds for an element of a tile."""
+
+HAND_OVER = 256
+"""Bytes that barriers and the hand-over to the warp groups take."""
+
+
+def itemsize(dtype: str) -> int:
+    return int(getattr(torch, dtype).itemsize)
+
+
+def config(
+    mode: str,
+    m: int,
+    n: int,
+    stages: int,
+    k: int = 64,
+    group: int = 8,
+    split: int = 1,
+    split_k: int = 1,
+    stores: int = 2,
+    swap: bool = False,
+) -> dict[str, Any]:
+    found = {
+        "MODE": mode,
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "STAGES": stages,
+        "STORES": stores,
+        "GROUP": group,
+        "SPLIT": split,
+        "SPLIT_K": split_k,
+    }
+    return {**found, "SWAP": True} if swap else found
+
+
+def candidates(problem: Any, most: int = 8) -> list[dict[str, Any]]:
+    """Every tile worth trying, best first."""
+    few = problem.m <= host.FEW and itemsize(problem.dtype) == 2
+    found = list(_few(problem) if few else _many(problem))
+    found.sort(key=lambda pair: pair[0])
+    return [entry for _, entry in found[:most]]
+
+
+Guess = tuple[float, dict[str, Any]]
+"""Microseconds on an H200, and the config."""
+
+
+# --- many rows: the rounds of tiles over the chip decide --------------------------------------------------------------
+
+
+def _many(problem: Any) -> Iterator[Guess]:
+    size, count = itemsize(problem.dtype), problem.target.sm_count or 132
+    blocks = -(-problem.k * size // 128)
+    for mode, m, n, stages, speed in _TILES if size > 1 else _TILES_8BIT:
+        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+        for split, split_k in _splits(mode, n, tiles, blocks, count):
+            cost = _microseconds(m, n, tiles, blocks, split, split_k, count, speed)
+            rounds = -(-tiles // count)
+            # ping-pong hides most, but the last, by half the warps
+            shown = rounds if mode == "coop" else 2 + rounds / 4
+            cost += shown * m * n * _EPILOGUE.get(problem.activation, 0.0)
+            cost *= 2.0 if m > 64 >= problem.m or n > 64 >= problem.n else 1.0  # a tile that is mostly padding
+            yield cost, config(mode, m, n, stages, 128 // size, split=split, split_k=split_k)
+
+
+def _splits(mode: str, n: int, tiles: int, blocks: int, count: int) -> Iterable[tuple[int, int]]:
+    """(SPLIT, SPLIT_K): of the columns of the last round, or of K where the tiles do not fill the chip."""
+    yield 1, 1
+    if mode == "coop":
+        rest = tiles % count
+        if tiles > count and rest and not host.split_n(n)[1]:
+            yield from ((split, 1) for split in (2, 4) if n // split >= 64 and -(-rest * split // count) < split)
+        yield from ((1, split_k) for split_k in _ways(tiles, blocks, count))
+
+
+def _ways(tiles: int, blocks: int, count: int) -> Iterable[int]:
+    ways = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+    return (way for way in ways if tiles * way <= count and way * 4 <= blocks)
+
+
+def _microseconds(m: int, n: int, tiles: int, blocks: int, split: int, split_k: int, count: int, speed: float) -> float:
+    """A guess at a config's time on an H200: rounds over the chip times the time of a tile at full speed, and for
+    split-K what writing, counting and adding up cost."""
+    block = m * n * 2.4e-5 / speed
+    if split_k > 1:
+        return -(-blocks // split_k) * block + 5 + (2 + split_k) * m * n * 1e-4
+    whole = -(-tiles // count) if split == 1 else tiles // count
+    narrow = m * n // split * 2.4e-5 / (0.965 if n // split >= 128 else 0.7)
+    tail = 0 if split == 1 else -(-(tiles % count) * split // count) * narrow * (1.0 if split == 2 else 1.35)
+    return blocks * (whole * block + tail)
+
+
+# --- few rows: what has to be read decides ----------------------------------------------------------------------------
+
+_WIDTHS = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128, 144, 160, 192, 256)
+"""One or two powers of two."""
+_START, _FROM_MEMORY, _FROM_L2, _TO_ONE_SM, _MULTIPLY = 3.0, 4150.0, 10200.0, 95.0, 3.5e3
+"""Microseconds before the first block has come; bytes a nanosecond of the chip and of one SM; products likewise."""
+
+
+def _few(problem: Any) -> Iterator[Guess]:
+    """Weights come once, rows of a once for each tile: so tiles are as wide as lets them fill the chip, once."""
+    blocks, count = -(-problem.k // 64), problem.target.sm_count or 132
+    for mode, high, width, swap in _shapes(problem.m):
+        stages = _stages(problem, mode, high, width, swap)
+        rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
+        tiles = -(-rows // high) * -(-columns // width) * problem.batch
+        ways = (1, *((0, *_ways(tiles, blocks, count)) if mode == "coop" else ()))
+        for way in ways if stages > 2 else ():
+            loaded = width + (high if swap else min(high, -(-problem.m // -(-problem.m // high))))
+            cost = _streaming(problem, loaded, high * width, tiles, blocks, way, count)
+            epilogue = -(-tiles // count) * high * width * _EPILOGUE.get(problem.activation, 0.0)
+            yield cost + epilogue, config(mode, high, width, stages, split_k=way, swap=swap)
+
+
+def _shapes(m: int) -> Iterator[tuple[str, int, int, bool]]:
+    """(mode, rows, columns, swapped)."""
+    for width in _WIDTHS[2:]:
+        if m <= 64 or width >= 96:
+            yield "pingpong", 64, width, False
+        if m > 64:
+            yield "coop", 128, width, False
+    yield "coop", 128, next(width for width in _WIDTHS if width >= m), True
+
+
+def _stages(problem: Any, mode: str, high: int, width: int, swap: bool) -> int:
+    """As many as there is room for."""
+    first, second = host.split_n(width)
+    buffers = 4 * (high // 2 if mode == "coop" else high) * min(64, second or first) * itemsize(problem.out_dtype)
+    return min(12, int(problem.target.shared_memory - HAND_OVER - buffers) // ((high + width) * 128 + 16))
+
+
+def _streaming(problem: Any, loaded: int, area: int, tiles: int, blocks: int, way: int, count: int) -> float:
+    """A guess at the time: the slowest of memory, L2 and the matrix units, and what adding up costs."""
+    items = tiles * (way or blocks)
+    active = min(items, count)
+    rounds = tiles / count if way == 0 else -(-items // count) / way
+    speed = min(_TO_ONE_SM, _FROM_L2 / active)
+    nanoseconds = max(
+        2.0 * problem.batch * problem.n * problem.k / _FROM_MEMORY,
+        rounds * blocks * loaded * 128 / speed,
+        rounds * blocks * area * 64 / _MULTIPLY,
+    )
+    cost = _START + nanoseconds * 1e-3
+    if way == 1:
+        return cost
+    parts = way or max(count // tiles, 1) + 1
+    hidden = way == 0 and tiles >= count
+    return cost + (1.5 if hidden else 4.5 + (1 + parts) * area * 4e-3 / _TO_ONE_SM)
