@@ -91,6 +91,11 @@ class FakeCuda:
         """The CUtensorMapDataType of each tensor map among `parameters`: 7 is FLOAT32, 11 TFLOAT32."""
         return [words[1] >> 8 & 255 for words in self.parameters if isinstance(words, tuple)]
 
+    def boxes(self) -> list[tuple[int, ...]]:
+        """The box of each tensor map among `parameters`, its contiguous dimension last."""
+        maps = [words for words in self.parameters if isinstance(words, tuple)]
+        return [words[7 : 7 + (words[1] & 255)][::-1] for words in maps]
+
     @contextlib.contextmanager
     def installed(self, monkeypatch: Any, folder: Path) -> Iterator[FakeCuda]:
         """Make Triton and torch see one (or `devices`) sm90 GPU behind this driver."""

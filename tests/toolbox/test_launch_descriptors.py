@@ -29,7 +29,7 @@ from registry.toolbox import call, launch, tensor_maps, triton_internals  # noqa
 from registry.toolbox.builds import Build, compile_build  # noqa: E402
 from registry.toolbox.call import Call  # noqa: E402
 from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
-from registry.toolbox.tensor_maps import rounded_to_tf32  # noqa: E402
+from registry.toolbox.tensor_maps import boxed, rounded_to_tf32  # noqa: E402
 
 pytestmark = needs_fake_cuda
 
@@ -303,6 +303,42 @@ def test_a_rounding_map_needs_a_kernel_that_can_do_without(cuda):
     for make in (Call.plain, Call.bind, lambda one: one.build("sm90")):
         with pytest.raises(TypeError, match="source.*if_plain_maps"):
             make(shifted_call(if_plain_maps={}))
+
+
+# --- boxes of fewer rows than blocks --------------------------------------------------------------------------------
+
+
+def boxed_call(rows=24, **changes):
+    one = shifted_call()
+    arguments = {**one.arguments, "source": boxed(one.arguments["target"], rows)}
+    return Call(
+        shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_plain_maps": {"ROUND": True}, **changes}
+    )
+
+
+def test_a_box_may_have_fewer_rows(cuda):
+    bound = boxed_call().bind(0)
+    assert bound.fast and launched(cuda, bound)[1] == function_of(False, 16)
+    assert cuda.boxes() == [(24, 32), (64, 32)]
+
+
+def test_the_ordinary_launch_has_whole_boxes(cuda):
+    assert launched(cuda, boxed_call().plain())[1] == function_of(True, 16)
+    assert cuda.boxes() == [(64, 32), (64, 32)]
+
+
+def test_an_unknown_encoder_has_whole_boxes(cuda, monkeypatch):
+    monkeypatch.setattr(triton_internals, "encoder_can_box", lambda: False)
+    assert launched(cuda, boxed_call().bind(0))[1] == function_of(True, 16)
+    assert cuda.boxes() == [(64, 32), (64, 32)] and boxed_call().build("sm90").constants["ROUND"] is True
+
+
+def test_a_box_fits_into_its_block():
+    for rows in (0, 65):
+        with pytest.raises(ValueError, match=f"a box of {rows} rows"):
+            boxed_call(rows)
+    with pytest.raises(TypeError, match="source.*if_plain_maps"):
+        boxed_call(if_plain_maps={}).build("sm90")
 
 
 def test_only_float32_is_rounded_to_tf32():
