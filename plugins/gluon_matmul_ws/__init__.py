@@ -31,6 +31,10 @@ def design_of(config) -> Design:
 
 
 def _rule(problem, config) -> Iterable[Reason]:
+    if problem.n == 1 and itemsize(problem.dtype) != 2:
+        yield Reason("n", "n", 1, "2 columns or more, or a 16-bit dtype", "pad b with a column of zeros", "b")
+    if host.swapped(config) and (min(problem.m, problem.k) == 1 or config["SPLIT"] > 1):
+        yield Reason("config", "SWAP", True, "False for one row, a K of 1, or SPLIT > 1", "SWAP=False")
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
     if host.split_k(config) != 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):

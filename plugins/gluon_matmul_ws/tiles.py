@@ -16,14 +16,14 @@ _TILES = (
     ("coop", 128, 192, 4, 0.97),
     ("coop", 128, 320, 3, 0.95),
     ("pingpong", 128, 128, 4, 0.965),
-    ("coop", 256, 128, 3, 0.95),
+    ("coop", 256, 128, 4, 0.99),
     ("pingpong", 64, 256, 4, 0.92),
     ("pingpong", 64, 128, 8, 0.82),
     ("coop", 128, 64, 6, 0.80),
 )
 _TILES_8BIT = (
     ("coop", 128, 192, 4, 1.00),
-    ("coop", 128, 128, 4, 0.975),
+    ("coop", 128, 128, 6, 1.00),
     ("coop", 128, 64, 6, 0.79),
     ("pingpong", 64, 128, 6, 0.65),
 )
@@ -124,9 +124,10 @@ def _microseconds(m: int, n: int, tiles: int, blocks: int, split: int, split_k: 
 
 # --- few rows: what has to be read decides ----------------------------------------------------------------------------
 
-_WIDTHS = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128, 144, 160, 192, 256)
-"""One or two powers of two."""
-_START, _FROM_MEMORY, _FROM_L2, _TO_ONE_SM, _MULTIPLY = 3.0, 4150.0, 10200.0, 95.0, 3.5e3
+_WIDTHS = (32, 48, 64, 80, 96, 128, 160, 192, 256)
+_ROWS = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128, 160, 192, 256)
+"""Where columns of b are wgmma's rows. All are one or two powers of two; a second box of an eighth costs 8%."""
+_START, _FROM_MEMORY, _FROM_L2, _TO_ONE_SM, _MULTIPLY = 3.0, 4150.0, 10200.0, 95.0, 2.7e3
 """Microseconds before the first block has come; bytes a nanosecond of the chip and of one SM; products likewise."""
 
 
@@ -137,22 +138,35 @@ def _few(problem: Any) -> Iterator[Guess]:
         stages = _stages(problem, mode, high, width, swap)
         rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
         tiles = -(-rows // high) * -(-columns // width) * problem.batch
-        ways = (1, *((0, *_ways(tiles, blocks, count)) if mode == "coop" else ()))
-        for way in ways if stages > 2 else ():
+        for split, way in _cuts(mode, width, swap, tiles, blocks, count) if stages > 2 else ():
             loaded = width + (high if swap else min(high, -(-problem.m // -(-problem.m // high))))
-            cost = _streaming(problem, loaded, high * width, tiles, blocks, way, count)
+            cost = _streaming(problem, loaded, high * width, tiles, blocks, split, way, count)
             epilogue = -(-tiles // count) * high * width * _EPILOGUE.get(problem.activation, 0.0)
-            yield cost + epilogue, config(mode, high, width, stages, split_k=way, swap=swap)
+            cost *= (1.04 if problem.m <= 128 else 1.15) if swap else 1.01 if host.split_n(width)[1] else 1.0
+            yield cost + epilogue, config(mode, high, width, stages, split=split, split_k=way, swap=swap)
 
 
 def _shapes(m: int) -> Iterator[tuple[str, int, int, bool]]:
     """(mode, rows, columns, swapped)."""
-    for width in _WIDTHS[2:]:
+    for width in _WIDTHS:
         if m <= 64 or width >= 96:
             yield "pingpong", 64, width, False
         if m > 64:
             yield "coop", 128, width, False
-    yield "coop", 128, next(width for width in _WIDTHS if width >= m), True
+    if m > 1:
+        yield "coop", 128, next(width for width in _ROWS if width >= m), True
+
+
+def _cuts(mode: str, width: int, swap: bool, tiles: int, blocks: int, count: int) -> Iterator[tuple[int, int]]:
+    """(SPLIT, SPLIT_K). Equal shares of K only won where columns of b are wgmma's rows."""
+    yield 1, 1
+    if swap:
+        yield 1, 0
+    elif mode == "coop":
+        yield from ((1, way) for way in _ways(tiles, blocks, count))
+        rest = tiles % count
+        if tiles > count and width >= 128 and not host.split_n(width)[1] and 2 * rest <= count:
+            yield 2, 1
 
 
 def _stages(problem: Any, mode: str, high: int, width: int, swap: bool) -> int:
@@ -162,14 +176,16 @@ def _stages(problem: Any, mode: str, high: int, width: int, swap: bool) -> int:
     return min(12, int(problem.target.shared_memory - HAND_OVER - buffers) // ((high + width) * 128 + 16))
 
 
-def _streaming(problem: Any, loaded: int, area: int, tiles: int, blocks: int, way: int, count: int) -> float:
+def _streaming(
+    problem: Any, loaded: int, area: int, tiles: int, blocks: int, split: int, way: int, count: int
+) -> float:
     """A guess at the time: the slowest of memory, L2 and the matrix units, and what adding up costs."""
-    items = tiles * (way or blocks)
-    active = min(items, count)
-    rounds = tiles / count if way == 0 else -(-items // count) / way
-    speed = min(_TO_ONE_SM, _FROM_L2 / active)
+    even = tiles / count
+    rounds = even if way == 0 else -(-tiles * way // count) / way if split == 1 else tiles // count + 0.6
+    speed = min(_TO_ONE_SM, _FROM_L2 / min(tiles * (way or blocks), count))
+    idle = 1 - even / rounds if tiles > count else 0.0  # of the chip, in the last round
     nanoseconds = max(
-        2.0 * problem.batch * problem.n * problem.k / _FROM_MEMORY,
+        2.0 * problem.batch * problem.n * problem.k / _FROM_MEMORY * (1 + 0.25 * idle),
         rounds * blocks * loaded * 128 / speed,
         rounds * blocks * area * 64 / _MULTIPLY,
     )

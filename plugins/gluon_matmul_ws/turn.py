@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -13,9 +15,24 @@ from registry.toolbox.matrices import strides_of, turned
 BLOCK = 64
 
 
-@triton.jit
-def turn(from_ptr, to_ptr, S, F, from_z, from_s, to_z, to_f, BLOCK: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["S", "F", "from_z", "to_z"])
+def turn(
+    from_ptr,
+    to_ptr,
+    S,
+    F,
+    from_z,
+    from_s,
+    to_z,
+    to_f,
+    BLOCK: tl.constexpr,
+    S_RUN: tl.constexpr,
+    F_RUN: tl.constexpr,  # what divides the sizes
+    PDL: tl.constexpr,
+):
     """to[z, f, s] = from[z, s, f], both contiguous along their last dimension."""
+    S = S // S_RUN * S_RUN
+    F = F // F_RUN * F_RUN
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -56,4 +73,5 @@ def copying(operand: StandIn, copy: StandIn, pdl: bool) -> Call:
         "to_f": to[fast],
     }
     grid = (triton.cdiv(slow_size, BLOCK) * triton.cdiv(fast_size, BLOCK), operand.shape[0] if from_z else 1)
-    return Call(turn, grid, arguments, {"BLOCK": BLOCK, "PDL": pdl}, {"num_warps": 8, "launch_pdl": pdl})
+    runs = {"S_RUN": math.gcd(slow_size, 16), "F_RUN": math.gcd(fast_size, 16)}
+    return Call(turn, grid, arguments, {"BLOCK": BLOCK, "PDL": pdl, **runs}, {"num_warps": 8, "launch_pdl": pdl})
