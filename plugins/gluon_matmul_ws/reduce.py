@@ -108,7 +108,7 @@ def _contributors(item, tile, first, tiles, whole, blocks, cfg: gl.constexpr):
         own = gl.program_id(0) + gl.where(first == 0, P, 0)  # a stretch has at most one of either kind
         return own, P + head, head + 1, 1, count
     else:
-        return item, tile, tile + whole, whole, cfg.SPLIT_K
+        return item, tile, tile + whole, whole, whole * 0 + cfg.SPLIT_K
 
 
 @gluon.jit
