@@ -46,7 +46,6 @@ class Switches:
     GROUP: int
     SPLIT: int
     SPLIT_K: int  # 0: equal stretches of K for all CTAs
-    SKEW: bool  # every CTA begins elsewhere along K
     SWAP: bool  # columns of b are the rows of the product
     AT_ONCE: int  # partial sums in flight while they are added up
     REGS: int
@@ -132,7 +131,6 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         GROUP=config["GROUP"],
         SPLIT=split,
         SPLIT_K=split_k(config),
-        SKEW=config.get("SKEW", False),
         SWAP=swapped(config),
         AT_ONCE=_at_once(config),
         REGS=240,

@@ -18,11 +18,13 @@ memory -> TMA store, or masked stores of whole rows where TMA cannot address C. 
 in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
 while the next is multiplied.  float32: wgmma would cut operands off to tf32, so the TMA unit rounds them as it loads.
 Launches without such tensor maps (ROUND) let the consumers first round each stage in place, half of B each, while the
-stage before it is multiplied; `rounded` says that both have.
+stage before it is multiplied; `rounded` says that both have.  8-bit and 32-bit operands that are not contiguous along
+K are copied first (turn.py).
 
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
-by column, so that one wave shares A and B in L2.
+by column, so that one wave shares A and B in L2.  SWAP: the product of the transposes, so that columns of b are wgmma's
+rows.  Few rows of A (TALL): they are shared out evenly, and the boxes of the tensor maps have no more.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
 noise is about 3%).
@@ -37,17 +39,26 @@ noise is about 3%).
 - gelu: instructions of an unrolled epilogue cost more than their count (presumably two consumers' code falls out of the
   instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32)
   435, in ping-pong 499 and 410 (torch, unfused: 412).  silu, fused: 1.18..1.23 of torch.
-- SPLIT_K: 512 x 512 x 16384 0.45 -> 0.73, 128 x 4096 x 14336 0.87 -> 0.94.  M = 128 otherwise 0.78 (10240 x 8192) ..
-  1.02 (57344 x 8192), 0.91 by geometric mean.  Stream-K (equal ranges of K for all CTAs, sums meeting in pairs) was
-  slower: 2048^3 0.65, 512 x 6144 x 4096 0.74, where whole tiles reach 1.00.  As a kernel of its own for few rows
-  (weights as wgmma's rows, a ring of 200 KB, equal stretches of K) it came to 0.99 at M = 1 and 0.97 at 16, where
-  triton_matmul has 1.06 and 1.04; asking L2 for the next kernel's first blocks before griddepcontrol.wait gave 0..3%.
-- Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 0.70, 5000^3 0.76, with padded rows 1.01 and 0.93.
-- fp8 (nt, row-wise scales, no fast accumulation on either side): 10 cells with M >= 512 0.977, least 0.90 (2048^3).
+- SPLIT_K: 512 x 512 x 16384 0.45 -> 0.73.  Stream-K (equal ranges of K for all CTAs) was slower for many rows: 2048^3
+  0.65, 512 x 6144 x 4096 0.74, where whole tiles reach 1.00.
+- Few rows, 12 projections of models of 8 to 70 billion parameters: a row of a box that lies outside of A costs 2 to 4
+  ns a block of K, and several boxes of 16 rows hardly less: 96 x 6144 x 4096 with 128x48 tiles took 25.2 us with whole
+  boxes, 23.7 with boxes of 16 rows, 17.9 with those of 48 rows that are there (128 rows: 18.2).  Tiles as wide as fill
+  the chip once win, for adding up costs 4 us and more; where none does (5376 columns, K = 21504), SWAP with equal
+  shares: 29 rows 0.97.  Best config of ours or of triton_matmul, by rows: 13 1.02, 29 1.00, 45 and 61 0.98, 77 0.96, 96
+  0.99, 112 0.98, 150 0.89, 200 0.84 (no tile of 150 or 200 columns for wgmma), 250 0.98; least up to 128 rows 0.87, of
+  all 0.76.  Every CTA beginning elsewhere along K lost 1 to 4%.
+- M >= 512, all of an H200 at its power limit: best of 13 configs on 6 shapes 1.03 (least 1.01; 8192^3 128x192).
+- Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 0.71 -> 0.78 and 5000^3 0.73 -> 0.81 by 256x160
+  tiles with one buffer of C, 8200 elements 0.82 -> 0.91, 2048 x 6152 x 4104 0.77 -> 0.90 (256x192); padded rows 1.01,
+  0.93.
+- fp8 (nt, row-wise scales, no fast accumulation on either side): 10 cells with M >= 512 0.977, least 0.90 (2048^3);
+  with 6 stages of 128x128 instead of 4, 6 cells 0.95 -> 0.99 (best config; least 0.97).
   Without the exact sum 0.93 against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17
   from fast accumulation.  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
-- float32 (tf32, nt), relative error 2.9e-4 as cuBLAS: rounded by TMA 0.99, 0.96, 1.02 (2048^3, 4096^3, 8192^3), in
-  place 0.58..0.61.  Cut off 7.7e-4.
+- float32 (tf32, nt), relative error 2.9e-4 as cuBLAS: rounded by TMA 1.01, 1.00, 1.04 (2048^3, 4096^3, 8192^3), 512 x
+  6144 x 4096 1.20, in place 0.58..0.61.  Cut off 7.7e-4.  With turned copies: nn 0.89, 0.91, 0.96 and 1024 x 8192 x
+  4096 0.94; tn 1.24, 1.40, 1.66 and 1.19; tt 4096^3 0.91.  128 x 4096 x 4096 nn 0.51: the copy takes longer.
 """
 
 import triton.experimental.gluon.language as gl

@@ -47,9 +47,6 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.c
         scopes.leave("wait slot")
         mbarrier.expect(bar, (PARTS * cfg.BOX + width) * cfg.BK * cfg.ITEM)
         k = number * cfg.BK
-        if cfg.SKEW:  # not all CTAs the same rows of a at a time
-            k = number + gl.program_id(0) * blocks // gl.num_programs(0)
-            k = gl.where(k < blocks, k, k - blocks) * cfg.BK
         for g in gl.static_range(PARTS):
             if cfg.A_T:
                 load_tile(a_desc, [z_a, k, row + g * cfg.GM], bar, a_s.index(s * PARTS + g))

@@ -13,7 +13,7 @@ from registry.plugins.gluon_matmul_ws import host
 _TILES = (
     ("coop", 128, 128, 6, 1.00),
     ("coop", 128, 256, 4, 0.99),
-    ("coop", 128, 192, 4, 0.97),
+    ("coop", 128, 192, 4, 0.985),
     ("coop", 128, 320, 3, 0.95),
     ("pingpong", 128, 128, 4, 0.965),
     ("coop", 256, 128, 4, 0.99),
@@ -21,6 +21,14 @@ _TILES = (
     ("pingpong", 64, 128, 8, 0.82),
     ("coop", 128, 64, 6, 0.80),
 )
+_TILES_RAGGED = (
+    ("coop", 256, 160, 4, 1.00),
+    ("coop", 256, 192, 3, 0.98),
+    ("coop", 128, 256, 4, 0.90),
+    ("coop", 128, 192, 4, 0.88),
+    ("coop", 256, 128, 4, 0.87),
+)
+"""Where rows are no multiples of 128 bytes, each of a box touches two lines: the more a tile makes of it the better."""
 _TILES_8BIT = (
     ("coop", 128, 192, 4, 1.00),
     ("coop", 128, 128, 6, 1.00),
@@ -83,7 +91,7 @@ Guess = tuple[float, dict[str, Any]]
 def _many(problem: Any) -> Iterator[Guess]:
     size, count = itemsize(problem.dtype), problem.target.sm_count or 132
     blocks = -(-problem.k * size // 128)
-    for mode, m, n, stages, speed in _TILES if size > 1 else _TILES_8BIT:
+    for mode, m, n, stages, speed in _TILES_8BIT if size == 1 else _TILES_RAGGED if _ragged(problem) else _TILES:
         tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
         for split, split_k in _splits(mode, n, tiles, blocks, count):
             cost = _microseconds(m, n, tiles, blocks, split, split_k, count, speed)
@@ -92,7 +100,12 @@ def _many(problem: Any) -> Iterator[Guess]:
             shown = rounds if mode == "coop" else 2 + rounds / 4
             cost += shown * m * n * _EPILOGUE.get(problem.activation, 0.0)
             cost *= 2.0 if m > 64 >= problem.m or n > 64 >= problem.n else 1.0  # a tile that is mostly padding
-            yield cost, config(mode, m, n, stages, 128 // size, split=split, split_k=split_k)
+            stores = 1 if m == 256 else 2  # a stage more is worth it
+            yield cost, config(mode, m, n, stages, 128 // size, split=split, split_k=split_k, stores=stores)
+
+
+def _ragged(problem: Any) -> bool:
+    return any(max(fact.strides[-2:]) * fact.itemsize % 128 for fact in problem.operands if 1 not in fact.shape[-2:])
 
 
 def _splits(mode: str, n: int, tiles: int, blocks: int, count: int) -> Iterable[tuple[int, int]]:
@@ -183,7 +196,7 @@ def _streaming(
     even = tiles / count
     rounds = even if way == 0 else -(-tiles * way // count) / way if split == 1 else tiles // count + 0.6
     speed = min(_TO_ONE_SM, _FROM_L2 / min(tiles * (way or blocks), count))
-    idle = 1 - even / rounds if tiles > count else 0.0  # of the chip, in the last round
+    idle = 1 - even / rounds if tiles > count else 0.4 * max(0.0, 1 - even * (way or count))  # of the chip, at the end
     nanoseconds = max(
         2.0 * problem.batch * problem.n * problem.k / _FROM_MEMORY * (1 + 0.25 * idle),
         rounds * blocks * loaded * 128 / speed,
@@ -194,4 +207,4 @@ def _streaming(
         return cost
     parts = way or max(count // tiles, 1) + 1
     hidden = way == 0 and tiles >= count
-    return cost + (1.5 if hidden else 4.5 + (1 + parts) * area * 4e-3 / _TO_ONE_SM)
+    return cost + (1.5 if hidden else 4.5 + (1 + parts) * area * 6e-3 / _TO_ONE_SM)
