@@ -70,14 +70,12 @@ IEEE_BACKWARD_WIDTH = 128
 # Rows of a tile where keys are split -> (BLOCK_N, warps, stages, programs an SM, least blocks a program).
 SPLIT_TILES = {
     64: [(64, 4, 5, 2, 2), (128, 4, 4, 2, 1), (64, 4, 3, 4, 2), (64, 4, 1, 2, 2)],
-    128: [(64, 4, 4, 2, 2), (32, 2, 4, 4, 4), (64, 4, 3, 2, 2), (128, 8, 3, 1, 1), (64, 4, 1, 2, 2)],
+    128: [(64, 4, 4, 2, 1), (64, 4, 3, 3, 1), (64, 4, 1, 2, 2)],
     256: [(32, 4, 4, 2, 2), (32, 4, 3, 2, 2), (32, 4, 1, 2, 2)],
 }
 # The same for keys and values of 8 bits.
-QUANTISED_TILES = {**SPLIT_TILES, 128: [(64, 2, 4, 4, 4), (64, 4, 4, 2, 2), (64, 4, 3, 2, 2), (64, 4, 1, 2, 2)]}
+QUANTISED_TILES = {**SPLIT_TILES, 128: [(64, 2, 4, 4, 2), (64, 4, 4, 3, 2), (64, 4, 3, 2, 2), (64, 4, 1, 2, 2)]}
 SPLIT_ROWS = 64
-PARTIALS_A_THREAD = 64
-"""Numbers of partial results that each thread has in flight while it adds them up."""
 
 
 def family(sm: int) -> str:
@@ -132,8 +130,12 @@ def options(config: Config, which: tuple[str, ...] = TILE) -> dict[str, int]:
 
 def split_options(config: Config) -> dict[str, int]:
     """The same, with registers for as many programs as are to be on an SM together."""
-    registers = 65536 // (32 * config["num_warps"] * config["PER_SM"]) // 8 * 8
-    return options(config) | ({"maxnreg": registers} if registers < 255 else {})
+    return options(config) | ({"maxnreg": registers(config)} if registers(config) < 255 else {})
+
+
+def registers(config: Config) -> int:
+    """Of each thread, where so many programs are on an SM."""
+    return min(255, 65536 // (32 * config["num_warps"] * config["PER_SM"]) // 8 * 8)
 
 
 def prefill_configs(problem: Any) -> list[dict[str, Any]]:
@@ -166,7 +168,7 @@ def split_configs(problem: Any) -> list[dict[str, Any]]:
 def _fitted(rows: int, n: int, warps: int, stages: int, per_sm: int, least: int) -> tuple[int, ...]:
     """The tile with as many warps as its rows need, and no more of them on an SM than have registers there."""
     warps = max(warps, rows // 8)
-    return rows, n, warps, stages, min(per_sm, 8 // warps), least
+    return rows, n, warps, stages, min(per_sm, 12 // warps), least
 
 
 def backward_configs(problem: Any) -> list[dict[str, Any]]:

@@ -27,7 +27,10 @@ from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
-FEW_SEQUENCES, MANY_SEQUENCES = 128, 1024  # looked at together
+FEW, MANY = (1, 32, 128), 1024
+"""Sequences looked at together: one by itself, a warp's without waiting for others, all at once; or some of many."""
+OVERHEAD = 3
+"""What beginning and ending a tile costs, in blocks of keys, where tiles differ."""
 NOTHING = StandIn((1,), "int32")
 """A null pointer, for what a problem does not have."""
 COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
@@ -106,7 +109,6 @@ def _room(problem: Any, given: Operands) -> int:
 def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwitches:
     """What is fixed when a kernel is compiled."""
     left, right = bounds(problem)
-    few = problem.batch <= FEW_SEQUENCES
     return VarlenSwitches(
         **dict(
             D=problem.head_dim,
@@ -116,8 +118,8 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwi
             GROUP=problem.heads_q // problem.heads_kv,
             BLOCK_M=config["BLOCK_M"],
             BLOCK_N=config["BLOCK_N"],
-            CHUNK=FEW_SEQUENCES if few else MANY_SEQUENCES,
-            FEW=few,
+            CHUNK=next((chunk for chunk in FEW if problem.batch <= chunk), MANY),
+            FEW=problem.batch <= FEW[-1],
             PACKED=problem.kv_layout == "packed",
             PAGE=problem.page_size,
             PER_HEAD=problem.kv_scale in ("tensor", "head"),
@@ -125,6 +127,7 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwi
             TF32=not problem.ieee,
             PAIRED=False,
             INT8=problem.kv_dtype == "int8",
+            PTX=problem.target.sm >= 89,
             LEFT=left >= 0,
             RIGHT=right >= 0,
             CAP=problem.softcap != 0.0,
@@ -188,16 +191,22 @@ def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scal
 
 def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     arguments, cfg = _forward(problem, config, given)
-    programs = problem.target.sm_count * config["PER_SM"]
-    slot = cfg.BLOCK_M * (cfg.PADDED_V + 2)
+    at_once = problem.target.sm_count * config["PER_SM"]  # programs
+    chunks = max(1, at_once // problem.heads_kv)
+    programs = chunks * problem.heads_kv
+    rows = min(cfg.BLOCK_M, 1 << (problem.max_seqlen_q * cfg.GROUP - 1).bit_length())
     arguments |= {
-        "partials_ptr": StandIn((2 * programs * slot,), "float32", name="partials"),
+        "parts_ptr": StandIn((2 * programs * rows * (cfg.PADDED_V + 2),), "float32", name="parts"),
         "counters_ptr": Zeroes(programs),
         "least_share": config["LEAST"],
+        "overhead": OVERHEAD,
+        "checker": min(at_once, programs) - 1,  # of those that begin at once, one that may have nothing else to do
     }
-    at_once = max(1, configs.PARTIALS_A_THREAD * 32 * config["num_warps"] // (cfg.BLOCK_M * cfg.PADDED_V))
-    constants = {"cfg": replace(cfg, AT_ONCE=min(8, at_once))}
-    return [Call(split, (programs,), arguments, constants, configs.split_options(config))]
+    together = max(1, configs.registers(config) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    pdl = problem.target.sm >= 90
+    known = dict(ROWS=rows, AT_ONCE=min(32, 1 << together.bit_length() - 1), PDL=pdl)
+    options = configs.split_options(config) | ({"launch_pdl": True} if pdl else {})
+    return [Call(split, (problem.heads_kv, chunks), arguments, {"cfg": replace(cfg, **known)}, options)]
 
 
 def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

@@ -40,6 +40,8 @@ INTEGERS = [
         "heads_together",
         "slots",
         "least_share",
+        "overhead",
+        "checker",
         "window_left",
         "window_right",
     ),

@@ -137,7 +137,7 @@ def attend(n, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKE
     k_ND = load_block(
         keys.k_ptr, n, page, place, strides.k_outer, strides.k_row, keys.end, MASKED, cfg.D, cfg.PADDED_D, cfg
     )
-    scores_MN = product(q_MD, tl.trans(widen(k_ND, q_MD.dtype)), cfg.TF32)
+    scores_MN = product(q_MD, tl.trans(widen(k_ND, q_MD.dtype, cfg)), cfg.TF32)
     # A positive scale can be applied to the maximum instead of each score: one FMA a score below.
     factor = score.scale_log2
     if cfg.PER_HEAD or cfg.PER_KEY:
@@ -183,7 +183,7 @@ def attend(n, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKE
         acc_MV = dot(p_MN, even_NV, acc_MV, cfg.TF32)
         odd_MV = dot(p_MN, odd_NV, odd_MV * rescale_M[:, None], cfg.TF32)
     else:
-        acc_MV = dot(p_MN, widen(v_NV, p_MN.dtype), acc_MV, cfg.TF32)
+        acc_MV = dot(p_MN, widen(v_NV, p_MN.dtype, cfg), acc_MV, cfg.TF32)
     return acc_MV, odd_MV, new_max_M, sum_M
 
 

@@ -1,34 +1,39 @@
 """Attention over ragged batches where queries are few and keys are many: the keys are divided among all SMs.
 
-The work is one line: every block of keys of every tile of every sequence, one after the other. Each program reads the
-lengths, counts the line, and takes an equal share of it; nobody makes a list, and one launch serves all lengths. A
-share begins and ends anywhere, so a tile's keys may lie in several shares: then each leaves what it has in the
-workspace and counts itself in, and the last to arrive adds all of them up, in the order of their keys. So the result
-does not depend on who was last, and nobody waits.
+The work is one line: every block of keys of every tile of every sequence, one after the other; before each tile comes
+what it costs to begin and end one. Each program reads the lengths, counts the line, and takes an equal share of it, for
+one key head; nobody makes a list, and one launch serves all lengths. A share begins and ends anywhere, so a tile's keys
+may lie in several shares: then each leaves what it has in the workspace and counts itself in, and the last to arrive
+adds all of them up, in the order of their keys. So the result does not depend on who was last, and nobody waits.
 
-Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs; ten cells of
-1 to 128 sequences, 1k to 131k keys, 32/8 and 64/8 heads, even and mixed; FlashAttention-3 is its paged decode with
-metadata made before, in the same run):
-- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.00 of FlashAttention-3 by geometric mean, least 0.92 (one
-  sequence of 8k), best 1.20 (one of 1k: 9.3 us); 4.22 TB/s at 64 x 4,096 keys, where cuDNN's dense decode has 4.40.
-- fp8 against bf16, the best config of each (measured while partial results were added up the slower way, below): 1.53
-  at 1 GiB of bf16, 1.39-1.50 at 256 and 512 MiB, 1.17-1.33 for mixed lengths, nothing at 4 MiB. At 64 x 4,096: 1.09
-  with values read byte by byte, 1.35 as pairs of columns, 1.53 with 2 warps and 4 programs an SM.
+Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs of 8 to 100
+launches; ten cells of 1 to 128 sequences, 1k to 131k keys, 32/8 and 64/8 heads, even and mixed; FlashAttention-3 is its
+paged decode with metadata made before, in the same run; docs/results.md has the figures):
+- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.10 of FlashAttention-3 by geometric mean, best 1.49 (7.2 us at
+  1k), least 0.955 (16 x 4k: 1.01 with no overhead, as batches of equal tiles have since: measured in four cells
+  only); 0.88 to 0.98 of cuDNN's dense decode from 256 MiB on, 4.30 TB/s at 64 x 4k.
+- fp8 against bf16: 1.75 to 1.77 at 1 GiB of bf16, 1.5 to 1.67 at 256 and 512 MiB, 1.4 to 1.65 for mixed lengths.
+- Heads of the same keys side by side, parts added up in the rows that are there: 1.01 of FlashAttention-3 became 1.07.
+- An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ, 68.4 became 71.3 where they are alike.
+- Taking pairs of 8-bit values apart by byte permutations: 156 us at 64 x 4k became 142.
+- Tried and lost: slices of keys for a warp each (0.88 of FlashAttention-3 where this had 1.06: adding them up takes 5
+  us), two to five shares a program slot (0.99 to 0.91), prefetching the next sequence to L2 (252 us at 64 x 4k became
+  256), 8 warps (0.75), 32 keys a block with four programs an SM (0.76).
 - Looking a page up in the loop that uses it left half the stages: see keys.look_up.
-- Partial results added up as one tensor of three dimensions took some 8 us a tile: 0.96 of FlashAttention-3. So it is
-  one after the other, several loads in flight.
-- Conformance kit: right in 118 checks of 122. The other four were the first of processes that prefill.py's kernel had
-  broken before, while the kit looked for a smaller failure of it.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
-from registry.plugins.triton_varlen.lengths import Lengths, check_lengths, read_sequence
+from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, keys_of, look_up, no_page
+from registry.plugins.triton_varlen.lengths import BAD_TABLE, Lengths, check_lengths, read_sequence
+from registry.plugins.triton_varlen.parts import add_up, leave
 from registry.plugins.triton_varlen.prefill import INTEGERS
 from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
-from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
+from registry.plugins.triton_varlen.scores import Score, attend, finish, key_range
 
 
 @triton.jit
@@ -46,56 +51,70 @@ def _work_of(b, lengths, score, cfg: tl.constexpr):
 
 
 @triton.jit
-def _place(partials_ptr, slot, cfg: tl.constexpr):
-    """(addresses of even columns' or all sums of values, of odd columns', of maxima, of sums) of a slot."""
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
-    PADDED_V: tl.constexpr = cfg.PADDED_V
-    WIDTH: tl.constexpr = PADDED_V // 2 if cfg.PAIRED else PADDED_V
-    m_M = tl.arange(0, BLOCK_M)
-    base = partials_ptr + slot.to(tl.int64) * (BLOCK_M * (PADDED_V + 2))
-    at_MV = base + m_M[:, None] * PADDED_V + tl.arange(0, WIDTH)[None, :]
-    at_M = base + BLOCK_M * PADDED_V + m_M
-    return at_MV, at_MV + WIDTH, at_M, at_M + BLOCK_M
+def _start_of(chunk, share, longer):
+    return chunk * share + tl.minimum(chunk, longer)
 
 
 @triton.jit
-def _deposit(partials_ptr, tile, slot, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
-    """Leave a part of a tile in a slot of the workspace."""
-    at_MV, at_odd_MV, at_max_M, at_sum_M = _place(partials_ptr, slot, cfg)
-    tl.store(at_MV, acc_MV, mask=tile.there_M[:, None])
-    if cfg.PAIRED:
-        tl.store(at_odd_MV, odd_MV, mask=tile.there_M[:, None])
-    tl.store(at_max_M, max_M, mask=tile.there_M)
-    tl.store(at_sum_M, sum_M, mask=tile.there_M)
+def _chunk_of(unit, share, longer):
+    """Whose share a unit is in."""
+    front = longer * (share + 1)  # the longer ones come first
+    if unit < front:
+        chunk = unit // (share + 1)
+    else:
+        chunk = (unit - front) // share + longer
+    return chunk
+
+
+class Destination(NamedTuple):
+    """Where rows are written, and what is added to them last."""
+
+    out_ptr: Any
+    lse_ptr: Any
+    sinks_ptr: Any
+    row: Any
+    head: Any
+    total_q: Any
 
 
 @triton.jit
-def _combine(partials_ptr, tile, first, last, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
-    """What the programs first..last left of a tile, as one. The first left its part as the last of its share."""
-    AT_ONCE: tl.constexpr = cfg.AT_ONCE
-    acc_MV = tl.zeros_like(acc_MV)
-    odd_MV = tl.zeros_like(odd_MV)
-    max_M = tl.full(max_M.shape, float("-inf"), tl.float32)
-    sum_M = tl.zeros_like(sum_M)
-    for some in range(first, last + 1, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):
-            program = some + i
-            slot = program * 2 + (program == first).to(tl.int32)
-            at_MV, at_odd_MV, at_max_M, at_sum_M = _place(partials_ptr, slot, cfg)
-            there_M = tile.there_M & (program <= last)
-            part_max_M = tl.load(at_max_M, mask=there_M, other=float("-inf"), cache_modifier=".cg")
-            part_sum_M = tl.load(at_sum_M, mask=there_M, other=0.0, cache_modifier=".cg")
-            new_max_M = tl.maximum(max_M, part_max_M)
-            finite_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-            rescale_M = tl.exp2(max_M - finite_M)
-            weight_M = tl.exp2(part_max_M - finite_M)
-            part_MV = tl.load(at_MV, mask=there_M[:, None], other=0.0, cache_modifier=".cg")
-            acc_MV = acc_MV * rescale_M[:, None] + part_MV * weight_M[:, None]
-            if cfg.PAIRED:
-                part_MV = tl.load(at_odd_MV, mask=there_M[:, None], other=0.0, cache_modifier=".cg")
-                odd_MV = odd_MV * rescale_M[:, None] + part_MV * weight_M[:, None]
-            sum_M = sum_M * rescale_M + part_sum_M * weight_M
-            max_M = new_max_M
+def _finish(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
+    """Write the rows of a tile whose parts have all been added up."""
+    factor_M, lse_M = finish(max_M, sum_M, load_sinks(results.sinks_ptr, tile, max_M, cfg), cfg)
+    if cfg.PER_HEAD:
+        factor_M *= tl.load(keys.v_scale_ptr)
+    acc_MV *= factor_M[:, None]
+    odd_MV *= factor_M[:, None]
+    store_parts(results.out_ptr, tile, results.row, results.head, acc_MV, odd_MV, cfg)
+    if cfg.LSE:
+        tl.store(sums_at(results.lse_ptr, tile, results.total_q), lse_M, mask=tile.there_M)
+
+
+@triton.jit
+def _attend(n, end, q_MD, rows, keys, score, complaints_ptr, cfg: tl.constexpr):
+    """What a tile's rows get from the keys n..end: (sums of values, odd columns of them, maxima, sums)."""
+    M: tl.constexpr = cfg.BLOCK_M
+    WIDTH: tl.constexpr = cfg.PADDED_V // 2 if cfg.PAIRED else cfg.PADDED_V
+    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
+    acc_MV = tl.zeros([M, WIDTH], tl.float32)
+    odd_MV = tl.zeros([M, ODD_WIDTH], tl.float32)
+    max_M = tl.full([M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([M], tl.float32)
+    page = look_up(n, keys, cfg)
+    missing = no_page(page, keys)
+    for block in tl.range(0, tl.cdiv(end - n, cfg.BLOCK_N)):
+        here = n + block * cfg.BLOCK_N
+        next_page = look_up(here + cfg.BLOCK_N, keys, cfg)
+        acc_MV, odd_MV, max_M, sum_M = attend(
+            here, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+        )
+        page = next_page
+        missing |= no_page(page, keys)
+    if cfg.COMPLAIN and cfg.PAGE > 0:
+        if cfg.PAGE % cfg.BLOCK_N == 0:
+            tl.atomic_or(complaints_ptr, BAD_TABLE, mask=missing > 0, sem="relaxed")
+        else:
+            tl.atomic_or(complaints_ptr, BAD_TABLE, mask=tl.max(missing) > 0, sem="relaxed")
     return acc_MV, odd_MV, max_M, sum_M
 
 
@@ -106,7 +125,7 @@ def split(
     v_ptr,
     out_ptr,
     lse_ptr,
-    partials_ptr,
+    parts_ptr,
     counters_ptr,
     complaints_ptr,
     cu_q_ptr,
@@ -143,20 +162,23 @@ def split(
     most_k,
     heads_kv,
     least_share,
+    overhead,
+    checker,
     scale_log2,
     cap_log2,
     window_left,
     window_right,
     cfg: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
-    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
-    WIDTH: tl.constexpr = cfg.PADDED_V // DIVIDED
-    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
+    if cfg.PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     lengths = Lengths(cu_q_ptr, cu_k_ptr, used_ptr, batch, total_q, room)
     score = Score(scale_log2, cap_log2, window_left, window_right)
-    program = tl.program_id(0)
-    if cfg.COMPLAIN and program == tl.num_programs(0) - 1:
+    # Programs that follow one another read the same keys' heads, which lie side by side.
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    chunks = tl.num_programs(1)
+    if cfg.COMPLAIN and head + chunk * heads_kv == checker:
         check_lengths(lengths, most_q, most_k, complaints_ptr, cfg)
 
     # 1. How long the line is, and our share of it: from unit on, up to stop.
@@ -164,12 +186,22 @@ def split(
     if cfg.FEW:
         sequences = cfg.CHUNK  # no loop, and lengths are read once for both
     total = 0
+    number_of_tiles = 0
+    longest = 0
     for first in range(0, sequences, cfg.CHUNK):
         _, _, blocks_B, tiles_B = _work_of(first + tl.arange(0, cfg.CHUNK), lengths, score, cfg)
-        total += tl.sum(blocks_B * tiles_B, 0) * heads_kv
-    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), least_share)
-    unit = program * share
-    stop = tl.minimum(unit + share, total)
+        total += tl.sum(blocks_B * tiles_B, 0)
+        number_of_tiles += tl.sum(tiles_B, 0)
+        longest = tl.maximum(longest, tl.max(tl.where(tiles_B > 0, blocks_B, 0), 0))
+    if total == longest * number_of_tiles:
+        overhead = 0  # all tiles are as long: shares are as equal as blocks permit if blocks alone count
+    total += overhead * number_of_tiles
+    share = total // chunks
+    longer = total - share * chunks  # so many chunks have one more
+    if share < least_share:
+        share, longer = least_share, 0
+    unit = _start_of(chunk, share, longer)
+    stop = tl.minimum(_start_of(chunk + 1, share, longer), total)
 
     # 2. The sequence that it begins in, and the units of those before.
     b = 0
@@ -178,7 +210,7 @@ def split(
     for first in range(0, sequences, cfg.CHUNK):
         b_B = first + tl.arange(0, cfg.CHUNK)
         _, _, blocks_B, tiles_B = _work_of(b_B, lengths, score, cfg)
-        units_B = blocks_B * tiles_B * heads_kv
+        units_B = (blocks_B + overhead) * tiles_B
         ends_B = counted + tl.cumsum(units_B, 0)
         passed_B = (ends_B <= unit) & (b_B < batch)
         b += tl.sum(passed_B.to(tl.int32), 0)
@@ -186,6 +218,7 @@ def split(
         counted += tl.sum(units_B, 0)
 
     # 3. Tile after tile.
+    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
     if cfg.PAIRED:
         v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
     all_keys = Keys(
@@ -205,60 +238,46 @@ def split(
         Pages(table_ptr, table_row, pages),
         0,
     )
+    sums_ptr = parts_ptr + chunks * heads_kv * (2 * cfg.ROWS * cfg.PADDED_V)  # behind the sums of values
+    results = Destination(out_ptr, lse_ptr, sinks_ptr, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, total_q)
     while unit < stop:
         sequence, first_block, blocks, tiles = _work_of(b, lengths, score, cfg)
-        units = blocks * tiles * heads_kv
+        units = (blocks + overhead) * tiles
         if unit >= before + units:
             before += units
             b += 1
         else:
-            work = (unit - before) // blocks
-            begin = before + work * blocks
-            take = tl.minimum(begin + blocks, stop) - unit
-            head = work % heads_kv
-            tile, rows = rows_of(work // heads_kv * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
-            keys = keys_of(b, head, sequence, all_keys, cfg)
-            q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
-            factor = scale_log2
-            if cfg.PER_HEAD:
-                factor *= tl.load(keys.k_scale_ptr)
-            score_here = Score(factor, cap_log2, window_left, window_right)
-
-            n = (first_block + unit - begin) * cfg.BLOCK_N
-            if cfg.COMPLAIN and cfg.PAGE > 0 and head == 0:
-                check_pages(keys, n, n + take * cfg.BLOCK_N, 0, 1, complaints_ptr, cfg)
-            start, _, _, end = key_range(rows, sequence.keys, score, cfg)
-            end = tl.minimum(n + take * cfg.BLOCK_N, end)
-            n = tl.maximum(n, start)
-            acc_MV = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-            odd_MV = tl.zeros([BLOCK_M, ODD_WIDTH], tl.float32)
-            max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            sum_M = tl.zeros([BLOCK_M], tl.float32)
-            count = tl.cdiv(end - n, cfg.BLOCK_N)
-            acc_MV, odd_MV, max_M, sum_M = attend_all(
-                n, count, q_MD, rows, keys, score_here, acc_MV, odd_MV, max_M, sum_M, True, cfg
-            )
-
-            complete = take == blocks
-            if not complete:
-                first = begin // share
-                last = (begin + blocks - 1) // share
-                slot = program * 2 + (program == first).to(tl.int32)
-                _deposit(partials_ptr, tile, slot, acc_MV, odd_MV, max_M, sum_M, cfg)
-                tl.debug_barrier()  # all of the part is written before the count says so
-                complete = tl.atomic_add(counters_ptr + first, 1, sem="acq_rel", scope="gpu") == last - first
-                if complete:
-                    tl.atomic_xchg(counters_ptr + first, 0, sem="relaxed", scope="gpu")
-                    acc_MV, odd_MV, max_M, sum_M = _combine(
-                        partials_ptr, tile, first, last, acc_MV, odd_MV, max_M, sum_M, cfg
-                    )
-            if complete:
-                factor_M, lse_M = finish(max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
+            number = 0
+            if tiles > 1:
+                number = (unit - before) // (blocks + overhead)
+            begin = before + number * (blocks + overhead) + overhead
+            unit = tl.maximum(unit, begin)
+            if unit < stop:
+                take = tl.minimum(begin + blocks, stop) - unit
+                tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.BLOCK_M, cfg)
+                keys = keys_of(b, head, sequence, all_keys, cfg)
+                q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
+                factor = scale_log2
                 if cfg.PER_HEAD:
-                    factor_M *= tl.load(keys.v_scale_ptr)
-                out_MV = acc_MV * factor_M[:, None]
-                odd_MV *= factor_M[:, None]
-                store_parts(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, odd_MV, cfg)
-                if cfg.LSE:
-                    tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)
-            unit += take
+                    factor *= tl.load(keys.k_scale_ptr)
+                score_here = Score(factor, cap_log2, window_left, window_right)
+
+                n = (first_block + unit - begin) * cfg.BLOCK_N
+                start, _, _, end = key_range(rows, sequence.keys, score, cfg)
+                end = tl.minimum(n + take * cfg.BLOCK_N, end)
+                n = tl.maximum(n, start)
+                acc_MV, odd_MV, max_M, sum_M = _attend(n, end, q_MD, rows, keys, score_here, complaints_ptr, cfg)
+                if take < blocks:
+                    first = _chunk_of(begin, share, longer)
+                    last = _chunk_of(begin + blocks - 1, share, longer)
+                    leave(parts_ptr, sums_ptr, chunk, first, head, heads_kv, tile, acc_MV, odd_MV, max_M, sum_M, cfg)
+                    counter = counters_ptr + first * heads_kv + head
+                    tl.debug_barrier()  # all of the part is written before the count says so
+                    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last - first:
+                        tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+                        few, _few_rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.ROWS, cfg)
+                        acc_RV, odd_RV, max_R, sum_R = add_up(parts_ptr, sums_ptr, first, last, head, heads_kv, cfg)
+                        _finish(results, keys, few, acc_RV, odd_RV, max_R, sum_R, cfg)
+                else:
+                    _finish(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)
+                unit += take

@@ -30,6 +30,8 @@ class VarlenSwitches:
     PAIRED: bool
     """8-bit values are read two columns at a time, as numbers of 16 bits: see keys.py."""
     INT8: bool
+    PTX: bool
+    """They are taken apart in PTX, which the interpreter has not."""
     Q_UNIT: int
     K_UNIT: int
     """Elements that strides of q and out, and of k and v, are counted in."""
@@ -50,5 +52,9 @@ class VarlenSwitches:
     GRAD_LSE: bool = False
     WANT_DK: bool = True
     WANT_DV: bool = True
+    ROWS: int = 16
+    """Rows that a partial result needs: a power of two, and no more than BLOCK_M."""
     AT_ONCE: int = 1
     """Partial results that are in flight together."""
+    PDL: bool = False
+    """The launch may begin before the kernel ahead of it has ended."""

@@ -137,8 +137,6 @@ class Sweep:
             journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
             plans = [line_up(case, target, self.selection) for case in self.cases]
-            if target.arch != "cpu" and not held.limits:
-                self._limits()
             self._measure(plans, held, target)
         return self.report
 
@@ -171,6 +169,8 @@ class Sweep:
             commands = _compile_commands(left, target)
             if guide is None:
                 pool.submit(commands)
+            if target.arch != "cpu" and not held.limits:
+                self._limits()  # while the first kernels are compiled
             for index, planned in enumerate(left):
                 chooser = Chooser(guide, index, left, commands, pool) if guide is not None else None
                 share = self._time_left() / (len(left) - index)
