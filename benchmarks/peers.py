@@ -7,7 +7,8 @@ peer.fa3         FlashAttention-3 and its backward, where FA3_LIBRARY names the 
                  names the CUDA runtime that it was linked against, if that is not torch's
 peer.flex        torch.compile(flex_attention). It compiles for seconds a shape, so only on the shapes of the paper18
                  grid; PEER_FLEX=all for all shapes, PEER_FLEX=0 for none
-peer.fa4         FlashAttention-4, where flash_attn.cute can be imported
+peer.fa4         FlashAttention-4 and its backward, where flash_attn.cute can be imported; FA4_SITE names the folder of
+                 its packages, if they were unpacked and not installed. It compiles for seconds a kind of problem
 peer.flashinfer  FlashInfer's prefill of a single sequence, where flashinfer can be imported
 
 The last one is written from its documentation and was never run by us: the gate of `kreg tune` decides about it.
@@ -22,6 +23,8 @@ import ctypes
 import functools
 import importlib
 import os
+import sys
+from pathlib import Path
 
 import torch
 
@@ -74,9 +77,9 @@ def fa3_prepare(problem, config):
     return on_packed(call)
 
 
-def fa3_backward_prepare(problem, config):
-    """The layout of its tensors is [batch, row, head, width]: copies are made at the first sight of each, untimed."""
-    causal = problem.causal
+def on_rows_first(call):
+    """The launch of a backward whose tensors are [batch, row, head, width]: copies are made at the first sight of each,
+    untimed. `call(rows_first, lse, grads, scale)` fills `grads`; rows_first are grad_out, q, k, v, out."""
     held: dict[tuple[int, ...], list[torch.Tensor]] = {}
 
     def launch(grad_out, q, k, v, out, lse, *, scale):
@@ -87,22 +90,46 @@ def fa3_backward_prepare(problem, config):
                 held.clear()
             rows_first = held[key] = [t.transpose(1, 2).contiguous() for t in (grad_out, q, k, v, out)]
         grads = [torch.empty_like(t) for t in rows_first[1:4]]
-        bounds = (None,) * 6
-        masks = (causal, UNLIMITED, UNLIMITED, 0.0, False, 0)
-        torch.ops.flash_attn_3.bwd(*rows_first, lse, *grads, *bounds, scale, *masks)
+        call(rows_first, lse, grads, scale)
         return tuple(grad.transpose(1, 2) for grad in grads)
 
     return launch
 
 
+def fa3_backward_prepare(problem, config):
+    bounds = (None,) * 6
+    masks = (problem.causal, UNLIMITED, UNLIMITED, 0.0, False, 0)
+
+    def call(rows_first, lse, grads, scale):
+        torch.ops.flash_attn_3.bwd(*rows_first, lse, *grads, *bounds, scale, *masks)
+
+    return on_rows_first(call)
+
+
+@functools.cache
+def fa4():
+    """FlashAttention-4's module of direct calls. Its language lies in a folder that only a .pth file would name."""
+    if site := os.environ.get("FA4_SITE"):
+        folders = [site, str(Path(site, "nvidia_cutlass_dsl", "dsl_packages"))]
+        sys.path[:0] = folders
+        os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])  # of compile workers
+    return importlib.import_module("flash_attn.cute.interface")
+
+
 def fa4_prepare(problem, config):
-    attend, causal = importlib.import_module("flash_attn.cute").flash_attn_func, problem.causal
+    attend, settings = fa4()._flash_attn_fwd, {"causal": problem.causal, "return_lse": problem.lse}
+    return on_packed(lambda packed, scale: attend(packed.q, packed.k, packed.v, softmax_scale=scale, **settings)[:2])
 
-    def call(packed, scale):
-        found = attend(packed.q, packed.k, packed.v, softmax_scale=scale, causal=causal)
-        return (found[0] if isinstance(found, tuple) else found), None
 
-    return on_packed(call)
+def fa4_backward_prepare(problem, config):
+    gradients, causal = fa4()._flash_attn_bwd, problem.causal
+
+    def call(rows_first, lse, grads, scale):
+        grad_out, q, k, v, out = rows_first
+        dq, dk, dv = grads
+        gradients(q, k, v, out, grad_out, lse, softmax_scale=scale, causal=causal, dq=dq, dk=dk, dv=dv)
+
+    return on_rows_first(call)
 
 
 def flashinfer_prepare(problem, config):
@@ -173,7 +200,7 @@ def _peer(name, prepare, dsl, summary, **requires):
     )
 
 
-def _backward_peer(name, prepare, summary):
+def _backward_peer(name, prepare, dsl, summary):
     def run(grad_out, q, k, v, out, lse, *, scale, config, causal=False):
         problem, _ = attention.backward.problem_of(grad_out, q, k, v, out, lse, causal=causal)
         return prepare(problem, config)(grad_out, q, k, v, out, lse, scale=scale)
@@ -190,7 +217,7 @@ def _backward_peer(name, prepare, summary):
         base_alignment=16,
         stride_alignment=16,
     )
-    design = Design(dsl="cuda", warp_groups=2, pipeline_stages=2, warp_specialized=True)
+    design = Design(dsl=dsl, warp_groups=2, pipeline_stages=2, warp_specialized=True)
     return Variant(
         f"peer.{name}_backward",
         op="attention_backward",
@@ -202,9 +229,9 @@ def _backward_peer(name, prepare, summary):
     )
 
 
-def _importable(name: str) -> bool:
+def _works(import_it) -> bool:
     try:
-        importlib.import_module(name)
+        import_it()
     except Exception:  # not installed, or not for this machine
         return False
     return True
@@ -212,7 +239,7 @@ def _importable(name: str) -> bool:
 
 def registry_variants():
     aligned = {"base_alignment": 16, "stride_alignment": 16, "head_dim_multiple": 64}
-    to_256, to_128 = {"head_dim": (64, 256)}, {"head_dim": (64, 128)}
+    to_256 = {"head_dim": (64, 256)}
     ampere, by_64 = {"arch": ("sm80+",)}, {"head_dim_multiple": 64}
     found = []
     if library := os.environ.get("FA3_LIBRARY"):
@@ -221,14 +248,15 @@ def registry_variants():
         torch.ops.load_library(library)
         text = "FlashAttention-3 (dense kernels; rows before heads)"
         found.append(_peer("fa3", fa3_prepare, "cuda", text, arch=("sm90",), lse=True, **to_256, **aligned))
-        found.append(_backward_peer("fa3", fa3_backward_prepare, text))
+        found.append(_backward_peer("fa3", fa3_backward_prepare, "cuda", text))
     if os.environ.get("PEER_FLEX") != "0":
         text = "torch.compile(flex_attention)"
         found.append(_peer("flex", flex_prepare, "triton", text, rule=flex_rule, **ampere, **to_256, **by_64))
-    if _importable("flash_attn.cute"):
-        text = "FlashAttention-4 (packed beforehand)"
-        found.append(_peer("fa4", fa4_prepare, "cutedsl", text, arch=("sm90", "sm100"), **to_128, **aligned))
-    if _importable("flashinfer"):
+    if os.environ.get("FA4_SITE") or _works(fa4):
+        text = "FlashAttention-4 (rows before heads)"
+        found.append(_peer("fa4", fa4_prepare, "cutedsl", text, arch=("sm90",), lse=True, **to_256, **aligned))
+        found.append(_backward_peer("fa4", fa4_backward_prepare, "cutedsl", text))
+    if _works(lambda: importlib.import_module("flashinfer")):
         text = "FlashInfer's single prefill (packed beforehand)"
         claims = {"rule": flashinfer_rule, **ampere, **to_256, **aligned}
         found.append(_peer("flashinfer", flashinfer_prepare, "cuda", text, **claims))

@@ -1,7 +1,7 @@
 """`gluon_fa3_backward`: the gradients of attention on Hopper, in the shape of FlashAttention-3's.
 
 TMA producer -> two matrix warp groups, each with its keys -> a warp that adds dQ up: a chain of three tasks. Reading
-order: traits.py, kernel.py, group.py, scores.py, signals.py, helpers.py, schedule.py, sums.py, host.py.
+order: traits.py, kernel.py, group.py, terms.py, scores.py, signals.py, helpers.py, schedule.py, sums.py, host.py.
 """
 
 from __future__ import annotations

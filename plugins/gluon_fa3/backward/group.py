@@ -1,9 +1,9 @@
 """A matrix warp group: 64 keys of the tile against every query block that can see the tile.
 
-    S(i) issued | dQ(i-1), dK(i-1) issued | wait S | P(i) | wait dQ, hand it over | dP(i), dV(i) issued | wait dP |
-    dS(i), stored for both groups | wait dV
+    S(i), dP(i) issued | P(i), dS(i), stored for both groups | dQ(i-1), dV(i), dK(i) issued | dQ handed over | wait
 
-so that exponentials run beside dQ and dK of the step before, and dS is formed beside dV.
+The products of one group run beside the arithmetic of the other. That needs room between them: dQ, for which a group
+reads what the other has stored, is a step late, so that either may be half a step ahead.
 """
 
 from triton.experimental import gluon
@@ -18,8 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from registry.plugins.gluon_fa3.backward.schedule import extent_of, keys_of, next_block, nought, place_at, query_blocks
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
 from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
+from registry.plugins.gluon_fa3.backward.terms import DELTA, LSE, issue_product, less_delta, lse_of
 from registry.plugins.gluon_fa3.places import box
-from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_full
+from registry.plugins.gluon_fa3.softmax import pack, unpack
+from registry.toolbox import scopes
+from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_empty, wait_full
 
 KEYS = gl.constexpr(64)
 
@@ -50,29 +53,63 @@ def issue_dq(GROUP: gl.constexpr, ds_tile, k, zero, T: gl.constexpr):
 def probabilities(s, lse, own, m, keys, queries, extent, scale, cap, T: gl.constexpr):
     """P, and the tanh that a cap bent the scores by."""
     x, bent = exponents(s, scale, cap, T)
-    x = hide(x - lse[None, :], "exponents", own, m * T.block_m, keys, queries, extent, T)
+    if not T.folded:
+        x = x - lse[None, :]
+    x = hide(x, "exponents", own, m * T.block_m, keys, queries, extent, T)
     p = hide(gl.exp2(x), "probabilities", own, m * T.block_m, keys, queries, extent, T)
     return p, bent
 
 
 @gluon.jit
-def issue_dp_dv(i, p, v, dv, zero, do_ring, LAYOUT: gl.constexpr, T: gl.constexpr):
-    """dP = V dO^T and dV += P dO, both on this group's keys."""
-    do = as_matrix(wait_full(do_ring, i), T.block_m, T.head_v)
-    dp_pending = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-    dv_pending = warpgroup_mma(gl.convert_layout(p.to(v.dtype), LAYOUT), do, dv, is_async=True)
-    return dp_pending, dv_pending
+def score_gradients(i, m, own, k, v, q_ring, do_ring, stats_tiles, extent, scale, cap, zero, T: gl.constexpr):
+    """Of step i: P in pairs, dS, and the tiles of Q and dO that they came from.
+
+    Exponentials and the rest go to different units, so ptxas may mix what comes before dP is waited for and after it.
+    """
+    M: gl.constexpr = T.block_m
+    LAYOUT: gl.constexpr = zero.type.layout
+    keys = gl.arange(0, KEYS, layout=gl.SliceLayout(1, LAYOUT))
+    queries = gl.arange(0, M, layout=gl.SliceLayout(0, LAYOUT))
+    scopes.enter("wait Q")
+    q = as_matrix(wait_full(q_ring, i), M, T.head)
+    scopes.leave("wait Q")
+    stats = stats_tiles.index(slot(i, q_ring[0])[0])
+    scopes.enter("async S")
+    s_pending = issue_product(k, q, LSE, stats, zero, T)
+    scopes.enter("wait dO")
+    do = as_matrix(wait_full(do_ring, i), M, T.head_v)
+    scopes.leave("wait dO")
+    scopes.enter("async dP")
+    dp_pending = issue_product(v, do, DELTA, stats, zero, T)
+    scopes.enter("wait S")
+    s = warpgroup_mma_wait(2 if T.folded else 1, [s_pending])
+    scopes.leave("wait S")
+    scopes.leave("async S")
+    scopes.enter("scores")
+    p, bent = probabilities(s, lse_of(stats, zero, T), own, m, keys, queries, extent, scale, cap, T)
+    dp = warpgroup_mma_wait(0, [dp_pending])
+    scopes.leave("async dP")
+    pairs = pack(p, T)
+    slope = p
+    if T.softcap:
+        slope = p * (1.0 - bent * bent)
+    ds = slope * less_delta(dp, stats, T)
+    scopes.leave("scores")
+    return pairs, ds, q, do
 
 
 @gluon.jit
-def hand_over_ds(GROUP: gl.constexpr, i, p, bent, dp, deltas, ds_tiles, DTYPE: gl.constexpr, T: gl.constexpr):
-    """dS, stored for dQ and dK."""
-    if T.softcap:
-        p = p * (1.0 - bent * bent)
-    ds = p * (dp - deltas.load(gl.SliceLayout(0, p.type.layout))[None, :])
-    ds_tiles.index(i & 1).slice(GROUP * KEYS, KEYS, dim=0).store(ds.to(DTYPE))
+def store_ds(GROUP: gl.constexpr, i, ds, ds_ring, DTYPE: gl.constexpr, T: gl.constexpr):
+    """For dQ of both groups, as soon as the other one has read what lies there; gives the same as pairs, for dK."""
+    LAYOUT: gl.constexpr = ds.type.layout
+    pairs = pack(ds, T)
+    scopes.enter("wait dS tile")
+    tile, _ = wait_empty(ds_ring, i)
+    scopes.leave("wait dS tile")
+    tile.slice(GROUP * KEYS, KEYS, dim=0).store(unpack(pairs, DTYPE, LAYOUT, T))
     fence_async_shared()
     tell_ds(GROUP, i)
+    return pairs
 
 
 @gluon.jit
@@ -84,7 +121,7 @@ def matrix_group(
     q_ring,
     do_ring,
     stats_tiles,
-    ds_tiles,
+    ds_rings,
     dq_tiles,
     extent,
     work,
@@ -106,15 +143,12 @@ def matrix_group(
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     V_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D_V, 16])
     Q_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, T.dq_columns, 16])
+    DS_OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_LAYOUT, k_width=2)
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_LAYOUT, k_width=2)
-    keys = gl.arange(0, KEYS, layout=gl.SliceLayout(1, S_LAYOUT))
-    queries = gl.arange(0, M, layout=gl.SliceLayout(0, S_LAYOUT))
     zero = gl.full([KEYS, M], 0.0, gl.float32, layout=S_LAYOUT)
     zero_dq = gl.full([KEYS, T.dq_columns], 0.0, gl.float32, layout=Q_LAYOUT)
     dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
     dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
-    STATS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
 
     place = place_at(gl.program_id(0), work, T)
     extent = extent_of(place, extent, T)
@@ -124,61 +158,64 @@ def matrix_group(
     own = n * T.block_n + GROUP * KEYS
     k_tile, k_ready = k
     v_tile, v_ready = v
-    k_all = as_matrix(k_tile.index(0), T.block_n, D)
-    k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
+    ds_ring = ds_rings[GROUP]
+    read_ring = ds_rings[1 - GROUP]  # what the other group waits for
+    k_own = as_matrix(k_tile.index(0), T.block_n, D).slice(GROUP * KEYS, KEYS, dim=0)
     v_own = as_matrix(v_tile.index(0), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
 
     m = low
     mbarrier.wait(k_ready, 0)
-    q = as_matrix(wait_full(q_ring, 0), M, D)
-    s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-    stats = viewed(stats_tiles.index(0), [2, M], STATS)
-    lse = stats.index(0).load(ROW)
-    s = warpgroup_mma_wait(0, [s_pending])
-    p, bent = probabilities(s, lse, own, m, keys, queries, extent, scale_log2, cap, T)
     mbarrier.wait(v_ready, 0)
-    dp_pending, dv_pending = issue_dp_dv(0, p, v_own, dv, zero, do_ring, P_OPERAND, T)
-    dp = warpgroup_mma_wait(1, [dp_pending])
-    hand_over_ds(GROUP, 0, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
-    dv = warpgroup_mma_wait(0, [dv_pending])
+    p, ds, q, do = score_gradients(
+        0, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, extent, scale_log2, cap, zero, T
+    )
+    ds_pairs = store_ds(GROUP, 0, ds, ds_ring, DTYPE, T)
+    dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND, T), do, dv, is_async=True)
+    dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND, T), q, dk, is_async=True)
+    dv = warpgroup_mma_wait(1, [dv_pending])
     release(do_ring, 0)
+    dk = warpgroup_mma_wait(0, [dk_pending])
+    release(q_ring, 0)
     for i in range(1, steps):
         m = next_block(m, low, high)
         k_all = as_matrix(k_tile.index(nought(i)), T.block_n, D)
         k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
         v_own = as_matrix(v_tile.index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
-        q_before = q_ring[0].index(slot(i - 1, q_ring[0])[0])
-        q = as_matrix(wait_full(q_ring, i), M, D)
-        s_pending = warpgroup_mma(k_own, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-        await_ds(GROUP, i - 1)
-        ds_tile = ds_tiles.index((i - 1) & 1)
-        dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
-        dk_pending = warpgroup_mma(
-            ds_tile.slice(GROUP * KEYS, KEYS, dim=0), as_matrix(q_before, M, D), dk, is_async=True
+        p, ds, q, do = score_gradients(
+            i, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, extent, scale_log2, cap, zero, T
         )
-        stats = viewed(stats_tiles.index(slot(i, q_ring[0])[0]), [2, M], STATS)
-        s = warpgroup_mma_wait(2, [s_pending])
-        lse = stats.index(0).load(ROW)
-        p, bent = probabilities(s, lse, own, m, keys, queries, extent, scale_log2, cap, T)
-        dq = warpgroup_mma_wait(1, [dq_pending])
+        ds_pairs = store_ds(GROUP, i, ds, ds_ring, DTYPE, T)
+        scopes.enter("wait dS")
+        await_ds(GROUP, i - 1)
+        scopes.leave("wait dS")
+        scopes.enter("async dQ")
+        dq_pending = issue_dq(GROUP, ds_ring[0].index((i - 1) & 1), k_all, zero_dq, T)
+        scopes.enter("async dV dK")
+        dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND, T), do, dv, is_async=True)
+        dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND, T), q, dk, is_async=True)
+        scopes.enter("wait dQ")
+        dq = warpgroup_mma_wait(2, [dq_pending])
+        scopes.leave("wait dQ")
+        scopes.leave("async dQ")
+        scopes.enter("hand over dQ")
         hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
-        dp_pending, dv_pending = issue_dp_dv(i, p, v_own, dv, zero, do_ring, P_OPERAND, T)
-        dk = warpgroup_mma_wait(2, [dk_pending])
-        release(q_ring, i - 1)
-        dp = warpgroup_mma_wait(1, [dp_pending])
-        hand_over_ds(GROUP, i, p, bent, dp, stats.index(1), ds_tiles, DTYPE, T)
-        dv = warpgroup_mma_wait(0, [dv_pending])
+        scopes.leave("hand over dQ")
+        release(read_ring, i - 1)
+        scopes.enter("wait dV dK")
+        dv = warpgroup_mma_wait(1, [dv_pending])
         release(do_ring, i)
+        dk = warpgroup_mma_wait(0, [dk_pending])
+        release(q_ring, i)
+        scopes.leave("wait dV dK")
+        scopes.leave("async dV dK")
 
     last = steps - 1
     await_ds(GROUP, last)
-    ds_tile = ds_tiles.index(last & 1)
-    q_before = q_ring[0].index(slot(last, q_ring[0])[0])
-    dq_pending = issue_dq(GROUP, ds_tile, k_all, zero_dq, T)
-    dk_pending = warpgroup_mma(ds_tile.slice(GROUP * KEYS, KEYS, dim=0), as_matrix(q_before, M, D), dk, is_async=True)
-    dq = warpgroup_mma_wait(1, [dq_pending])
+    k_all = as_matrix(k_tile.index(0), T.block_n, D)
+    dq_pending = issue_dq(GROUP, ds_ring[0].index(last & 1), k_all, zero_dq, T)
+    dq = warpgroup_mma_wait(0, [dq_pending])
     hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
-    dk = warpgroup_mma_wait(0, [dk_pending])
+    scopes.enter("store")
     groups_meet(GROUP, steps)  # both are done with K and V, through whose tiles dK and dV leave
     part = viewed(v_tile, DV_BOXES, DV_TILE).index(GROUP)
     as_matrix(part, KEYS, D_V).store(dv.to(DTYPE))
@@ -189,3 +226,4 @@ def matrix_group(
     fence_async_shared()
     store_tile(dk_map, box(keys_of(place, T), own, 0, T), part)
     store_wait(0)
+    scopes.leave("store")

@@ -37,7 +37,7 @@ def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.const
         stats_row = first_row_block(place, h, work, T)
         for m in range(low, high):
             tile, ready = wait_empty(q_ring, i)
-            mbarrier.expect(ready, T.block_m * T.head * 2 + T.block_m * 8)
+            mbarrier.expect(ready, T.block_m * T.head * 2 + T.stats_bytes)
             load_tile(q_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, tile)
             s, _ = slot(i, q_ring[0])
             load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(s))

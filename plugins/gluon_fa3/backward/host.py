@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.attention.calls import BACKWARD, dense_like
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, TERM_COLUMNS, sweeps_of, traits_of
 from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall
-from registry.toolbox.hopper import linear
+from registry.toolbox.hopper import linear, swizzled
 from registry.toolbox.launch import StandIn
 
 SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
@@ -25,13 +24,18 @@ OPTIONS = {"num_warps": 4, "launch_pdl": True}
 Outputs = tuple[StandIn, ...]
 
 
-def flat_map(workspace: StandIn) -> TensorDescriptor:
-    """Of a workspace [blocks, rows, columns]: one block a box, unswizzled."""
+def block_map(workspace: StandIn, swizzle: bool = False) -> TensorDescriptor:
+    """Of a workspace [blocks, rows, columns]: one block a box."""
     _, rows, columns = workspace.shape
     block = [1, rows, columns]
-    return TensorDescriptor(
-        workspace, list(workspace.shape), [rows * columns, columns, 1], block, linear(3, torch.float32)
-    )
+    layout = swizzled(block, workspace.dtype) if swizzle else linear(3, workspace.dtype)
+    return TensorDescriptor(workspace, list(workspace.shape), [rows * columns, columns, 1], block, layout)
+
+
+def statistics(blocks: int, block_m: int, folded: bool) -> StandIn:
+    """The workspace of LSE and delta: as terms, or in float32."""
+    kind = ((blocks, block_m, TERM_COLUMNS), "bfloat16") if folded else ((blocks, 2, block_m), "float32")
+    return StandIn(*kind, name="stats")
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -49,7 +53,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     blocks = problem.batch * problem.heads_q * row_blocks
     sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
-    first, stats = _before(problem, t.block_m, given, sums, turns)
+    first, stats = _before(problem, t.block_m, given, sums, turns, t.folded)
     key_blocks = -(-problem.seqlen_k // t.block_n)
     heads = problem.batch * problem.heads_kv
     arguments = {
@@ -57,8 +61,8 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "k_map": tensor_map(given["k"], t.block_n, t.head),
         "v_map": tensor_map(given["v"], t.block_n, t.head_v),
         "do_map": tensor_map(given["grad_out"], t.block_m, t.head_v),
-        "stats_map": flat_map(stats),
-        "dq_map": flat_map(sums),
+        "stats_map": block_map(stats, swizzle=t.folded),
+        "dq_map": block_map(sums),
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
         "turns": turns,
@@ -97,7 +101,7 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
             "y_map": tensor_map(y, KEYS, t.w_columns),
             "u_map": tensor_map(u, t.block, t.x_columns),
             "w_map": tensor_map(w, t.block, t.w_columns),
-            "stats_map": flat_map(stats),
+            "stats_map": block_map(stats),
             "out_map": tensor_map(out, KEYS, t.out_columns),
             "stats": stats,
             "heads_own": own,
@@ -110,13 +114,18 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
 
 
 def _before(
-    problem: Any, block_m: int, given: Operands, sums: StandIn | None = None, turns: StandIn | None = None
+    problem: Any,
+    block_m: int,
+    given: Operands,
+    sums: StandIn | None = None,
+    turns: StandIn | None = None,
+    folded: bool = False,
 ) -> tuple[Call, StandIn]:
     """The first launch, and the statistics that it leaves."""
     out, grad_out = given["out"], given["grad_out"]
     row_blocks = -(-problem.seqlen_q // block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
-    stats = StandIn((blocks, 2, block_m), "float32", name="stats")
+    stats = statistics(blocks, block_m, folded)
     arguments = {
         "out_ptr": out,
         "do_ptr": grad_out,
@@ -130,8 +139,10 @@ def _before(
         "seqlen_q": problem.seqlen_q,
         "heads_q": problem.heads_q,
         "row_blocks": row_blocks,
+        "scale": PerCall("scale"),
     }
     constants = {
+        "FOLDED": folded,
         "HEAD_DIM_V": problem.head_dim_v,
         "PADDED": padded(problem.head_dim),
         "PADDED_V": padded(problem.head_dim_v),

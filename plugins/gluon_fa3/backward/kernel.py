@@ -4,12 +4,16 @@ A block owns `block_n` keys and walks over all queries that see them, of all que
 dV stay in registers, and dQ is added up in memory. Roles: a producer warp, two matrix warp groups of 64 keys each
 (group.py), and for each of them a warp that adds its part of dQ (helpers.py). Group 0 is the default partition.
 
-    group:  S(i) issued | dQ(i-1), dK(i-1) issued | wait S | P(i) | wait dQ | dP(i), dV(i) issued | wait dK | dS(i)
+    group:  S(i), dP(i) issued | P(i), dS(i), stored | dQ(i-1), dV(i), dK(i) issued | wait dQ, hand it over | wait
 
-Scores are transposed, so that P^T and dS^T come out of one product as the next one takes operand A. Each group computes
-dQ of all keys for half of the columns, or with 128 rows a step for half of the rows: dS passes through shared memory.
+dQ is a step late, so that one group may be half a step ahead and its products run beside the other's arithmetic. LSE
+and delta come in through the products (terms.py).
 
-    before (sums.py)    delta = rowsum(O * dO) - dlse, LSE in base 2, zeroes       memory-bound
+Scores are transposed, so that P^T and dS^T come out of one product as the next one takes operand A, in registers. Each
+group computes dQ of all keys for half of the columns, or with 128 rows a step for half of the rows: for that, dS passes
+through shared memory.
+
+    before (sums.py)    delta = rowsum(O * dO) - dlse, LSE, zeroes                 memory-bound
     this                five products
     after (sums.py)     dQ from the order of the registers to rows, scaled, rounded
 
@@ -21,20 +25,32 @@ turn: the same bits on every run. Tiles start in that order too, so that none wa
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden size 2048; TFLOPS of all three launches,
 2.5 times the forward's operations counted; back to back, shuffled rounds. Compare within a line only: long cells run at
-the card's power limit. Lengths are 1k / 16k, unless named.
+the card's power limit. Lengths are 1k / 4k / 16k. "Of the best" is over the better of cuDNN and FA3's dense build, the
+geometric mean over those lengths, full and causal, in one run.
 
-helped
-  three Q tiles           Two leave half a step to bring one, for dK holds that of the step before. D128 full
-                          366 / 469 -> 440 / 602, causal 297 / 498 -> 333 / 589; D64 full 350 / 451 -> 369 / 484
-                          (separate runs; with it came a reducer for each group, and a race was mended)
-  addresses made anew     of tiles that stay (schedule.nought): 14 spill instructions in D128's steady loops -> none
+of the best             D64, D128
+  S(i) | dQ(i-1), dK(i-1) | P(i) | dP(i), dV(i) | dS(i)    0.860, 0.981    what stood here before
+  the same with terms                                      0.875, 0.983
+  FA3's order: all of step i, dS from registers            0.895, 0.897 (an earlier run)
+  the same with terms                                      0.950, 1.005
+  dQ a step late                                           0.959, 0.909
+  the same with terms                                      not built, 1.078
+this, in a later run    three stages 0.983, 1.067; two 0.977, 1.056. Ours and FA3:
+  D64                   full 396 / 524 / 537, 419 / 489 / 543; causal 289 / 476 / 549, 305 / 487 / 565
+  D128                  full 472 / 597 / 657, 456 / 546 / 586; causal 354 / 560 / 638, 353 / 528 / 584
+order "fixed"           D128 full with two stages, 1k / 16k: 458 / 633 -> 409 / 611
+after                   whole loads instead of gathered ones: 73 -> 57 us at D64, 79 -> 65 at D128 (causal 1k)
+counters, full, 4k      cycles and time of the matrix units: D64 before 4.78 M, 55%; FA3 4.20 M, 62%; FA3's order with
+                        terms 4.26 M, 67%; D128 before 3.68 M, 72%; a step late with terms 3.22 M, 87%. Loads of LSE and
+                        delta were 16% of the shared memory's work at D64, and warps stood still for them a fifth of the
+                        time
 did not
-  tiles of a head spread over dQ   D128 full 440 / 602 -> 435 / 596
-  dS from registers for dK         D128 full 440 / 602 -> 442 / 586 (it spills); causal 4k 521 -> 525, 16k 604 -> 600
-  64 rows a step at D64            full 370 / 472 -> 349 / 443, with dS from registers
-order "fixed"             D128 full 440 / 602 -> 426 / 581, causal 333 / 589 -> 309 / 561;
-                          D64 full 369 / 484 -> 365 / 472
-beside cuDNN, FA3         D128 full 412 / 542, 462 / 602; causal 309 / 513, 356 / 602; D64 full 370 / 457, 421 / 559
+  exponentials held before the wait for products under way (an asm that ptxas may not move them across): D64 0.86 ->
+                        0.85, D256's sweeps 386 / 467 -> 363 / 464 (1k, 16k, full); without it ptxas mixes exponentials
+                        and the arithmetic of dS, which use different units. With terms, it helped the old order: 0.93,
+                        1.04
+  tiles of a head spread over dQ   D128 full 1k, 16k: 440, 602 -> 435, 596
+  64 rows a step at D64            full 1k, 16k: 370, 472 -> 349, 443
 """
 
 from triton.experimental import gluon
@@ -43,6 +59,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, reducer
+from registry.plugins.gluon_fa3.backward.terms import COLUMNS
 from registry.toolbox.hopper import after_previous_kernel, ring
 
 
@@ -63,12 +80,16 @@ def differentiate(inputs, outputs, dq_map, turns, extent, work, scale, scale_log
     do_tiles = gl.allocate_shared_memory(DTYPE, [T.do_stages] + do_map.block_shape, do_map.layout)
     ds_tiles = gl.allocate_shared_memory(DTYPE, [2, N, M], DS_LAYOUT)
     dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, T.dq_columns // 4, 256], dq_map.layout)
-    stats_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, M], stats_map.layout)
+    if T.folded:
+        stats_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, M, COLUMNS], stats_map.layout)
+    else:
+        stats_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, M], stats_map.layout)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     v_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     mbarrier.init(k_ready, count=1)
     mbarrier.init(v_ready, count=1)
     q = ring(q_tiles, STAGES, 2)
+    ds = (ring(ds_tiles, 2, 1), ring(ds_tiles, 2, 1))  # for what each group writes, which the other one reads
     do = ring(do_tiles, T.do_stages, 2)
     k = (k_tile, k_ready)
     v = (v_tile, v_ready)
@@ -78,11 +99,11 @@ def differentiate(inputs, outputs, dq_map, turns, extent, work, scale, scale_log
         [
             (
                 matrix_group,
-                (0, outputs, k, v, q, do, stats_tiles, ds_tiles, dq_tiles, extent, work, scale, scale_log2, cap, T),
+                (0, outputs, k, v, q, do, stats_tiles, ds, dq_tiles, extent, work, scale, scale_log2, cap, T),
             ),
             (
                 matrix_group,
-                (1, outputs, k, v, q, do, stats_tiles, ds_tiles, dq_tiles, extent, work, scale, scale_log2, cap, T),
+                (1, outputs, k, v, q, do, stats_tiles, ds, dq_tiles, extent, work, scale, scale_log2, cap, T),
             ),
             (producer, (inputs, k, v, q, do, stats_tiles, extent, work, T)),
             (reducer, (0, dq_map, dq_tiles, turns, extent, work, T)),

@@ -1,7 +1,7 @@
 """The two kernels around the main one, in plain Triton.
 
-before  delta = rowsum(O * dO) - dlse and LSE in base 2, side by side for each block of rows; dQ's accumulator, where
-        there is one, and its turns, set to zero
+before  delta = rowsum(O * dO) - dlse and LSE, for each block of rows: in float32 and base 2, or as terms (terms.py);
+        dQ's accumulator, where there is one, and its turns, set to zero
 after   dQ out of the accumulator, which holds it in the order of the matrix products' registers
 """
 
@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+NOBODY = tl.constexpr(2.0**126)  # the LSE of a row that sees no key: finite, for the terms of delta lie beside its own
 
 
 @triton.jit
@@ -19,9 +20,9 @@ def after_previous_kernel():
 
 @triton.jit
 def prepare_rows(
-    pointers, workspaces, out_row, do_row, rows, there, place, block, part,
+    pointers, workspaces, out_row, do_row, rows, there, place, block, part, scale,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
-    SUMS: tl.constexpr, TURNS: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+    SUMS: tl.constexpr, TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`."""
     out_ptr, do_ptr, lse_ptr, dlse_ptr = pointers
@@ -35,10 +36,22 @@ def prepare_rows(
     if GRAD_LSE:
         delta -= tl.load(dlse_ptr + place, mask=there, other=0.0)
     lse = tl.load(lse_ptr + place, mask=there, other=float("inf"))
-    lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
-    stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
-    tl.store(stats_ptr, lse)
-    tl.store(stats_ptr + BLOCK_M, delta)
+    if FOLDED:
+        nobody = tl.where(scale < 0, -NOBODY, NOBODY)
+        lse = tl.where(tl.abs(lse) == float("inf"), nobody, lse / scale)
+        column = tl.arange(0, 16)[None, :]
+        whole = tl.where(column < 3, lse[:, None], tl.where(column < 6, delta[:, None], 0.0))
+        first = whole.to(tl.bfloat16)
+        rest = whole - first.to(tl.float32)
+        second = rest.to(tl.bfloat16)
+        third = (rest - second.to(tl.float32)).to(tl.bfloat16)
+        terms = tl.where(column % 3 == 0, first, tl.where(column % 3 == 1, second, third))
+        tl.store(stats_ptr + (block.to(tl.int64) * BLOCK_M + inside)[:, None] * 16 + column, terms)
+    else:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+        stats_ptr += block.to(tl.int64) * (2 * BLOCK_M) + inside
+        tl.store(stats_ptr, lse)
+        tl.store(stats_ptr + BLOCK_M, delta)
     if TURNS and part == 0:
         tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if SUMS:
@@ -65,12 +78,14 @@ def before(
     seqlen_q,
     heads_q,
     row_blocks,
+    scale,
     HEAD_DIM_V: tl.constexpr,
     PADDED: tl.constexpr,
     PADDED_V: tl.constexpr,
     GRAD_LSE: tl.constexpr,
     SUMS: tl.constexpr,
     TURNS: tl.constexpr,
+    FOLDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -87,8 +102,8 @@ def before(
     workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = bh.to(tl.int64) * seqlen_q + rows
     prepare_rows(
-        pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part,
-        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, BLOCK_M, ROWS,
+        pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part, scale,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
 
 
@@ -103,15 +118,11 @@ def put_in_order(
         first_column = part * COLUMNS
     else:
         first_row += part * 64
-    # As group.hand_over_dq wrote it: [eight columns, warp, row of eight, pair of columns, rows' half, column]
-    rows = tl.arange(0, 64)[:, None]
-    columns = tl.arange(0, COLUMNS)[None, :]
-    places = (
-        columns // 8 * 512 + rows // 16 * 128 + rows % 8 * 16 + columns % 8 // 2 * 4 + rows % 16 // 8 * 2 + columns % 2
-    )
-    sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + places)
-    rows += first_row
-    columns += first_column
+    sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + tl.arange(0, 64 * COLUMNS))
+    # As group.hand_over_dq wrote it: eight columns, warp, row of eight, pair of columns, rows' half, column
+    sums = sums.reshape(COLUMNS // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, COLUMNS)
+    rows = first_row + tl.arange(0, 64)[:, None]
+    columns = first_column + tl.arange(0, COLUMNS)[None, :]
     inside = (rows < length) & (columns < HEAD_DIM)
     tl.store(dq_ptr + rows * dq_row + columns, (sums * scale).to(dq_ptr.dtype.element_ty), mask=inside)
 

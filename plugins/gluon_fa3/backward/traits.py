@@ -17,6 +17,7 @@ from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 
 GROUPS = 2  # matrix warp groups
 KEYS = 64  # key rows of a group: the M of one wgmma
+TERM_COLUMNS = 16  # that a product takes at once: three terms of LSE, three of delta, zeroes
 GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the reducer
 ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
@@ -35,13 +36,23 @@ class SumsTraits:
     head_v: int  # columns of the V and dO tiles
     block_m: int  # query rows of a step
     block_n: int  # keys of a tile
-    stages: int  # Q tiles in flight: a step's, that of the step before, which dK still reads, and those to come
+    stages: int  # Q tiles in flight, with the terms of their rows
     do_stages: int  # dO tiles in flight
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
     ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
     of_queries: bool = False  # whether the rows of a tile are queries
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
+
+    @property
+    def folded(self) -> bool:
+        """LSE and delta come in by the matrix products; a cap bends the scores before LSE may be taken off."""
+        return not self.softcap
+
+    @property
+    def stats_bytes(self) -> int:
+        """Of one step."""
+        return self.block_m * (2 * TERM_COLUMNS if self.folded else 8)
 
     @property
     def dq_rows(self) -> bool:
@@ -59,8 +70,7 @@ class SumsTraits:
         halves = self.block_n * (self.head + self.head_v)
         halves += self.block_m * (self.stages * self.head + self.do_stages * self.head_v)
         halves += 2 * self.block_n * self.block_m  # dS
-        floats = GROUPS * KEYS * self.dq_columns + self.stages * 2 * self.block_m
-        return 2 * halves + 4 * floats + 1024
+        return 2 * halves + 4 * GROUPS * KEYS * self.dq_columns + self.stages * self.stats_bytes + 1024
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,10 @@ class SweepTraits:
 
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     """The main kernel that `config` means for `problem`."""
-    return sums_with(problem, config, mask=mask_kind(problem, config["BLOCK_N"]))
+    mask = mask_kind(problem, config["BLOCK_N"])
+    if config["BLOCK_M"] == 2 * KEYS and mask == "none":
+        mask = "from"  # never taken; without that branch ptxas mixes what is before and after it, and spills
+    return sums_with(problem, config, mask=mask)
 
 
 def sums_with(problem: Any, config: Mapping[str, Any], **known: Any) -> SumsTraits:
@@ -127,7 +140,7 @@ def sums_with(problem: Any, config: Mapping[str, Any], **known: Any) -> SumsTrai
         block_m=config["BLOCK_M"],
         block_n=config["BLOCK_N"],
         stages=config["stages"],
-        do_stages=config["stages"] - 1,
+        do_stages=2,
         softcap=bool(problem.softcap),
         ordered=config["order"] == "fixed",
         **known,
@@ -159,13 +172,19 @@ def mask_kind(problem: Any, block_n: int) -> str:
     return "from" if right < UNLIMITED or problem.seqlen_k % block_n else "none"
 
 
+def _block_m(problem: Any) -> int:
+    """Query rows of a step: what a thread's 64 scores leave no registers for is a wide head, or a cap's tanh."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    return 2 * KEYS if wide == 64 and not problem.softcap else KEYS
+
+
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
     wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
-    tile = {"BLOCK_M": 2 * KEYS if wide == 64 else KEYS, "BLOCK_N": GROUPS * KEYS}
+    tile = {"BLOCK_M": _block_m(problem), "BLOCK_N": GROUPS * KEYS}
     if wide == 256:
         return [{"method": "sweeps", **tile, "stages": 2, "order": "fixed"}]
-    return [{"method": "sums", **tile, "stages": 3, "order": order} for order in ORDERS]
+    return [{"method": "sums", **tile, "stages": stages, "order": order} for order in ORDERS for stages in (3, 2)]
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
@@ -187,7 +206,7 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     method = config.get("method")
     allowed: dict[str, tuple[Any, ...]] = {
         "method": methods,
-        "BLOCK_M": (KEYS, 2 * KEYS) if wide == 64 else (KEYS,),
+        "BLOCK_M": tuple(sorted({KEYS, _block_m(problem)})),
         "BLOCK_N": (GROUPS * KEYS,),
         "stages": (2, 3) if method == "sums" else (2,),
         "order": ("fixed",) if problem.deterministic or method == "sweeps" else ORDERS,

@@ -1,7 +1,7 @@
 """`gluon_fa3_varlen_backward`: gluon_fa3_backward's method "sums" over sequences packed end to end.
 
 list (tile_list.py)      the blocks of keys, those that the most queries may see first
-before (sums.py)         delta, LSE in base 2, zeroes, for each block of queries
+before (sums.py)         delta, LSE, zeroes, for each block of queries
 main (kernel.py)         five products
 after (sums.py)          dQ from the order of the registers to rows
 """
@@ -41,12 +41,6 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     yield from rows_rule(problem)
 
 
-def configs(problem: Any) -> list[dict[str, Any]]:
-    """The dense kernel's; of 64 rows a step where the registers for 128 and a cap's tanh would spill."""
-    found = traits.configs(problem)
-    return [{**config, "BLOCK_M": KEYS} for config in found] if problem.softcap else found
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     t = traits_of(problem, config)
     q, k, v, out, grad_out = (given[name] for name in ("q", "k", "v", "out", "grad_out"))
@@ -54,7 +48,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     row_blocks = blocks_of(problem.total_q, problem.batch, t.block_m)
     key_blocks = blocks_of(problem.total_k, problem.batch, t.block_n)
     blocks, group = problem.heads_q * row_blocks, problem.heads_q // problem.heads_kv
-    stats = StandIn((blocks, 2, t.block_m), "float32", name="stats")
+    stats = dense.statistics(blocks, t.block_m, t.folded)
     sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
     left, right = window_bounds(problem.causal, problem.window)
@@ -74,6 +68,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         **_strides("out", out),
         **_strides("do", grad_out),
         **common,
+        "scale": PerCall("scale"),
     }
     constants = {
         "HEAD_DIM_V": problem.head_dim_v,
@@ -81,6 +76,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "PADDED_V": t.head_v,
         "GRAD_LSE": problem.grad_lse,
         "TURNS": t.ordered,
+        "FOLDED": t.folded,
         "BLOCK_M": t.block_m,
         "ROWS": dense.BEFORE_ROWS,
         "CHUNK": chunk_of(problem.batch),
@@ -94,8 +90,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "k_map": tensor_map(k, t.block_n, t.head),
         "v_map": tensor_map(v, t.block_n, t.head_v),
         "do_map": tensor_map(grad_out, t.block_m, t.head_v),
-        "stats_map": dense.flat_map(stats),
-        "dq_map": dense.flat_map(sums),
+        "stats_map": dense.block_map(stats, swizzle=t.folded),
+        "dq_map": dense.block_map(sums),
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
         "turns": turns,
@@ -161,7 +157,7 @@ VARIANT = Variant(
         rule=rule,
     ),
     design=DENSE.design,
-    configs=configs,
+    configs=traits.configs,
     design_of=DENSE.design_of,
     summary="gluon_fa3_backward over packed sequences, up to head dim 128",
 )

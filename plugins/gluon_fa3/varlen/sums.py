@@ -16,9 +16,9 @@ SIZES = ["batch", "total_q", "row_blocks"]
 @triton.jit(do_not_specialize=SIZES)
 def before_packed(
     out_ptr, do_ptr, lse_ptr, dlse_ptr, stats_ptr, sums_ptr, turns_ptr, cu_q,
-    out_row: tl.int64, out_head: tl.int64, do_row: tl.int64, do_head: tl.int64, batch, total_q, row_blocks,
+    out_row: tl.int64, out_head: tl.int64, do_row: tl.int64, do_head: tl.int64, batch, total_q, row_blocks, scale,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
-    TURNS: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """ROWS of a block of BLOCK_M rows of a head."""
     PARTS: tl.constexpr = BLOCK_M // ROWS
@@ -34,8 +34,8 @@ def before_packed(
     workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = h.to(tl.int64) * total_q + begin + rows
     prepare_rows(
-        pointers, workspaces, out_row, do_row, rows, rows < length, place, block, part,
-        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, True, TURNS, BLOCK_M, ROWS,
+        pointers, workspaces, out_row, do_row, rows, rows < length, place, block, part, scale,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, True, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
 
 
