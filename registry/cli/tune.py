@@ -138,7 +138,7 @@ def _effort(options: dict[str, Any]) -> Any:
 
     return Effort(
         rounds=options["rounds"],
-        settle_ms=min(Effort.settle_ms, options["turn"]),
+        settle_ms=min(Effort.settle_ms, max(options["turn"], 0.0)),
         measure_ms=options["turn"],
         budget_s=options["budget"],
         drop=GUIDED_DROP if options["guided"] else Effort.drop,

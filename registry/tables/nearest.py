@@ -1,8 +1,8 @@
 """What was fastest on the measured shapes nearest to a problem: how a rule with `nearest` ranks, and picks configs.
 
-A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with what
-every contestant lost there to the fastest. A variant is expected to lose what it lost on the nearest shapes, the nearer
-the more it counts. What compiles here is put before a library's kernel only where such a shape is near.
+A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with
+what every contestant lost there to the fastest. A variant is expected to lose what it lost on the nearest shapes, the
+nearer the more it counts. What compiles here is put before a library's kernel only where such a shape is near.
 """
 
 from __future__ import annotations
@@ -74,19 +74,20 @@ class Advice:
     def configs(
         self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
     ) -> Sequence[Config]:
-        """These configs, that which is expected to be fastest first; ties stay in the order given."""
+        """These configs, that which is expected to be fastest first; ties stay in the order given, and so do all of a
+        variant that guesses no cost: its configs may mean another thing on each shape (a number of splits)."""
         measured = []
         for _, weight, shape in self.near:
             own = [(self.contestants[r.contestant][1], r.lost - r.guess) for r in shape.results if self._of(r, variant)]
             if own:
                 measured.append((weight, own, sum(lost for _, lost in own) / len(own) + OTHER))
-        if not measured or len(configs) < 2:
+        if cost is None or not measured or len(configs) < 2:
             return configs
         whole = sum(weight for weight, _, _ in measured)
 
         def expected(config: Config) -> float:
             off = sum(w * next((lost for c, lost in own if c == config), other) for w, own, other in measured)
-            return off / whole + (math.log(max(cost(config), 1e-9)) if cost is not None else 0.0)
+            return off / whole + math.log(max(cost(config), 1e-9))
 
         return sorted(configs, key=expected)
 

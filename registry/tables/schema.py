@@ -79,7 +79,9 @@ class Evidence(_Strict, frozen=True):
     driver: str | None = None
     runner_up: RunnerUp | None = None
     source: Annotated[str, Meta(description="Hash of the picked variant's source.")] | None = None
-    sources: Annotated[dict[Name, str], Meta(description="The same of all that a rule with `nearest` may pick.")] = {}
+    sources: Annotated[
+        dict[Name, str], Meta(description="The same, when last measured, of all that a rule with `nearest` may pick.")
+    ] = {}
     cases: Annotated[int, Meta(ge=1, description="How many measured problems this rule was fitted to.")] | None = None
     note: str | None = None
 

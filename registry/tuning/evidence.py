@@ -140,12 +140,12 @@ def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settin
 
 
 def _sources(picks: Sequence[Pick], settings: Settings) -> dict[str, str]:
-    """The fingerprint of each variant, where all shapes were measured with the same."""
-    known: dict[str, set[str]] = {}
+    """The fingerprint of each variant in its last measurement."""
+    known: dict[str, str] = {}
     for case, _ in picks:
         for entry in candidates(case, settings):
-            known.setdefault(entry.variant, set()).add(entry.fingerprint)
-    return {name: min(prints) for name, prints in sorted(known.items()) if len(prints) == 1 and min(prints)}
+            known[entry.variant] = entry.fingerprint
+    return dict(sorted(known.items()))
 
 
 def speed_of(entries: Sequence[tuple[CaseResults, Entry]]) -> float:

@@ -1,4 +1,4 @@
-"""Measurements -> what a table ranks by: the measured shapes, and the weights of the coordinates in which they are near.
+"""Measurements -> what a table ranks by: the measured shapes, and weights of the coordinates in which they are near.
 
 Weights are found by leaving out one shape at a time: those are good under which the shapes that are then nearest speak
 for what was fastest on it. There is nothing else to fit: more measurements are more shapes.
@@ -89,7 +89,7 @@ def fit(
     leading = op_named(op).tuning.leading
     shapes = [
         Shape(
-            tuple(case.facts[name] for name in leading),
+            tuple(problem.facts()[name] for name in leading),
             tuple(round(found.get(name, 0.0), 3) for name in coordinates),
             _results(case, problem, places, settings),
         )
@@ -125,9 +125,17 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def _asked(case: CaseResults, settings: Settings) -> list[Entry]:
-    """The contestants that were timed, and those that must never run."""
+    """The contestants that could run by a table, and those that must never run.
+
+    Of a variant that guesses no costs that is its own first config alone, where it was timed.
+    """
+    variants = catalog.get().variants
+    timed = candidates(case, settings)
+    has_first = {entry.variant for entry in timed if entry.first}
+    chooses = {e.variant for e in timed if e.variant in variants and variants[e.variant].cost is not None}
+    kept = [e for e in timed if e.first or e.variant in chooses or e.variant not in has_first]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
-    return [*candidates(case, settings), *(entry for entry in wrong if not excluded(entry.variant, settings))]
+    return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
 
 
 def _results(case: CaseResults, problem: Any, places: Mapping[Any, int], settings: Settings) -> tuple[Result, ...]:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 START = 0.35
 """Of each coordinate: two octaves of difference in three of them make shapes rather unlike each other."""
+LEAST = 64
+"""Shapes, below which a search would learn them by heart."""
 SAME = 1.0
 """Of a coordinate in which all shapes are the same: what differs in it was not measured, and is far."""
-STEPS = 600
+STEPS = 1500
 WORST = 0.05
 """The share of the shapes served worst that counts once more."""
 FACTORS = (0.0, 0.5, 0.7, 1.4, 2.0)
@@ -38,7 +40,7 @@ def found_weights(
     varying = [place for place in range(len(coordinates)) if len(points[:, place].unique()) > 1]
     same = {name: SAME for place, name in enumerate(coordinates) if place not in varying}
     coordinates, points = [coordinates[place] for place in varying], points[:, varying]
-    if len(shapes) <= 2 * COUNT or not varying:
+    if len(shapes) < LEAST or not varying:
         return dict.fromkeys(coordinates, START) | same
     lost = _lost(contestants, shapes)
     chance = random.Random(0)

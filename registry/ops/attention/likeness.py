@@ -39,5 +39,5 @@ def coordinates(problem: AttentionProblem) -> dict[str, float]:
         "grouped": float(group > 1),
         "bits_32": 4.0 * (problem.dtype == "float32"),
         "lse": 0.5 * problem.lse,
-        "deterministic": 2.0 * problem.deterministic,
+        **({"deterministic": 2.0 * problem.deterministic} if problem.op == "attention_backward" else {}),
     }

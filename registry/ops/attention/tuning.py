@@ -256,7 +256,7 @@ def paper18(op: str) -> list[Case]:
 
 
 def lengths(op: str) -> list[Case]:
-    """The lengths and head counts between those of paper18, where rules draw their borders. Fills the held-out set."""
+    """The lengths and head counts between those of paper18."""
     return [
         Case.of(op, b=max(1, tokens // s), hq=HIDDEN // d, s=s, d=d, causal=causal)
         for d in (64, 128, 256)
