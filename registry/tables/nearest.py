@@ -7,6 +7,8 @@ nearer the more it counts. What compiles here is put before a library's kernel o
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -105,7 +107,8 @@ class Neighbours:
     contestants: Sequence[tuple[str, Config]]
     shapes: Sequence[Shape]
     _axis: int = field(init=False)
-    _sorted: list[tuple[tuple[float, ...], Shape]] = field(init=False)
+    _points: list[tuple[float, ...]] = field(init=False)
+    _shapes: list[Shape] = field(init=False)
     _along: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,22 +121,23 @@ class Neighbours:
         ]
         spread = [max(column) - min(column) for column in zip(*(point for point, _ in points), strict=True)]
         self._axis = max(range(len(spread)), key=spread.__getitem__, default=0)
-        self._sorted = sorted(points, key=lambda pair: pair[0][self._axis]) if spread else []
-        self._along = [point[self._axis] for point, _ in self._sorted]
+        points = sorted(points, key=lambda pair: pair[0][self._axis]) if spread else points
+        self._points, self._shapes = [point for point, _ in points], [shape for _, shape in points]
+        self._along = [point[self._axis] for point in self._points] if spread else []
 
     def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
         """What the nearest shapes say of a problem, leaving one out; None where there are none."""
-        if not self._sorted:
+        if not self._points:
             return None
         here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
-        dist, at = math.dist, here[self._axis]
-        low, high = bisect_left(self._along, at - WINDOW), bisect_right(self._along, at + WINDOW)
-        asked = self._sorted[low:high]
-        found = sorted([(dist(here, point), place) for place, (point, shape) in enumerate(asked)])[: COUNT + 1]
+        low, high = 0, len(self._points)
+        if self._along:
+            at = here[self._axis]
+            low, high = bisect_left(self._along, at - WINDOW), bisect_right(self._along, at + WINDOW)
+        found = _least(here, self._points[low:high])
         if len(found) <= COUNT or found[COUNT][0] > WINDOW:  # others may be as near
-            asked = self._sorted
-            found = sorted([(dist(here, point), place) for place, (point, shape) in enumerate(asked)])[: COUNT + 1]
-        nearest = [(d, asked[place][1]) for d, place in found if asked[place][1] is not without][:COUNT]
+            low, found = 0, _least(here, self._points)
+        nearest = [(d, shape) for d, place in found if (shape := self._shapes[low + place]) is not without][:COUNT]
         near = tuple((d, math.exp(-d * d) + 1e-4 / (1 + d * d), shape) for d, shape in nearest)
         return Advice(near, self._lost(near), self.contestants)
 
@@ -149,3 +153,8 @@ class Neighbours:
                 held[0] += weight * lost
                 held[1] += weight
         return {name: lost / weight for name, (lost, weight) in sums.items()}
+
+
+def _least(here: tuple[float, ...], points: Sequence[tuple[float, ...]]) -> list[tuple[float, int]]:
+    """(distance, place) of the nearest points, one more than are asked."""
+    return heapq.nsmallest(COUNT + 1, zip(map(math.dist, points, itertools.repeat(here)), itertools.count()))
