@@ -190,7 +190,11 @@ def moved(decision: Decision, problem: Problem) -> Decision:
 
 def advice_of(table: Table, rule: Rule, problem: Problem) -> Advice | None:
     """What the shapes behind a rule say of a problem; None where the rule has an order of its own."""
-    neighbours = table.neighbours(rule)
+    if rule.nearest is None:
+        return None
+    from registry.tables.measured import neighbours_of
+
+    neighbours = neighbours_of(table, rule)
     return neighbours.ask(problem.likeness()) if neighbours is not None else None
 
 

@@ -119,6 +119,16 @@ def read_beside(table: Table) -> MeasuredSizes | None:
         return None
 
 
+def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
+    """The measured shapes that a rule ranks by, read at first use; None for a rule that ranks by its own order."""
+    if rule.nearest is None:
+        return None
+    if rule.index not in table.asked:
+        beside_it = read_beside(table)
+        table.asked[rule.index] = beside_it.neighbours(rule) if beside_it is not None else None
+    return table.asked[rule.index]
+
+
 def _parsed(data: Mapping[str, Any]) -> MeasuredSizes:
     facts, coordinates = tuple(map(str, data["facts"])), tuple(map(str, data["coordinates"]))
     contestants = tuple((str(name), dict(config)) for name, config in data["contestants"])

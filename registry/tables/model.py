@@ -64,18 +64,8 @@ class Table:
     arch: str
     device: str | None
     rules: tuple[Rule, ...]
-    _neighbours: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def neighbours(self, rule: Rule) -> Neighbours | None:
-        """The measured shapes that a rule ranks by, read at first use; None for a rule that ranks by its own order."""
-        if rule.nearest is None:
-            return None
-        if rule.index not in self._neighbours:
-            from registry.tables.measured import read_beside
-
-            beside = read_beside(self)
-            self._neighbours[rule.index] = beside.neighbours(rule) if beside is not None else None
-        return self._neighbours[rule.index]
+    asked: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The measured shapes of rules that rank by them, once they were read: see tables.measured."""
 
     def applies(self, op: str, arch: str, device: str | None) -> bool:
         """True where the table speaks about this op on this device."""

@@ -25,8 +25,8 @@ REACH = 2.0
 """How far the nearest measured shape of a kernel that is compiled here may be for it to go before a library's."""
 CAP = 0.7
 """Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
-UNKNOWN = 0.5
-"""What a variant is expected to lose that was measured on none of the nearest shapes."""
+UNKNOWN = 0.75
+"""What a variant is expected to lose that was measured on none of the nearest shapes: more than any that was."""
 NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from registry.ops.parts.likeness import octaves, rounding_up, waves
-
-if TYPE_CHECKING:
-    from registry.ops.attention.problem import AttentionProblem
 
 SHORT = 64
 """Rows of the smallest tile: as many queries or fewer are decoding to a kernel."""
 
 
-def coordinates(problem: AttentionProblem) -> dict[str, float]:
+def coordinates(problem: Any) -> dict[str, float]:
     """Lengths, heads and rows in octaves, how full rounds of tiles are, and the masks."""
     queries, keys, dim = problem.seqlen_q, problem.seqlen_k, problem.head_dim
     heads, sms = problem.batch * problem.heads_q, problem.target.sm_count

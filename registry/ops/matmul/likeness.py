@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 from registry.ops.parts.likeness import octaves, rounding_up, waves
-
-if TYPE_CHECKING:
-    from registry.ops.matmul.problem import MatmulProblem
 
 THIN = 64
 """Rows or columns below which part of the smallest wgmma tile is empty."""
 
 
-def coordinates(problem: MatmulProblem) -> dict[str, float]:
+def coordinates(problem: Any) -> dict[str, float]:
     """Sizes and work in octaves, how full rounds of tiles are, and what decides which kernels of a library can run."""
     m, n, k, z = problem.m, problem.n, problem.k, problem.batch
     sms = problem.target.sm_count
