@@ -172,7 +172,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
         functools.partial(_candidates, problem, moment, scope.preferred),
         place.match.evidence if place.match is not None else None,
         fallback_from=passed_over,
-        near=functools.partial(_nearest, place.match, problem, place.advice) if place.match is not None else "",
+        near=functools.partial(_nearest, place.match, problem) if place.match is not None else "",
     )
 
 
@@ -198,11 +198,12 @@ def advice_of(table: Table, rule: Rule, problem: Problem) -> Advice | None:
     return neighbours.ask(problem.likeness()) if neighbours is not None else None
 
 
-def _nearest(match: Match, problem: Problem, advice: Advice | None) -> str:
+def _nearest(match: Match, problem: Problem) -> str:
     from registry.tables.measured import read_beside
 
     beside = read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
+    advice = advice_of(match.table, match.rule, problem)
     said = f"; near here {advice}" if advice is not None else ""
     return f"{found}{said}" if found is not None else ""
 
