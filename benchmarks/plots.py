@@ -203,9 +203,13 @@ def regret(folder: Path) -> str:
         for op in results.ops:
             lost: list[tuple[float, str, str]] = []
             alone: list[float] = []
+            unmeasured: list[str] = []
             for case in results.of(op):
                 pick, best = dispatched(results, case), fastest(case, "*")
-                if pick is None or best is None:
+                if best is None:
+                    continue
+                if pick is None:
+                    unmeasured.append(case.text)
                     continue
                 lost.append((pick.ms / best - 1, case.text, pick.variant))
                 library = fastest(case, "torch_*")
@@ -215,6 +219,9 @@ def regret(folder: Path) -> str:
             columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
             lines.append(f"| {op} | {len(shares)} | " + " | ".join(f"{100 * x:.1f}%" for x in columns) + " |")
             worst += [f"- {op} `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
+            worst += (
+                [f"- {op}: not counted, for what is picked was not measured: {len(unmeasured)}"] if unmeasured else []
+            )
     return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
 
 

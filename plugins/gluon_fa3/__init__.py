@@ -10,6 +10,7 @@ from __future__ import annotations
 from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.gluon_fa3 import backward, host, varlen
 from registry.plugins.gluon_fa3.configs import configs, design_of
+from registry.plugins.gluon_fa3.cost import cost
 from registry.plugins.gluon_fa3.traits import registers, rule, shared_memory
 from registry.plugins.gluon_fa3.varlen import backward as packed_backward
 
@@ -51,6 +52,7 @@ VARIANT = Variant(
         dsl="gluon",
     ),
     configs=configs,
+    cost=cost,
     design_of=design_of,
     summary="FlashAttention-3 for Hopper in Gluon: TMA producer, 1 to 3 wgmma consumer warp groups, persistent",
 )

@@ -64,7 +64,7 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     # tiles that are mostly empty or masked, which costs a block of one group half as much.
     few = tiles <= (sms if triangular or wide == 64 else sms // 2)
     few = few or problem.seqlen_q <= (SHORT_CAUSAL[wide] if triangular else SHORT)
-    made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, triangular, overlap)
+    made = _head_256() if wide == 256 else (_head_64 if wide == 64 else _head_128)(problem, triangular, overlap)
     return made[-1:] + made[:-1] if few else made
 
 
@@ -79,7 +79,9 @@ def _filled(problem: Any, groups: int) -> float:
     return rows / (-(-tiles // sms) * sms * ROWS * groups)
 
 
-# Each ends with the config of 64-row tiles, the one for few tiles.
+# Each ends with the config of 64-row tiles, the one for few tiles. What else was once tried (static schedules, other
+# orders of the two groups at head dim 256) was better on none of 407 measured shapes by more than 3.6%, and by 0.06% on
+# average.
 
 
 def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
@@ -91,7 +93,7 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
         three = config_of(128, 3, "pair", 0, "dynamic", rescale="after_pv", overlap=overlap)
         prefer_three = _filled(problem, 3) > TWO_GROUPS_SPEED * _filled(problem, 2)
     found = [three, two] if prefer_three else [two, three]
-    return [*found, config_of(128, 2, "pair", 64, "static"), config_of(128, 1, "off", 64, "dynamic")]
+    return [*found, config_of(128, 1, "off", 64, "dynamic")]
 
 
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
@@ -103,12 +105,9 @@ def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, A
         more = [{**best, "q_columns": 128}] if padded(problem.head_dim) == 128 else []
     else:
         best = config_of(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
-        more = [config_of(128, 2, "pair", 0, "static"), config_of(64, 3, "pair", 0, "dynamic")]
+        more = [config_of(64, 3, "pair", 0, "dynamic")]
     return [best, *more, *small]
 
 
-def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
-    del overlap  # a second Q tile does not fit
-    dynamic = config_of(64, 2, "qk", 0, "dynamic") if triangular else config_of(64, 2, "pair", 64, "dynamic_early")
-    registers = config_of(64, 2, "pair", 64, "dynamic")
-    return [dynamic, registers, config_of(64, 2, "qk", 64, "static"), config_of(64, 1, "off", 64, "dynamic")]
+def _head_256() -> list[dict[str, Any]]:
+    return [config_of(64, 2, "pair", 64, "dynamic"), config_of(64, 1, "off", 64, "dynamic")]

@@ -60,9 +60,6 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--per-device", is_flag=True, help="A table for this device instead of its architecture (with --table).")
 @click.option("--fit-only", is_flag=True, help="Measure nothing: make the table from what --out holds.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
-@click.option("--margin", type=float, default=0.015, show_default=True, help="Differences up to this share are ties.")
-@click.option("--rule-cost", type=float, help="Log time that one more rule must save. [default: by cross-validation]")
-@click.option("--held-out", type=float, default=0.2, show_default=True, help="Share of shapes kept out of the fit.")
 @json_option
 def command(op: str, **options: Any) -> int:
     if options["fit_only"] and options["out"] is None:
@@ -70,7 +67,7 @@ def command(op: str, **options: Any) -> int:
     from registry.tuning.extra import load_plugins
     from registry.tuning.fit import Settings
 
-    settings = Settings(options["margin"], options["rule_cost"], options["held_out"])
+    settings = Settings()
     load_plugins(options["plugins"])  # what is wrong with them is said here, before a worker falls over it
     if options["fit_only"]:
         return _fit(op, options, settings, options["out"], None)
@@ -141,6 +138,7 @@ def _effort(options: dict[str, Any]) -> Any:
 
     return Effort(
         rounds=options["rounds"],
+        settle_ms=min(Effort.settle_ms, max(options["turn"], 0.0)),
         measure_ms=options["turn"],
         budget_s=options["budget"],
         drop=GUIDED_DROP if options["guided"] else Effort.drop,
@@ -213,7 +211,8 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
         notes += more
     run = options["run_name"] or f"{path.parent.name}/{path.stem}".lstrip("./")
     try:
-        fitted = make_table(results, fit(results.of(op), settings), run, settings, device=own or options["per_device"])
+        found = fit(results.of(op), results.machine, settings)
+        fitted = make_table(results, found, run, settings, device=own or options["per_device"])
     except ValueError as error:
         _print(op, raw, report, [*notes, f"no table: {error}", *_failures(raw, op)], None, options)
         return FINDING
@@ -276,9 +275,8 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         page.line(f"never dispatched to: {warning}", style="red")
     for text in fitted.skipped:
         page.line(f"not in the fit (not all contestants were timed): {text}")
-    page.line(f"{len(fitted.rules)} rules (each saves {fitted.rule_cost:g}); regret on the tuning set: {fitted.tuning}")
-    page.line(f"regret on held-out shapes: {fitted.held}")
-    page.line(f"for comparison, one choice for all: {fitted.single}")
+    page.line(f"regret of each shape by the others, as if it had not been measured: {fitted.regret}")
+    page.line(f"for comparison, one variant for all, each time with its best config: {fitted.single}")
     if where:
         page.line(f"table: {where}")
     else:
@@ -293,7 +291,7 @@ def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, whe
     if report is not None:
         found["sweep"] = asdict(report)
     if fitted is not None:
-        regrets = {name: asdict(getattr(fitted, name)) for name in ("tuning", "held", "single")}
-        found |= {"rules": fitted.rules, "rule_cost": fitted.rule_cost, "regret": regrets}
+        regrets = {name: asdict(getattr(fitted, name)) for name in ("regret", "single")}
+        found |= {"rules": fitted.rules, **regrets}
         found |= {"warnings": fitted.warnings, "table": where or fitted.text}
     return found

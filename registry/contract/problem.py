@@ -8,6 +8,7 @@ variant is illegal until it claims the field. So adding a field can make a varia
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -147,6 +148,19 @@ class Problem:
         """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_FACTS}
         return found | self.derived_facts()
+
+    def likeness(self) -> Mapping[str, float]:
+        """Coordinates in which problems that lie near each other are likely to be served best by the same kernel: by
+        default every fact, sizes in octaves. An op that knows better says what else its kernels feel, such as waves."""
+        found: dict[str, float] = {}
+        for name, value in self.facts().items():
+            if isinstance(value, str):
+                found[f"{name}={value}"] = 2.0
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                found[name] = math.log2(max(value, 0.5))
+            else:
+                found[name] = 2.0 * bool(value)
+        return found
 
     def derived_facts(self) -> dict[str, Any]:
         """Facts that tables may match on besides the fields."""

@@ -36,6 +36,8 @@ class Variant:
     design_of optional: the traits of one config, where they differ from `design`.
     traceable whether `run` is made of torch's operations alone, writes to nothing, and looks at no values or addresses:
               where such a variant is chosen, compiled graphs hold those operations.
+    cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit. A table corrects it by
+              what was measured on the shapes nearest to a problem, and takes the config that is left with the least.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Variant:
     schedule: Callable[[Any, Config], Callable[..., Any]] | None = None
     design_of: Callable[[Config], Design] | None = None
     traceable: bool = False
+    cost: Callable[[Any, Config], float] | None = None
     summary: str = ""
     origin: str = field(default="", compare=False)
 

@@ -57,7 +57,7 @@ def _hash_files(paths: tuple[Path, ...]) -> str:
 _LAYOUT = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4 * MOST_FILES)
 def _code_of(source: bytes) -> bytes:
     """The tokens of a source without what cannot change a kernel: comments, docstrings, imports (whatever a kernel
     imports has a home of its own, and may move), marks of `toolbox.scopes`, which a plain build leaves out, line breaks

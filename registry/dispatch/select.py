@@ -20,7 +20,8 @@ from registry.dispatch.scope import EMPTY, Forced, Scope
 from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
 
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
-    from registry.tables import Match, TableSet
+    from registry.tables import Match, Rule, Table, TableSet, Use
+    from registry.tables.nearest import Advice
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class _Ranked:
     config: Config | None
     because: str
     match: Match | None = None
+    advice: Advice | None = None
+    """What the measured shapes nearest to the problem say, where the rule goes by them."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,16 @@ class _Question:
         for name in self.preferred:
             yield _Ranked(name, None, "preferred")
         for match in self.tables.match(problem.op, self._facts, target.arch, target.name):
-            for use in match.use:
-                yield _Ranked(use.variant, use.config, match.where, match)
+            advice = advice_of(match.table, match.rule, problem)
+            for use in match.use if advice is None else self._by_advice(match, advice):
+                yield _Ranked(use.variant, use.config, match.where, match, advice)
         for variant in sorted(self.variants.values(), key=lambda variant: (_generality(variant), variant.name)):
             yield _Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
+
+    def _by_advice(self, match: Match, advice: Advice) -> list[Use]:
+        uses = {use.variant: use for use in match.use}
+        libraries = [name for name in uses if name in self.variants and self.variants[name].builds is None]
+        return [uses[name] for name in advice.ranked(list(uses), libraries)]
 
     def places(self) -> Iterator[_Ranked]:
         """The first place of each variant there is."""
@@ -179,12 +188,24 @@ def moved(decision: Decision, problem: Problem) -> Decision:
     return replace(decision, problem=problem, standing=asked(decision.standing), near=asked(decision.near))
 
 
+def advice_of(table: Table, rule: Rule, problem: Problem) -> Advice | None:
+    """What the shapes behind a rule say of a problem; None where the rule has an order of its own."""
+    if rule.nearest is None:
+        return None
+    from registry.tables.measured import neighbours_of
+
+    neighbours = neighbours_of(table, rule)
+    return neighbours.ask(problem.likeness()) if neighbours is not None else None
+
+
 def _nearest(match: Match, problem: Problem) -> str:
     from registry.tables.measured import read_beside
 
     beside = read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
-    return str(found) if found is not None else ""
+    advice = advice_of(match.table, match.rule, problem)
+    said = f"; near here {advice}" if advice is not None else ""
+    return f"{found}{said}" if found is not None else ""
 
 
 def _candidates(problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
@@ -247,6 +268,8 @@ def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reas
 
 def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
     """The table's config where it is declared and legal here, else the variant's first legal one; and why."""
+    if place.config is None and place.advice is not None:
+        return dict(_advised(variant, problem, place.advice) or first), place.because
     if place.config is None:
         return dict(first), place.because
     wanted = place.config
@@ -258,3 +281,19 @@ def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Confi
     why = "; ".join(map(str, refused))
     notices.notice(f"{place.because}: {variant.name} takes its own config for {problem.kind()}: {why}")
     return dict(first), f"{place.because}; its config is passed over: {why}"
+
+
+def _advised(variant: Variant, problem: Problem, advice: Advice) -> Config | None:
+    """The legal config that the nearest measured shapes speak for."""
+    found: list[Config] = []
+
+    def find() -> list[Reason]:
+        cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+        for config in advice.configs(variant.name, variant.configs_for(problem), cost):
+            if not config_reasons(variant.requires, problem, config):
+                found.append(config)
+                break
+        return []
+
+    variant.answer(problem, find)
+    return found[0] if found else None

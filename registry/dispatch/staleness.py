@@ -28,9 +28,11 @@ def stale_evidence(rule: Rule) -> Iterator[tuple[str, str]]:
     measured = {name: getattr(evidence, name) for name in ("torch", "triton")}
     for why in other_versions(measured, {name: getattr(here, name) for name in measured}):
         yield "stale-evidence", why
-    changed = stale_code(rule.use[0].variant, evidence.source, catalog.get().variants) if evidence.source else None
-    if changed:
-        yield "changed-source", changed
+    sources = {**({rule.use[0].variant: evidence.source} if evidence.source else {}), **evidence.sources}
+    for name, source in sources.items():
+        changed = stale_code(name, source, catalog.get().variants)
+        if changed:
+            yield "changed-source", changed
 
 
 def other_versions(measured: Mapping[str, str | None], here: Mapping[str, str | None]) -> Iterator[str]:

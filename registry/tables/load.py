@@ -106,7 +106,7 @@ def _rule(document: Document, fields: Mapping[str, Field | Kind], index: int, en
     path: Path = ("rules", index)
     conditions = _conditions(document, fields, path, entry.when)
     use = tuple(_use(document, (*path, "use", place), candidate) for place, candidate in enumerate(entry.use))
-    return Rule(index, document.line(path), conditions, use, entry.evidence)
+    return Rule(index, document.line(path), conditions, use, entry.evidence, entry.nearest)
 
 
 def _use(document: Document, path: Path, entry: UseEntry | str) -> Use:

@@ -13,6 +13,7 @@ from registry.tables.match import Condition, arch_covers, same_device
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
+    from registry.tables.nearest import Neighbours
     from registry.tables.schema import Evidence
 
 Facts = Mapping[str, Any]
@@ -45,6 +46,8 @@ class Rule:
     conditions: tuple[Condition, ...]
     use: tuple[Use, ...]
     evidence: Evidence | None = None
+    nearest: Mapping[str, float] | None = None
+    """The weights of coordinates: candidates are ranked by the measured shapes that are nearest in these."""
 
     def matches(self, facts: Facts) -> bool:
         """True where the facts meet every condition. A fact that the problem does not have matches nothing."""
@@ -61,6 +64,8 @@ class Table:
     arch: str
     device: str | None
     rules: tuple[Rule, ...]
+    asked: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The measured shapes of rules that rank by them, once they were read: see tables.measured."""
 
     def applies(self, op: str, arch: str, device: str | None) -> bool:
         """True where the table speaks about this op on this device."""

@@ -79,6 +79,9 @@ class Evidence(_Strict, frozen=True):
     driver: str | None = None
     runner_up: RunnerUp | None = None
     source: Annotated[str, Meta(description="Hash of the picked variant's source.")] | None = None
+    sources: Annotated[
+        dict[Name, str], Meta(description="The same, when last measured, of all that a rule with `nearest` may pick.")
+    ] = {}
     cases: Annotated[int, Meta(ge=1, description="How many measured problems this rule was fitted to.")] | None = None
     note: str | None = None
 
@@ -95,6 +98,18 @@ class RuleEntry(_Strict, frozen=True):
 
     use: Annotated[list[UseEntry | Name], Meta(min_length=1)]
     when: When = {}
+    nearest: (
+        Annotated[
+            dict[str, Annotated[float, Meta(gt=0)]],
+            Meta(
+                min_length=1,
+                description="Ranks the candidates by what was fastest on the measured shapes nearest to a problem: the "
+                "weights of the coordinates in which they are near. The shapes lie beside the table, in "
+                "*.measured.json. `use` is the order where none is near: a library's kernel first.",
+            ),
+        ]
+        | None
+    ) = None
     evidence: Evidence | None = None
 
 

@@ -1,12 +1,13 @@
 """What measurements say about a table: the evidence behind each rule, the regret of its picks, and whether it is so.
 
-Regret is the time of what the table picks over the time of the best variant and config measured on that shape. It is
-evaluated by loading the table as the dispatcher does and walking its rules.
+Regret is the time of what the table picks over the time of the best variant and config measured on that shape. Each
+shape is asked about as if it had not been measured: its neighbours answer.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -15,13 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
-from registry.ops.known import op_named
-from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables
-from registry.tables.measured import read_beside
-from registry.tables.model import Rule, Table, Use
+from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
+from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables, measured
+from registry.tables.measured import MeasuredSizes, read_beside
+from registry.tables.model import Rule, Table
+from registry.tables.nearest import Advice
 from registry.tuning import journal
-from registry.tuning.fit import WRONG, Settings, candidates, excluded
+from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, is_wrong, problem_of
 from registry.tuning.journal import CaseResults, Entry, Results
+from registry.tuning.timing import quantile
+
+Pick = tuple[CaseResults, Entry | None]
+"""A shape and the contestant that runs there, where that was measured."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,17 @@ class Regret:
 
     shapes: int
     mean: float = 0.0
+    p95: float = 0.0
+    """The 95th percentile."""
     worst: float = 0.0
     worst_shape: str = ""
     uncovered: tuple[str, ...] = ()
-    """Shapes that no rule speaks about, or whose pick was not measured."""
+    """Shapes on which nothing that was picked was measured."""
 
     def __str__(self) -> str:
         if not self.shapes:
             return "no shapes"
-        text = f"mean {100 * self.mean:.2f}%, worst {100 * self.worst:.2f}%"
+        text = f"mean {100 * self.mean:.2f}%, 95th percentile {100 * self.p95:.1f}%, worst {100 * self.worst:.1f}%"
         text += f" ({self.worst_shape})" if self.worst > 0 else ""
         return f"{text} over {self.shapes} shapes" + (f", {len(self.uncovered)} not covered" if self.uncovered else "")
 
@@ -59,96 +68,84 @@ def load_text(text: str, op: str) -> TableSet:
     return load_tables([LayerFile("fitted.yaml", Layer.ENVIRONMENT, _Text(text))], ops)
 
 
-def cases_by_rule(table: TableSet, cases: Sequence[CaseResults]) -> dict[int, list[CaseResults]]:
-    """Which measured shapes each rule of a one-table set decides."""
-    found: dict[int, list[CaseResults]] = {}
-    for case in cases:
-        rule = matching(table, case)
-        if rule is not None:
-            found.setdefault(rule.index, []).append(case)
-    return found
+def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
+    """What the other shapes make the dispatcher run on each shape."""
+    neighbours = found.beside.neighbours(Rule(0, 0, (), (), nearest=found.weights))
+    names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
+    picks: list[Pick] = []
+    for case, shape in zip(found.cases, found.shapes, strict=True):
+        here = dict(zip(found.coordinates, shape.point, strict=True))
+        advice = neighbours.ask(here, without=shape) if neighbours is not None else None
+        ranked = advice.ranked(names, found.libraries) if advice is not None else names
+        picks.append((case, _picked(case, ranked, advice, found.target, settings)))
+    return picks
 
 
-def matching(table: TableSet, case: CaseResults) -> Rule | None:
-    """The rule that a shape's facts reach."""
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in case.facts.items()}
-    arch, device = table.tables[0].arch, table.tables[0].device
-    return next((match.rule for match in table.match(case.op, facts, arch, device)), None)
-
-
-def entry_of(case: CaseResults, use: Use) -> Entry | None:
-    """What was measured of one candidate of a rule."""
-    for entry in case.entries.values():
-        if entry.variant == use.variant and (entry.first if use.config is None else entry.config == dict(use.config)):
-            return entry
+def _picked(
+    case: CaseResults, ranked: Sequence[str], advice: Advice | None, target: Target, settings: Settings
+) -> Entry | None:
+    """The contestant that runs: of the first variant that is legal and fits, the config that is advised."""
+    for name in ranked:
+        own = [e for e in case.entries.values() if e.variant == name and (e.timed or is_wrong(e))]
+        if own and not excluded(name, settings):
+            own.sort(key=lambda entry: not entry.first)
+            variant = catalog.get().variants.get(name)
+            cost = variant.cost if variant is not None else None
+            guess = functools.partial(cost, problem_of(case, target)) if cost is not None else None
+            configs = [entry.config for entry in own]
+            first = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
+            return next(entry for entry in own if entry.config == first)
     return None
 
 
-def picked(case: CaseResults, rule: Rule) -> Entry | None:
-    """The contestant that the dispatcher would run: the first that is legal and fits."""
-    for use in rule.use:
-        entry = entry_of(case, use)
-        if entry is not None and (entry.timed or entry.failure is not None and entry.failure["why"] in WRONG):
-            return entry
-        if (
-            entry is None
-            and use.variant not in case.illegal
-            and any(e.variant == use.variant for e in case.entries.values())
-        ):
-            return None
-    return None
-
-
-def regret(table: TableSet, cases: Sequence[CaseResults], settings: Settings) -> Regret:
-    """Time of the pick over time of the best, less one."""
+def regret_of(picks: Sequence[Pick], settings: Settings) -> Regret:
+    """Time of each pick over time of the best, less one."""
     found: list[tuple[float, str]] = []
-    uncovered: list[str] = []
-    for case in cases:
-        rule = matching(table, case)
-        entry = picked(case, rule) if rule is not None else None
-        if entry is None:
-            uncovered.append(case.text)
-            continue
+    for case, entry in picks:
         best = min(other.ms for other in candidates(case, settings))
-        found.append((entry.ms / best - 1 if entry.timed else math.inf, case.text))
+        if entry is not None:
+            found.append((entry.ms / best - 1 if entry.timed else math.inf, case.text))
+    uncovered = tuple(case.text for case, entry in picks if entry is None)
     if not found:
-        return Regret(len(uncovered), uncovered=tuple(uncovered))
+        return Regret(len(uncovered), uncovered=uncovered)
     worst, shape = max(found)
-    return Regret(len(cases), sum(lost for lost, _ in found) / len(found), worst, shape, tuple(uncovered))
+    lost = sorted(value for value, _ in found)
+    return Regret(len(picks), sum(lost) / len(lost), quantile(lost, 0.95), worst, shape, uncovered)
 
 
-def evidence(
-    results: Results, rule: Rule, cases: Sequence[CaseResults], run: str, settings: Settings
-) -> dict[str, Any]:
-    """Geometric mean speed of a rule's first pick on the shapes that reach it, and of the next best variant."""
+def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settings) -> dict[str, Any]:
+    """Geometric mean speed of what is picked on shapes left out, and of the best single variant there."""
     machine = results.machine
-    first = rule.use[0]
-    entries = [(case, entry) for case in cases if (entry := entry_of(case, first)) is not None and entry.timed]
+    entries = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
     speed = speed_of(entries)
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}
     rivals = {}
-    for name in sorted({e.variant for case, _ in entries for e in case.timed.values()} - {first.variant}):
+    for name in sorted({e.variant for case, _ in entries for e in candidates(case, settings)}):
         best = [
-            (case, min(es, key=lambda e: e.ms))
+            (case, min(own, key=lambda e: e.ms))
             for case, _ in entries
-            if (es := [e for e in case.timed.values() if e.variant == name])
+            if (own := [e for e in candidates(case, settings) if e.variant == name])
         ]
-        if len(best) == len(entries) and not excluded(name, settings):
+        if len(best) == len(entries):
             rivals[name] = speed_of(best)
     if rivals:
         name = max(rivals, key=lambda n: rivals[n])
         if rivals[name] <= speed:
             found["runner_up"] = {"variant": name, "tflops": rivals[name]}
         else:
-            found["note"] = f"{name} reaches {rivals[name]:g}: not worth a rule of its own"
+            found["note"] = f"{name} alone, each time with its best config, reaches {rivals[name]:g}"
     found |= {"run": run, "date": datetime.date.fromisoformat(machine["date"]), "torch": machine["torch"]}
     found |= {name: machine[name] for name in ("triton", "driver") if machine.get(name)}
-    fingerprints = {entry.fingerprint for _, entry in entries if entry.fingerprint}
-    return {
-        **found,
-        **({"source": fingerprints.pop()} if len(fingerprints) == 1 else {}),
-        "cases": max(1, len(entries)),
-    }
+    return {**found, "sources": _sources(picks, settings), "cases": max(1, len(entries))}
+
+
+def _sources(picks: Sequence[Pick], settings: Settings) -> dict[str, str]:
+    """The fingerprint of each variant in its last measurement."""
+    known: dict[str, str] = {}
+    for case, _ in picks:
+        for entry in candidates(case, settings):
+            known[entry.variant] = entry.fingerprint
+    return dict(sorted(known.items()))
 
 
 def speed_of(entries: Sequence[tuple[CaseResults, Entry]]) -> float:
@@ -169,31 +166,21 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
     `evidence.run` names the file: "h200/attention" is results_folder/h200/attention.jsonl.
     """
     settings = settings or Settings()
-    alone = TableSet((table,))
-    known: dict[str, Results | str] = {}
     found: list[str] = []
     beside = read_beside(table)
     for rule in table.rules:
         if rule.evidence is None:
             continue
         run = rule.evidence.run
-        if run not in known:
-            known[run] = _raw_results(Path(results_folder) / f"{run}.jsonl")
-        results = known[run]
+        results = _raw_results(Path(results_folder) / f"{run}.jsonl")
         if isinstance(results, str):
-            found.append(f"rules[{rule.index}]: {results}")
-            continue
-        cases = [case for case in results.of(table.op) if matching(alone, case) is rule]
-        found += [f"rules[{rule.index}]: {problem}" for problem in _differences(results, rule, cases, run, settings)]
-        if beside is not None and set(beside.rules.get(rule.index, ())) != set(sizes(table.op, cases)):
-            found.append(f"rules[{rule.index}]: the measured sizes beside the table are not those of {run}")
+            problems = [results]
+        elif rule.nearest is None or beside is None:
+            problems = ["it has evidence, but no measured shapes to rank by"]
+        else:
+            problems = _differences(results, table.op, rule, beside, settings)
+        found += [f"rules[{rule.index}]: {problem}" for problem in problems]
     return found
-
-
-def sizes(op: str, cases: Sequence[CaseResults]) -> list[tuple[int, ...]]:
-    """The facts of measured shapes that a rule's reach is judged by."""
-    names = op_named(op).tuning.leading
-    return [tuple(case.facts[name] for name in names) for case in cases]
 
 
 def _raw_results(path: Path) -> Results | str:
@@ -205,13 +192,18 @@ def _raw_results(path: Path) -> Results | str:
         return f"raw results cannot be read: {error}"
 
 
-def _differences(results: Results, rule: Rule, cases: list[CaseResults], run: str, settings: Settings) -> list[str]:
+def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, settings: Settings) -> list[str]:
     claimed: Any = rule.evidence
-    if not any((entry := entry_of(case, rule.use[0])) is not None and entry.timed for case in cases):
-        return [f"{run} has no measurement of {rule.use[0].variant} on a shape that this rule decides"]
-    actual = evidence(results, rule, cases, run, settings)
+    run = claimed.run
+    try:
+        fitted = fit(results.of(op), results.machine, settings, rule.nearest)
+    except ValueError as error:
+        return [f"{run}: {error}"]
     found = []
-    for name in ("device", "torch", "triton", "driver", "source", "cases"):
+    if measured.text(fitted.beside) != measured.text(beside):
+        found.append(f"the measured shapes beside the table are not those of {run}")
+    actual = evidence(results, picks_left_out(fitted, settings), run, settings)
+    for name in ("device", "torch", "triton", "driver", "sources", "cases"):
         said = getattr(claimed, name)
         if said is not None and said != actual.get(name):
             found.append(f"{name}: the table says {said}, {run} says {actual.get(name)}")

@@ -31,6 +31,7 @@ def describe(target: Target) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": target.name,
         "arch": target.arch,
+        "sm_count": target.sm_count,
         "driver": target.driver,
         "torch": torch.__version__,
         "triton": target.triton,

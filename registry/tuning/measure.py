@@ -27,6 +27,8 @@ from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_data, target_from
 from registry.tuning.timing import turn_order
 
+LEAST_DROP = 1.05
+"""Who is within this factor of the best stays to the end: single rounds differ by so much."""
 SYNC_EVERY_S = 1.0
 """How much a machine that loses its power may lose."""
 
@@ -40,7 +42,8 @@ class Effort:
     settle_ms: float = 10.0
     measure_ms: float = 25.0
     drop: float = 1.6
-    """After the first round, contestants slower than the best by this factor take no further part."""
+    """After the first round, contestants slower than the best by this factor take no further part. Each round after it
+    halves what is allowed, down to LEAST_DROP: turns go to those between whom they can still decide."""
     budget_s: float | None = None
     check_timeout: float = 120.0
     turn_timeout: float = 30.0
@@ -225,8 +228,9 @@ class Sweep:
                 if number not in known.entries[contestant.key].samples:
                     self._turn(planned, contestant, number, held)
             alive = [c for c in alive if known.entries[c.key].failure is None]
+            before, alive = len(alive), self._drop_slow(alive, known, number)
+            self.watcher.resize(-(before - len(alive)) * (rounds - 1 - number))
             if number == 0:
-                alive = self._drop_slow(alive, known)
                 spent, each = self.now() - begun, max(self.now() - round_begun, 1e-6)
                 rounds = self._affordable(share - spent, each * max(1, len(alive)) / max(1, len(order)), rounds)
             number += 1
@@ -283,14 +287,11 @@ class Sweep:
             return rounds
         return max(self.effort.least_rounds, min(rounds, 1 + int(left_s / round_s)))
 
-    def _drop_slow(self, alive: list[Contestant], known: CaseResults) -> list[Contestant]:
-        """Those near the best. A variant's own first config stays, since rules may fall back to it."""
-        if not alive:
-            return alive
-        best = min(known.entries[c.key].ms for c in alive)
-        kept = [c for c in alive if c.first or known.entries[c.key].ms <= best * self.effort.drop]
-        self.watcher.resize(-(len(alive) - len(kept)) * (self.effort.rounds - 1))
-        return kept
+    def _drop_slow(self, alive: list[Contestant], known: CaseResults, number: int) -> list[Contestant]:
+        """Those near the best after round `number`."""
+        allowed = max(min(self.effort.drop, LEAST_DROP), 1 + (self.effort.drop - 1) / 2**number)
+        best = min((known.entries[c.key].ms for c in alive), default=0.0)
+        return [c for c in alive if known.entries[c.key].ms <= best * allowed]
 
     def _admit(
         self, planned: LineUp, contestant: Contestant, known: CaseResults, held: journals.Results, pool: CompilePool

@@ -1,13 +1,12 @@
-"""A fitted tree as a dispatch table: readable YAML with evidence, and the regret of what it picks.
+"""A fit as a dispatch table: readable YAML with evidence, the shapes beside it, and the regret of what it picks.
 
-Regret is the time of what the table picks over the time of the best variant and config measured on that shape. It is
-evaluated by loading the table as the dispatcher does and walking its rules.
+Regret is the time of what the table picks over the time of the best variant and config measured on that shape. Each
+shape is asked about as if it had not been measured: its neighbours answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,11 @@ import yaml
 
 from registry.ops.known import op_named
 from registry.tables import measured
-from registry.tables.model import TableSet
-from registry.tuning.evidence import Regret, cases_by_rule, evidence, load_text, regret, sizes
-from registry.tuning.fit import WRONG, Fit, Settings, excluded, library_choice
+from registry.tuning.evidence import Regret, evidence, load_text, picks_left_out, regret_of
+from registry.tuning.fit import Fit, Settings, candidates, excluded, is_wrong
 from registry.tuning.journal import CaseResults, Results
-from registry.tuning.tree import NEVER, Choice, Point, leaves
 
 HALVES = ["bfloat16", "float16"]
-SMALL = 64
-"""Up to this size a smallest one is none: the table speaks about all below it as well."""
 HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
 
 
@@ -37,11 +32,10 @@ class Fitted:
     measured: str
     """Where it was measured: the text of the file beside the table."""
     rules: list[dict[str, Any]]
-    tuning: Regret
-    held: Regret
+    regret: Regret
+    """Of each shape by the others."""
     single: Regret
-    """Of the best single choice for all shapes: what the rules buy."""
-    rule_cost: float
+    """Of the best single variant for all shapes, with its best config: what the rules buy."""
     skipped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -51,156 +45,66 @@ def make_table(
 ) -> Fitted:
     """The table of a fit. `run` names the raw results in evidence; `device` narrows the table to that device."""
     settings = settings or Settings()
-    rules = _rules(found, settings)
-    base = _base(found)
-    for rule in rules:
-        rule["when"] = {**{name: value for name, value in base.items() if name not in rule["when"]}, **rule["when"]}
-        for name, low in _floors(found).items():
-            rule["when"][name] = _at_least(rule["when"].get(name), low)
-        if not rule["when"]:
-            del rule["when"]
+    picks = picks_left_out(found, settings)
+    rule: dict[str, Any] = {"when": _base(found), "nearest": found.weights, "use": _uses(found, settings)}
+    rule["evidence"] = evidence(results, picks, run, settings)
     head: dict[str, Any] = {"op": found.op, "arch": results.machine["arch"]}
     if device:
         head["device"] = results.machine["device"]
-    table = loaded({**head, "rules": rules}, found.op)
-    reached = cases_by_rule(table, [point.case for point in found.points])
-    rules = [rule for index, rule in enumerate(rules) if reached.get(index) or index == len(rules) - 1]
-    table = loaded({**head, "rules": rules}, found.op)
-    reached = cases_by_rule(table, [point.case for point in found.points])
-    for index, rule in enumerate(rules):
-        if not reached.get(index):
-            continue  # the last one: what runs where nobody has measured has no evidence
-        rule["evidence"] = evidence(results, table.tables[0].rules[index], reached[index], run, settings)
-    text = HEADER + _summary(found, results, settings) + dump({**head, "rules": rules})
-    parts = {held: [p.case for p in found.points if p.held is held] for held in (False, True)}
-    whole = loaded({**head, "rules": [{"use": rule_use(found.tree.choice, found.tree.points, settings)}]}, found.op)
+    text = HEADER + _summary(found, results) + dump({**head, "rules": [rule]})
+    load_text(text, found.op)  # what is written must load
+    best = min(rule["use"], key=lambda use: _mean_lost(found, use["variant"]))
+    alone = [
+        (case, min(_of(case, best["variant"], settings), key=lambda e: e.ms, default=None)) for case in found.cases
+    ]
     fitted = Fitted(
         found.op,
         text,
-        measured_text(found.op, reached),
-        rules,
-        regret(table, parts[False], settings),
-        regret(table, parts[True], settings),
-        regret(whole, parts[False] + parts[True], settings),
-        found.rule_cost,
+        measured.text(found.beside),
+        [rule],
+        regret_of(picks, settings),
+        regret_of(alone, settings),
         found.skipped,
     )
-    load_text(text, found.op)  # what is written must load
-    fitted.warnings = [w for point in found.points for w in _failures(point.case, settings)]
+    fitted.warnings = [w for case in found.cases for w in _failures(case, settings)]
     return fitted
 
 
-def measured_text(op: str, reached: Mapping[int, Sequence[CaseResults]]) -> str:
-    """The sizes of the shapes that each rule decides, as the file beside its table holds them."""
-    return measured.text(op_named(op).tuning.leading, {i: sizes(op, cases) for i, cases in reached.items()})
+def _of(case: CaseResults, variant: str, settings: Settings) -> list[Any]:
+    return [entry for entry in candidates(case, settings) if entry.variant == variant]
 
 
-def loaded(table: Mapping[str, Any], op: str) -> TableSet:
-    """A table as the dispatcher would load it."""
-    return load_text(dump(table), op)
+def _uses(found: Fit, settings: Settings) -> list[dict[str, Any]]:
+    """The order where nothing near was measured: kernels of libraries first, each kind by what it loses on average."""
+    failing = {entry.variant for case in found.cases for entry in case.entries.values() if is_wrong(entry)}
+    names = {name for name, _ in found.contestants if not excluded(name, settings)}
+    timed = {entry.variant for case in found.cases for entry in candidates(case, settings)}
+    known = sorted(names & timed, key=lambda n: (n in failing, n not in found.libraries, _mean_lost(found, n), n))
+    return [{"variant": name} for name in known]
 
 
-def _rules(found: Fit, settings: Settings) -> list[dict[str, Any]]:
-    """A rule for each part of the space that wants something else than most of it does, then one for the rest.
-
-    Where a library's kernel was measured, the rest is its: a rule for one of ours reaches no further than its shapes.
-    """
-    parts = list(leaves(found.tree))
-    sizes: Counter[Choice] = Counter()
-    for leaf, _ in parts:
-        sizes[leaf.choice] += len(leaf.points)
-    theirs = library_choice(found.tree.points, found.libraries)
-    usual = theirs or max(sizes, key=lambda choice: sizes[choice])
-    rules = []
-    for leaf, path in parts:
-        if leaf.choice == usual:
-            continue
-        when = _when(path, found.kinds, found.tree.points)
-        if theirs is not None and leaf.choice.variant not in found.libraries:
-            when |= _measured_bounds(leaf.points, op_named(found.op).tuning.leading)
-        rules.append({"when": when, "use": rule_use(leaf.choice, leaf.points, settings, found.libraries)})
-    rest = [point for leaf, _ in parts if leaf.choice == usual for point in leaf.points]
-    return [*rules, {"when": {}, "use": rule_use(usual, rest or found.tree.points, settings)}]
-
-
-def _measured_bounds(points: Sequence[Point], names: Sequence[str]) -> dict[str, str]:
-    values = {name: [point.facts[name] for point in points] for name in names}
-    return {name: _range(min(found), max(found)) for name, found in values.items()}
-
-
-def _when(path: Sequence[tuple[str, Any, bool]], kinds: Mapping[str, str], points: Sequence[Point]) -> dict[str, Any]:
-    """The conditions that lead to a leaf. "Not this name" is spelled as the other names that were measured."""
-    found: dict[str, Any] = {}
-    for fact, test, passed in path:
-        if kinds[fact] in ("int", "float"):
-            found[fact] = _within(found.get(fact), (test, None) if passed else (None, test - 1))
-        elif kinds[fact] == "bool":
-            found[fact] = test if passed else not test
-        else:
-            known = found.get(fact, sorted({point.facts[fact] for point in points}))
-            names = [name for name in ([known] if isinstance(known, str) else known) if (name == test) is passed]
-            found[fact] = _with_its_half(names, points) if fact == "dtype" else names
-    return {fact: value[0] if isinstance(value, list) and len(value) == 1 else value for fact, value in found.items()}
-
-
-def _within(outer: str | None, inner: tuple[Any, Any]) -> str:
-    low, high = _bounds(outer)
-    lows, highs = [v for v in (low, inner[0]) if v is not None], [v for v in (high, inner[1]) if v is not None]
-    return _range(max(lows, default=None), min(highs, default=None))
-
-
-def _bounds(text: Any) -> tuple[int | None, int | None]:
-    low, _, high = str(text or "..").partition("..")
-    return (int(low) if low else None), (int(high) if high else None)
-
-
-def _range(low: int | None, high: int | None) -> str:
-    return f"{'' if low is None else low}..{'' if high is None else high}"
-
-
-def _at_least(condition: Any, low: int) -> str:
-    known, high = _bounds(condition)
-    return _range(max(low, known or 0), high)
-
-
-def rule_use(
-    choice: Choice, points: Sequence[Point], settings: Settings, libraries: frozenset[str] = frozenset()
-) -> list[Any]:
-    """The choice, then every other variant by how it did on these shapes, those of libraries first."""
-    others: dict[str, list[float]] = {}
-    for point in points:
-        for other, cost in point.cost.items():
-            if not other.config and other.variant != choice.variant:
-                others.setdefault(other.variant, []).append(cost)
-    ranked = sorted(
-        (n for n, costs in others.items() if max(costs) < NEVER),
-        key=lambda n: (n not in libraries, sum(others[n]) / len(others[n]), n),
-    )
-    first = {"variant": choice.variant, **({"config": choice.settings} if choice.config else {})}
-    return [first, *({"variant": name} for name in ranked)]
+def _mean_lost(found: Fit, variant: str) -> float:
+    """What the best config of a variant loses on a shape; much where it was not measured."""
+    sums = 0.0
+    for shape in found.shapes:
+        own = [r.lost for r in shape.results if found.contestants[r.contestant][0] == variant]
+        sums += min(own, default=1.0)
+    return sums / len(found.shapes)
 
 
 def _base(found: Fit) -> dict[str, Any]:
-    """Conditions of every rule: the dtypes measured, and what was the same in all measurements."""
-    dtypes = _with_its_half(sorted({point.facts["dtype"] for point in found.points}), found.points)
-    same = {name: {point.facts[name] for point in found.points} for name in op_named(found.op).tuning.as_measured}
+    """What the rule is about: the dtypes measured, and what was the same in all measurements."""
+    dtypes = _with_its_half(sorted({str(case.facts["dtype"]) for case in found.cases}))
+    same = {name: {case.facts[name] for case in found.cases} for name in op_named(found.op).tuning.as_measured}
     always = {name: values.pop() for name, values in same.items() if len(values) == 1}
     return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0], **always}
 
 
-def _with_its_half(dtypes: list[str], points: Sequence[Point]) -> list[str]:
+def _with_its_half(dtypes: list[str]) -> list[str]:
     """Where one half precision was measured alone, what holds for it holds for the other: the same instructions."""
-    measured = {point.facts["dtype"] for point in points} & set(HALVES)
-    if len(measured) != 1 or not measured & set(dtypes):
+    if len(set(dtypes) & set(HALVES)) != 1:
         return dtypes
-    return [*HALVES, *(d for d in dtypes if d not in HALVES)]
-
-
-def _floors(found: Fit) -> dict[str, int]:
-    if library_choice(found.tree.points, found.libraries) is not None:
-        return {}  # the rules for kernels of ours have bounds of their own
-    smallest = {name: min(point.facts[name] for point in found.points) for name in op_named(found.op).tuning.leading}
-    return {name: -(-low // 2) for name, low in smallest.items() if low > SMALL}
+    return [*HALVES, *(dtype for dtype in dtypes if dtype not in HALVES)]
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
@@ -211,15 +115,14 @@ def _failures(case: CaseResults, settings: Settings) -> list[str]:
         f"{entry.variant} {entry.config} on {case.text}: {entry.failure['why']}: "
         f"{entry.failure.get('detail', '')[:200]}"
         for entry in case.entries.values()
-        if entry.failure is not None and entry.failure["why"] in WRONG and not excluded(entry.variant, settings)
+        if entry.failure is not None and is_wrong(entry) and not excluded(entry.variant, settings)
     ]
 
 
-def _summary(found: Fit, results: Results, settings: Settings) -> str:
-    held = sum(point.held for point in found.points)
+def _summary(found: Fit, results: Results) -> str:
     return (
-        f"# Made by `kreg tune {found.op}` from {Path(results.path).name}: {len(found.points)} shapes on "
-        f"{results.machine['device']},\n# {held} of them held out of the fit. Edit the measurements, not this file.\n"
+        f"# Made by `kreg tune {found.op}` from {Path(results.path).name}: {len(found.shapes)} shapes on "
+        f"{results.machine['device']}, which lie\n# beside it. Edit the measurements, not this file.\n"
     )
 
 
@@ -243,8 +146,9 @@ def dump(table: Mapping[str, Any]) -> str:
     lines = [f"{name}: {_flow(value)}" for name, value in table.items() if name != "rules"]
     lines.append("rules:")
     for rule in table["rules"]:
-        when = f"when: {_flow(rule['when'])}\n  " if rule.get("when") else ""
-        lines.append(f"- {when}use:")
+        keys = [f"{name}: {_flow(rule[name])}" for name in ("when", "nearest") if rule.get(name)]
+        lines += [f"{'  ' if place else '- '}{key}" for place, key in enumerate(keys)]
+        lines.append("  use:" if keys else "- use:")
         lines += [f"  - {_flow(use)}" for use in rule["use"]]
         if "evidence" in rule:
             lines.append(f"  evidence: {_flow(rule['evidence'])}")

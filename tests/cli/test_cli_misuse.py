@@ -20,11 +20,8 @@ TUNE = ["tune", "attention", "--device", "cpu", "--grid", "tiny"]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([*TUNE, "--margin", "nan"], "margin: got nan"),
-        ([*TUNE, "--margin", "-1"], "margin: got -1"),
         ([*TUNE, "--turn", "nan"], "measure_ms: got nan"),
         ([*TUNE, "--turn", "-5"], "measure_ms: got -5"),
-        ([*TUNE, "--held-out", "2"], "held_out: got 2"),
         ([*TUNE, "--rounds", "0"], "--rounds"),
         ([*TUNE, "--budget", "-5"], "--budget"),
         ([*TUNE, "--plugin", "/no/such/file.py"], "plugin: got /no/such/file.py"),

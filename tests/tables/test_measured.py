@@ -9,6 +9,7 @@ import registry
 from registry.contract.target import Target
 from registry.tables import Layer, Rule, Table, measured
 from registry.tables.match import compile_condition
+from registry.tables.nearest import Shape
 from registry.tuning.lint import coverage, load_files
 
 TABLE = """op: matmul
@@ -18,7 +19,12 @@ rules:
   use: [{{variant: {variant}}}]
 - use: [{{variant: torch_matmul}}]
 """
-BESIDE = measured.text(("m", "n"), {0: [(16, 64), (64, 128)], 1: [(8, 8)]})
+SHAPES = {0: ((16, 64), (64, 128)), 1: ((8, 8),)}
+BESIDE = measured.text(
+    measured.MeasuredSizes(
+        ("m", "n"), SHAPES, (), {i: tuple(Shape(sizes, (), ()) for sizes in found) for i, found in SHAPES.items()}
+    )
+)
 
 
 def rule(**when) -> Rule:
@@ -70,15 +76,15 @@ def test_a_rule_that_reaches_past_its_evidence(sizes, when, beyond):
         "",
         "[]",
         "{",
-        '{"facts": ["m"], "rules": {"0": [[1, 2]]}}',
-        '{"facts": 3, "rules": {}}',
         "null",
-        *(
-            '{"facts": ["m"], "rules": {"0": [[SIZE]]}}'.replace("SIZE", size)
-            for size in ("1e400", "NaN", "9" * 400, "9" * 5000, "-5")
-        ),
+        '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[1e400], [], []]]}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[-1], [], []]]}}',
+        '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[1], [NaN], []]]}}',
+        '{"facts": 3, "coordinates": [], "contestants": [], "rules": {}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[1, 2], [], []]]}}',
+        '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[1], [], []]]}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[1], [], [0, 0.1, 0]]]}}',
     ],
-    ids=lambda text: text[:40],
 )
 def test_what_cannot_be_read_is_as_nothing(tmp_path, text):
     (tmp_path / "x.measured.json").write_text(text)
@@ -104,3 +110,30 @@ def test_explain_says_how_far_the_nearest_measured_shape_is():
     assert decision.nearest.startswith("within a factor of ")
     assert decision.nearest in str(decision)
     assert json.loads(json.dumps(decision.to_dict()))["nearest"] == decision.nearest
+
+
+NEAREST = """op: matmul
+arch: sm90
+rules:
+- nearest: {{{weights}}}
+  use: [{first}, {second}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "first", "codes"),
+    [
+        ("x: 1.0", "torch_matmul", []),
+        ("x: 1.0", "triton_matmul", ["past-evidence"]),
+        ("y: 1.0", "torch_matmul", ["past-evidence"]),
+    ],
+)
+def test_lint_of_a_rule_by_the_nearest_shapes(tmp_path, weights, first, codes):
+    second = "torch_matmul" if first == "triton_matmul" else "triton_matmul"
+    (tmp_path / "matmul.sm90.yaml").write_text(NEAREST.format(weights=weights, first=first, second=second))
+    shape = Shape((16, 64), (4.0,), ())
+    beside = measured.MeasuredSizes(("m", "n"), {0: (shape.sizes,)}, ("x",), {0: (shape,)})
+    (tmp_path / "matmul.sm90.measured.json").write_text(measured.text(beside))
+    covered, past = coverage(load_files([tmp_path]))
+    assert [finding.code for finding in past] == codes
+    assert "the nearest: measured on 1 sizes: m 16..16, n 64..64" in str(covered[0])

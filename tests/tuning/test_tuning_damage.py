@@ -17,7 +17,6 @@ from registry.errors import InvalidArgument
 from registry.toolbox import compile_pool
 from registry.toolbox.compile_pool import Child, WorkerDied, WorkerFailed
 from registry.tuning import journal, store
-from registry.tuning.fit import Settings
 from registry.tuning.grids import select
 from registry.tuning.measure import Effort
 
@@ -119,12 +118,6 @@ def test_a_failure_expires_when_the_source_changes(tmp_path):
     assert journal.read(path).cases["a"].entries["k"].failure
     path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed, changed]))
     assert journal.read(path).cases["a"].entries["k"].failure is None
-
-
-@pytest.mark.parametrize("settings", [{"margin": float("nan")}, {"margin": -1}, {"held_out": 1.0}, {"rule_cost": -1}])
-def test_settings_that_are_none_are_refused(settings):
-    with pytest.raises(InvalidArgument, match=next(iter(settings))):
-        Settings(**settings)
 
 
 @pytest.mark.parametrize(

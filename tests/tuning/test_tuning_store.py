@@ -155,6 +155,7 @@ def test_tables_are_replaced_whole(cache, monkeypatch):
 
 
 def test_rows_become_results_that_the_fit_takes():
+    from registry.tuning.evidence import picks_left_out
     from registry.tuning.fit import Settings, fit
 
     rows = [
@@ -166,7 +167,7 @@ def test_rows_become_results_that_the_fit_takes():
     (case,) = results.of("attention")
     assert {e.variant: e.ms for e in case.timed.values()} == {"torch_cpu": 1.0, "torch_math": 2.0}
     assert case.entries["x.y {}"].failure["why"] == "wrong"
-    assert fit([case], Settings()).tree.choice.variant == "torch_cpu"
+    assert picks_left_out(fit([case], MACHINE, Settings()), Settings())[0][1].variant == "torch_cpu"
 
 
 def test_versions_differ_by_their_public_part():

@@ -21,6 +21,7 @@ from registry.ops.attention.arguments import (
     check_softcap,
     check_window,
 )
+from registry.ops.attention.likeness import coordinates
 from registry.ops.tensors import dtype_name
 
 
@@ -83,6 +84,9 @@ class AttentionProblem(Problem):
             causal, window = canonical_mask(self.causal, self.window, self.seqlen_q, self.seqlen_k)
             object.__setattr__(self, "causal", causal)
             object.__setattr__(self, "window", window)
+
+    def likeness(self) -> dict[str, float]:
+        return coordinates(self)
 
     def derived_facts(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.matmul.arguments import DTYPES
+from registry.ops.matmul.likeness import coordinates
 from registry.ops.parts.products import (
     ACTIVATIONS,
     LAYOUTS,
@@ -57,6 +58,9 @@ class MatmulProblem(Problem):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batched", self.batch != 1)
+
+    def likeness(self) -> dict[str, float]:
+        return coordinates(self)
 
     def derived_facts(self) -> dict[str, Any]:
         return {"elements": self.batch * self.m * self.n, "pitch": self.pitch}

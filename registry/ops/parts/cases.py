@@ -182,13 +182,3 @@ def unique(cases: Iterable[Case]) -> list[Case]:
 def spread(cases: Sequence[Case]) -> list[Case]:
     """The cases in an order of which every beginning is a fair sample, so that a budget may cut anywhere."""
     return sorted(cases, key=lambda case: digest([case.op, case.text]))
-
-
-def held_out(case_text: str, share: float) -> bool:
-    """Whether a shape belongs to the held-out set: by a hash of its text, so that no one chooses."""
-    return int(digest(case_text), 16) % 1000 < share * 1000
-
-
-def fold_of(case_text: str, folds: int) -> int:
-    """The fold of a shape in cross-validation; its own hash, so that it says nothing about `held_out`."""
-    return int(digest(["fold", case_text]), 16) % folds

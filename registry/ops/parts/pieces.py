@@ -18,10 +18,10 @@ def piece_bytes(device: torch.device) -> int:
 
 
 def flops_limit(device: torch.device) -> float:
-    """Work that the oracle may take for one case: about a second."""
+    """Work that the oracle may take for one case: about half a second."""
     if device.type != "cuda":
         return 4e9
-    return 6e12 if torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0)) else 2e11
+    return 2e12 if torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0)) else 2e11
 
 
 def sample(count: int, flops_each: float, device: torch.device) -> list[int]:

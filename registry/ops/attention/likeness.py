@@ -1,0 +1,40 @@
+"""In what attentions are alike: coordinates in which near ones are likely to be served best by the same kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from registry.ops.parts.likeness import octaves, rounding_up, waves
+
+SHORT = 64
+"""Rows of the smallest tile: as many queries or fewer are decoding to a kernel."""
+
+
+def coordinates(problem: Any) -> dict[str, float]:
+    """Lengths, heads and rows in octaves, how full rounds of tiles are, and the masks."""
+    queries, keys, dim = problem.seqlen_q, problem.seqlen_k, problem.head_dim
+    heads, sms = problem.batch * problem.heads_q, problem.target.sm_count
+    group = problem.heads_q // max(problem.heads_kv, 1)
+    width = 64 if dim <= 64 else 128 if dim <= 128 else 256  # what tiles hold of it
+    return {
+        "queries": octaves(queries),
+        "keys": octaves(keys),
+        "heads": octaves(heads),
+        "head_dim": octaves(dim),
+        "group": octaves(group),
+        "rows": octaves(heads * queries),
+        "cached": octaves(problem.batch * problem.heads_kv * keys),
+        **{f"waves_{rows}": waves(heads * -(-queries // rows), sms) for rows in (64, 128, 192)},
+        **{f"waste_{rows}": rounding_up(queries, rows) for rows in (64, 128)},
+        "causal": 2.0 * problem.causal,
+        "window": 2.0 * (problem.window is not None),
+        "softcap": 2.0 * bool(problem.softcap),
+        "width": octaves(width),
+        "whole_width": float(dim == width),
+        "other_lengths": float(queries != keys),
+        "short": 2.0 * (queries <= SHORT),
+        "grouped": float(group > 1),
+        "bits_32": 4.0 * (problem.dtype == "float32"),
+        "lse": 0.5 * problem.lse,
+        **({"deterministic": 2.0 * problem.deterministic} if problem.op == "attention_backward" else {}),
+    }

@@ -1,0 +1,160 @@
+"""What was fastest on the measured shapes nearest to a problem: how a rule with `nearest` ranks, and picks configs.
+
+A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with
+what every contestant lost there to the fastest. A variant is expected to lose what it lost on the nearest shapes, the
+nearer the more it counts. What compiles here is put before a library's kernel only where such a shape is near.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Config = Mapping[str, Any]
+
+COUNT = 4
+"""Shapes that are asked."""
+WINDOW = 1.0
+"""Where they are looked for first, along the coordinate that spreads most: far shapes hardly count."""
+REACH = 2.0
+"""How far the nearest measured shape of a kernel that is compiled here may be for it to go before a library's."""
+CAP = 0.7
+"""Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
+UNKNOWN = 0.75
+"""What a variant is expected to lose that was measured on none of the nearest shapes: more than any that was."""
+NEVER = 10.0
+"""What a contestant loses that gave a wrong result, hung or crashed there."""
+OTHER = 0.03
+"""What a config is expected to lose to others of its variant where it was not measured itself."""
+
+
+class Result(NamedTuple):
+    """One contestant on one measured shape."""
+
+    contestant: int
+    lost: float
+    """Log time over the fastest contestant of the shape."""
+    guess: float
+    """The log of what its variant guessed (`Variant.cost`); 0 where it guesses nothing."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One measured shape."""
+
+    sizes: tuple[int, ...]
+    """The facts that people know it by."""
+    point: tuple[float, ...]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the nearest shapes say of one problem."""
+
+    near: tuple[tuple[float, float, Shape], ...]
+    """(distance, weight, shape), nearest first."""
+    lost: Mapping[str, float]
+    """What each variant is expected to lose, in log time."""
+    contestants: Sequence[tuple[str, Config]]
+
+    def __str__(self) -> str:
+        each = sorted(self.lost.items(), key=lambda pair: pair[1])
+        return ", ".join(f"{name} loses {100 * math.expm1(lost):.1f}%" for name, lost in each)
+
+    def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
+        """These variants, that which is expected to lose least first. Ties stay in the order given."""
+        far = not self.near or self.near[0][0] > REACH
+        expected = {name: UNKNOWN if far else self.lost.get(name, UNKNOWN) for name in names}
+        return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
+
+    def configs(
+        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
+    ) -> Sequence[Config]:
+        """These configs, that which is expected to be fastest first; ties stay in the order given, and so do all of a
+        variant that guesses no cost: its configs may mean another thing on each shape (a number of splits)."""
+        measured = []
+        for _, weight, shape in self.near:
+            own = [(self.contestants[r.contestant][1], r.lost - r.guess) for r in shape.results if self._of(r, variant)]
+            if own:
+                measured.append((weight, own, sum(lost for _, lost in own) / len(own) + OTHER))
+        if cost is None or not measured or len(configs) < 2:
+            return configs
+        whole = sum(weight for weight, _, _ in measured)
+
+        def expected(config: Config) -> float:
+            off = sum(w * next((lost for c, lost in own if c == config), other) for w, own, other in measured)
+            return off / whole + math.log(max(cost(config), 1e-9))
+
+        return sorted(configs, key=expected)
+
+    def _of(self, result: Result, variant: str) -> bool:
+        return self.contestants[result.contestant][0] == variant
+
+
+@dataclass
+class Neighbours:
+    """The measured shapes of one rule, ready to be asked about problems."""
+
+    names: tuple[str, ...]
+    """Of the coordinates."""
+    weights: Mapping[str, float]
+    contestants: Sequence[tuple[str, Config]]
+    shapes: Sequence[Shape]
+    _axis: int = field(init=False)
+    _points: list[tuple[float, ...]] = field(init=False)
+    _shapes: list[Shape] = field(init=False)
+    _along: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
+        self._used = [self.names[place] for place in used]
+        self._scale = [float(self.weights[name]) for name in self._used]
+        points = [
+            (tuple(w * shape.point[place] for w, place in zip(self._scale, used, strict=True)), shape)
+            for shape in self.shapes
+        ]
+        spread = [max(column) - min(column) for column in zip(*(point for point, _ in points), strict=True)]
+        self._axis = max(range(len(spread)), key=spread.__getitem__, default=0)
+        points = sorted(points, key=lambda pair: pair[0][self._axis]) if spread else points
+        self._points, self._shapes = [point for point, _ in points], [shape for _, shape in points]
+        self._along = [point[self._axis] for point in self._points] if spread else []
+
+    def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
+        """What the nearest shapes say of a problem, leaving one out; None where there are none."""
+        if not self._points:
+            return None
+        here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
+        low, high = 0, len(self._points)
+        if self._along:
+            at = here[self._axis]
+            low, high = bisect_left(self._along, at - WINDOW), bisect_right(self._along, at + WINDOW)
+        found = _least(here, self._points[low:high])
+        if len(found) <= COUNT or found[COUNT][0] > WINDOW:  # others may be as near
+            low, found = 0, _least(here, self._points)
+        nearest = [(d, shape) for d, place in found if (shape := self._shapes[low + place]) is not without][:COUNT]
+        near = tuple((d, math.exp(-d * d) + 1e-4 / (1 + d * d), shape) for d, shape in nearest)
+        return Advice(near, self._lost(near), self.contestants)
+
+    def _lost(self, near: Sequence[tuple[float, float, Shape]]) -> dict[str, float]:
+        sums: dict[str, list[float]] = {}
+        for _, weight, shape in near:
+            best: dict[str, float] = {}
+            for contestant, lost, _ in shape.results:
+                name = self.contestants[contestant][0]
+                best[name] = min(lost if lost >= NEVER else min(lost, CAP), best.get(name, lost))
+            for name, lost in best.items():
+                held = sums.setdefault(name, [0.0, 0.0])
+                held[0] += weight * lost
+                held[1] += weight
+        return {name: lost / weight for name, (lost, weight) in sums.items()}
+
+
+def _least(here: tuple[float, ...], points: Sequence[tuple[float, ...]]) -> list[tuple[float, int]]:
+    """(distance, place) of the nearest points, one more than are asked."""
+    return heapq.nsmallest(COUNT + 1, zip(map(math.dist, points, itertools.repeat(here)), itertools.count()))

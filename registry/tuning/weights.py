@@ -1,0 +1,92 @@
+"""The weights of coordinates under which the nearest measured shapes tell what is fastest: found by leaving one out.
+
+A search that changes a weight or two at a time and keeps what serves the shapes better; it always takes the same path.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from registry.tables.nearest import CAP, COUNT, NEVER, UNKNOWN, Config, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+START = 0.35
+"""Of each coordinate: two octaves of difference in three of them make shapes rather unlike each other."""
+LEAST = 64
+"""Shapes, below which a search would learn them by heart."""
+SAME = 1.0
+"""Of a coordinate in which all shapes are the same: what differs in it was not measured, and is far."""
+STEPS = 1500
+WORST = 0.05
+"""The share of the shapes served worst that counts once more."""
+FACTORS = (0.0, 0.5, 0.7, 1.4, 2.0)
+RETURNS = (0.1, 0.3, 0.7)
+"""What a weight of 0 may become."""
+EACH = 1e-4
+"""What a coordinate must save to be asked about at all, in log time a shape."""
+
+
+def found_weights(
+    coordinates: Sequence[str], contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape], steps: int = STEPS
+) -> dict[str, float]:
+    """The weight of each coordinate that has one. Few shapes tell nothing: they weigh all alike."""
+    import torch
+
+    points = torch.tensor([shape.point for shape in shapes], dtype=torch.float32)
+    varying = [place for place in range(len(coordinates)) if len(points[:, place].unique()) > 1]
+    same = {name: SAME for place, name in enumerate(coordinates) if place not in varying}
+    coordinates, points = [coordinates[place] for place in varying], points[:, varying]
+    if len(shapes) < LEAST or not varying:
+        return dict.fromkeys(coordinates, START) | same
+    lost = _lost(contestants, shapes)
+    chance = random.Random(0)
+    weights = torch.full((len(coordinates),), START)
+    least = _regret(points * weights, lost) + EACH * len(coordinates)
+    for _ in range(steps):
+        tried = weights.clone()
+        for _ in range(chance.choice((1, 1, 2))):
+            place = chance.randrange(len(coordinates))
+            now = float(tried[place])
+            tried[place] = now * chance.choice(FACTORS) if now else chance.choice(RETURNS)
+        cost = _regret(points * tried, lost) + EACH * int(tried.count_nonzero())
+        if cost < least:
+            least, weights = cost, tried
+    found = {name: round(float(w), 3) for name, w in zip(coordinates, weights, strict=True)}
+    return {name: weight for name, weight in found.items() if weight} | same
+
+
+def _lost(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) -> torch.Tensor:
+    """What the best config of each variant lost on each shape; NaN where it was not measured."""
+    import torch
+
+    names = sorted({name for name, _ in contestants})
+    found = torch.full((len(shapes), len(names)), float("nan"))
+    for row, shape in enumerate(shapes):
+        for contestant, lost, _ in shape.results:
+            column = names.index(contestants[contestant][0])
+            if not found[row, column] <= lost:
+                found[row, column] = lost
+    return found
+
+
+def _regret(points: torch.Tensor, lost: torch.Tensor) -> float:
+    """What shapes lose where the others pick for them: the mean, and the worst of them once more."""
+    import torch
+
+    away = torch.cdist(points, points, compute_mode="use_mm_for_euclid_dist").square()
+    away.fill_diagonal_(float("inf"))
+    near, who = away.topk(COUNT, largest=False)
+    weight = ((-near).exp() + 1e-4 / (1 + near))[:, :, None]
+    theirs = lost[who]
+    known = ~theirs.isnan()
+    held = torch.where(theirs < NEVER, theirs.clamp(max=CAP), theirs).nan_to_num(0.0)
+    sums, whole = (weight * held * known).sum(1), (weight * known).sum(1)
+    expected = torch.where(whole > 0, sums / whole.clamp_min(1e-30), UNKNOWN)
+    expected = torch.where(lost.isnan(), float("inf"), expected)
+    picked = lost.gather(1, expected.argmin(1, keepdim=True))[:, 0].clamp(max=CAP).expm1()
+    worst = max(1, int(WORST * len(picked)))
+    return float(picked.mean() + 0.1 * picked.topk(worst).values.mean())
