@@ -151,6 +151,7 @@ class MaskMeaning(BlockMask):
         )
         self._dense: torch.Tensor | None = None
         self._packed: PackedTokens | None = None
+        self.prefix = self._prefix()
 
     shape = property(lambda self: (self.batch, 1, self.queries, self.keys))  # type: ignore[assignment]
 
@@ -170,6 +171,17 @@ class MaskMeaning(BlockMask):
         if self.pattern is None or not self.pattern.causal:
             return self.keys + self.kv_offset
         return 0 if isinstance(q_offset, torch.Tensor) else q_offset + self.queries
+
+    def _prefix(self) -> int | None:
+        """How many keys all rows have, if that, causal and a window say all; read by each layer, so found once."""
+        pattern = self.pattern
+        if pattern is None or self.padding is not None or pattern.packed is not None or _crosses_chunks(self):
+            return None
+        if not pattern.causal:
+            return self.keys
+        if isinstance(self.q_offset, torch.Tensor):
+            return None
+        return min(self.keys, self.q_offset + self.queries - self.kv_offset)
 
     def dense(self) -> torch.Tensor:
         """[B, 1, Q, K] bool, made once a step and only where it is asked for."""
@@ -285,8 +297,20 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: [B, H, S, D] in, [B, S, H, D] out. `s_aux` are sinks."""
-    how: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0}
     mask = attention_mask if isinstance(attention_mask, MaskMeaning) else None
+    plain = not dropout and position_bias is None and s_aux is None
+    if plain and mask is not None and mask.prefix is not None and mask.keys == key.shape[2]:
+        # what most layers of most models are asked for, and what decoding waits for: nothing is looked at twice
+        if mask.prefix < mask.keys:
+            key, value = key[:, :, : mask.prefix], value[:, :, : mask.prefix]
+        pattern = mask.pattern
+        assert pattern is not None
+        causal = pattern.causal and mask.queries > 1
+        window = pattern.window
+        cap = softcap or 0.0
+        found = registry.attention(query, key, value, causal=causal, scale=scaling, window=window, softcap=cap)
+        return found.transpose(1, 2), None
+    how: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0}
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if mask is None and attention_mask is None:
         # Without a mask the first query stands at the first key; a lone one sees all, as in transformers' sdpa.
@@ -310,10 +334,10 @@ def attention(
         assert packed is not None
         return _packed_attention(query, key, value, packed, s_aux, how), None
     seen: Any = None
-    if pattern.causal:
+    if mask.prefix is not None:
+        key, value = key[:, :, : mask.prefix], value[:, :, : mask.prefix]
+    else:
         seen = mask.q_offset + mask.queries - mask.kv_offset
-        if not isinstance(seen, torch.Tensor):
-            key, value, seen = key[:, :, :seen], value[:, :, :seen], None
     return _one_length(query, key, value, seen, s_aux, how), None
 
 
