@@ -181,7 +181,8 @@ class MaskMeaning(BlockMask):
             return self.keys
         if isinstance(self.q_offset, torch.Tensor):
             return None
-        return min(self.keys, self.q_offset + self.queries - self.kv_offset)
+        end: int = self.q_offset + self.queries - self.kv_offset
+        return min(self.keys, end)
 
     def dense(self) -> torch.Tensor:
         """[B, 1, Q, K] bool, made once a step and only where it is asked for."""

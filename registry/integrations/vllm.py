@@ -6,8 +6,8 @@
 vLLM starts processes of its own, which load what the entry points of `vllm.general_plugins` name: that of this package
 is `register` below. It only makes the name known; who does not ask for the backend does not get it.
 
-Made for the interface of vLLM 0.33 (`vllm.v1.attention.backend`). What it cannot do it refuses where vLLM asks for it, or
-by an error: nothing goes elsewhere.
+Made for the interface of vLLM 0.33 (`vllm.v1.attention.backend`). What it cannot do it refuses where vLLM asks for it,
+or by an error: nothing goes elsewhere.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.kv_cache_dtype, self.shares_cache = kv_cache_dtype, kv_sharing_target_layer_name is not None
         self.window = sliding_window
         self.slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        self.how = {"scale": float(scale), "softcap": float(logits_soft_cap or 0.0), "sinks": sinks}
+        self.how: dict[str, Any] = {"scale": float(scale), "softcap": float(logits_soft_cap or 0.0), "sinks": sinks}
 
     def forward(
         self,
@@ -113,7 +113,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # vLLM measures its memory
             return output.fill_(0)
         keys, values = self._pages(kv_cache)
-        scales = {}
+        scales: dict[str, Any] = {}
         if keys.dtype in EIGHT_BITS.values():
             scales = {"k_scale": layer._k_scale.reshape(1), "v_scale": layer._v_scale.reshape(1)}
         if self.slopes is not None and self.slopes.device != query.device:

@@ -1,7 +1,7 @@
 """vLLM's attention backend over paged caches, against the definition.
 
-vLLM itself needs its GPU build; where it is not installed, the few names that a backend takes from it stand in for it, as
-version 0.33 declares them, and metadata of its steps are written down here.
+vLLM itself needs its GPU build; where it is not installed, the few names that a backend takes from it stand in for it,
+as version 0.33 declares them, and metadata of its steps are written down here.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ def step(queries: list[int], keys: list[int], **more: Any) -> Common:
     return Common(starts, lengths, sum(queries), max(queries), max(keys) + 3, table, **more)
 
 
-STEPS = {
-    "prefill": ([5, 17], [5, 17]),
-    "decode": ([1, 1, 1], [7, 40, 16]),
-    "mixed": ([1, 1, 9], [33, 4, 20]),
-}
+STEPS = {"prefill": ([5, 17], [5, 17]), "decode": ([1, 1, 1], [7, 40, 16]), "mixed": ([1, 1, 9], [33, 4, 20])}
 
 
 def stand_in() -> dict[str, types.ModuleType]:
