@@ -168,7 +168,9 @@ def test_decoders_train(models, family):
 @DECODERS
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_decoders_generate(models, family, padding, cache):
+@pytest.mark.parametrize("builds", [False, True], ids=["", "built by shape"])
+def test_decoders_generate(models, family, padding, cache, builds, monkeypatch):
+    monkeypatch.setattr(door, "_builds_by_shape", lambda device: builds)
     if (family, cache) == ("llama4", "static"):
         pytest.skip("transformers itself cannot: create_chunked_causal_mask takes no block_sequence_ids")
     mask = torch.ones(2, 11, dtype=torch.int64) if padding == "none" else torch.tensor(PADDINGS[padding])
@@ -189,6 +191,8 @@ def test_decoders_generate(models, family, padding, cache):
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), rtol=1e-4, atol=1e-5)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert "elsewhere" not in counts
+    if family == "llama" and padding == "none":
+        assert ("attention_varlen" in counts) == (builds or cache == "static")
 
 
 @DECODERS
