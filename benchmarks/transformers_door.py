@@ -2,14 +2,16 @@
 
     python benchmarks/transformers_door.py --out transformers.jsonl         # bf16, 8 layers, hidden 2048, length 4096
     python benchmarks/transformers_door.py --tiny --out tiny.jsonl          # to see that it runs, on a CPU too
+    python benchmarks/transformers_door.py --rounds 0 --out /dev/null       # compiles all that a later run needs
 
-Both implementations take turns in shuffled rounds; a line holds the median of each, in milliseconds, and what ran.
+Both implementations take turns in shuffled rounds; a line holds the median of each in milliseconds (`ms` until the
+device is done, `host_ms` until the last call returned) and what ran. Decoding goes on from turn to turn in one cache
+for both, so every length is new, as it is where text is generated; `static` does it in a cache of fixed size.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import statistics
@@ -23,7 +25,8 @@ import registry
 from registry.integrations import transformers as door
 
 IMPLEMENTATIONS = ("sdpa", door.NAME)
-PHASES = ("train", "prefill", "padded", "decode")
+FAMILIES = ("Llama", "Mistral")
+PHASES = ("train", "prefill", "padded", "decode", "static")
 TOKENS = 16
 
 
@@ -37,79 +40,111 @@ def model_of(family: str, tiny: bool, device: str) -> torch.nn.Module:
         num_key_value_heads=max(1, hidden // 256),
         vocab_size=512,
         max_position_embeddings=8192,
+        dtype="float32" if device == "cpu" else "bfloat16",
     )
     window = {"sliding_window": 64 if tiny else 1024} if family == "Mistral" else {}
     config = getattr(transformers, f"{family}Config")(**sizes, **window)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    return model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    with torch.device(device):
+        model = getattr(transformers, f"{family}ForCausalLM")._from_config(config)
+    return model  # type: ignore[no-any-return]
 
 
-def step(model: torch.nn.Module, phase: str, ids: torch.Tensor, padding: torch.Tensor, cache: object) -> None:
-    if phase == "train":
-        model(ids, labels=ids, use_cache=False).loss.backward()
-        model.zero_grad()
-    elif phase == "decode":
-        for _ in range(TOKENS):
-            model(ids[:, :1], past_key_values=cache)
-    else:
-        model(ids, attention_mask=padding if phase == "padded" else None, use_cache=False)
+class Step:
+    """One phase of one model: what a turn calls, and the caches that go on from turn to turn."""
+
+    def __init__(self, model: torch.nn.Module, phase: str, length: int, turns: int) -> None:
+        self.model, self.phase = model, phase
+        self.ids = torch.randint(512, (2, length), device=model.device)
+        self.given: dict[str, object] = {"use_cache": False}
+        if phase == "padded":
+            padding = torch.ones_like(self.ids)
+            padding[0, : length // 4] = 0
+            self.given["attention_mask"] = padding
+        elif phase in ("decode", "static"):
+            cache = None
+            if phase == "static":
+                most = length + turns * len(IMPLEMENTATIONS) * TOKENS
+                cache = transformers.StaticCache(config=model.config, max_cache_len=most)
+            with torch.no_grad():
+                self.given = {"past_key_values": model(self.ids, past_key_values=cache, use_cache=True).past_key_values}
+
+    def __call__(self) -> None:
+        if self.phase == "train":
+            self.model(self.ids, labels=self.ids, **self.given).loss.backward()
+            self.model.zero_grad()
+        elif self.phase in ("decode", "static"):
+            for _ in range(TOKENS):
+                self.model(self.ids[:, :1], **self.given)
+        else:
+            self.model(self.ids, **self.given)
+
+    def timed(self) -> tuple[float, float]:
+        """Milliseconds until the device was done, and until the host was."""
+        wait = torch.cuda.synchronize if self.ids.is_cuda else lambda: None
+        wait()
+        start = time.perf_counter()
+        with torch.set_grad_enabled(self.phase == "train"):
+            self()
+        host = time.perf_counter() - start
+        wait()
+        return (time.perf_counter() - start) * 1000, host * 1000
 
 
-def timed(model: torch.nn.Module, phase: str, ids: torch.Tensor, padding: torch.Tensor, filled: object) -> float:
-    """Milliseconds of one step, the device waited for; decoding goes on from a copy of the cache."""
-    cache = copy.deepcopy(filled) if phase == "decode" else None
-    wait = torch.cuda.synchronize if ids.is_cuda else lambda: None
-    wait()
-    start = time.perf_counter()
-    with torch.set_grad_enabled(phase == "train"):
-        step(model, phase, ids, padding, cache)
-    wait()
-    return (time.perf_counter() - start) * 1000
-
-
-def compare(family: str, tiny: bool, rounds: int, device: str) -> list[dict[str, object]]:
+def compare(family: str, phases: list[str], tiny: bool, rounds: int, device: str) -> list[dict[str, object]]:
     """One line a phase and implementation."""
-    batch, length = (2, 128) if tiny else (2, 4096)
     model = model_of(family, tiny, device)
-    ids = torch.randint(512, (batch, length), device=device)
-    padding = torch.ones_like(ids)
-    padding[0, : length // 4] = 0
-    with torch.no_grad():
-        filled = model(ids, use_cache=True).past_key_values
     lines: list[dict[str, object]] = []
-    for phase in PHASES:
-        times: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
+    for phase in phases:
+        model.set_attn_implementation(door.NAME)
+        step = Step(model, phase, 128 if tiny else 4096, rounds + 2)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in IMPLEMENTATIONS}
         ran = {}
         for turn in range(rounds + 2):
             for name in random.sample(IMPLEMENTATIONS, len(IMPLEMENTATIONS)):
                 model.set_attn_implementation(name)
                 with registry.record() as recorder:
-                    took = timed(model, phase, ids, padding, filled)
+                    took = step.timed()
                 ran[name] = recorder.counts
                 if turn >= 2:  # what compiles and what warms up is not counted
                     times[name].append(took)
+        if not rounds:
+            continue
+        found = {}
         for name in IMPLEMENTATIONS:
-            ms = statistics.median(times[name])
-            lines.append({"model": family, "phase": phase, "attention": name, "ms": round(ms, 3), "ran": ran[name]})
-        one, other = (statistics.median(times[name]) for name in IMPLEMENTATIONS)
-        print(f"{family:8} {phase:8} {one:9.2f} ms by sdpa, {one / other:.3f} times as fast by the registry")
+            whole, host = (statistics.median(each) for each in zip(*times[name], strict=True))
+            found[name] = whole
+            line = {
+                "model": family,
+                "phase": phase,
+                "attention": name,
+                "ms": round(whole, 3),
+                "host_ms": round(host, 3),
+            }
+            lines.append({**line, "turns": [round(took[0], 3) for took in times[name]], "ran": ran[name]})
+        one, other = (found[name] for name in IMPLEMENTATIONS)
+        print(
+            f"{family:8} {phase:8} {one:9.2f} ms by sdpa, {one / other:.3f} times as fast by the registry", flush=True
+        )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--phase", nargs="+", choices=PHASES, default=PHASES)
     asked = parser.parse_args()
     door.enable()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     with asked.out.open("w") as out:
-        for family in ("Llama", "Mistral"):
-            for line in compare(family, asked.tiny, asked.rounds, device):
+        for family in asked.family:
+            for line in compare(family, asked.phase, asked.tiny, asked.rounds, device):
                 line |= {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
                 out.write(json.dumps(line) + "\n")
+                out.flush()
 
 
 if __name__ == "__main__":

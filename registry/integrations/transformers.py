@@ -151,6 +151,8 @@ class MaskMeaning(BlockMask):
         )
         self._dense: torch.Tensor | None = None
         self._packed: PackedTokens | None = None
+        self._counts: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.prefix = self._prefix()
 
     shape = property(lambda self: (self.batch, 1, self.queries, self.keys))  # type: ignore[assignment]
 
@@ -170,6 +172,36 @@ class MaskMeaning(BlockMask):
         if self.pattern is None or not self.pattern.causal:
             return self.keys + self.kv_offset
         return 0 if isinstance(q_offset, torch.Tensor) else q_offset + self.queries
+
+    def _prefix(self) -> int | None:
+        """How many keys all rows have, if that, causal and a window say all; read by each layer, so found once."""
+        pattern = self.pattern
+        if pattern is None or self.padding is not None or pattern.packed is not None or _crosses_chunks(self):
+            return None
+        if not pattern.causal:
+            return self.keys
+        if isinstance(self.q_offset, torch.Tensor):
+            return None
+        end: int = self.q_offset + self.queries - self.kv_offset
+        return min(self.keys, end)
+
+    def grows(self) -> bool:
+        """Whether a token is added to a cache that the next step finds longer by one: no step has a shape twice."""
+        pattern = self.pattern
+        assert pattern is not None
+        return pattern.causal and self.queries == 1 and (pattern.left is None or self.keys <= pattern.left)
+
+    def counts(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """(where the queries of each row begin, how many keys it has): on the device, and made once a step."""
+        if self._counts is None or self._counts[0].device != device:
+            seen = self.q_offset + self.queries - self.kv_offset if self.prefix is None else self.prefix
+            starts = torch.arange(0, (self.batch + 1) * self.queries, self.queries, dtype=torch.int32, device=device)
+            if isinstance(seen, torch.Tensor):
+                used = seen.to(device, torch.int32).expand(self.batch).contiguous()
+            else:
+                used = torch.full((self.batch,), seen, dtype=torch.int32, device=device)
+            self._counts = starts, used
+        return self._counts
 
     def dense(self) -> torch.Tensor:
         """[B, 1, Q, K] bool, made once a step and only where it is asked for."""
@@ -285,8 +317,24 @@ def attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: [B, H, S, D] in, [B, S, H, D] out. `s_aux` are sinks."""
-    how: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0}
     mask = attention_mask if isinstance(attention_mask, MaskMeaning) else None
+    how: dict[str, Any]
+    plain = not dropout and position_bias is None and s_aux is None
+    if plain and mask is not None and mask.prefix is not None and mask.keys == key.shape[2]:
+        # what most layers of most models are asked for, and what decoding waits for: nothing is looked at twice
+        if mask.grows() and _builds_by_shape(query.device) and not _needs_grad(query, key, value):
+            how = {"causal": False, "window": None, "scale": scaling, "softcap": softcap or 0.0}
+            return _by_counts(query, key, value, mask, None, how), None
+        if mask.prefix < mask.keys:
+            key, value = key[:, :, : mask.prefix], value[:, :, : mask.prefix]
+        pattern = mask.pattern
+        assert pattern is not None
+        causal = pattern.causal and mask.queries > 1
+        window = pattern.window
+        cap = softcap or 0.0
+        found = registry.attention(query, key, value, causal=causal, scale=scaling, window=window, softcap=cap)
+        return found.transpose(1, 2), None
+    how = {"scale": scaling, "softcap": softcap or 0.0}
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if mask is None and attention_mask is None:
         # Without a mask the first query stands at the first key; a lone one sees all, as in transformers' sdpa.
@@ -301,7 +349,7 @@ def attention(
     if mask is None:
         left = sliding_window - 1 if sliding_window and causal else None
         how |= {"causal": causal, "window": None if left is None else (left, 0)}
-        return _one_length(query, key, value, None, s_aux, how), None
+        return _one_length(query, key, value, s_aux, how), None
     pattern = mask.pattern
     assert pattern is not None
     how |= {"causal": pattern.causal, "window": pattern.window}
@@ -309,12 +357,18 @@ def attention(
         packed = mask.packed()
         assert packed is not None
         return _packed_attention(query, key, value, packed, s_aux, how), None
-    seen: Any = None
-    if pattern.causal:
-        seen = mask.q_offset + mask.queries - mask.kv_offset
-        if not isinstance(seen, torch.Tensor):
-            key, value, seen = key[:, :, :seen], value[:, :, :seen], None
-    return _one_length(query, key, value, seen, s_aux, how), None
+    if mask.prefix is None:
+        return _by_counts(query, key, value, mask, s_aux, how), None
+    return _one_length(query, key[:, :, : mask.prefix], value[:, :, : mask.prefix], s_aux, how), None
+
+
+def _builds_by_shape(device: torch.device) -> bool:
+    """Whether a library may build a kernel for each new shape, in milliseconds, as cuDNN does."""
+    return device.type == "cuda"
+
+
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _what_is_missing(
@@ -343,26 +397,38 @@ def _crosses_chunks(mask: MaskMeaning) -> bool:
     return pattern.positions is not None or mask.keys + mask.kv_offset > pattern.chunk
 
 
-def _one_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, sinks: Any, how: dict[str, Any]
-) -> torch.Tensor:
-    """All rows of the batch have as many keys: those there are, or as many as `seen` says on the device."""
-    if seen is None and sinks is None:
+def _one_length(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: Any, how: dict[str, Any]) -> torch.Tensor:
+    """All rows of the batch have all the keys."""
+    if sinks is None:
         return registry.attention(q, k, v, **how).transpose(1, 2)  # type: ignore[no-any-return]
-    batch, _, queries, _ = q.shape
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    cu_q = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=q.device)
-    if seen is not None:
-        used: dict[str, Any] = {"seqused_k": seen.to(torch.int32).expand(batch).contiguous()}
-        keys = k.shape[1]
-    else:
-        keys = k.shape[1]
-        used = {"cu_seqlens_k": torch.arange(0, (batch + 1) * keys, keys, dtype=torch.int32, device=q.device)}
-        k, v = k.flatten(0, 1), v.flatten(0, 1)
-    out = registry.attention_varlen(
-        q.flatten(0, 1), k, v, cu_seqlens_q=cu_q, max_seqlen_q=queries, max_seqlen_k=keys, sinks=sinks, **used, **how
-    )
+    (batch, _, queries, _), keys = q.shape, k.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    starts: dict[str, Any] = {
+        f"cu_seqlens_{name}": torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+        for name, length in (("q", queries), ("k", keys))
+    }
+    out = registry.attention_varlen(q, k, v, max_seqlen_q=queries, max_seqlen_k=keys, sinks=sinks, **starts, **how)
     return out.unflatten(0, (batch, queries))  # type: ignore[no-any-return]
+
+
+def _by_counts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: MaskMeaning, sinks: Any, how: dict[str, Any]
+) -> torch.Tensor:
+    """All rows of the batch have as many keys, and how many is read on the device."""
+    starts, used = mask.counts(q.device)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = registry.attention_varlen(
+        q.flatten(0, 1),
+        k,
+        v,
+        cu_seqlens_q=starts,
+        seqused_k=used,
+        max_seqlen_q=mask.queries,
+        max_seqlen_k=k.shape[1],
+        sinks=sinks,
+        **how,
+    )
+    return out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
 
 
 def _packed_attention(

@@ -114,6 +114,42 @@ def test_decoders_agree_with_eager(models, family, padding):
         assert set(counts) == {"attention_varlen"}
 
 
+MORE = [
+    "Cohere",
+    "Cohere2",
+    "Gemma",
+    "Gemma3Text",
+    "Glm",
+    "GPTNeoX",
+    "Granite",
+    "Mixtral",
+    "Olmo2",
+    "Phi3",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "SmolLM3",
+    "Starcoder2",
+]
+
+
+@pytest.mark.parametrize("family", MORE)
+def test_more_families_agree_with_eager(family):
+    """Whatever else a family does, no layer of it goes elsewhere."""
+    causal_lm = f"{family.removesuffix('Text')}ForCausalLM"
+    config = getattr(transformers, f"{family}Config")(**SMALL, sliding_window=4)
+    model = getattr(transformers, causal_lm)(config).eval()
+    mask = torch.tensor(PADDINGS["left"])
+
+    def forward(model):
+        with torch.no_grad():
+            return torch.cat([model(tokens()).logits, model(tokens(), attention_mask=mask).logits * mask[..., None]])
+
+    ours, theirs, counts = both(model, forward)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert {op: sum(ran.values()) for op, ran in counts.items()} == {"attention": 2, "attention_varlen": 2}
+
+
 @DECODERS
 def test_decoders_train(models, family):
     mask = torch.tensor(PADDINGS["right"])
@@ -132,7 +168,9 @@ def test_decoders_train(models, family):
 @DECODERS
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_decoders_generate(models, family, padding, cache):
+@pytest.mark.parametrize("builds", [False, True], ids=["", "built by shape"])
+def test_decoders_generate(models, family, padding, cache, builds, monkeypatch):
+    monkeypatch.setattr(door, "_builds_by_shape", lambda device: builds)
     if (family, cache) == ("llama4", "static"):
         pytest.skip("transformers itself cannot: create_chunked_causal_mask takes no block_sequence_ids")
     mask = torch.ones(2, 11, dtype=torch.int64) if padding == "none" else torch.tensor(PADDINGS[padding])
@@ -153,6 +191,8 @@ def test_decoders_generate(models, family, padding, cache):
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), rtol=1e-4, atol=1e-5)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert "elsewhere" not in counts
+    if family == "llama" and padding == "none":
+        assert ("attention_varlen" in counts) == (builds or cache == "static")
 
 
 @DECODERS
