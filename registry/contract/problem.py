@@ -8,11 +8,11 @@ variant is illegal until it claims the field. So adding a field can make a varia
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from registry.contract.likeness import octaves
 from registry.contract.target import Target
 
 
@@ -156,10 +156,10 @@ class Problem:
         for name, value in self.facts().items():
             if isinstance(value, str):
                 found[f"{name}={value}"] = 2.0
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                found[name] = math.log2(max(value, 0.5))
-            else:
+            elif value is None or isinstance(value, (bool, tuple)):
                 found[name] = 2.0 * bool(value)
+            else:
+                found[name] = octaves(value)
         return found
 
     def derived_facts(self) -> dict[str, Any]:

@@ -30,6 +30,9 @@ WAYS = 8
 """Answers known for one kind; the oldest goes when there are more."""
 AFTER = frozenset(1 << power for power in range(1, 20))
 """How many calls of a kind were decided in full when one is asked so: it costs some dozen decisions, and has to pay."""
+PAID = 16
+"""Calls that such an answer was found for: then it has, and the count begins anew. A cache grows out of one answer into
+the next."""
 
 Sizes = tuple[int, ...]
 
@@ -68,6 +71,7 @@ class _Way:
 class _Kind:
     def __init__(self) -> None:
         self.decided = 0
+        self.found = 0
         self.ways: list[_Way] = []
 
 
@@ -95,6 +99,9 @@ class Alike:
                 decided = functools.partial(way.decided, sizes)
                 plan = self._op.planned(decided, way.launch, way.scope, with_grad, way.default)
                 plan.once = True
+                known.found += 1
+                if known.found >= PAID:
+                    known.decided = known.found = 0
                 return plan
         return None
 

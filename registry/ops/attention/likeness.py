@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from registry.ops.parts.likeness import octaves, rounding_up, waves
+from registry.contract.likeness import octaves, rounding_up, waves
 
 SHORT = 64
 """Rows of the smallest tile: as many queries or fewer are decoding to a kernel."""

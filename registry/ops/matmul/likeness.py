@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from registry.ops.parts.likeness import octaves, rounding_up, waves
+from registry.contract.likeness import octaves, rounding_up, waves
 
 THIN = 64
 """Rows or columns below which part of the smallest wgmma tile is empty."""
@@ -29,7 +29,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "nt": 2.0 * (problem.layout == "nt"),
         "pitch": octaves(problem.pitch),
         "pitch_16": 2.0 * (problem.pitch >= 16),
-        "k_divisor": octaves(math.gcd(k, 8)),
+        "k_divisor": octaves(next(d for d in (8, 4, 2, 1) if k % d == 0)),
         "bits_8": 4.0 * (problem.dtype.startswith("float8") or problem.dtype == "int8"),
         "bits_32": 4.0 * (problem.dtype == "float32"),
         "activation": 2.0 * bool(problem.activation),

@@ -1,0 +1,37 @@
+"""Parts of the coordinates in which problems of an op are alike (`Problem.likeness`).
+
+Sizes count in steps: what is learnt of a size is between which two edges it lies. So a decision by such coordinates
+holds for all sizes between them (contract/noted.py), not for one length of a cache alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from registry.contract.noted import Noted
+
+STEPS = 8
+"""To a doubling."""
+LOWEST = -STEPS
+_EDGES = [2.0 ** (step / STEPS) for step in range(LOWEST, 64 * STEPS)]
+
+
+def octaves(value: Any) -> float:
+    """A size on a scale where each doubling is one, by the edge that it is not below; half of one and less is -1."""
+    place = bisect_right(_EDGES, value.value if type(value) is Noted else value)
+    if type(value) is Noted:  # this, and no more, is asked of it
+        assert (not place or value >= _EDGES[place - 1]) and (place == len(_EDGES) or value < _EDGES[place])
+    return (max(place - 1, 0) + LOWEST) / STEPS
+
+
+def waves(tiles: Any, slots: int) -> float:
+    """How much longer whole rounds of tiles over the SMs take than the tiles would without a tail, in octaves; 1 where
+    the tiles fill no more than half of a round."""
+    slots = max(slots, 1)
+    return octaves(-(-tiles // slots) * slots / tiles) if 2 * tiles > slots else 1.0
+
+
+def rounding_up(size: Any, tile: int) -> float:
+    """How much larger a size is once it is covered with tiles, in octaves."""
+    return octaves(-(-size // tile) * tile / size)
