@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-attention_peers, regret or call_overhead;
+attention_peers, regret, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -250,6 +250,29 @@ def call_overhead(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def transformers_door(folder: Path) -> str:
+    """Markdown: milliseconds of a model's step by torch's attention and by ours; a later file wins."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*/transformers_*.jsonl")):
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            found.setdefault((line["model"], line["phase"]), {})[line["attention"]] = line
+    lines: list[str] = []
+    for (model, phase), of in found.items():
+        theirs, ours = of["sdpa"], of["kernel_registry"]
+        if not lines:
+            where = f"{ours['device']}, torch {ours['torch']}, transformers {ours['transformers']}."
+            lines = [
+                where,
+                "",
+                "| model | step | sdpa, ms | ours, ms | ratio | what ran |",
+                "|---|---|--:|--:|--:|---|",
+            ]
+        ran = ", ".join(f"`{name}`" for variants in ours["ran"].values() for name in variants)
+        ratio = theirs["ms"] / ours["ms"]
+        lines.append(f"| {model} | {phase} | {theirs['ms']:.1f} | {ours['ms']:.1f} | {ratio:.2f} | {ran} |")
+    return "\n".join(lines)
+
+
 # --- plots --------------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, attention_peers, regret)
+    writers = (call_overhead, matmul_ratios, attention_peers, regret, transformers_door)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

@@ -4,7 +4,7 @@
     vllm.register()                                  # then: LLM(..., attention_config={"backend": "KERNEL_REGISTRY"})
 
 vLLM starts processes of its own, which load what the entry points of `vllm.general_plugins` name: that of this package
-is `register` below. It only makes the name known; who does not ask for the backend does not get it.
+is `plugin` below. It only makes the name known; who does not ask for the backend does not get it.
 
 Made for the interface of vLLM 0.33 (`vllm.v1.attention.backend`). What it cannot do it refuses where vLLM asks for it,
 or by an error: nothing goes elsewhere.
@@ -26,6 +26,7 @@ from vllm.v1.attention.backend import (  # type: ignore[import-not-found]
 
 import registry
 from registry.errors import InvalidArgument
+from registry.notices import notice, what_failed
 
 NAME = "KERNEL_REGISTRY"
 EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
@@ -38,6 +39,14 @@ def register() -> str:
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, f"{__name__}.{Backend.__qualname__}")
     return NAME
+
+
+def plugin() -> None:
+    """What vLLM calls in each of its processes, whether or not the backend is wanted: a failure is said, not raised."""
+    try:
+        register()
+    except Exception as error:
+        notice(f"vLLM does not know the backend {NAME}: {what_failed(error)}")
 
 
 @dataclass
@@ -190,4 +199,4 @@ class Backend(AttentionBackend):  # type: ignore[misc]
         return True
 
 
-__all__ = ["NAME", "Backend", "Impl", "Metadata", "MetadataBuilder", "register"]
+__all__ = ["NAME", "Backend", "Impl", "Metadata", "MetadataBuilder", "plugin", "register"]

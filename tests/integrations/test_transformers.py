@@ -12,6 +12,7 @@ import registry
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 from registry.integrations import transformers as door  # noqa: E402
+from registry.integrations.transformers.masks import Pattern, pattern_of  # noqa: E402
 
 SMALL = dict(
     hidden_size=32,
@@ -280,9 +281,9 @@ def test_mask_functions_of_others_have_no_pattern():
     own = masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: q != k + 1)
     either = masks.or_masks(masks.causal_mask_function, masks.bidirectional_mask_function)
     for function in (own, either, functools.partial(own), lambda b, h, q, k: k <= q):
-        assert door._pattern(function) is None
+        assert pattern_of(function) is None
     window = masks.and_masks(masks.sliding_window_overlay(4), masks.sliding_window_causal_mask_function(7))
-    assert door._pattern(window) == door.Pattern(causal=True, left=3)
+    assert pattern_of(window) == Pattern(causal=True, left=3)
 
 
 def test_dropout_of_weights():

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import registry
+from registry import notices
 
 PAGE, HEAD, HEADS, KV_HEADS = 16, 16, 4, 2
 
@@ -160,3 +161,16 @@ def test_the_name_is_made_known_once(door):
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     assert "KERNEL_REGISTRY" in AttentionBackendEnum.__members__
+
+
+def test_a_process_of_vllm_starts_where_the_name_cannot_be_made_known(door, monkeypatch):
+    def refuse(*args):
+        raise AttributeError("an older interface")
+
+    from vllm.v1.attention.backends import registry as names
+
+    monkeypatch.setattr(door, "NAME", "KERNEL_REGISTRY_TOO")
+    monkeypatch.setattr(names, "register_backend", refuse)
+    before = notices.counts()
+    door.plugin()
+    assert any("older interface" in text for text in notices.counts() if text not in before)

@@ -169,6 +169,28 @@ def test_what_a_graph_cannot_remember_is_refused(block, match):
         compiled(torch.randn(1, 2, 6, 16))
 
 
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_a_variant_of_the_backward_holds_around_the_whole_step(backend):
+    """Around the forward alone it holds only where autograd runs eagerly: a compiled backward is called on its own."""
+    torch._dynamo.reset()
+
+    def loss(q, k, v):
+        return registry.attention(q, k, v, causal=True).square().sum()
+
+    step = loss if backend is None else torch.compile(loss, fullgraph=True, backend=backend)
+    tensors = qkv(grad=True)
+    step(*tensors).backward()  # a graph that was made without the block asks again
+    with registry.record() as whole, registry.use("torch_math_backward"):
+        step(*tensors).backward()
+    with registry.record() as forward:
+        with registry.use("torch_math_backward"):
+            value = step(*tensors)
+        value.backward()
+    assert set(whole.counts["attention_backward"]) == {"torch_math_backward"}
+    kept = backend != "aot_eager"
+    assert (set(forward.counts["attention_backward"]) == {"torch_math_backward"}) == kept
+
+
 def test_compile_matmul_trains():
     torch._dynamo.reset()
 

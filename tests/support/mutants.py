@@ -169,6 +169,38 @@ _BACKWARD = {
     "dq with the scale squared": ("inner @ k_ * scale", "inner @ k_ * scale * scale"),
     "grad_lse ignored": ("delta = delta - grad_lse", "delta = delta - 0 * grad_lse"),
     "grad_lse with the other sign": ("delta = delta - grad_lse", "delta = delta + grad_lse"),
+    "grad_lse forgotten of causal calls": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if causal else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of windows": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if window is not None else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of softcaps": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if softcap else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of grouped heads": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if group > 1 else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of head dims that are padded": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if q.shape[3] % 16 else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of deterministic calls": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if deterministic else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten of other numbers of keys": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if q.shape[2] != k.shape[2] else 1.0) * grad_lse",
+    ),
+    "grad_lse forgotten that has strides": (
+        "delta = delta - grad_lse",
+        "delta = delta - (0.0 if not grad_lse.is_contiguous() else 1.0) * grad_lse",
+    ),
     "no slope of the softcap": (", 1.0 - capped.square()", ", 1.0"),
     "no delta": ("delta = (g_ * out.float())", "delta = (0.0 * out.float())"),
     "weights of hidden keys": ("if causal:", "if causal and window is not None:"),

@@ -55,7 +55,9 @@ class BackwardKit(AttentionKit):
             "lse": Arena({"lse": Slot(shape[:3], dense_strides(shape[:3]))}, torch.float32, device),
         }
         if spec["grad_lse"]:
-            arenas["grad_lse"] = Arena({"grad_lse": Slot(shape[:3], dense_strides(shape[:3]))}, torch.float32, device)
+            batch, heads, length = shape[:3]  # autograd gives one in the memory order of what the LSE became
+            strides = (heads * length, 1, heads) if style == "bshd" else dense_strides(shape[:3])
+            arenas["grad_lse"] = Arena({"grad_lse": Slot((batch, heads, length), strides)}, torch.float32, device)
         grad_out, out, lse = (arenas[name].views[name] for name in ("grad_out", "out", "lse"))
         grad_lse = arenas["grad_lse"].views["grad_lse"] if spec["grad_lse"] else None
         scale = forward.launch_arguments["scale"]

@@ -1,15 +1,4 @@
-"""`attn_implementation="kernel_registry"` for Hugging Face transformers.
-
-    from registry.integrations import transformers
-    transformers.enable()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="kernel_registry")
-
-Masks are taken by what they mean. Causal, sliding and bidirectional ones become arguments of `registry.attention`;
-padding, packed sequences and chunks become sequences of `registry.attention_varlen`, put together once for all layers
-of a step; so do static caches, whose length the host does not wait for. Rows of padding give zeros. What has no such
-meaning (a mask of your own, attention dropout, a bias) is computed by torch from a dense mask, which
-`registry.record()` counts under "elsewhere".
-"""
+"""What a mask of transformers means: shared by the layers of a step, and put together once."""
 
 from __future__ import annotations
 
@@ -20,23 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-import registry
-from registry.dispatch.scope import went_elsewhere
 from registry.ops.parts.masks import FAR
-
-NAME = "kernel_registry"
-
-
-def enable(name: str = NAME) -> str:
-    """Register the attention and its masks with transformers under `name`, for the life of the process."""
-    from transformers import AttentionInterface, AttentionMaskInterface  # type: ignore[import-not-found]
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
-    return name
-
-
-# --- what a mask means ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,7 +32,7 @@ class Pattern:
         return None if self.left is None and self.right is None else (self.left, self.right)
 
 
-def _pattern(function: Callable[..., Any]) -> Pattern | None:
+def pattern_of(function: Callable[..., Any]) -> Pattern | None:
     """The pattern that transformers' own mask functions stand for; None for any other function."""
     found: dict[str, Any] = {"causal": False}
     waiting = [function]
@@ -130,7 +103,7 @@ class MaskMeaning(BlockMask):
             plain = function is masking_utils.causal_mask_function and attention_mask is None
             self.pattern = Pattern(causal=True) if plain else None
         else:
-            self.pattern = _pattern(function)
+            self.pattern = pattern_of(function)
             if (
                 attention_mask is not None
                 and bool(attention_mask.all())
@@ -176,7 +149,7 @@ class MaskMeaning(BlockMask):
     def _prefix(self) -> int | None:
         """How many keys all rows have, if that, causal and a window say all; read by each layer, so found once."""
         pattern = self.pattern
-        if pattern is None or self.padding is not None or pattern.packed is not None or _crosses_chunks(self):
+        if pattern is None or self.padding is not None or pattern.packed is not None or crosses_chunks(self):
             return None
         if not pattern.causal:
             return self.keys
@@ -298,185 +271,8 @@ def _starts(counts: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------
-
-
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    s_aux: torch.Tensor | None = None,
-    position_bias: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [B, H, S, D] in, [B, S, H, D] out. `s_aux` are sinks."""
-    mask = attention_mask if isinstance(attention_mask, MaskMeaning) else None
-    how: dict[str, Any]
-    plain = not dropout and position_bias is None and s_aux is None
-    if plain and mask is not None and mask.prefix is not None and mask.keys == key.shape[2]:
-        # what most layers of most models are asked for, and what decoding waits for: nothing is looked at twice
-        if mask.grows() and _builds_by_shape(query.device) and not _needs_grad(query, key, value):
-            how = {"causal": False, "window": None, "scale": scaling, "softcap": softcap or 0.0}
-            return _by_counts(query, key, value, mask, None, how), None
-        if mask.prefix < mask.keys:
-            key, value = key[:, :, : mask.prefix], value[:, :, : mask.prefix]
-        pattern = mask.pattern
-        assert pattern is not None
-        causal = pattern.causal and mask.queries > 1
-        window = pattern.window
-        cap = softcap or 0.0
-        found = registry.attention(query, key, value, causal=causal, scale=scaling, window=window, softcap=cap)
-        return found.transpose(1, 2), None
-    how = {"scale": scaling, "softcap": softcap or 0.0}
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if mask is None and attention_mask is None:
-        # Without a mask the first query stands at the first key; a lone one sees all, as in transformers' sdpa.
-        causal = bool(causal) and query.shape[2] > 1
-        if causal and key.shape[2] > query.shape[2]:
-            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    why = _what_is_missing(mask, attention_mask, dropout, position_bias, key)
-    if why:
-        went_elsewhere("transformers", why)
-        dense = mask.dense() if mask is not None else attention_mask
-        return _dense_attention(query, key, value, dense, causal, position_bias, dropout, s_aux, **how), None
-    if mask is None:
-        left = sliding_window - 1 if sliding_window and causal else None
-        how |= {"causal": causal, "window": None if left is None else (left, 0)}
-        return _one_length(query, key, value, s_aux, how), None
-    pattern = mask.pattern
-    assert pattern is not None
-    how |= {"causal": pattern.causal, "window": pattern.window}
-    if mask.padding is not None or pattern.packed is not None or _crosses_chunks(mask):
-        packed = mask.packed()
-        assert packed is not None
-        return _packed_attention(query, key, value, packed, s_aux, how), None
-    if mask.prefix is None:
-        return _by_counts(query, key, value, mask, s_aux, how), None
-    return _one_length(query, key[:, :, : mask.prefix], value[:, :, : mask.prefix], s_aux, how), None
-
-
-def _builds_by_shape(device: torch.device) -> bool:
-    """Whether a library may build a kernel for each new shape, in milliseconds, as cuDNN does."""
-    return device.type == "cuda"
-
-
-def _needs_grad(*tensors: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _what_is_missing(
-    mask: MaskMeaning | None, given: Any, dropout: float, position_bias: Any, key: torch.Tensor
-) -> str | None:
-    """Why no variant can run this; None where one can."""
-    if dropout:
-        return "dropout of attention weights"
-    if position_bias is not None:
-        return "a position bias"
-    if mask is None:
-        return None if given is None else "a dense mask"
-    if mask.keys != key.shape[2]:
-        raise ValueError(f"the mask is of {mask.keys} keys, and there are {key.shape[2]}")
-    if mask.pattern is None:
-        return "a mask function that is not one of transformers' own, or one in an exported program"
-    if (mask.padding is not None or mask.pattern.packed is not None) and mask.packed() is None:
-        return "a window over padding between tokens"
-    return None
-
-
-def _crosses_chunks(mask: MaskMeaning) -> bool:
+def crosses_chunks(mask: MaskMeaning) -> bool:
     pattern = mask.pattern
     if pattern is None or pattern.chunk is None:
         return False
     return pattern.positions is not None or mask.keys + mask.kv_offset > pattern.chunk
-
-
-def _one_length(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: Any, how: dict[str, Any]) -> torch.Tensor:
-    """All rows of the batch have all the keys."""
-    if sinks is None:
-        return registry.attention(q, k, v, **how).transpose(1, 2)  # type: ignore[no-any-return]
-    (batch, _, queries, _), keys = q.shape, k.shape[2]
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    starts: dict[str, Any] = {
-        f"cu_seqlens_{name}": torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
-        for name, length in (("q", queries), ("k", keys))
-    }
-    out = registry.attention_varlen(q, k, v, max_seqlen_q=queries, max_seqlen_k=keys, sinks=sinks, **starts, **how)
-    return out.unflatten(0, (batch, queries))  # type: ignore[no-any-return]
-
-
-def _by_counts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: MaskMeaning, sinks: Any, how: dict[str, Any]
-) -> torch.Tensor:
-    """All rows of the batch have as many keys, and how many is read on the device."""
-    starts, used = mask.counts(q.device)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = registry.attention_varlen(
-        q.flatten(0, 1),
-        k,
-        v,
-        cu_seqlens_q=starts,
-        seqused_k=used,
-        max_seqlen_q=mask.queries,
-        max_seqlen_k=k.shape[1],
-        sinks=sinks,
-        **how,
-    )
-    return out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
-
-
-def _packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: PackedTokens, sinks: Any, how: dict[str, Any]
-) -> torch.Tensor:
-    batch, _, queries, _ = q.shape
-    packed = packed.on(q.device)
-    flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    rows = (packed.q_rows, packed.k_rows, packed.k_rows)
-    q, k, v = (x if len(r) == len(x) else x.index_select(0, r) for x, r in zip(flat, rows, strict=True))
-    out = registry.attention_varlen(q, k, v, sinks=sinks, **packed.lengths, **how)
-    if len(out) != batch * queries:
-        out = out.new_zeros(batch * queries, *out.shape[1:]).index_copy(0, packed.q_rows, out)
-    return out.unflatten(0, (batch, queries))  # type: ignore[no-any-return]
-
-
-def _dense_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    bias: torch.Tensor | None,
-    dropout: float,
-    sinks: torch.Tensor | None,
-    scale: float | None,
-    softcap: float,
-) -> torch.Tensor:
-    """By torch, from a dense mask: scaled_dot_product_attention, or its definition where that has no word for it."""
-    if mask is None and causal:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    if mask is not None and mask.dtype == torch.bool:
-        least = torch.finfo(q.dtype).min
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, least)
-    if bias is not None:
-        mask = bias if mask is None else mask + bias
-    if not softcap and sinks is None:
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        out = sdpa(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-        return out.transpose(1, 2)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.mT * (q.shape[3] ** -0.5 if scale is None else scale)
-    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    scores = (scores if mask is None else scores + mask).float()
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
-    weights = scores.softmax(-1)[..., : k.shape[2]].to(v.dtype)
-    return (torch.nn.functional.dropout(weights, dropout) @ v).transpose(1, 2)
-
-
-__all__ = ["NAME", "MaskMeaning", "attention", "enable", "mask"]
