@@ -22,7 +22,7 @@ COUNT = 4
 WINDOW = 1.0
 """Where they are looked for first, along the coordinate that spreads most: far shapes hardly count."""
 REACH = 2.0
-"""How far the nearest measured shape of a kernel that is compiled here may be for it to go before a library's."""
+"""A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""
 CAP = 0.7
 """Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
 UNKNOWN = 0.75
@@ -69,7 +69,7 @@ class Advice:
 
     def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
         """These variants, that which is expected to lose least first. Ties stay in the order given."""
-        far = not self.near or self.near[0][0] > REACH
+        far = not self.near or self.near[0][0] >= REACH
         expected = {name: UNKNOWN if far else self.lost.get(name, UNKNOWN) for name in names}
         return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
 

@@ -329,6 +329,7 @@ _FORWARD = Tuning(
     order=_ORDER,
     redundant=("heads_q", "gqa", "ieee", "total_k", "rows"),
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
+    as_measured=("kv_layout",),
     draw=draw,
 )
 BY_OP = {
