@@ -70,7 +70,7 @@ class Advice:
     def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
         """These variants, that which is expected to lose least first. Ties stay in the order given."""
         far = not self.near or self.near[0][0] >= REACH
-        expected = {name: UNKNOWN if far else self.lost.get(name, UNKNOWN) for name in names}
+        expected = {name: self.lost.get(name, UNKNOWN) for name in names}
         return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
 
     def configs(

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from again import needs_newest_triton, run_with_newest_triton
 
 from registry import Target
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem
@@ -16,6 +15,7 @@ from compiled import resources
 from registry.plugins.gluon_fa3.backward.traits import GROUPS
 from registry.plugins.gluon_fa3.varlen import backward
 
+WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*any"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
@@ -67,8 +67,3 @@ def test_deterministic_problems_run_in_a_fixed_order():
 
 def test_wide_heads_are_refused():
     assert "head_dim" in {reason.field for reason in VARIANT.reasons(problem(d=256))}
-
-
-@needs_newest_triton
-def test_with_the_newest_triton():
-    run_with_newest_triton(__file__, "test_build and causal and c0.0 and any")

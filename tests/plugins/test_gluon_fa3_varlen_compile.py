@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import pytest
-from again import needs_newest_triton, run_with_newest_triton
 
 from registry import Target
 from registry.ops.attention_varlen.problem import VarlenProblem
@@ -21,6 +20,7 @@ from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
+WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*pair-64-dynamic-.*before_pv"
 H200 = Target.named("H200")
 VARIANT = varlen.VARIANT
 
@@ -110,8 +110,3 @@ def test_refusals_name_a_fix():
 
 def test_more_rows_than_a_map_counts_are_refused():
     assert {"total_q", "total_k"} <= {r.field for r in VARIANT.reasons(problem(b=1 << 10, sq=1 << 20, sk=1 << 20))}
-
-
-@needs_newest_triton
-def test_with_the_newest_triton():
-    run_with_newest_triton(__file__, "test_build and causal and c0.0 and before_pv and pair-64-dynamic-")

@@ -177,7 +177,7 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
         (SPLIT, SPLIT, {}),
         (PREFILL, PREFILL, dict(kv="paged")),
         (PREFILL, PREFILL, dict(sinks=True)),
-        (PREFILL, "torch_varlen_flash", {}),
+        (PREFILL, "gluon_fa3_varlen", {}),
         (BACKWARD, BACKWARD, dict(sinks=True)),
     ],
 )
