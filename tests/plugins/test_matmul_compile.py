@@ -9,7 +9,7 @@ from registry.contract.problem import OperandFact
 from registry.ops.matmul.problem import MatmulProblem
 from registry.toolbox.builds import loop_spills
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from compiled import instructions, matrix_units, resources
 
@@ -32,7 +32,7 @@ def compiled(variant, p, config, slack=0):
     (build,) = variant.builds(p, config)
     found = resources(build, p.target)
     # Triton 3.9 parks a few registers beside the loops of split float32 products; in a loop it must not.
-    assert not found.spills or (not triton.__version__.startswith("3.6.") and not loop_spills(found.sass))
+    assert not found.spills or (not Target.named("H100").triton.startswith("3.6.") and not loop_spills(found.sass))
     declared = variant.requires.shared_memory(p, config)
     assert found.shared <= declared <= found.shared + slack
     assert (
