@@ -7,7 +7,6 @@ nearer the more it counts. What compiles here is put before a library's kernel o
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from bisect import bisect_left, bisect_right
@@ -19,8 +18,10 @@ Config = Mapping[str, Any]
 
 COUNT = 4
 """Shapes that are asked."""
-WINDOW = 1.0
-"""Where they are looked for first, along the coordinate that spreads most: far shapes hardly count."""
+WINDOWS = 0.5, 1.0, 2.0, math.inf
+"""Where they are looked for, one after the other, along the coordinates in which the fewest lie close together."""
+AXES = 3
+"""How many these are."""
 REACH = 2.0
 """A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""
 CAP = 0.7
@@ -106,10 +107,11 @@ class Neighbours:
     weights: Mapping[str, float]
     contestants: Sequence[tuple[str, Config]]
     shapes: Sequence[Shape]
-    _axis: int = field(init=False)
     _points: list[tuple[float, ...]] = field(init=False)
     _shapes: list[Shape] = field(init=False)
-    _along: list[float] = field(init=False)
+    _axes: list[int] = field(init=False)
+    """The coordinates that divide the points best; the points are in the order of the first."""
+    _columns: list[list[float]] = field(init=False)
 
     def __post_init__(self) -> None:
         used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
@@ -119,27 +121,39 @@ class Neighbours:
             (tuple(w * shape.point[place] for w, place in zip(self._scale, used, strict=True)), shape)
             for shape in self.shapes
         ]
-        spread = [max(column) - min(column) for column in zip(*(point for point, _ in points), strict=True)]
-        self._axis = max(range(len(spread)), key=spread.__getitem__, default=0)
-        points = sorted(points, key=lambda pair: pair[0][self._axis]) if spread else points
+        crowds = [_crowd(sorted(column)) for column in zip(*(point for point, _ in points), strict=True)]
+        self._axes = sorted(range(len(crowds)), key=crowds.__getitem__)[:AXES]
+        points.sort(key=lambda pair: [pair[0][axis] for axis in self._axes])
         self._points, self._shapes = [point for point, _ in points], [shape for _, shape in points]
-        self._along = [point[self._axis] for point in self._points] if spread else []
+        self._columns = [[point[axis] for point in self._points] for axis in self._axes]
 
     def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
         """What the nearest shapes say of a problem, leaving one out; None where there are none."""
         if not self._points:
             return None
         here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
-        low, high = 0, len(self._points)
-        if self._along:
-            at = here[self._axis]
-            low, high = bisect_left(self._along, at - WINDOW), bisect_right(self._along, at + WINDOW)
-        found = _least(here, self._points[low:high])
-        if len(found) <= COUNT or found[COUNT][0] > WINDOW:  # others may be as near
-            low, found = 0, _least(here, self._points)
-        nearest = [(d, shape) for d, place in found if (shape := self._shapes[low + place]) is not without][:COUNT]
-        near = tuple((d, math.exp(-d * d) + 1e-4 / (1 + d * d), shape) for d, shape in nearest)
+        nearest = [(d, shape) for d, place in self._nearest(here) if (shape := self._shapes[place]) is not without]
+        near = tuple((d, math.exp(-d * d) + 1e-4 / (1 + d * d), shape) for d, shape in nearest[:COUNT])
         return Advice(near, self._lost(near), self.contestants)
+
+    def _nearest(self, here: tuple[float, ...]) -> list[tuple[float, int]]:
+        """(distance, place) of the nearest points, one more than are asked."""
+        for window in WINDOWS:
+            found = self._within(here, window)
+            if len(found) > COUNT:  # no other is nearer than the last of these
+                return found if found[COUNT][0] <= window else self._within(here, found[COUNT][0])
+        return found
+
+    def _within(self, here: tuple[float, ...], window: float) -> list[tuple[float, int]]:
+        """The same of the points that are no farther along any of a few coordinates."""
+        places: Sequence[int] = range(len(self._points))
+        for axis, column in zip(self._axes, self._columns, strict=True):
+            low, high = here[axis] - window, here[axis] + window
+            if axis == self._axes[0]:
+                places = range(bisect_left(column, low), bisect_right(column, high))
+            else:
+                places = [place for place in places if low <= column[place] <= high]
+        return _least(here, self._points, places)
 
     def _lost(self, near: Sequence[tuple[float, float, Shape]]) -> dict[str, float]:
         sums: dict[str, list[float]] = {}
@@ -155,6 +169,16 @@ class Neighbours:
         return {name: lost / weight for name, (lost, weight) in sums.items()}
 
 
-def _least(here: tuple[float, ...], points: Sequence[tuple[float, ...]]) -> list[tuple[float, int]]:
-    """(distance, place) of the nearest points, one more than are asked."""
-    return heapq.nsmallest(COUNT + 1, zip(map(math.dist, points, itertools.repeat(here)), itertools.count()))
+def _crowd(column: list[float]) -> int:
+    """How many points lie a window or less apart along one coordinate."""
+    return sum(bisect_right(column, at + WINDOWS[0]) - bisect_left(column, at - WINDOWS[0]) for at in column)
+
+
+def _least(
+    here: tuple[float, ...], points: Sequence[tuple[float, ...]], places: Sequence[int]
+) -> list[tuple[float, int]]:
+    """(distance, place) of the nearest points among some, one more than are asked."""
+    distances = list(map(math.dist, map(points.__getitem__, places), itertools.repeat(here)))
+    ordered = sorted(distances)
+    last = ordered[min(COUNT, len(ordered) - 1)] if ordered else 0.0
+    return sorted((d, place) for d, place in zip(distances, places, strict=True) if d <= last)[: COUNT + 1]
