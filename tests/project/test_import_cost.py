@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-LIMIT_MS = 60
+LIMIT_MS = 80
 RUNS = 3
 PROBE = """
 import json, sys, time
