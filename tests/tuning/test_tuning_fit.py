@@ -14,7 +14,7 @@ from registry import Target
 from registry.contract.variant import Variant
 from registry.ops.parts.cases import Case, digest
 from registry.tables.lint import Known, lint
-from registry.tables.nearest import REACH, Advice, Neighbours, Result, Shape
+from registry.tables.nearest import COUNT, REACH, Advice, Neighbours, Result, Shape
 from registry.tuning import evidence, journal
 from registry.tuning.fit import Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
@@ -155,6 +155,22 @@ def made_up(*shapes, contestants=(("ours", {"TILE": 1}), ("ours", {"TILE": 2}), 
         for at, results in shapes
     ]
     return Neighbours(("x",), {"x": 1.0}, contestants, points)
+
+
+@pytest.mark.parametrize("count", [3, 40, 400])
+def test_the_search_finds_the_nearest_of_all(count):
+    draw = random.Random(count)
+    point = lambda: tuple(draw.choice((draw.gauss(0, 3), draw.randrange(3))) for _ in range(5))  # noqa: E731
+    shapes = [Shape((place,), point(), (Result(0, 0.0, 0.0),)) for place in range(count)]
+    names = tuple("abcde")
+    weights = dict(zip(names, (0.3, 1.0, 5.0, 0.0, 0.7), strict=True))
+    neighbours = Neighbours(names, weights, (("ours", {}),), shapes)
+    scaled = lambda at: [weights[name] * x for name, x in zip(names, at, strict=True)]  # noqa: E731
+    for _ in range(100):
+        here = point()
+        found = [distance for distance, _, _ in neighbours.ask(dict(zip(names, here, strict=True))).near]
+        every = sorted(math.dist(scaled(here), scaled(shape.point)) for shape in shapes)
+        assert found == pytest.approx(every[: len(found)]) and len(found) == min(COUNT, count)
 
 
 def test_the_nearer_shape_counts_more():
