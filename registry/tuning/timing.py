@@ -175,11 +175,13 @@ class CudaTimer:
 class GraphTimer:
     """Replays of one CUDA graph of many launches. What is in the L2 cache is what rotating the inputs leaves there."""
 
-    MEMORY_BYTES = 256 << 20
-    """How much the rotated inputs should fill."""
+    MEMORY_BYTES = 160 << 20
+    """How much the rotated inputs should fill: three times the largest L2 cache there is, and some."""
+    SPAN_MS = 0.5
+    """How long a graph of short launches should take, so that its own start is nothing beside it."""
 
     def __init__(
-        self, telemetry: Callable[[], dict[str, Any]] | None = None, launches: int = 16, most: int = 50
+        self, telemetry: Callable[[], dict[str, Any]] | None = None, launches: int = 64, most: int = 50
     ) -> None:
         import torch
 
@@ -190,7 +192,7 @@ class GraphTimer:
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         graph, count = self._graph(launches)
-        each = self._time(graph)
+        each = self._time(graph.replay)
         for _ in range(_repeats(settle_ms, each, self._most)):
             graph.replay()
         rounds = max(3, _repeats(measure_ms, each, self._most))
@@ -208,12 +210,12 @@ class GraphTimer:
         held = self._graphs.get(id(launches))
         if held is not None and held[0] is launches:
             return held[1], held[2]
-        count = max(self._launches, len(launches))
         side = self._torch.cuda.Stream()
         side.wait_stream(self._torch.cuda.current_stream())
         with self._torch.cuda.stream(side):
             for launch in launches:
                 launch()
+            count = self._count(launches)
         self._torch.cuda.current_stream().wait_stream(side)
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
@@ -224,10 +226,15 @@ class GraphTimer:
         self._graphs[id(launches)] = (launches, graph, count)
         return graph, count
 
-    def _time(self, graph: Any) -> float:
+    def _count(self, launches: Launches) -> int:
+        """How many launches a graph holds: every set of inputs, and as many as fill SPAN_MS where they are short."""
+        each = self._time(launches[0]) if len(launches) < self._launches else 0.0
+        return max(len(launches), min(self._launches, int(self.SPAN_MS / max(each, 1e-3))))
+
+    def _time(self, run: Callable[[], Any]) -> float:
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        run()
         end.record()
         self._torch.cuda.synchronize()
         return float(start.elapsed_time(end))

@@ -20,7 +20,7 @@ from registry.ops.parts.cases import Case, Layout
 from registry.ops.parts.judging import TOLERANCE, Expected, Verdict, judge
 
 Tensors = dict[str, Any]
-MAX_COPIES = 32
+MAX_COPIES = 64
 
 
 class Workload:
