@@ -189,10 +189,13 @@ class GraphTimer:
         self._telemetry = telemetry or dict
         self._launches, self._most = launches, most
         self._graphs: dict[int, tuple[Launches, Any, int]] = {}
+        self._heated = False
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         graph, count = self._graph(launches)
         each = self._time(graph.replay)
+        if not self._heated and each > count * self.LONG_MS:
+            settle_ms, self._heated = max(settle_ms, self.HEAT_MS), True
         for _ in range(_repeats(settle_ms, each, self._most)):
             graph.replay()
         rounds = max(3, _repeats(measure_ms, each, self._most))
@@ -242,6 +245,7 @@ class GraphTimer:
     def forget(self) -> None:
         """Drop the graphs of a case and the memory that they hold."""
         self._graphs.clear()
+        self._heated = False
 
 
 def _repeats(budget_ms: float, each_ms: float, most: int) -> int:
