@@ -179,6 +179,9 @@ class GraphTimer:
     """How much the rotated inputs should fill: three times the largest L2 cache there is, and some."""
     SPAN_MS = 0.5
     """How long a graph of short launches should take, so that its own start is nothing beside it."""
+    LONG_MS, HEAT_MS = 0.1, 60.0
+    """Launches so long make a card slower by up to 15% within tens of milliseconds: they run before the first turn, so
+    that all turns are as training is, at the limit of its power."""
 
     def __init__(
         self, telemetry: Callable[[], dict[str, Any]] | None = None, launches: int = 64, most: int = 50
