@@ -1,12 +1,12 @@
 """A draw of random shapes of several ops in one sweep, so that processes start once and kernels are compiled ahead:
 
-    python benchmarks/judge.py OUT SEED SECONDS matmul=160 attention=160 attention_backward=160
+    python benchmarks/judge.py OUT SEED SECONDS matmul=random:160 attention=random:160 attention_backward=random:160
 
-Writes OUT/judged_SEED_OP.jsonl for `make plots` (with --train: OUT/random_SEED_OP.jsonl, for a fit). The op that is
-named first is measured first. Times are of replayed graphs over rotated inputs: single launches under 30 us differ by
-1.6% from round to round (6% one time in twenty), replays by 0.2%, and that is what a regret of 1% asks for. Variants
-that were never the fastest by more than 1.7% on 681 products or 394 attentions are left out, as is torch's own
-arithmetic with stored scores.
+Writes OUT/judged_SEED_OP.jsonl for `make plots` (with --train: OUT/random_SEED_OP.jsonl, for a fit; then of grids too:
+`matmul=llm+squares+random:500`). The op that is named first is measured first. Times are of replayed graphs over
+rotated inputs: single launches under 30 us differ by 1.6% from round to round (6% one time in twenty), replays by
+0.2%, and that is what a regret of 1% asks for. Variants that were never the fastest by more than 1.7% on 681 products
+or 394 attentions are left out, as is torch's own arithmetic with stored scores.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SKIP = ("torch_math*", "torch_efficient*", "triton_autows", "triton_padded*", "t
 CONFIGS = 4
 
 
-def main(out: Path, seed: int, seconds: float, counts: dict[str, int], kind: str) -> None:
+def main(out: Path, seed: int, seconds: float, wanted: dict[str, str], kind: str) -> None:
     """Measure, then cut the journal into one for each op."""
-    cases = [case for op, count in counts.items() for case in grid(op, f"random:{seed}:{count}")]
+    cases = [case for op, name in wanted.items() for case in grid(op, name.replace("random:", f"random:{seed}:"))]
     effort = Effort(rounds=4, settle_ms=3.0, measure_ms=4.0, budget_s=seconds, turn_timeout=15, check_timeout=30)
     whole = out / f"draw_{seed}.jsonl"
     report = Sweep(cases, whole, mode="graph", effort=effort, selection=Selection((), SKIP, CONFIGS)).run()
@@ -35,7 +35,7 @@ def main(out: Path, seed: int, seconds: float, counts: dict[str, int], kind: str
     lines = [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()]
     done = {line["case"] for line in lines if line["kind"] == "done"}
     op_of = {line["case"]: line["op"] for line in lines if line["kind"] == "case"}
-    for op in counts:
+    for op in wanted:
         kept = [line for line in lines if "case" not in line or (line["case"] in done and op_of[line["case"]] == op)]
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in kept)
         (out / f"{kind}_{seed}_{op}.jsonl").write_text(text, encoding="utf-8")
@@ -44,6 +44,6 @@ def main(out: Path, seed: int, seconds: float, counts: dict[str, int], kind: str
 
 if __name__ == "__main__":
     given = [word for word in sys.argv[1:] if word != "--train"]
-    wanted = {op: int(count) for op, count in (word.split("=") for word in given[3:])}
+    wanted = dict(word.split("=") for word in given[3:])
     kind = "random" if "--train" in sys.argv else "judged"
     main(Path(given[0]), int(given[1]), float(given[2]), wanted, kind)
