@@ -83,6 +83,8 @@ TF32_BACKWARD = {
 IEEE_FORWARD = {64: [(16, 16, 4, 1)], 128: [(8, 16, 4, 1)], 256: [(8, 16, 4, 1)]}
 IEEE_BACKWARD = {64: [((8, 16, 4, 1), (16, 8, 4, 1), True)], 128: [((8, 16, 8, 1), (16, 16, 8, 1), True)]}
 IEEE_BACKWARD_WIDTH = 128
+WIDEST_TILE = 256
+"""Heads up to here are one tile; wider ones two, where that is less than the next power of two."""
 
 
 def family(sm: int) -> str:
@@ -92,7 +94,7 @@ def family(sm: int) -> str:
 
 def width(problem: Any) -> int:
     """The wider of the two padded head dims."""
-    return padded(max(problem.head_dim, problem.head_dim_v))
+    return max(sum(head_tiles(problem.head_dim)), padded(problem.head_dim_v))
 
 
 def _tiles(problem: Any, usual: Mapping[str, Any], crowded: Mapping[str, Any]) -> list[Any]:
@@ -122,6 +124,13 @@ def backward_configs(problem: Any) -> list[dict[str, Any]]:
 def padded(head_dim: int) -> int:
     """The tile width that holds a head dim: the next power of two."""
     return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def head_tiles(head_dim: int) -> tuple[int, int]:
+    """The widths of the two tiles that hold a row of q or k: a power of two, and what a wide head has beyond (or 0)."""
+    whole = padded(head_dim)
+    first, rest = whole // 2, padded(max(64, head_dim - whole // 2))
+    return (first, rest) if head_dim > WIDEST_TILE and rest < first else (whole, 0)
 
 
 def options(config: Config, which: tuple[str, ...]) -> dict[str, int]:

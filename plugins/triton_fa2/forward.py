@@ -42,6 +42,8 @@ def _attend(
     softcap_log2,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
+    TAIL: tl.constexpr,
+    CHUNKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
@@ -51,17 +53,23 @@ def _attend(
     BLOCK_N: tl.constexpr,
 ):
     """One step of the streaming softmax: the keys n .. n + BLOCK_N."""
-    q_MD, rows_M = queries
-    k_ptr, v_ptr, kT_offsets_DN, v_offsets_NV, k_step, v_step = keys
+    q_MD, tail_q_MD, rows_M = queries
+    k_ptr, v_ptr, kT_offsets_DN, tail_offsets_DN, v_offsets_NV, first_v, k_step, v_step = keys
     seqlen_q, seqlen_k, window_left, window_right = mask
     PADDED_D: tl.constexpr = q_MD.shape[1]
     PADDED_V: tl.constexpr = acc_MV.shape[1]
     keys_N = n + tl.arange(0, BLOCK_N)
-    d_D, d_V = tl.arange(0, PADDED_D), tl.arange(0, PADDED_V)
+    d_D, d_V = tl.arange(0, PADDED_D), first_v + tl.arange(0, PADDED_V)
     # The base moves as one 64-bit scalar (strides are int64); the tile's own offsets are loop-invariant.
     k_pointers = k_ptr + n * k_step + kT_offsets_DN
     kT_DN = load_tile(k_pointers, keys_N[None, :], seqlen_k, d_D[:, None], MASKED and RAGGED, HEAD_DIM, PADDED_D)
     scores_MN = dot(q_MD, kT_DN, PRECISION)
+    if TAIL:
+        d_T = PADDED_D + tl.arange(0, TAIL)
+        k_pointers = k_ptr + n * k_step + tail_offsets_DN
+        WIDTH: tl.constexpr = PADDED_D + TAIL
+        kT_DN = load_tile(k_pointers, keys_N[None, :], seqlen_k, d_T[:, None], MASKED and RAGGED, HEAD_DIM, WIDTH)
+        scores_MN = dot_add(tail_q_MD, kT_DN, scores_MN, PRECISION)
     if SOFTCAP:
         # From here on the scores are in units of log2(e), as scale_log2 would have made them.
         scores_MN = tanh(scores_MN * scale_log2) * softcap_log2
@@ -85,7 +93,8 @@ def _attend(
     sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
     acc_MV = acc_MV * rescale_M[:, None]
     v_pointers = v_ptr + n * v_step + v_offsets_NV
-    v_NV = load_tile(v_pointers, keys_N[:, None], seqlen_k, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
+    WIDTH_V: tl.constexpr = PADDED_V * CHUNKS
+    v_NV = load_tile(v_pointers, keys_N[:, None], seqlen_k, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, WIDTH_V)
     acc_MV = dot_add(p_MN.to(v_NV.dtype), v_NV, acc_MV, PRECISION)
     return acc_MV, new_max_M, sum_M
 
@@ -127,6 +136,8 @@ def attention_forward(
     HEAD_DIM_V: tl.constexpr,
     PADDED_D: tl.constexpr,
     PADDED_V: tl.constexpr,
+    TAIL: tl.constexpr,
+    CHUNKS: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     UNIT_COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -154,20 +165,36 @@ def attention_forward(
     k_ptr += (batch * k_batch + head_kv * k_head) * STRIDE_UNIT
     v_ptr += (batch * v_batch + head_kv * v_head) * STRIDE_UNIT
     m_M, n_N = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    d_D, d_V = tl.arange(0, PADDED_D), tl.arange(0, PADDED_V)
+    first_v = 0
+    if CHUNKS > 1:  # the columns of the values are shared out: each program finds the same scores for some of them
+        first_v = tl.program_id(1) * PADDED_V
+    d_D, d_V = tl.arange(0, PADDED_D), first_v + tl.arange(0, PADDED_V)
     q_offsets = tile_offsets(m_M[:, None], q_row * STRIDE_UNIT, d_D[None, :], q_col * STRIDE_UNIT, UNIT_COLUMNS, WIDE)
     kT_offsets = tile_offsets(n_N[None, :], k_row * STRIDE_UNIT, d_D[:, None], k_col * STRIDE_UNIT, UNIT_COLUMNS, WIDE)
     v_offsets = tile_offsets(n_N[:, None], v_row * STRIDE_UNIT, d_V[None, :], v_col * STRIDE_UNIT, UNIT_COLUMNS, WIDE)
     q_MD = load_tile(q_ptr + q_offsets, rows_M[:, None], seqlen_q, d_D[None, :], True, HEAD_DIM, PADDED_D)
     if NEGATE:  # a negative scale, made positive
         q_MD = -q_MD
+    tail_q_MD, tail_offsets = q_MD, kT_offsets
+    if TAIL:  # tiles are powers of two wide: what a head has beyond one is a tile of its own
+        d_T = PADDED_D + tl.arange(0, TAIL)
+        q_offsets = tile_offsets(
+            m_M[:, None], q_row * STRIDE_UNIT, d_T[None, :], q_col * STRIDE_UNIT, UNIT_COLUMNS, WIDE
+        )
+        tail_offsets = tile_offsets(
+            n_N[None, :], k_row * STRIDE_UNIT, d_T[:, None], k_col * STRIDE_UNIT, UNIT_COLUMNS, WIDE
+        )
+        WIDTH: tl.constexpr = PADDED_D + TAIL
+        tail_q_MD = load_tile(q_ptr + q_offsets, rows_M[:, None], seqlen_q, d_T[None, :], True, HEAD_DIM, WIDTH)
+        if NEGATE:
+            tail_q_MD = -tail_q_MD
 
     # 3. The keys: three loops, so that only blocks on an edge of the mask pay for it.
     start, inner_start, inner_end, end = key_ranges(
         first_row, last_row, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
     )
-    queries, mask = (q_MD, rows_M), (seqlen_q, seqlen_k, window_left, window_right)
-    keys = k_ptr, v_ptr, kT_offsets, v_offsets, k_row * STRIDE_UNIT, v_row * STRIDE_UNIT
+    queries, mask = (q_MD, tail_q_MD, rows_M), (seqlen_q, seqlen_k, window_left, window_right)
+    keys = k_ptr, v_ptr, kT_offsets, tail_offsets, v_offsets, first_v, k_row * STRIDE_UNIT, v_row * STRIDE_UNIT
     acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
@@ -185,6 +212,8 @@ def attention_forward(
             softcap_log2,
             HEAD_DIM,
             HEAD_DIM_V,
+            TAIL,
+            CHUNKS,
             SOFTCAP,
             HAS_LEFT,
             HAS_RIGHT,
@@ -208,6 +237,8 @@ def attention_forward(
                 softcap_log2,
                 HEAD_DIM,
                 HEAD_DIM_V,
+                TAIL,
+                CHUNKS,
                 SOFTCAP,
                 HAS_LEFT,
                 HAS_RIGHT,
@@ -230,6 +261,8 @@ def attention_forward(
                 softcap_log2,
                 HEAD_DIM,
                 HEAD_DIM_V,
+                TAIL,
+                CHUNKS,
                 SOFTCAP,
                 HAS_LEFT,
                 HAS_RIGHT,
@@ -244,7 +277,7 @@ def attention_forward(
     out_ptr += (batch * out_batch + head * out_head + first_row * out_row) * STRIDE_UNIT
     out_offsets = tile_offsets(m_M[:, None], out_row * STRIDE_UNIT, d_V[None, :], out_row, True, WIDE)
     out_MV = out_MV.to(out_ptr.dtype.element_ty)
-    store_tile(out_ptr + out_offsets, out_MV, rows_M[:, None], seqlen_q, d_V[None, :], HEAD_DIM_V, PADDED_V)
+    store_tile(out_ptr + out_offsets, out_MV, rows_M[:, None], seqlen_q, d_V[None, :], HEAD_DIM_V, PADDED_V * CHUNKS)
     if LSE:
         lse_M = (max_M + tl.log2(sum_M)) * 0.6931471805599453  # to natural logarithms
         lse_M = tl.where(sum_M == 0.0, float("-inf"), lse_M)

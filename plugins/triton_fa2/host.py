@@ -16,7 +16,7 @@ import triton
 from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, out_of, row_sums
 from registry.plugins.triton_fa2 import configs
-from registry.plugins.triton_fa2.configs import padded
+from registry.plugins.triton_fa2.configs import head_tiles, padded
 from registry.plugins.triton_fa2.forward import attention_forward
 from registry.plugins.triton_fa2.key_pass import key_gradients
 from registry.plugins.triton_fa2.query_pass import query_gradients
@@ -24,6 +24,8 @@ from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
+ACCUMULATORS = 2**15
+"""Of one program: half of an SM's registers."""
 SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
 
 
@@ -77,7 +79,7 @@ def _common(problem: Any, left: int, right: int) -> dict[str, Any]:
     return dict(
         HEAD_DIM=problem.head_dim,
         HEAD_DIM_V=problem.head_dim_v,
-        PADDED_D=padded(problem.head_dim),
+        PADDED_D=head_tiles(problem.head_dim)[0],
         PADDED_V=padded(problem.head_dim_v),
         PRECISION="ieee" if problem.ieee else "tf32",
         HAS_LEFT=left >= 0,
@@ -138,7 +140,9 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
         constants["PADDED_V"] = max(constants["PADDED_V"], min(SWIZZLE_16_BIT, constants["PADDED_D"]))
-    grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads,)
+    chunks = -(-constants["PADDED_V"] // (ACCUMULATORS // config["BLOCK_M"]))
+    constants |= {"TAIL": head_tiles(problem.head_dim)[1], "CHUNKS": chunks, "PADDED_V": constants["PADDED_V"] // chunks}
+    grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads, chunks)
     return [Call(attention_forward, grid, arguments, constants, configs.options(config, configs.FORWARD))]
 
 
