@@ -277,7 +277,7 @@ def configs(problem) -> list[dict[str, Any]]:
     found = [*wide, _config(128, 128, bk, 8, 4), _config(64, 128, bk, 4, 4), _config(64, 64, bk, 4, 5)]
     if problem.m <= 64:
         found = found[-2:]
-    elif triton.cdiv(problem.m, 128) * triton.cdiv(problem.n, 256) * problem.batch < problem.target.sm_count // 2:
+    elif -(-problem.m // 128) * -(-problem.n // 256) * problem.batch < problem.target.sm_count // 2:
         found = found[len(wide) :] + wide
     return found
 

@@ -141,7 +141,11 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
         constants["PADDED_V"] = max(constants["PADDED_V"], min(SWIZZLE_16_BIT, constants["PADDED_D"]))
     chunks = -(-constants["PADDED_V"] // (ACCUMULATORS // config["BLOCK_M"]))
-    constants |= {"TAIL": head_tiles(problem.head_dim)[1], "CHUNKS": chunks, "PADDED_V": constants["PADDED_V"] // chunks}
+    constants |= {
+        "TAIL": head_tiles(problem.head_dim)[1],
+        "CHUNKS": chunks,
+        "PADDED_V": constants["PADDED_V"] // chunks,
+    }
     grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads, chunks)
     return [Call(attention_forward, grid, arguments, constants, configs.options(config, configs.FORWARD))]
 

@@ -117,9 +117,9 @@ def config_of(m, n, k, warps, stages, group=8, split=1) -> dict[str, int]:
 
 def split_of(problem, bm: int, bn: int, bk: int) -> int:
     """Ranges of K that fill the chip once, each at least four blocks long."""
-    tiles = triton.cdiv(problem.m, bm) * triton.cdiv(problem.n, bn) * (problem.batch or 1)
+    tiles = -(-problem.m // bm) * -(-problem.n // bn) * (problem.batch or 1)
     want = (problem.target.sm_count or 108) // max(tiles, 1)
-    return max(1, min(want, triton.cdiv(problem.k, bk) // 4, 32))
+    return max(1, min(want, -(-problem.k // bk) // 4, 32))
 
 
 # Few rows (or columns): memory decides. For at most so many rows and at most so many columns an SM, the shape measured
@@ -154,7 +154,7 @@ def _thin(rows: int, columns: int, bk: int, sms: int) -> list[tuple[int, int, in
 def configs(problem) -> list[dict[str, int]]:
     """Best first. The single-stage ones, legal wherever cp.async is not, come last, but first where its copies would be
     shorter than 16 bytes (see kernel.py)."""
-    item = _itemsize(problem)
+    item, shortest = _itemsize(problem), _narrow(problem)
     bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
     m, n = problem.m, problem.n
     if long := problem.k >= 16 * max(m, n) and max(m, n) <= 512 and min(m, n) > 16:  # all the work is along K
@@ -170,7 +170,7 @@ def configs(problem) -> list[dict[str, int]]:
         shapes = shapes if m <= n else [(y, x, *rest) for x, y, *rest in shapes]
     elif problem.target.sm >= 90:
         shapes = [(128, 256, bk, 8, 3), (128, 128, bk, 8, 4), (64, 128, bk, 4, 4)]
-        tiles = triton.cdiv(m, 64) * triton.cdiv(n, 64) * (problem.batch or 1)
+        tiles = -(-m // 64) * -(-n // 64) * (problem.batch or 1)
         if 2 * tiles > (problem.target.sm_count or 108) >= tiles:  # they fill the chip, once
             shapes.insert(1, (64, 64, 2 * bk, 4, 4))
         shapes = shapes if problem.layout[1] == "n" else shapes[1:]  # 128 x 256 is slow where b is contiguous along K
@@ -183,12 +183,12 @@ def configs(problem) -> list[dict[str, int]]:
             problem.k % bk
             or problem.activation
             or problem.ieee
-            or _narrow(problem) < 16
+            or shortest < 16
             or (item == 1 and problem.target.sm < 90)
         )
     ):
         shapes = shapes[1:]  # the largest tile would spill in its tail, its epilogue or its loads
-    narrow = _narrow(problem) if problem.target.sm >= 90 else 16  # (the rule below is measured on Hopper)
+    narrow = shortest if problem.target.sm >= 90 else 16  # (the rule below is measured on Hopper)
     if narrow < 8:
         shapes = []  # copies of one element or two: not worth a pipeline
     if problem.dtype == "float32" or item == 1:
@@ -199,7 +199,7 @@ def configs(problem) -> list[dict[str, int]]:
     wide = 8 if tf32 and problem.target.sm >= 100 else 4  # so do four warps there
     shapes = [(bm, bn, k, max(warps, wide), stages) for bm, bn, k, warps, stages in shapes]
     bm, bn = (min(64, max(16, triton.next_power_of_2(x))) for x in (m, n))
-    last = 64 // max(item, 2) if _narrow(problem) < 4 else 2 * bk if bm < 64 else bk
+    last = 64 // max(item, 2) if shortest < 4 else 2 * bk if bm < 64 else bk
     single = [(bm, bn, last, wide, 1)]
     if 4 <= narrow < 16:
         if item == 1:  # longer blocks of K spill

@@ -7,21 +7,18 @@ nearer the more it counts. What compiles here is put before a library's kernel o
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from registry.tables.search import Point, Tree, nearest, tree_of
 
 Config = Mapping[str, Any]
 
 COUNT = 4
 """Shapes that are asked."""
-WINDOWS = 0.5, 1.0, 2.0, math.inf
-"""Where they are looked for, one after the other, along the coordinates in which the fewest lie close together."""
-AXES = 3
-"""How many these are."""
 REACH = 2.0
 """A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""
 CAP = 0.7
@@ -32,6 +29,8 @@ NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03
 """What a config is expected to lose to others of its variant where it was not measured itself."""
+ANSWERS = 4096
+"""Answers kept; they go when there are more."""
 
 
 class Result(NamedTuple):
@@ -54,15 +53,35 @@ class Shape:
     results: tuple[Result, ...]
 
 
+class _Known(NamedTuple):
+    """What one measured shape says of one variant."""
+
+    lost: float
+    configs: list[tuple[Config, float]]
+    """Each that was measured, and what it lost beyond its guess."""
+    others: float
+    """What those lose that were not."""
+
+
 @dataclass(frozen=True)
 class Advice:
     """What the nearest shapes say of one problem."""
 
     near: tuple[tuple[float, float, Shape], ...]
     """(distance, weight, shape), nearest first."""
-    lost: Mapping[str, float]
-    """What each variant is expected to lose, in log time."""
-    contestants: Sequence[tuple[str, Config]]
+    said: Sequence[Mapping[str, _Known]]
+    """What each of these shapes says, by variant."""
+
+    @functools.cached_property
+    def lost(self) -> Mapping[str, float]:
+        """What each variant is expected to lose, in log time."""
+        sums: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        for (_, weight, _), said in zip(self.near, self.said, strict=True):
+            for name, known in said.items():
+                sums[name] = sums.get(name, 0.0) + weight * known.lost
+                weights[name] = weights.get(name, 0.0) + weight
+        return {name: lost / weights[name] for name, lost in sums.items()}
 
     def __str__(self) -> str:
         each = sorted(self.lost.items(), key=lambda pair: pair[1])
@@ -79,23 +98,19 @@ class Advice:
     ) -> Sequence[Config]:
         """These configs, that which is expected to be fastest first; ties stay in the order given, and so do all of a
         variant that guesses no cost: its configs may mean another thing on each shape (a number of splits)."""
-        measured = []
-        for _, weight, shape in self.near:
-            own = [(self.contestants[r.contestant][1], r.lost - r.guess) for r in shape.results if self._of(r, variant)]
-            if own:
-                measured.append((weight, own, sum(lost for _, lost in own) / len(own) + OTHER))
+        pairs = zip(self.near, self.said, strict=True)
+        measured = [(near[1], said[variant]) for near, said in pairs if variant in said]
         if cost is None or not measured or len(configs) < 2:
             return configs
-        whole = sum(weight for weight, _, _ in measured)
+        whole = sum(weight for weight, _ in measured)
 
         def expected(config: Config) -> float:
-            off = sum(w * next((lost for c, lost in own if c == config), other) for w, own, other in measured)
+            off = 0.0
+            for weight, known in measured:
+                off += weight * next((lost for one, lost in known.configs if one == config), known.others)
             return off / whole + math.log(max(cost(config), 1e-9))
 
         return sorted(configs, key=expected)
-
-    def _of(self, result: Result, variant: str) -> bool:
-        return self.contestants[result.contestant][0] == variant
 
 
 @dataclass
@@ -107,78 +122,50 @@ class Neighbours:
     weights: Mapping[str, float]
     contestants: Sequence[tuple[str, Config]]
     shapes: Sequence[Shape]
-    _points: list[tuple[float, ...]] = field(init=False)
-    _shapes: list[Shape] = field(init=False)
-    _axes: list[int] = field(init=False)
-    """The coordinates that divide the points best; the points are in the order of the first."""
-    _columns: list[list[float]] = field(init=False)
+    _tree: Tree | None = field(init=False, default=None)
+    _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
+    """By the place of a shape, once it was near."""
+    _answers: dict[Point, Advice] = field(init=False, default_factory=dict)
+    """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
         used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
         self._used = [self.names[place] for place in used]
         self._scale = [float(self.weights[name]) for name in self._used]
-        points = [
-            (tuple(w * shape.point[place] for w, place in zip(self._scale, used, strict=True)), shape)
-            for shape in self.shapes
-        ]
-        crowds = [_crowd(sorted(column)) for column in zip(*(point for point, _ in points), strict=True)]
-        self._axes = sorted(range(len(crowds)), key=crowds.__getitem__)[:AXES]
-        points.sort(key=lambda pair: [pair[0][axis] for axis in self._axes])
-        self._points, self._shapes = [point for point, _ in points], [shape for _, shape in points]
-        self._columns = [[point[axis] for point in self._points] for axis in self._axes]
+        if self.shapes:
+            pairs = list(zip(self._scale, used, strict=True))
+            self._tree = tree_of([tuple(w * shape.point[place] for w, place in pairs) for shape in self.shapes])
 
     def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
         """What the nearest shapes say of a problem, leaving one out; None where there are none."""
-        if not self._points:
+        if self._tree is None:
             return None
         here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
-        nearest = [(d, shape) for d, place in self._nearest(here) if (shape := self._shapes[place]) is not without]
-        near = tuple((d, math.exp(-d * d) + 1e-4 / (1 + d * d), shape) for d, shape in nearest[:COUNT])
-        return Advice(near, self._lost(near), self.contestants)
-
-    def _nearest(self, here: tuple[float, ...]) -> list[tuple[float, int]]:
-        """(distance, place) of the nearest points, one more than are asked."""
-        for window in WINDOWS:
-            found = self._within(here, window)
-            if len(found) > COUNT:  # no other is nearer than the last of these
-                return found if found[COUNT][0] <= window else self._within(here, found[COUNT][0])
+        if without is not None:
+            return self._advice(here, without)
+        found = self._answers.get(here)
+        if found is None:
+            if len(self._answers) >= ANSWERS:
+                self._answers = {}
+            found = self._answers[here] = self._advice(here, None)
         return found
 
-    def _within(self, here: tuple[float, ...], window: float) -> list[tuple[float, int]]:
-        """The same of the points that are no farther along any of a few coordinates."""
-        places: Sequence[int] = range(len(self._points))
-        for axis, column in zip(self._axes, self._columns, strict=True):
-            low, high = here[axis] - window, here[axis] + window
-            if axis == self._axes[0]:
-                places = range(bisect_left(column, low), bisect_right(column, high))
-            else:
-                places = [place for place in places if low <= column[place] <= high]
-        return _least(here, self._points, places)
+    def _advice(self, here: Point, without: Shape | None) -> Advice:
+        assert self._tree is not None
+        found = nearest(self._tree, here, COUNT + 1)
+        places = [(d, place) for d, place in found if self.shapes[place] is not without][:COUNT]
+        near = tuple([(d, math.exp(-d * d) + 1e-4 / (1 + d * d), self.shapes[place]) for d, place in places])
+        return Advice(near, [self._of(place) for _, place in places])
 
-    def _lost(self, near: Sequence[tuple[float, float, Shape]]) -> dict[str, float]:
-        sums: dict[str, list[float]] = {}
-        for _, weight, shape in near:
-            best: dict[str, float] = {}
-            for contestant, lost, _ in shape.results:
-                name = self.contestants[contestant][0]
-                best[name] = min(lost if lost >= NEVER else min(lost, CAP), best.get(name, lost))
-            for name, lost in best.items():
-                held = sums.setdefault(name, [0.0, 0.0])
-                held[0] += weight * lost
-                held[1] += weight
-        return {name: lost / weight for name, (lost, weight) in sums.items()}
-
-
-def _crowd(column: list[float]) -> int:
-    """How many points lie a window or less apart along one coordinate."""
-    return sum(bisect_right(column, at + WINDOWS[0]) - bisect_left(column, at - WINDOWS[0]) for at in column)
-
-
-def _least(
-    here: tuple[float, ...], points: Sequence[tuple[float, ...]], places: Sequence[int]
-) -> list[tuple[float, int]]:
-    """(distance, place) of the nearest points among some, one more than are asked."""
-    distances = list(map(math.dist, map(points.__getitem__, places), itertools.repeat(here)))
-    ordered = sorted(distances)
-    last = ordered[min(COUNT, len(ordered) - 1)] if ordered else 0.0
-    return sorted((d, place) for d, place in zip(distances, places, strict=True) if d <= last)[: COUNT + 1]
+    def _of(self, place: int) -> dict[str, _Known]:
+        found = self._known.get(place)
+        if found is None:
+            found = {}
+            for contestant, lost, guess in self.shapes[place].results:
+                name, config = self.contestants[contestant]
+                best, configs, _ = found.get(name, (math.inf, [], 0.0))
+                configs.append((config, lost - guess))
+                best = min(lost if lost >= NEVER else min(lost, CAP), best)
+                found[name] = _Known(best, configs, sum(off for _, off in configs) / len(configs) + OTHER)
+            self._known[place] = found
+        return found
