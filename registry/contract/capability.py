@@ -149,9 +149,17 @@ def meets(requires: Requires, problem: Problem) -> bool:
 
 def _reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
     yield from _target_reasons(requires, problem)
-    for name, how in problem.queries().items():
-        rule = RULES[how.rule] if isinstance(how.rule, str) else how.rule
+    for rule, name, how in _rules_of(type(problem)):
         yield from rule(requires, problem, name, how)
+
+
+@functools.cache
+def _rules_of(kind: type[Problem]) -> list[tuple[Rule, str, Query]]:
+    """How each field of a kind of problem is judged."""
+    every = [
+        (RULES[how.rule] if isinstance(how.rule, str) else how.rule, name, how) for name, how in kind.queries().items()
+    ]
+    return [(rule, name, how) for rule, name, how in every if rule is not _fact]
 
 
 def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
@@ -206,76 +214,79 @@ def _target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
             yield Reason("toolchain", name, version or "not installed", spec, f'pip install "{name}{spec}"')
 
 
-# --- rules: one function per way in which a field is judged -------------------------------------------------------
+# --- rules: one function per way in which a field is judged, quick where nothing is asked that is not claimed -----
 
 
-def _fact(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
-    return iter(())
+def _fact(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
+    return ()
 
 
-def _flag(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
-    got, claim = getattr(problem, name), requires.claim(how.claim)
-    if got and not claim:
-        yield Reason("unclaimed", name, got, "off", how.fix(got, claim) if how.fix else None)
+def _flag(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
+    got = getattr(problem, name)
+    if not got or (claim := requires.claim(how.claim)):
+        return ()
+    return (Reason("unclaimed", name, got, "off", how.fix(got, claim) if how.fix else None),)
 
 
-def _member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+def _member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     got, claim = getattr(problem, name), requires.claim(how.claim) or ()
-    if got not in claim:
-        yield Reason(
-            "unclaimed", name, got, ", ".join(claim) or "none declared", how.fix(got, claim) if how.fix else None
-        )
+    if got in claim:
+        return ()
+    fix = how.fix(got, claim) if how.fix else None
+    return (Reason("unclaimed", name, got, ", ".join(claim) or "none declared", fix),)
 
 
-def _optional_member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+def _optional_member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     """As `member`, but the empty value asks for nothing."""
-    return _member(requires, problem, name, how) if getattr(problem, name) else iter(())
+    return _member(requires, problem, name, how) if getattr(problem, name) else ()
 
 
-def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     got, claim = getattr(problem, name), requires.claim(how.claim)
     multiple = requires.claim(f"{how.claim}_multiple") or 1
     low, high = claim if claim is not None else (0, 0)
     if claim is not None and low <= got <= high and got % multiple == 0:
-        return
+        return ()
     allowed = (
         "none declared" if claim is None else f"{low}..{high}" + (f" in steps of {multiple}" if multiple > 1 else "")
     )
     padded = -(-max(got, low) // multiple) * multiple
-    yield Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if got < padded <= high else None)
+    return (Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if got < padded <= high else None),)
 
 
-def _multiple(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+def _multiple(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     got, claim = getattr(problem, name), requires.claim(how.claim) or 1
-    if got % claim:
-        yield Reason("multiple", name, got, f"multiples of {claim}", f"pad {name} {got} to {-(-got // claim) * claim}")
+    if not got % claim:
+        return ()
+    return (Reason("multiple", name, got, f"multiples of {claim}", f"pad {name} {got} to {-(-got // claim) * claim}"),)
 
 
-def _closed(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
+def _closed(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     """A field without a rule of its own: its default asks for nothing, all else must be claimed by name."""
     got, claim = getattr(problem, name), requires.claim(name)
     default = next(f.default for f in dataclasses.fields(problem) if f.name == name)
     if got == default or claim is True or (isinstance(claim, (tuple, list, set, frozenset)) and got in claim):
-        return
-    yield Reason("unclaimed", name, got, default if claim in (None, False, ()) else claim)
+        return ()
+    return (Reason("unclaimed", name, got, default if claim in (None, False, ()) else claim),)
 
 
 def _operands(requires: Requires, problem: Problem, name: str, how: Query) -> Iterator[Reason]:
     """Memory facts of each operand: base alignment, inner contiguity, stride alignment."""
-    for fact in problem.operands:
-        if requires.unit_inner_stride and not fact.unit_inner_stride:
+    for fact in problem.operands if requires.unit_inner_stride else ():
+        if not fact.unit_inner_stride:
             fix = f"call .contiguous() on {fact.name}: its inner stride is {fact.strides[-1]}"
             yield Reason("stride", "unit_inner_stride", fact.strides[-1], 1, fix, fact.name)
     yield from _alignment(requires, problem)
 
 
 def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
+    base, unit = requires.base_alignment, requires.stride_alignment
     for fact in problem.operands:
-        if fact.base_alignment < requires.base_alignment:
+        if fact.base_alignment < base:
             allowed = f"multiples of {requires.base_alignment} bytes"
             fix = f"call .clone() on {fact.name}: its storage offset breaks the alignment"
             yield Reason("alignment", "base_alignment", f"{fact.base_alignment} bytes", allowed, fix, fact.name)
-        strides = [(dim, s) for dim, s in fact.outer_strides() if s % requires.stride_alignment]
+        strides = [(dim, s) for dim, s in fact.outer_strides() if s % unit]
         if strides and not (requires.unit_inner_stride and not fact.unit_inner_stride):
             dim, stride = strides[0]
             allowed = f"multiples of {requires.stride_alignment} bytes"
@@ -286,7 +297,8 @@ def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
             yield Reason("alignment", "stride_alignment", f"{stride} bytes", allowed, fix, fact.name)
 
 
-RULES: dict[str, Callable[[Requires, Any, str, Query], Iterator[Reason]]] = {
+Rule = Callable[["Requires", Any, str, "Query"], Iterable[Reason]]
+RULES: dict[str, Rule] = {
     "fact": _fact,
     "flag": _flag,
     "member": _member,

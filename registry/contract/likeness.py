@@ -15,14 +15,17 @@ STEPS = 8
 """To a doubling."""
 LOWEST = -STEPS
 _EDGES = [2.0 ** (step / STEPS) for step in range(LOWEST, 64 * STEPS)]
+_MARKS = [LOWEST / STEPS, *((step + LOWEST) / STEPS for step in range(len(_EDGES)))]
+"""What a size counts that is not below so many edges."""
 
 
 def octaves(value: Any) -> float:
     """A size on a scale where each doubling is one, by the edge that it is not below; half of one and less is -1."""
-    place = bisect_right(_EDGES, value.value if type(value) is Noted else value)
-    if type(value) is Noted:  # this, and no more, is asked of it
-        assert (not place or value >= _EDGES[place - 1]) and (place == len(_EDGES) or value < _EDGES[place])
-    return (max(place - 1, 0) + LOWEST) / STEPS
+    if type(value) is not Noted:
+        return _MARKS[bisect_right(_EDGES, value)]
+    place = bisect_right(_EDGES, value.value)  # between which edges it lies, and no more, is asked of it
+    assert (not place or value >= _EDGES[place - 1]) and (place == len(_EDGES) or value < _EDGES[place])
+    return _MARKS[place]
 
 
 def waves(tiles: Any, slots: int) -> float:

@@ -146,7 +146,7 @@ class Problem:
 
     def facts(self) -> dict[str, Any]:
         """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_FACTS}
+        found = {name: getattr(self, name) for name in _queries(type(self)) if name not in _NOT_FACTS}
         return found | self.derived_facts()
 
     def likeness(self) -> Mapping[str, float]:

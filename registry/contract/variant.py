@@ -17,6 +17,8 @@ _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
 
 Configs = Sequence[Config] | Callable[[Any], Sequence[Config]]
+Order = Callable[[Sequence[Config]], Sequence[Config]]
+"""What sorts configs, the best guess first."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +98,29 @@ class Variant:
         nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
         return self.config_refusals(problem) or [nothing]
 
-    def first_legal(self, problem: Problem) -> Config | None:
-        """The first config that may run the problem; None exactly where `reasons` gives some. Stops as early as it can.
+    def first_legal(self, problem: Problem, order: Order | None = None) -> Config | None:
+        """The first config that may run the problem, of all in the order declared or in this one; None exactly where
+        `reasons` gives some. Stops as early as it can.
 
         It answers for a launch, so it makes no more reasons than it takes to refuse.
         """
         found: list[Config] = []
 
         def find() -> list[Reason]:
-            first = self._first_config(problem) if meets(self.requires, problem) else None
+            first = self._first_config(problem, order) if meets(self.requires, problem) else None
             found.extend([] if first is None else [first])
             return []
 
         self.answer(problem, find)
         return found[0] if found else None
 
-    def _first_config(self, problem: Problem) -> Config | None:
-        for config in self.configs_for(problem):
+    def _first_config(self, problem: Problem, order: Order | None = None) -> Config | None:
+        configs: Sequence[Config] = self.configs_for(problem)
+        if order is not None:
+            ordered: list[Config] = []
+            self.answer(problem, lambda: ordered.extend(order(configs)) or [])  # a guess that fails refuses nothing
+            configs = ordered or configs
+        for config in configs:
             if not config_reasons(self.requires, problem, config):
                 self._check_config(config)
                 return config

@@ -15,11 +15,11 @@ import pkgutil
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from registry.contract.declared import check_declaration
@@ -56,10 +56,15 @@ class Catalog:
     tables: tuple[tuple[str, Path], ...] = ()
     failures: tuple[PluginFailure, ...] = ()
     plugins: tuple[str, ...] = ()
+    _by_op: dict[str, Mapping[str, Variant]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def of(self, op: str) -> dict[str, Variant]:
+    def of(self, op: str) -> Mapping[str, Variant]:
         """The variants of one op, by name, in alphabetical order."""
-        return {name: v for name, v in sorted(self.variants.items()) if v.op == op}
+        found = self._by_op.get(op)
+        if found is None:
+            own = {name: variant for name, variant in sorted(self.variants.items()) if variant.op == op}
+            found = self._by_op[op] = MappingProxyType(own)
+        return found
 
     def with_variant(self, variant: Variant, origin: str) -> Catalog:
         """This catalog plus one variant; two of one name are an error that names both origins."""

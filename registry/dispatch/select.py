@@ -11,7 +11,7 @@ from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
 from registry.contract.describe import config_text
 from registry.contract.problem import Problem
-from registry.contract.variant import Variant
+from registry.contract.variant import Order, Variant
 from registry.dispatch.catalog import Catalog, catalog
 from registry.dispatch.configs import undeclared, unfit
 from registry.dispatch.decision import Candidate, Decision
@@ -98,7 +98,7 @@ class _Question:
         """The first place whose variant may run, the config for it, and where that was said. Stops there."""
         for place in self.places():
             variant = self.variants[place.variant]
-            first = variant.first_legal(self.problem)
+            first = variant.first_legal(self.problem, _order_of(variant, self.problem, place))
             if first is not None and next(self._known_bad(variant), None) is None:
                 return place, *_config_for(variant, self.problem, place, first)
         return None
@@ -240,7 +240,7 @@ def _decide_forced(question: _Question, moment: Moment, forced: Forced) -> Decis
             notices.notice(f"{variant.name} runs with a config that it does not declare: {config_text(config)}")
     else:
         place = next(place for place in question.rank() if place.variant == variant.name)
-        first = variant.first_legal(problem)
+        first = variant.first_legal(problem, _order_of(variant, problem, place))
         assert first is not None, "it has no reasons against it"
         config, _ = _config_for(variant, problem, place, first)
     standing = functools.partial(_candidates_beside, variant.name, problem, moment)
@@ -268,8 +268,6 @@ def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reas
 
 def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
     """The table's config where it is declared and legal here, else the variant's first legal one; and why."""
-    if place.config is None and place.advice is not None:
-        return dict(_advised(variant, problem, place.advice) or first), place.because
     if place.config is None:
         return dict(first), place.because
     wanted = place.config
@@ -283,17 +281,9 @@ def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Confi
     return dict(first), f"{place.because}; its config is passed over: {why}"
 
 
-def _advised(variant: Variant, problem: Problem, advice: Advice) -> Config | None:
-    """The legal config that the nearest measured shapes speak for."""
-    found: list[Config] = []
-
-    def find() -> list[Reason]:
-        cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
-        for config in advice.configs(variant.name, variant.configs_for(problem), cost):
-            if not config_reasons(variant.requires, problem, config):
-                found.append(config)
-                break
-        return []
-
-    variant.answer(problem, find)
-    return found[0] if found else None
+def _order_of(variant: Variant, problem: Problem, place: _Ranked) -> Order | None:
+    """The order in which the nearest measured shapes would try a variant's configs, where the table names none."""
+    advice = place.advice
+    if place.config is not None or advice is None or variant.cost is None:
+        return None
+    return functools.partial(advice.configs, variant.name, cost=functools.partial(variant.cost, problem))

@@ -55,7 +55,7 @@ class Op:
         return op_named, (self.name,)
 
     @property
-    def variants(self) -> dict[str, Variant]:
+    def variants(self) -> Mapping[str, Variant]:
         """Every variant of this op, by name."""
         return catalog.get().of(self.name)
 

@@ -132,6 +132,7 @@ def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
 def _parsed(data: Mapping[str, Any]) -> MeasuredSizes:
     facts, coordinates = tuple(map(str, data["facts"])), tuple(map(str, data["coordinates"]))
     contestants = tuple((str(name), dict(config)) for name, config in data["contestants"])
+    hash(tuple(tuple(config.values()) for _, config in contestants))  # or they cannot be looked up
     shapes = {int(index): tuple(map(_shape, found)) for index, found in data["rules"].items()}
     for shape in (shape for found in shapes.values() for shape in found):
         if len(shape.sizes) != len(facts) or len(shape.point) != len(coordinates):

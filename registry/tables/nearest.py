@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from registry.tables.search import Point, Tree, nearest, tree_of
 
 Config = Mapping[str, Any]
+Key = frozenset[tuple[str, Any]]
+"""A config, as what it is found by."""
 
 COUNT = 4
 """Shapes that are asked."""
@@ -57,8 +59,8 @@ class _Known(NamedTuple):
     """What one measured shape says of one variant."""
 
     lost: float
-    configs: list[tuple[Config, float]]
-    """Each that was measured, and what it lost beyond its guess."""
+    configs: dict[Key, float]
+    """What each that was measured lost beyond its guess."""
     others: float
     """What those lose that were not."""
 
@@ -105,9 +107,9 @@ class Advice:
         whole = sum(weight for weight, _ in measured)
 
         def expected(config: Config) -> float:
-            off = 0.0
+            off, key = 0.0, _key(config)
             for weight, known in measured:
-                off += weight * next((lost for one, lost in known.configs if one == config), known.others)
+                off += weight * known.configs.get(key, known.others)
             return off / whole + math.log(max(cost(config), 1e-9))
 
         return sorted(configs, key=expected)
@@ -163,9 +165,13 @@ class Neighbours:
             found = {}
             for contestant, lost, guess in self.shapes[place].results:
                 name, config = self.contestants[contestant]
-                best, configs, _ = found.get(name, (math.inf, [], 0.0))
-                configs.append((config, lost - guess))
+                best, configs, _ = found.get(name, (math.inf, {}, 0.0))
+                configs[_key(config)] = lost - guess
                 best = min(lost if lost >= NEVER else min(lost, CAP), best)
-                found[name] = _Known(best, configs, sum(off for _, off in configs) / len(configs) + OTHER)
+                found[name] = _Known(best, configs, sum(configs.values()) / len(configs) + OTHER)
             self._known[place] = found
         return found
+
+
+def _key(config: Config) -> Key:
+    return frozenset(config.items())
