@@ -36,12 +36,15 @@ def problems(families: list[str]) -> Iterator[Any]:
         for dtype, ieee in (("bfloat16", False), ("float32", False), ("float32", True)):
             if (ieee and (kind != "mma" or "ieee" not in families)) or (not ieee and kind not in families):
                 continue
-            for columns in (16, 32, 64, 128, 256):
+            for columns in (16, 32, 64, 128, 256, 512, 576):
                 for made in (AttentionProblem, AttentionBackwardProblem):
-                    if ieee and columns == 256 and made is AttentionBackwardProblem:
+                    wide = columns > 256 and (made is AttentionBackwardProblem or dtype == "float32")
+                    if wide or (ieee and columns == 256 and made is AttentionBackwardProblem):
                         continue  # not claimed
-                    common = dict(dtype=dtype, hq=2, s=1024, d=columns, lse=True, ieee=ieee)
+                    common = dict(dtype=dtype, hq=2, s=1024, d=columns, dv=min(512, columns), lse=True, ieee=ieee)
                     yield made.of_shape(Target.named(arch), **common, causal=True)
+                    if columns > 256:
+                        yield made.of_shape(Target.named(arch), **common)
                     if dtype == "bfloat16":
                         yield made.of_shape(Target.named(arch), **common, window=(255, 127), softcap=30.0)
 

@@ -411,6 +411,7 @@ def registry_variants():
                 requires=Requires(**requires, lse=True),
                 design=made,
                 traceable=name != "torch_math",  # its oracle is no graph of a few operations
+                builds_each_size=name == "torch_cudnn",
                 summary=summary,
             )
         )

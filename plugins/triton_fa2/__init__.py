@@ -44,7 +44,11 @@ def registry_variants() -> list[Variant]:
             run=host.FORWARD.run,
             prepare=host.FORWARD.prepare,
             builds=host.FORWARD.builds,
-            requires=Requires(**_CLAIMS, rule=configs.copy_reasons, shared_memory=configs.forward_shared_memory),
+            requires=Requires(
+                **_CLAIMS | {"head_dim": (16, 576), "head_dim_v": (16, 512)},
+                rule=configs.forward_reasons,
+                shared_memory=configs.forward_shared_memory,
+            ),
             design=Design(pipeline_stages=3),
             design_of=configs.forward_design,
             configs=configs.forward_configs,

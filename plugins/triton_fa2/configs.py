@@ -24,16 +24,22 @@ FORWARD_TILES = {
         64: [(64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 1)],
         128: [(128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 1)],
         256: [(128, 64, 8, 2), (64, 32, 8, 1)],
+        512: [(128, 32, 8, 2), (32, 16, 8, 1)],
+        576: [(128, 64, 8, 1), (32, 16, 8, 1)],
     },
     "mma": {
         64: [(64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 1)],
         128: [(64, 32, 4, 2), (64, 64, 8, 2), (64, 32, 4, 1)],
         256: [(64, 32, 8, 2), (64, 32, 8, 1)],
+        512: [(32, 32, 8, 2), (32, 16, 8, 1)],
+        576: [(32, 32, 8, 2), (32, 16, 8, 2), (32, 16, 8, 1)],
     },
     "tcgen05": {
         64: [(128, 64, 4, 2), (64, 64, 4, 1)],
         128: [(128, 64, 8, 2), (64, 64, 4, 1)],
         256: [(64, 32, 8, 2), (64, 32, 8, 1)],
+        512: [(32, 32, 8, 2), (32, 16, 8, 1)],
+        576: [(32, 32, 8, 2), (32, 16, 8, 1)],
     },
 }
 # (query pass, key pass, dK and dV apart)
@@ -54,10 +60,14 @@ BACKWARD_TILES = {
     },
 }
 BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
-# With a cap's tanh, or a window that is bounded to the left, more has to be held at once, and some of these tiles would
-# spill. Those problems take the ones here instead; what is not here does not spill anyway.
+# With a cap's tanh, a window that is bounded to the left, or any mask on a wide head, more has to be held at once, and
+# some of these tiles would spill. Those problems take the ones here instead; what is not here does not spill anyway.
 CROWDED_FORWARD = {
-    "wgmma": {128: [(128, 64, 8, 3), (64, 64, 4, 1)], 256: [(128, 32, 8, 2), (64, 32, 8, 1)]},
+    "wgmma": {
+        128: [(128, 64, 8, 3), (64, 64, 4, 1)],
+        256: [(128, 32, 8, 2), (64, 32, 8, 1)],
+        576: [(128, 32, 8, 1), (32, 16, 8, 1)],
+    },
     "mma": {64: [(64, 32, 4, 3), (64, 64, 8, 2), (64, 64, 4, 1)]},
 }
 CROWDED_BACKWARD = {
@@ -94,19 +104,21 @@ def family(sm: int) -> str:
 
 def width(problem: Any) -> int:
     """The wider of the two padded head dims."""
-    return max(sum(head_tiles(problem.head_dim)), padded(problem.head_dim_v))
+    columns = max(sum(head_tiles(problem.head_dim)), padded(problem.head_dim_v))
+    return columns if columns <= WIDEST_TILE else max(512, columns)
 
 
 def _tiles(problem: Any, usual: Mapping[str, Any], crowded: Mapping[str, Any]) -> list[Any]:
     kind, columns = family(problem.target.sm), max(64, width(problem))
-    bounded = problem.window is not None and problem.window[0] >= 0
-    found: list[Any] | None = crowded.get(kind, {}).get(columns) if problem.softcap or bounded else None
+    bounded = problem.window is not None and (problem.window[0] >= 0 or columns > WIDEST_TILE)
+    full = problem.softcap or bounded or (problem.causal and columns > WIDEST_TILE)
+    found: list[Any] | None = crowded.get(kind, {}).get(columns) if full else None
     return usual[kind][columns] if found is None else found
 
 
 def forward_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
-        tiles = (IEEE_FORWARD if problem.ieee else TF32_FORWARD)[max(64, width(problem))]
+        tiles = (IEEE_FORWARD if problem.ieee else TF32_FORWARD)[min(max(64, width(problem)), WIDEST_TILE)]
     else:
         tiles = _tiles(problem, FORWARD_TILES, CROWDED_FORWARD)
     return [dict(zip(FORWARD, tile, strict=True)) for tile in tiles]
@@ -186,6 +198,15 @@ def copy_reasons(problem: Any, config: Config) -> Iterator[Reason]:
 
 
 # --- registers ----------------------------------------------------------------------------------------------------
+
+
+def forward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
+    """As for copies; and no wide heads of float32."""
+    yield from copy_reasons(problem, config)
+    if problem.dtype == "float32" and width(problem) > WIDEST_TILE:
+        field = "head_dim" if problem.head_dim > WIDEST_TILE else "head_dim_v"
+        allowed = f"up to {WIDEST_TILE} in float32: wider rows spill registers"
+        yield Reason("registers", field, getattr(problem, field), allowed, "bfloat16 and float16 run wider heads")
 
 
 def backward_reasons(problem: Any, config: Config) -> Iterator[Reason]:

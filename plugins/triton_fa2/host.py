@@ -24,8 +24,8 @@ from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
-ACCUMULATORS = 2**15
-"""Of one program: half of an SM's registers."""
+ACCUMULATORS = 2**12
+"""Of one warp: half of its registers, for wide values. What is more goes to other programs."""
 SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
 
 
@@ -140,7 +140,7 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         # K and V then take turns in one buffer. Where V's rows are swizzled more narrowly than K's, ptxas 12.8 loses
         # the address of V's tile on Hopper and the product reads other memory. So V is padded to K's swizzle.
         constants["PADDED_V"] = max(constants["PADDED_V"], min(SWIZZLE_16_BIT, constants["PADDED_D"]))
-    chunks = -(-constants["PADDED_V"] // (ACCUMULATORS // config["BLOCK_M"]))
+    chunks = -(-constants["PADDED_V"] * config["BLOCK_M"] // (ACCUMULATORS * config["num_warps"]))
     constants |= {
         "TAIL": head_tiles(problem.head_dim)[1],
         "CHUNKS": chunks,

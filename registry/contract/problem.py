@@ -162,6 +162,11 @@ class Problem:
                 found[name] = octaves(value)
         return found
 
+    @property
+    def growing(self) -> bool:
+        """Whether the next call is likely to be of a size that was never seen, as over a cache that grows by tokens."""
+        return False
+
     def derived_facts(self) -> dict[str, Any]:
         """Facts that tables may match on besides the fields."""
         return {}

@@ -40,6 +40,10 @@ class Variant:
               where such a variant is chosen, compiled graphs hold those operations.
     cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit. A table corrects it by
               what was measured on the shapes nearest to a problem, and takes the config that is left with the least.
+    builds_each_size
+              whether its library builds a kernel for each size at the first call of it, which takes milliseconds and is
+              in no measurement. Where sizes are likely to be new at every call (`Problem.growing`), it goes behind the
+              others of its table.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Variant:
     design_of: Callable[[Config], Design] | None = None
     traceable: bool = False
     cost: Callable[[Any, Config], float] | None = None
+    builds_each_size: bool = False
     summary: str = ""
     origin: str = field(default="", compare=False)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # tables are read at the first decision, not at import
     from registry.tables.nearest import Advice
 
 
+LATE = "; behind the others of the rule: it builds a kernel for each new length, which no measurement has"
+
+
 @dataclass(frozen=True)
 class _Ranked:
     """A place in the order: a variant, the config the table wants for it, and where that was said."""
@@ -68,6 +71,9 @@ class _Question:
         self.variants = moment.catalog.of(problem.op)
         self._held = moment.held
         self._facts = problem.facts()
+        self._late: set[str] = set()
+        if problem.growing:
+            self._late = {name for name, variant in self.variants.items() if variant.builds_each_size}
 
     def rank(self) -> Iterator[_Ranked]:
         """Every variant, best first: preferences, then table rules from the highest layer down, then heuristics."""
@@ -76,8 +82,10 @@ class _Question:
             yield _Ranked(name, None, "preferred")
         for match in self.tables.match(problem.op, self._facts, target.arch, target.name):
             advice = advice_of(match.table, match.rule, problem)
-            for use in match.use if advice is None else self._by_advice(match, advice):
-                yield _Ranked(use.variant, use.config, match.where, match, advice)
+            uses = match.use if advice is None else self._by_advice(match, advice)
+            for use in uses if not self._late else sorted(uses, key=lambda use: use.variant in self._late):
+                where = match.where + LATE if use.variant in self._late else match.where
+                yield _Ranked(use.variant, use.config, where, match, advice)
         for variant in sorted(self.variants.values(), key=lambda variant: (_generality(variant), variant.name)):
             yield _Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
 

@@ -90,6 +90,46 @@ def test_shipped_configs_fit_and_do_not_spill(name, arch, d):
     assert all(matrix_units(one) == {unit} for one in found)
 
 
+@pytest.mark.skipif(not PINNED, reason="wide heads were looked at with one Triton")
+@pytest.mark.parametrize(
+    "arch, d, dv, features",
+    [
+        ("sm90", 512, 512, dict(causal=True)),
+        ("sm90", 576, 512, dict(causal=False)),
+        ("sm90", 320, 320, dict(causal=True, s=1000)),
+        ("sm90", 64, 512, dict(causal=False)),
+        ("sm80", 576, 512, dict(causal=True)),
+        ("sm86", 512, 512, dict(causal=False)),
+        ("sm100", 512, 512, dict(causal=True)),
+    ],
+    ids=lambda value: str(value) if not isinstance(value, dict) else "-".join(value),
+)
+def test_heads_wider_than_a_tile(arch, d, dv, features):
+    """They fit, multiply on tensor cores, and spill in no loop; tiles of values are shared out among programs."""
+    p = problem(FORWARD, arch, d=d, dv=dv, **features)
+    (one,) = built(p)
+    assert one.shared <= declared(p) <= p.target.shared_memory
+    assert matrix_units(one) == {"wgmma" if p.target.sm == 90 else "mma"}
+    assert not any("C75" in line for line in one.ptxas_warnings) and one.spills <= 64
+    assert not loop_spills(one.sass, innermost=False)
+
+
+@pytest.mark.skipif(not PINNED, reason="wide heads were looked at with one Triton")
+def test_masks_on_heads_over_512_spill_a_little():
+    """On Hopper, and only in the few blocks on an edge of the mask: 72 bytes, and still the fastest that was tried."""
+    (one,) = built(problem(FORWARD, d=576, dv=512))
+    plain, masked = (loop for loop in one.loops if loop.tensor_core)
+    assert not plain.spills and len(masked.spills) <= 6 and one.spills <= 72
+
+
+def test_wide_heads_of_float32_are_not_claimed():
+    p = problem(FORWARD, dtype="float32", d=512)
+    variant = variants()[FORWARD]
+    assert not variant.legal_configs(p)
+    (reason,) = [r for r in variant.requires.rule(p, variant.configs_for(p)[0]) if r.code == "registers"]
+    assert reason.field == "head_dim" and "bfloat16" in reason.fix
+
+
 @pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
 @pytest.mark.parametrize(
     "features",

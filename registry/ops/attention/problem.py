@@ -41,6 +41,10 @@ def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iter
         yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
 
 
+DECODING = 16
+"""Queries up to which attention over more keys than that is taken for a step of decoding."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionProblem(Problem):
     """softmax(scale * q k^T) v, with its masks, for one call.
@@ -87,6 +91,11 @@ class AttentionProblem(Problem):
 
     def likeness(self) -> dict[str, float]:
         return coordinates(self)
+
+    @property
+    def growing(self) -> bool:
+        """A few queries over more keys: the next token's will be one more."""
+        return self.op == "attention" and self.seqlen_q <= DECODING and self.seqlen_k > self.seqlen_q
 
     def derived_facts(self) -> dict[str, Any]:
         return {
