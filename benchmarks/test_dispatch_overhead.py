@@ -24,9 +24,8 @@ from registry.ops.matmul.op import matmul
 
 DECISION_US = 2.5
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
-NEW_SHAPE_US = 400.0
-"""The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding.
-Most of it asks which measured shapes are near."""
+NEW_SHAPE_US = 150.0
+"""The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
 SHAPES = 100_000

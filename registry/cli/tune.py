@@ -52,6 +52,11 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     help="Measure about a third of the contestants: those of which a model of the measurements so far, of what they "
     "declare to need and of the work per byte expects something.",
 )
+@click.option(
+    "--refine",
+    is_flag=True,
+    help="Then measure half way between neighbouring shapes with different winners, until those are close together.",
+)
 @click.option("--learn", multiple=True, type=EXISTING, metavar="RESULTS", help="With --guided: earlier raw results.")
 @click.option("--retry-failed", is_flag=True, help="Measure contestants again that failed before.")
 @click.option("--out", type=FILE, help="Raw results go to this file, and your cache is left alone.")
@@ -158,27 +163,31 @@ def _guidance(op: str, options: dict[str, Any]) -> Any:
 
 def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: Any, options: dict[str, Any]) -> Any:
     from registry.tuning.measure import Sweep
+    from registry.tuning.refine import refined
 
-    with SweepView() as view:
-        sweep = Sweep(
-            cases,
-            path,
-            child=child,
-            mode="graph" if options["graph"] else "events",
-            effort=effort,
-            watcher=view,
-            selection=_selection(options),
-            plugins=options["plugins"],
-            compile_processes=options["processes"],
-            retry_failed=options["retry_failed"],
-            guidance=guidance,
-        )
-        with _stoppable():
-            try:
-                sweep.run()
-            except KeyboardInterrupt:
-                sweep.report.stopped = "interrupted"
-    return sweep.report
+    def swept(cases: list[Any], effort: Any) -> Any:
+        with SweepView() as view:
+            sweep = Sweep(
+                cases,
+                path,
+                child=child,
+                mode="graph" if options["graph"] else "events",
+                effort=effort,
+                watcher=view,
+                selection=_selection(options),
+                plugins=options["plugins"],
+                compile_processes=options["processes"],
+                retry_failed=options["retry_failed"],
+                guidance=guidance,
+            )
+            with _stoppable():
+                try:
+                    sweep.run()
+                except KeyboardInterrupt:
+                    sweep.report.stopped = "interrupted"
+        return sweep.report
+
+    return refined(swept, cases, effort) if options["refine"] else swept(cases, effort)
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ def meets(requires: Requires, problem: Problem) -> bool:
 
 def _reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
     yield from _target_reasons(requires, problem)
-    for rule, name, how in _rules_of(type(problem)):
+    for rule, name, how in _rules_of(type(problem)):  # type: ignore[arg-type]
         yield from rule(requires, problem, name, how)
 
 

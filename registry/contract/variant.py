@@ -122,14 +122,23 @@ class Variant:
     def _first_config(self, problem: Problem, order: Order | None = None) -> Config | None:
         configs: Sequence[Config] = self.configs_for(problem)
         if order is not None:
-            ordered: list[Config] = []
-            self.answer(problem, lambda: ordered.extend(order(configs)) or [])  # a guess that fails refuses nothing
-            configs = ordered or configs
+            configs = self._ordered(problem, configs, order)
         for config in configs:
             if not config_reasons(self.requires, problem, config):
                 self._check_config(config)
                 return config
         return None
+
+    def _ordered(self, problem: Problem, configs: Sequence[Config], order: Order) -> Sequence[Config]:
+        """In this order; as declared where its guess fails, which refuses nothing."""
+        found: list[Config] = []
+
+        def sort() -> list[Reason]:
+            found.extend(order(configs))
+            return []
+
+        self.answer(problem, sort)
+        return found or configs
 
     def legal_configs(self, problem: Problem) -> list[Config]:
         """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""

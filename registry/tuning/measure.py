@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,6 +89,14 @@ class SweepReport:
     restarts: int = 0
     pruned: int = 0
     stopped: str = ""
+
+    def and_then(self, other: SweepReport) -> SweepReport:
+        """Of two sweeps into one file, one after the other."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in _COUNTED}
+        return replace(other, **added)
+
+
+_COUNTED = ("measured", "turns", "failed", "unreached", "restarts", "pruned")
 
 
 class Sweep:
