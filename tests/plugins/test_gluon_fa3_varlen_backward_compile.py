@@ -16,7 +16,7 @@ from covering import covering_builds
 from registry.plugins.gluon_fa3.backward.traits import GROUPS
 from registry.plugins.gluon_fa3.varlen import backward
 
-WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*any"
+WITH_NEWEST_TRITON = r"build\[d64.*causal-.*-c0\.0-.*3-any"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")

@@ -21,7 +21,7 @@ from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
-WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*pair-64-dynamic-.*before_pv"
+WITH_NEWEST_TRITON = r"build\[d128-128-causal-wNone-c0\.0-128-2-2-pair"
 H200 = Target.named("H200")
 VARIANT = varlen.VARIANT
 
