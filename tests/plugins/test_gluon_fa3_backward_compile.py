@@ -17,7 +17,7 @@ from covering import covering_builds
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, sweeps_of, traits_of
 
-WITH_NEWEST_TRITON = r"build\[d(128.*causal-.*3-any|256.*causal-)"
+WITH_NEWEST_TRITON = r"build\[d(128.*causal-.*3-any0?\]|256.*causal-)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
