@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import shared
 
 from registry import doctor
 
@@ -24,13 +25,17 @@ def tracked():
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory):
+def sdist():
     """The unpacked sdist of a copy of the files under version control."""
-    files = tracked()
-    if not files:
+    if not tracked():
         pytest.skip("no checkout")
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("sdist")
-    for name in files:
+    out = shared.folder("sdist", make_sdist)
+    return next(path for path in out.iterdir() if path.is_dir() and path.name != "source")
+
+
+def make_sdist(out):
+    copy = out / "source"
+    for name in tracked():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
@@ -39,7 +44,6 @@ def sdist(tmp_path_factory):
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
         archive.extractall(out)
-    return next(path for path in out.iterdir() if path.is_dir())
 
 
 def test_the_sdist_is_the_checkout(sdist):

@@ -58,6 +58,21 @@ def once(question: str, answer: Callable[[], bytes]) -> bytes:
     return _answer_in(Path(os.environ[FOLDER]), question, answer)
 
 
+def folder(name: str, fill: Callable[[Path], object]) -> Path:
+    """A folder to be read only, filled by the first process that asks: tests of a file may run in several."""
+    if FOLDER not in os.environ:
+        raise RuntimeError("a folder of the session, and there is none: run by pytest")
+    path = Path(os.environ[FOLDER], name)
+
+    def make() -> bytes:
+        path.mkdir()
+        fill(path)
+        return b"made"
+
+    once(f"the folder {name}", make)
+    return path
+
+
 def kept(question: str, answer: Callable[[], bytes]) -> bytes:
     """The same, found by an earlier session perhaps."""
     if FOLDER not in os.environ:
