@@ -83,13 +83,14 @@ def strangers(package: str = "registry", own: str = DISTRIBUTION) -> list[str]:
     """Other distributions that ship a package of our name: whichever came last has overwritten files of the other."""
     found = []
     for distribution in metadata.distributions():
-        name = str(distribution.metadata["Name"])
-        if name.lower().replace("_", "-") == own:
-            continue
         listed = (distribution.read_text("top_level.txt") or "").split()
         record = distribution.read_text("RECORD")  # `files` makes a path of each of tens of thousands of lines
-        files = record.splitlines() if record is not None else [file.as_posix() for file in distribution.files or ()]
-        if package in listed or any(file.startswith(f"{package}/") for file in files):
+        if record is None:
+            record = "\n".join(file.as_posix() for file in distribution.files or ())
+        if package not in listed and f"\n{package}/" not in f"\n{record}":
+            continue
+        name = str(distribution.metadata["Name"])  # a long page to read: of the few that matter
+        if name.lower().replace("_", "-") != own:
             found.append(f"{name} ships a package {package!r} too: uninstall it, then install {own} again")
     front = getattr(sys.modules.get(package), "__all__", ())
     if "register" not in front:

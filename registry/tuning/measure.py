@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
@@ -26,6 +26,7 @@ from registry.tuning.guided import Chooser, Guidance, Guide
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_data, target_from
 from registry.tuning.timing import turn_order
+from registry.tuning.watching import Silent, Watcher
 
 LEAST_DROP = 1.05
 """Who is within this factor of the best stays to the end: single rounds differ by so much."""
@@ -56,24 +57,6 @@ class Effort:
             check_number(name, getattr(self, name) or 0.0, 0, 1e9)
         for name in ("measure_ms", "check_timeout", "turn_timeout", "case_timeout"):
             check_number(name, getattr(self, name), 1e-6, 1e9)
-
-
-class Watcher(Protocol):
-    """Told how the sweep goes; the command line draws it."""
-
-    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
-    def step(self, text: str) -> None: ...
-    def resize(self, steps: int) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Silent:
-    """Watches nothing."""
-
-    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
-    def step(self, text: str) -> None: ...
-    def resize(self, steps: int) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass

@@ -12,11 +12,12 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import matrix_units, resources
+from covering import covering_builds
 
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, sweeps_of, traits_of
 
-WITH_NEWEST_TRITON = r"build\[(?!d192-128).*-causal.*(any|sweeps)"
+WITH_NEWEST_TRITON = r"build\[d(128.*causal-.*3-any0?\]|256.*causal-)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
@@ -39,11 +40,20 @@ FEATURES = [
 ]
 
 
-def named(problems, configs):
-    for p in problems:
-        for config in configs(p):
-            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+def all_of(problems, configs):
+    return [(p, config) for p in problems for config in configs(p)]
+
+
+def first(p):
+    return VARIANT.legal_configs(p)[:1]
+
+
+def named(rows):
+    found = []
+    for p, config in rows:
+        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
+    return found
 
 
 def built(p, config):
@@ -56,9 +66,10 @@ def hot_loops(found):
     return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
 
 
-@pytest.mark.parametrize(
-    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1])]
-)
+BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_M", "stages"))
+
+
+@pytest.mark.parametrize("p, config", named(BUILDS))
 def test_build(p, config):
     kernels = built(p, config)
     assert len(kernels) == (3 if config["method"] == "sweeps" else 1)
@@ -74,11 +85,11 @@ def test_build(p, config):
     assert most <= VARIANT.requires.shared_memory(p, config) < most + 1024
 
 
-def sums(p):
-    return [config for config in VARIANT.legal_configs(p) if config["method"] == "sums"]
+def by_method(method):
+    return [(p, config) for p, config in BUILDS if p in PLAIN and config["method"] == method]
 
 
-@pytest.mark.parametrize("p, config", [*named(PLAIN, sums)])
+@pytest.mark.parametrize("p, config", named(by_method("sums")))
 def test_the_steady_loop_of_the_main_kernel(p, config):
     (found,) = built(p, config)
     t = traits_of(p, config)
@@ -95,11 +106,7 @@ def test_the_steady_loop_of_the_main_kernel(p, config):
         assert ("FSEL" in loop.counts) == (t.mask != "none")
 
 
-def sweeps(p):
-    return [config for config in VARIANT.legal_configs(p) if config["method"] == "sweeps"]
-
-
-@pytest.mark.parametrize("p, config", [*named(PLAIN, sweeps)])
+@pytest.mark.parametrize("p, config", named(by_method("sweeps")))
 def test_the_steady_loops_of_the_sweeps(p, config):
     for found, t in zip(built(p, config), sweeps_of(p, config), strict=True):
         for loop in hot_loops(found):

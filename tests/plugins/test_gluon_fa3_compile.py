@@ -13,6 +13,7 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import resources
+from covering import covering_builds
 
 from registry.plugins import gluon_fa3
 from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, may_skip, traits_of, window_bounds
@@ -38,11 +39,20 @@ FEATURES = [
 ]
 
 
-def named(problems, configs):
-    for p in problems:
-        for config in configs(p):
-            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+def all_of(problems, configs):
+    return [(p, config) for p in problems for config in configs(p)]
+
+
+def first(p):
+    return VARIANT.legal_configs(p)[:1]
+
+
+def named(rows):
+    found = []
+    for p, config in rows:
+        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
+    return found
 
 
 def built(p, config):
@@ -54,9 +64,11 @@ def hot_loops(found):
     return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
 
 
-@pytest.mark.parametrize(
-    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:2])]
-)
+ALWAYS = all_of(PLAIN, first) + all_of(FEATURES, lambda p: VARIANT.legal_configs(p)[: 2 if p.softcap else 1])
+BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), ALWAYS, ("BLOCK_N", "consumers", "stages"))
+
+
+@pytest.mark.parametrize("p, config", named(BUILDS))
 def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
     assert len(hot_loops(found)) == t.groups, "one steady loop for each consumer warp group"
@@ -70,7 +82,7 @@ def test_build(p, config):
     assert found.counts["HMMA"] == 0
 
 
-@pytest.mark.parametrize("p, config", [*named(PLAIN, lambda p: VARIANT.legal_configs(p)[:1])])
+@pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
 def test_features_cost_the_plain_path_nothing(p, config):
     n = config["BLOCK_N"]
     for loop in hot_loops(built(p, config)):
@@ -85,7 +97,7 @@ def test_features_cost_the_plain_path_nothing(p, config):
         assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
 
 
-@pytest.mark.parametrize("p, config", [*named(PLAIN, lambda p: VARIANT.legal_configs(p)[:1])])
+@pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
 def test_a_message_is_let_go_after_all_warps_of_a_group_have_read_it(p, config):
     """The tile messages between producer and consumers, which compute-sanitizer's racecheck cannot follow."""
     steps = re.findall(r"\b(LDS\.64|STS\.64|BAR\.SYNC|SYNCS\.PHASECHK|SYNCS\.ARRIVE\.\S+A1T0)\b", built(p, config).sass)

@@ -11,11 +11,12 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import resources
+from covering import covering_builds
 
 from registry.plugins.gluon_fa3.backward.traits import GROUPS
 from registry.plugins.gluon_fa3.varlen import backward
 
-WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*any"
+WITH_NEWEST_TRITON = r"build\[d64.*causal-.*-c0\.0-.*3-any"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
@@ -34,16 +35,26 @@ FEATURES = [
 ]
 
 
-def named(problems, configs):
-    for p in problems:
-        for config in configs(p):
-            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+def all_of(problems, configs):
+    return [(p, config) for p in problems for config in configs(p)]
 
 
-@pytest.mark.parametrize(
-    "p, config", [*named(PLAIN, VARIANT.legal_configs), *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1])]
-)
+def first(p):
+    return VARIANT.legal_configs(p)[:1]
+
+
+def named(rows):
+    found = []
+    for p, config in rows:
+        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
+    return found
+
+
+BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_M", "stages"))
+
+
+@pytest.mark.parametrize("p, config", named(BUILDS))
 def test_build(p, config):
     kernels = [resources(build) for build in VARIANT.builds(p, config)]
     (found,) = (one for one in kernels if one.counts["HGMMA"])

@@ -12,6 +12,7 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import resources
+from covering import covering_builds
 
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
@@ -20,7 +21,7 @@ from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
-WITH_NEWEST_TRITON = r"build\[.*causal.*-c0\.0-.*pair-64-dynamic-.*before_pv"
+WITH_NEWEST_TRITON = r"build\[d128-128-causal-wNone-c0\.0-128-2-2-pair"
 H200 = Target.named("H200")
 VARIANT = varlen.VARIANT
 
@@ -38,11 +39,20 @@ FEATURES = [
 ]
 
 
-def named(problems, configs):
-    for p in problems:
-        for config in configs(p):
-            name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-            yield pytest.param(p, config, id=f"{name}-" + "-".join(map(str, config.values())))
+def all_of(problems, configs):
+    return [(p, config) for p in problems for config in configs(p)]
+
+
+def first(p):
+    return VARIANT.legal_configs(p)[:1]
+
+
+def named(rows):
+    found = []
+    for p, config in rows:
+        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
+    return found
 
 
 def built(p, config):
@@ -51,13 +61,12 @@ def built(p, config):
     return resources(build)
 
 
-@pytest.mark.parametrize(
-    "p, config",
-    [
-        *named(PLAIN, lambda p: VARIANT.legal_configs(p)[: None if p.causal else 1]),
-        *named(FEATURES, lambda p: VARIANT.legal_configs(p)[:1]),
-    ],
+BUILDS = covering_builds(
+    all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_N", "consumers", "stages")
 )
+
+
+@pytest.mark.parametrize("p, config", named(BUILDS))
 def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
     loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]

@@ -13,7 +13,7 @@ from compiled import instructions, matrix_units, resources
 
 from registry.plugins import gluon_grouped, triton_grouped
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"on_hopper|specialized|start_where"
 PLAIN, SPECIALIZED = (module.registry_variants()[0] for module in (triton_grouped, gluon_grouped))
 GPUS = {"sm80": "A100", "sm89": "RTX 4090", "sm90": "H100", "sm100": "B200"}
 SWIGLU = {"activation": "silu", "gated": True}

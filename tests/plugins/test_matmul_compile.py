@@ -15,7 +15,7 @@ from compiled import instructions, matrix_units, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"everywhere|descriptors|warp_specialized|columns|rules|full_precision|along_k|where_it_is_legal"
 POINTERS, DESCRIPTORS, SPECIALIZED = (
     module.registry_variants()[0] for module in (triton_matmul, triton_matmul_tma, gluon_matmul_ws)
 )

@@ -20,6 +20,7 @@ from registry.toolbox.builds import loop_spills
 triton = pytest.importorskip("triton")
 
 from compiled import matrix_units, resources  # noqa: E402
+from covering import covering  # noqa: E402
 
 PINNED = triton.__version__.startswith("3.6.")
 WITH_NEWEST_TRITON = r"triton_fa2-sm(90-(64|128)|120-64|100-128)|backward-sm(86|90)-64|allow_them|cannot_be"
@@ -70,7 +71,8 @@ def has_registers(one):
 
 
 SHIPPED = [
-    *[(name, arch, d) for name in (FORWARD, BACKWARD) for arch in ("sm90", "sm80") for d in (64, 128, 256)],
+    *[(name, "sm90", d) for name in (FORWARD, BACKWARD) for d in (64, 128, 256)],
+    *[(name, "sm80", d) for name in (FORWARD, BACKWARD) for d in (64, 256)],
     (FORWARD, "sm86", 128),
     (FORWARD, "sm89", 256),
     (FORWARD, "sm100", 128),
@@ -150,29 +152,41 @@ def test_features_on_hopper(features):
     assert not any("C75" in line for line in one.ptxas_warnings)
 
 
+CROWDED = [
+    *[(name, "sm90", d, "both") for name in (FORWARD, BACKWARD) for d in (64, 128, 256)],
+    (FORWARD, "sm90", 256, "window"),
+    (BACKWARD, "sm90", 256, "window"),
+    (BACKWARD, "sm90", 128, "cap"),
+    (FORWARD, "sm80", 64, "both"),
+    (BACKWARD, "sm80", 64, "both"),
+    (BACKWARD, "sm80", 128, "both"),
+    (FORWARD, "sm120", 64, "both"),
+    (FORWARD, "sm100", 128, "both"),
+    (BACKWARD, "sm100", 64, "window"),
+]
+
+
+def crowded_builds():
+    """The first config everywhere, and on each architecture one without a pipeline."""
+    features = {"both": EVERYTHING, "window": dict(window=(255, 0), s=1024), "cap": dict(softcap=30.0, s=1000)}
+    rows, first = [], []
+    for name, arch, d, crowd in CROWDED:
+        p = problem(name, arch, d=d, **features[crowd])
+        found = [(f"{name}-{arch}-{d}-{crowd}-{i}", p, c) for i, c in enumerate(variants()[name].legal_configs(p))]
+        rows, first = rows + found, first + found[:1]
+
+    def pipelined(row):
+        return [(row[1].op, row[1].target.arch, max(n for name, n in row[2].items() if "stages" in name) > 1)]
+
+    return [pytest.param(p, config, id=title) for title, p, config in covering(rows, pipelined, always=first)]
+
+
 @pytest.mark.skipif(not PINNED, reason="the features were looked at with one Triton")
-@pytest.mark.parametrize(
-    "name, arch, d, features",
-    [
-        *[(name, "sm90", d, "both") for name in (FORWARD, BACKWARD) for d in (64, 128, 256)],
-        (FORWARD, "sm90", 256, "window"),
-        (BACKWARD, "sm90", 256, "window"),
-        (BACKWARD, "sm90", 128, "cap"),
-        (FORWARD, "sm80", 64, "both"),
-        (BACKWARD, "sm80", 64, "both"),
-        (BACKWARD, "sm80", 128, "both"),
-        (FORWARD, "sm120", 64, "both"),
-        (FORWARD, "sm100", 128, "both"),
-        (BACKWARD, "sm100", 64, "window"),
-    ],
-)
-def test_crowded_problems_do_not_run_out_of_registers(name, arch, d, features):
+@pytest.mark.parametrize("p, config", crowded_builds())
+def test_crowded_problems_do_not_run_out_of_registers(p, config):
     """With a cap and a window to the left: more to hold at once."""
-    sizes = {"both": EVERYTHING, "window": dict(window=(255, 0), s=1024), "cap": dict(softcap=30.0, s=1000)}[features]
-    p = problem(name, arch, d=d, **sizes)
-    for config in variants()[name].legal_configs(p):
-        for one in built(p, config):
-            assert has_registers(one) and one.shared <= declared(p, config), (one.name, one.spills)
+    for one in built(p, config):
+        assert has_registers(one) and one.shared <= declared(p, config), (one.name, one.spills)
 
 
 def test_plain_attention_pays_for_no_feature():
@@ -231,8 +245,8 @@ def test_wide_gradients_of_float32_without_tf32_are_not_claimed(d, dv, field):
     assert variants()[FORWARD].legal_configs(problem(FORWARD, dtype="float32", ieee=True, d=d, dv=dv))
 
 
-@pytest.mark.parametrize("d, dv", [(96, 32), (64, 16), (32, 16), (64, 64), (256, 32)])
 @pytest.mark.parametrize("mask", [dict(causal=True, softcap=5.0), dict(causal=False)], ids=["causal", "full"])
+@pytest.mark.parametrize("d, dv", [(96, 32), (64, 16), (256, 32)])
 def test_products_read_addresses_that_were_written(d, dv, mask):
     """ptxas 12.8 drops the address of V's tile where K and V share a buffer and V's swizzle is narrower than K's."""
     p = problem(FORWARD, dtype="float16", s=1000, d=d, dv=dv, lse=False, **mask)
@@ -243,13 +257,18 @@ def test_products_read_addresses_that_were_written(d, dv, mask):
 
 
 WIDTHS = (16, 32, 64, 128, 256)
+SWIZZLED = covering(
+    [(d, dv) for d in WIDTHS for dv in WIDTHS if dv <= d or dv == 256],
+    lambda row: [(min(row[0], 64), min(row[1], 64))],  # 128 bytes are the widest swizzle
+    lambda row: [("d", row[0]), ("dv", row[1])],
+)
 
 
 @pytest.mark.skipif(not PINNED, reason="the fault was looked at with one Triton's ptxas")
 @pytest.mark.parametrize(
     "name, dtype, d, dv",
     [
-        *[(FORWARD, "float16", d, dv) for d in WIDTHS for dv in WIDTHS if dv <= d or dv == 256],
+        *[(FORWARD, "float16", *pair) for pair in SWIZZLED],
         (FORWARD, "float32", 128, 32),
         *[(BACKWARD, "float16", *pair) for pair in ((64, 16), (16, 64), (32, 128), (256, 32))],
     ],

@@ -1,13 +1,16 @@
-"""What the compiler makes of a build, found once in a test session however many tests and processes ask."""
+"""What the compiler makes of a build, found once however many tests, processes and sessions ask."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import io
 import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import shared
@@ -40,14 +43,26 @@ def matrix_units(found: Resources) -> set[str]:
 
 _kept: dict[str, Resources] = {}
 """This process's answers, with the machine code as text where a test has asked for it."""
+_READING = hashlib.sha256(b"".join(Path(str(file)).read_bytes() for file in (__file__, builds.__file__))).hexdigest()
+"""How answers are found: those found in another way do not count."""
+
+
+class Kept(Resources):
+    """Resources whose machine code as text is kept too."""
+
+    @functools.cached_property
+    def sass(self) -> str:
+        question = f"{_READING} {triton.__version__} {hashlib.sha256(self.cubin).hexdigest()}"
+        return shared.kept(question, lambda: Resources.sass.func(self).encode()).decode()
 
 
 def resources(build: Build, arch: Any = "sm90") -> Resources:
     """`inspect(compile_build(build, arch))`, with one run of ptxas instead of two: what it says is kept."""
     options = sorted((name, repr(value)) for name, value in build.options.items())
-    question = f"{triton.__version__} {build.source(arch).hash()} {gpu_target(arch)} {options}"
+    question = f"{_READING} {triton.__version__} {build.source(arch).hash()} {gpu_target(arch)} {options}"
     if question not in _kept:
-        _kept[question] = pickle.loads(shared.once(question, lambda: pickle.dumps(_resources(build, arch))))
+        fields = pickle.loads(shared.kept(question, lambda: pickle.dumps(vars(_resources(build, arch)))))
+        _kept[question] = Kept(**fields)
     return _kept[question]
 
 

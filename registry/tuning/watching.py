@@ -1,0 +1,26 @@
+"""Who is told how a sweep goes, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from registry.tuning.contestants import LineUp
+
+
+class Watcher(Protocol):
+    """Told how the sweep goes; the command line draws it."""
+
+    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def resize(self, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """Watches nothing."""
+
+    def begin(self, planned: Sequence[LineUp], steps: int) -> None: ...
+    def step(self, text: str) -> None: ...
+    def resize(self, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
