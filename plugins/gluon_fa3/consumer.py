@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
-from registry.plugins.gluon_fa3.places import box, extent_of, queries_of, sums_of
+from registry.plugins.gluon_fa3.places import extent_of, queries_of, sums_of
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
 from registry.plugins.gluon_fa3.softmax import (
     LN2,
@@ -14,109 +14,190 @@ from registry.plugins.gluon_fa3.softmax import (
     mask_if_edge,
     pack,
     partial_sums,
+    rescaled,
     score,
     softmax,
     unpack,
 )
 from registry.toolbox import scopes
-from registry.toolbox.hopper import as_matrix, release, store_tile, store_wait, wait_full
+from registry.plugins.gluon_fa3.tiles import PANEL, columns_of, release_tile, send, wait_tile
+from registry.toolbox.hopper import store_wait
 
 ROWS = gl.constexpr(64)
+
+
+@gluon.constexpr_function
+def _head_parts(T, start):
+    return len(T.head_parts(start))
+
+
+@gluon.constexpr_function
+def _head_part(T, start, part, which):
+    return T.head_parts(start)[part][which]
+
+
+@gluon.constexpr_function
+def _value_parts(T):
+    return len(T.value_parts)
+
+
+@gluon.constexpr_function
+def _value_part(T, part, which):
+    return T.value_parts[part][which]
+
+
+@gluon.jit
+def _qk_part(q, k, s, FROM: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr):
+    q, k = columns_of(q, ROWS, FROM, WIDE), columns_of(k, T.block_n, FROM, WIDE)
+    return warpgroup_mma(q, k.permute((1, 0)), s, use_acc=FROM > 0, is_async=True)
 
 
 @gluon.jit
 def issue_qk(q_registers, q, k, zero, C: gl.constexpr, T: gl.constexpr):
     """S = Q K^T, with the first C columns of Q from registers: they save the reads of that part of operand A."""
-    D: gl.constexpr = T.head
-    if C == D:
-        s = warpgroup_mma(q_registers, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    elif C == 0 and T.head_columns == D:
-        s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
-    else:
-        if C > 0:
-            s = warpgroup_mma(q_registers, k.slice(0, C, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True)
-        else:
-            s = warpgroup_mma(
-                q.slice(0, 64, dim=1), k.slice(0, 64, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True
-            )
-        if D == 256:
-            s = warpgroup_mma(q.slice(64, 64, dim=1), k.slice(64, 64, dim=1).permute((1, 0)), s, is_async=True)
-        REST: gl.constexpr = T.head_columns - D // 2
-        s = warpgroup_mma(q.slice(D // 2, REST, dim=1), k.slice(D // 2, REST, dim=1).permute((1, 0)), s, is_async=True)
+    COUNT: gl.constexpr = _head_parts(T, C)
+    s = zero
+    if C > 0:
+        first = columns_of(k, T.block_n, 0, C)
+        s = warpgroup_mma(q_registers, first.permute((1, 0)), s, use_acc=False, is_async=True)
+    for i in gl.static_range(COUNT):
+        s = _qk_part(q, k, s, _head_part(T, C, i, 0), _head_part(T, C, i, 1), T)
     return s
 
 
 @gluon.jit
-def issue_pv(pairs, v, acc, LAYOUT: gl.constexpr, T: gl.constexpr):
+def _pv_part(pairs, v, acc, T: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    return warpgroup_mma(unpack(pairs, v.dtype, LAYOUT, T), v, acc, is_async=True)
+
+
+@gluon.jit
+def issue_pv(pairs, v, acc, T: gl.constexpr):
     """O += P V, with P from registers."""
-    p = unpack(pairs, v.dtype, LAYOUT, T)
-    return warpgroup_mma(p, as_matrix(v, T.block_n, T.head_v), acc, is_async=True)
+    COUNT: gl.constexpr = len(acc)
+    out = ()
+    for i in gl.static_range(COUNT):
+        part = columns_of(v, T.block_n, _value_part(T, i, 0), _value_part(T, i, 1))
+        out = out + (_pv_part(pairs, part, acc[i], T),)
+    return out
+
+
+@gluon.jit
+def wait_pv(pending):
+    """O, once its products are done."""
+    COUNT: gl.constexpr = len(pending)
+    if COUNT == 1:
+        return (warpgroup_mma_wait(0, [pending[0]]),)
+    else:
+        return warpgroup_mma_wait(0, [pending[0], pending[1]])
+
+
+@gluon.jit
+def _zeros(WIDE: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDE, 16])
+    return gl.full([ROWS, WIDE], 0.0, gl.float32, layout=LAYOUT)
+
+
+@gluon.jit
+def no_output(T: gl.constexpr):
+    """O of no block yet: a tuple of one or two groups of columns."""
+    COUNT: gl.constexpr = _value_parts(T)
+    acc = ()
+    for i in gl.static_range(COUNT):
+        acc = acc + (_zeros(_value_part(T, i, 1)),)
+    return acc
+
+
+@gluon.jit
+def normalized(acc, inverse, T: gl.constexpr):
+    """O over its rows' sums."""
+    out = ()
+    COUNT: gl.constexpr = len(acc)
+    for i in gl.static_range(COUNT):
+        out = out + (acc[i] * gl.convert_layout(inverse, gl.SliceLayout(1, acc[i].type.layout))[:, None],)
+    return out
+
+
+@gluon.jit
+def scaled(acc, alpha, T: gl.constexpr):
+    """O, row by row times alpha."""
+    COUNT: gl.constexpr = len(acc)
+    out = ()
+    for i in gl.static_range(COUNT):
+        factor = gl.convert_layout(alpha, gl.SliceLayout(1, acc[i].type.layout))
+        out = out + (rescaled(acc[i], factor, T),)
+    return out
 
 
 @gluon.jit
 def pass_block(k_ring, v_ring, i, GROUP: gl.constexpr, T: gl.constexpr):
     """A block that this group does not see and another group of the tile does: only keep the counts in step."""
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
-    wait_full(k_ring, i)
+    wait_tile(k_ring, i, T.head)
     take_turn(GROUP, T)
     give_turn(NEXT, T)
-    release(k_ring, i)
-    wait_full(v_ring, i)
-    release(v_ring, i)
+    release_tile(k_ring, i)
+    wait_tile(v_ring, i, T.head_v)
+    release_tile(v_ring, i)
 
 
 @gluon.jit
 def store_output(o_map, o_tile, acc, where, row, DTYPE: gl.constexpr, T: gl.constexpr):
-    """Through shared memory; the copy runs on beside the next tile."""
-    HALF: gl.constexpr = T.head_v // T.o_steps
-    staged = as_matrix(o_tile, ROWS, HALF)
-    if T.o_steps == 1:
-        staged.store(acc.to(DTYPE))
+    """Through shared memory; the copy runs on beside the next tile. What is stored past the head dim is cut off."""
+    WIDE: gl.constexpr = T.o_columns
+    if len(acc) == 2 and T.head_v <= WIDE:  # side by side
+        columns_of(o_tile, ROWS, 0, acc[0].shape[1]).store(acc[0].to(DTYPE))
+        columns_of(o_tile, ROWS, acc[0].shape[1], acc[1].shape[1]).store(acc[1].to(DTYPE))
         fence_async_shared()
-        store_tile(o_map, box(where, row, 0, T), o_tile)
-    else:
-        left, right = acc.to(DTYPE).reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
-        staged.store(left)
+        send(o_map, o_tile, where, row, 0, T.head_v, T)
+    elif T.head_v <= WIDE:
+        columns_of(o_tile, ROWS, 0, WIDE).store(acc[0].to(DTYPE))
         fence_async_shared()
-        store_tile(o_map, box(where, row, 0, T), o_tile)
+        send(o_map, o_tile, where, row, 0, WIDE, T)
+    else:  # one after the other
+        if len(acc) == 2:
+            left, right = acc[0].to(DTYPE), acc[1].to(DTYPE)
+        else:
+            left, right = acc[0].to(DTYPE).reshape([ROWS, 2, WIDE]).permute((0, 2, 1)).split()
+        columns_of(o_tile, ROWS, 0, WIDE).store(left)
+        fence_async_shared()
+        send(o_map, o_tile, where, row, 0, WIDE, T)
         store_wait(0)
-        staged.store(right)
+        columns_of(o_tile, ROWS, 0, right.shape[1]).store(right)
         fence_async_shared()
-        store_tile(o_map, box(where, row, HALF, T), o_tile)
+        send(o_map, o_tile, where, row, WIDE, T.head_v - WIDE, T)
 
 
 @gluon.jit
 def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, T: gl.constexpr):
     """The scores of one block, and beside them the product of the block before with its values."""
     q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap = step
-    acc, alpha_o, m_i, sums, pairs, i = state
+    acc, alpha, m_i, sums, pairs, i = state
     N: gl.constexpr = T.block_n
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
-    O_LAYOUT: gl.constexpr = acc.type.layout
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    PRODUCTS: gl.constexpr = _value_parts(T)
     scopes.enter("wait K")
-    k = wait_full(k_ring, i)
+    k = wait_tile(k_ring, i, T.head)
     scopes.leave("wait K")
     take_turn(GROUP, T)
     scopes.enter("async QK")
-    s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
+    s_pending = issue_qk(q_registers, q, k, zero, T.q_columns, T)
     if T.pingpong == "qk":
         give_turn(NEXT, T)
     if T.rescale == "before_pv":
-        acc = acc * alpha_o[:, None]
+        acc = scaled(acc, alpha, T)
     scopes.enter("wait V")
-    v = wait_full(v_ring, i - 1)
+    v = wait_tile(v_ring, i - 1, T.head_v)
     scopes.leave("wait V")
     scopes.enter("async PV")
-    o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
+    o_pending = issue_pv(pairs, v, acc, T)
     if T.pingpong == "pair":
         give_turn(NEXT, T)
     scopes.enter("wait QK")
-    s = warpgroup_mma_wait(1, [s_pending])
+    s = warpgroup_mma_wait(PRODUCTS, [s_pending])
     scopes.leave("wait QK")
     scopes.leave("async QK")
-    release(k_ring, i)
+    release_tile(k_ring, i)
     scopes.enter("softmax")
     s = score(s, scale, cap, T)
     if MASKED:
@@ -127,16 +208,15 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
     scopes.leave("softmax")
     scopes.enter("wait PV")
-    acc = warpgroup_mma_wait(0, [o_pending])
+    acc = wait_pv(o_pending)
     scopes.leave("wait PV")
     scopes.leave("async PV")
-    release(v_ring, i - 1)
-    alpha_o = gl.convert_layout(alpha, O_ROW)
+    release_tile(v_ring, i - 1)
     if T.rescale == "after_pv":
-        acc = acc * alpha_o[:, None]
+        acc = scaled(acc, alpha, T)
     pairs = pack(p, T)
     i += 1
-    return acc, alpha_o, m_i, sums, pairs, i
+    return acc, alpha, m_i, sums, pairs, i
 
 
 @gluon.jit
@@ -159,11 +239,9 @@ def consumer(
     DTYPE: gl.constexpr = o_map.dtype
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, T.head_v, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
+    PRODUCTS: gl.constexpr = _value_parts(T)
     Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     rows = gl.arange(0, ROWS, layout=S_ROW)
     keys = gl.arange(0, N, layout=gl.SliceLayout(0, S_LAYOUT))
     lowest = gl.full([ROWS], LOWEST, gl.float32, layout=S_ROW)
@@ -179,20 +257,20 @@ def consumer(
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
         row = place[0] * T.block_m + GROUP * ROWS
         scopes.enter("wait Q")
-        q = as_matrix(wait_full(q_ring, 0), ROWS, T.head)
+        q = wait_tile(q_ring, 0, T.head)
         scopes.leave("wait Q")
         scopes.enter("wait K")
-        k = wait_full(k_ring, 0)
+        k = wait_tile(k_ring, 0, T.head)
         scopes.leave("wait K")
         take_turn(GROUP, T)
         scopes.enter("async QK")
-        s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
+        s_pending = issue_qk(lowest, q, k, zero, 0, T)
         give_turn(NEXT, T)
         scopes.enter("wait QK")
         s = warpgroup_mma_wait(0, [s_pending])
         scopes.leave("wait QK")
         scopes.leave("async QK")
-        release(k_ring, 0)
+        release_tile(k_ring, 0)
         low, high = group_blocks(place, GROUP, extent, T)
         scopes.enter("softmax")
         s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent_of(place, extent, T), T)
@@ -205,48 +283,46 @@ def consumer(
         row = place[0] * T.block_m + GROUP * ROWS
         here = extent_of(place, extent, T)
         low, high = group_blocks(place, GROUP, extent, T)
-        acc = gl.full([ROWS, T.head_v], 0.0, gl.float32, layout=O_LAYOUT)
+        acc = no_output(T)
         tile_low, tile_high = tile_blocks(place, extent, T)
         if T.skips:
             for _ in range(tile_high - high):
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
         scopes.enter("wait Q")
-        q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+        q = wait_tile(q_ring, turn, T.head)
         scopes.leave("wait Q")
-        if T.q_columns == T.head:
-            q_registers = q.load(Q_LAYOUT)
-        elif T.q_columns > 0:
-            q_registers = q.slice(0, T.q_columns, dim=1).load(Q_LAYOUT)
+        if T.q_columns > 0:
+            q_registers = columns_of(q, ROWS, 0, T.q_columns).load(Q_LAYOUT)
         else:
             q_registers = lowest  # unused
         if not T.overlap:  # first block: the only one with a mask, unless the mask is a band
             scopes.enter("wait K")
-            k = wait_full(k_ring, i)
+            k = wait_tile(k_ring, i, T.head)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
-            s_pending = issue_qk(q_registers, q, as_matrix(k, N, T.head), zero, T.q_columns, T)
+            s_pending = issue_qk(q_registers, q, k, zero, T.q_columns, T)
             give_turn(NEXT, T)
             scopes.enter("wait QK")
             s = warpgroup_mma_wait(0, [s_pending])
             scopes.leave("wait QK")
             scopes.leave("async QK")
-            release(k_ring, i)
+            release_tile(k_ring, i)
             if T.q_columns == T.head:
                 # Not before a product has used the registers: a load that is under way does not hold back the barrier,
                 # and the copy of the next tile's Q overtook it (measured: in tiles of one key block, wrong).
-                release(q_ring, turn)
+                release_tile(q_ring, turn)
             scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), row, high, rows, keys, here, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
             scopes.leave("softmax")
             pairs = pack(p, T)
             i += 1
-        alpha_o = gl.convert_layout(lowest, O_ROW)  # times the empty accumulator
+        alpha = lowest  # times the empty accumulator
 
         step = (q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap)
-        state = (acc, alpha_o, m_i, sums, pairs, i)
+        state = (acc, alpha, m_i, sums, pairs, i)
         if T.mask == "shifted":  # a row or two of blocks on the diagonal, then those that all rows see
             whole = gl.minimum(gl.maximum((row + (here[1] - here[0]) + 1) // N, low), high)
             for j in range(high - whole):
@@ -256,9 +332,9 @@ def consumer(
         else:
             for j in range(high - low):
                 state = attend_block(GROUP, step, state, high - 1 - j, T.mask == "band", T)
-        acc, alpha_o, m_i, sums, pairs, i = state
+        acc, alpha, m_i, sums, pairs, i = state
         if T.overlap or T.q_columns != T.head:
-            release(q_ring, turn)
+            release_tile(q_ring, turn)
         turn += 1
 
         # The last product; with `overlap` beside it the next tile's first block (after the last tile: for nothing).
@@ -268,33 +344,33 @@ def consumer(
         total = gl.convert_layout(gl.sum(sums, 1), S_ROW)
         last_m = m_i
         if T.rescale == "before_pv":  # here, not between the products: with `overlap` those need the registers
-            acc = acc * alpha_o[:, None]
+            acc = scaled(acc, alpha, T)
         if T.overlap:
             next_row = next_place[0] * T.block_m + GROUP * ROWS
             scopes.enter("wait Q")
-            q = as_matrix(wait_full(q_ring, turn), ROWS, T.head)
+            q = wait_tile(q_ring, turn, T.head)
             scopes.leave("wait Q")
             scopes.enter("wait K")
-            k = wait_full(k_ring, i)
+            k = wait_tile(k_ring, i, T.head)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
-            s_pending = issue_qk(lowest, q, as_matrix(k, N, T.head), zero, 0, T)
+            s_pending = issue_qk(lowest, q, k, zero, 0, T)
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
         scopes.enter("wait V")
-        v = wait_full(v_ring, i - 1)
+        v = wait_tile(v_ring, i - 1, T.head_v)
         scopes.leave("wait V")
         scopes.enter("async PV")
-        o_pending = issue_pv(pairs, v, acc, P_LAYOUT, T)
+        o_pending = issue_pv(pairs, v, acc, T)
         if T.overlap:
             if T.pingpong == "pair":
                 give_turn(NEXT, T)
             scopes.enter("wait QK")
-            s = warpgroup_mma_wait(1, [s_pending])
+            s = warpgroup_mma_wait(PRODUCTS, [s_pending])
             scopes.leave("wait QK")
             scopes.leave("async QK")
-            release(k_ring, i)
+            release_tile(k_ring, i)
             low, high = group_blocks(next_place, GROUP, extent, T)
             scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent_of(next_place, extent, T), T)
@@ -307,10 +383,10 @@ def consumer(
             gl.store(row_sums, (last_m + gl.log2(total)) * LN2, mask=out_rows < here[0])
         store_wait(0)
         scopes.enter("wait PV")
-        acc = warpgroup_mma_wait(0, [o_pending])
+        acc = wait_pv(o_pending)
         scopes.leave("wait PV")
         scopes.leave("async PV")
-        release(v_ring, i - 1)
+        release_tile(v_ring, i - 1)
         if T.overlap:
             pairs = pack(p, T)
             i += 1
@@ -318,9 +394,9 @@ def consumer(
             for _ in range(low - tile_low):
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
-        acc = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+        acc = normalized(acc, inverse, T)
         scopes.enter("store")
-        store_output(o_map, o_tiles.index(GROUP), acc, queries_of(place, T), row, DTYPE, T)
+        store_output(o_map, (o_tiles, GROUP * (T.o_columns // PANEL)), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")
         place = next_place
     if GROUP == 0:

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.attention.calls import FORWARD, out_of, row_sums
 from registry.plugins.gluon_fa3.kernel import attention_forward
-from registry.plugins.gluon_fa3.traits import ROWS, Traits, traits_of, window_bounds
+from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -47,10 +47,10 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     # softcap is cap * tanh(x / cap) = cap - 2 cap / (1 + 2^(2 x log2(e) / cap))
     factor = 2 * LOG2E / problem.softcap if problem.softcap else LOG2E
     arguments = {
-        "q_map": tensor_map(q, ROWS, t.head),
-        "k_map": tensor_map(k, t.block_n, t.head),
-        "v_map": tensor_map(v, t.block_n, t.head_v),
-        "o_map": tensor_map(out, ROWS, t.head_v // t.o_steps),
+        "q_map": tensor_map(q, ROWS, PANEL),
+        "k_map": tensor_map(k, t.block_n, PANEL),
+        "v_map": tensor_map(v, t.block_n, PANEL),
+        "o_map": tensor_map(out, ROWS, PANEL),
         "lse": row_sums(q, "lse" if problem.lse else ""),
         "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
         "seqlen_q": problem.seqlen_q,

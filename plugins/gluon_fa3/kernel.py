@@ -44,36 +44,33 @@ from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_fa3.consumer import consumer
 from registry.plugins.gluon_fa3.producer import producer
+from registry.plugins.gluon_fa3.tiles import PANEL, panels_of, tile_ring
 from registry.toolbox.hopper import ring
 
 ROWS = gl.constexpr(64)
 
 
 @gluon.jit
-def query_rings(q_map, DTYPE: gl.constexpr, T: gl.constexpr):
+def query_rings(q_map, T: gl.constexpr):
     """One ring for each consumer group."""
     SLOTS: gl.constexpr = T.q_slots
     rings = ()
     GROUPS: gl.constexpr = T.groups
     for _ in gl.static_range(GROUPS):
-        tiles = gl.allocate_shared_memory(DTYPE, [SLOTS] + q_map.block_shape, q_map.layout)
-        rings = rings + (ring(tiles, SLOTS, 1),)
+        rings = rings + (tile_ring(q_map, T.head, SLOTS, 1),)
     return rings
 
 
 @gluon.jit
 def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale, cap, T: gl.constexpr):
     """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found."""
-    DTYPE: gl.constexpr = maps[0].dtype
     G: gl.constexpr = T.groups
     STAGES: gl.constexpr = T.stages
-    o_tiles = gl.allocate_shared_memory(DTYPE, [G] + o_map.block_shape, o_map.layout)
-    k_tiles = gl.allocate_shared_memory(DTYPE, [STAGES] + maps[1].block_shape, maps[1].layout)
-    v_tiles = gl.allocate_shared_memory(DTYPE, [STAGES] + maps[2].block_shape, maps[2].layout)
+    o_tiles = panels_of(o_map, G * (T.o_columns // PANEL))
     notes = gl.allocate_shared_memory(gl.int64, [2, T.message_words], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q = query_rings(maps[0], DTYPE, T)
-    k = ring(k_tiles, STAGES, G)
-    v = ring(v_tiles, STAGES, G)
+    q = query_rings(maps[0], T)
+    k = tile_ring(maps[1], T.head, STAGES, G)
+    v = tile_ring(maps[2], T.head_v, STAGES, G)
     notes = ring(notes, 2, G)
     # Written out: a constexpr inside a tuple variable would lose its value.
     if G == 1:

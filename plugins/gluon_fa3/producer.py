@@ -2,24 +2,18 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from registry.plugins.gluon_fa3.places import box, keys_of, queries_of
+from registry.plugins.gluon_fa3.places import keys_of, queries_of
 from registry.plugins.gluon_fa3.schedule import announce, next_tile, tile_at, tile_blocks
-from registry.toolbox import scopes
-from registry.toolbox.hopper import load_tile, wait_empty
+from registry.plugins.gluon_fa3.tiles import load_columns
 
 ROWS = gl.constexpr(64)
 
 
 @gluon.jit
-def load_block(tensor, r, i, keys, block, T: gl.constexpr):
+def load_block(tensor, r, i, keys, block, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
-    scopes.enter("wait slot of K or V")
-    tile, ready = wait_empty(r, i)
-    scopes.leave("wait slot of K or V")
-    mbarrier.expect(ready, tile.shape[len(tile.shape) - 2] * tile.shape[len(tile.shape) - 1] * 2)
-    load_tile(tensor, box(keys, block * T.block_n, 0, T), ready, tile)
+    load_columns(tensor, r, i, keys, block * T.block_n, "wait slot of K or V", COLUMNS, T)
 
 
 @gluon.jit
@@ -27,11 +21,8 @@ def load_queries(q_map, q_rings, turn, place, T: gl.constexpr):
     """Bring the Q tiles of all groups, each with barriers of its own: the first group need not wait for the last."""
     GROUPS: gl.constexpr = T.groups
     for g in gl.static_range(GROUPS):
-        scopes.enter("wait slot of Q")
-        tile, ready = wait_empty(q_rings[g], turn)
-        scopes.leave("wait slot of Q")
-        mbarrier.expect(ready, ROWS * T.head * 2)
-        load_tile(q_map, box(queries_of(place, T), place[0] * T.block_m + g * ROWS, 0, T), ready, tile)
+        row = place[0] * T.block_m + g * ROWS
+        load_columns(q_map, q_rings[g], turn, queries_of(place, T), row, "wait slot of Q", T.head, T)
 
 
 @gluon.jit
@@ -50,14 +41,14 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     turn = 0  # tiles begun
     used = 0  # K blocks of the tiles before
     if T.overlap:
-        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, T)
+        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, T.head, T)
         load_queries(q_map, q_rings, 0, place, T)
     while tile < tiles:
         keys = keys_of(place, group, T)
         steps = high - low
         last_block = low
         if not T.overlap:
-            load_block(k_map, k_ring, used, keys, high, T)
+            load_block(k_map, k_ring, used, keys, high, T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
         turn += 1
         if T.schedule != "dynamic":
@@ -65,15 +56,15 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         for j in range(1, steps + 1):
-            load_block(k_map, k_ring, used + j, keys, high - j, T)
-            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, T)
+            load_block(k_map, k_ring, used + j, keys, high - j, T.head, T)
+            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, T.head_v, T)
         if T.schedule == "dynamic":
             tile = next_tile(tile, counter, work, T)
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         low, high = tile_blocks(place, extent, T)
         if T.overlap:
-            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, T)
+            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
-        load_block(v_map, v_ring, used + steps, keys, last_block, T)
+        load_block(v_map, v_ring, used + steps, keys, last_block, T.head_v, T)
         used += steps + 1

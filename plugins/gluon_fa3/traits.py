@@ -11,6 +11,7 @@ from typing import Any
 
 from registry import Reason
 
+PANEL = 64  # columns of a tensor map's box: 128 bytes, a swizzle's span
 ROWS = 64  # query rows of one consumer warp group: the M of one wgmma
 PINGPONG = ("off", "pair", "qk")  # hand over to the next group never, after QK(i) and PV(i-1), or after QK(i)
 RESCALES = ("before_pv", "after_pv")
@@ -27,9 +28,10 @@ class Traits:
     """The constants of one compiled kernel."""
 
     dtype: str  # "bf16" or "fp16"
-    head: int  # columns of the Q and K tiles: 64, 128 or 256; what the tensors lack reads as zero
+    head: int  # columns of the Q and K tiles, whole panels; what the tensors lack reads as zero
     head_v: int  # columns of the V and O tiles
-    head_columns: int  # columns of Q and K that can be nonzero, rounded up to 64
+    head_columns: int  # columns of Q and K that can be nonzero, rounded up to 16
+    values: int  # columns of V and O that can be nonzero, rounded up to what two products make
     block_n: int  # keys per block
     groups: int  # consumer warp groups
     stages: int  # K blocks, and V blocks, in flight
@@ -45,6 +47,7 @@ class Traits:
     score: str  # "plain", "softcap", or "scaled" (a scale <= 0 must be applied before the maximum is taken)
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
+    lazy: bool = False
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
@@ -52,14 +55,29 @@ class Traits:
         return ROWS * self.groups
 
     @property
-    def o_steps(self) -> int:
-        """O leaves through a tile of 1/o_steps of its width: at 256 columns a full one would not fit."""
-        return 2 if self.head_v == 256 else 1
+    def o_columns(self) -> int:
+        """O leaves through a tile of so many columns, in one step or two, where a full one would not fit."""
+        return 64 if self.head_v == 64 or (self.head == 192 and self.block_n == 128) else 128
 
     @property
     def message_words(self) -> int:
         """Words of 64 bits in which the producer tells the consumers of a tile."""
         return 4 if self.packed else 1
+
+    def head_parts(self, start: int) -> tuple[tuple[int, int], ...]:
+        """Columns of Q and K from `start` on as (first, how many): powers of two, each at a multiple of its width."""
+        found = []
+        while start < self.head_columns:
+            width = min(start & -start or 256, 1 << ((self.head_columns - start).bit_length() - 1))
+            found.append((start, width))
+            start += width
+        return tuple(found)
+
+    @property
+    def value_parts(self) -> tuple[tuple[int, int], ...]:
+        """Columns of V and O in the same way."""
+        first = 1 << (self.values.bit_length() - 1)
+        return ((0, first), (first, self.values - first)) if self.values > first else ((0, first),)
 
     @property
     def wide(self) -> int:
@@ -68,14 +86,14 @@ class Traits:
     @property
     def consumer_registers(self) -> int:
         """Per thread. A single consumer group gets what the launch gives to two warp groups, less the producer's."""
-        return 256 if self.groups == 1 and self.wide == 256 else CONSUMER_REGISTERS[self.groups]
+        return 256 if self.groups == 1 and self.wide > 128 else CONSUMER_REGISTERS[self.groups]
 
     @property
     def launch_registers(self) -> int:
         """Per thread of the launch: consumers' and producer's warp groups share evenly until setmaxnreg."""
         if self.groups > 1:
             return (self.groups * self.consumer_registers + self.producer_registers) // (self.groups + 1)
-        return 168 if self.wide == 256 else 128
+        return 168 if self.wide > 128 else 128
 
     @property
     def producer_registers(self) -> int:
@@ -88,14 +106,14 @@ class Traits:
     @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
-        tiles = self.block_m * (self.q_slots * self.head + self.head_v // self.o_steps)
+        tiles = self.block_m * (self.q_slots * self.head + self.o_columns)
         tiles += self.stages * self.block_n * (self.head + self.head_v)
         return 2 * tiles + 1024
 
     @property
     def blocks_per_sm(self) -> int:
         """One consumer group takes half of the registers; where two blocks' tiles fit too, two share an SM."""
-        return 2 if self.groups == 1 and self.wide < 256 and 2 * self.shared_memory <= 226 << 10 else 1
+        return 2 if self.groups == 1 and self.wide <= 128 and 2 * self.shared_memory <= 226 << 10 else 1
 
     @property
     def dynamic(self) -> bool:
@@ -105,6 +123,14 @@ class Traits:
 def padded(head_dim: int) -> int:
     """The tile width that holds `head_dim` columns."""
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def two_powers(head_dim: int) -> int:
+    """The least number of columns that holds `head_dim`, is at least 64, and is the sum of two powers of two from 16."""
+    columns = max(-(-head_dim // 16) * 16, 64)
+    while columns.bit_count() > 2:
+        columns += columns & -columns
+    return columns
 
 
 def mask_kind(seqlen_q: int, seqlen_k: int, left: int, right: int, block_n: int) -> str:
@@ -150,9 +176,10 @@ def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, *
     """The same, for a mask that is known."""
     return Traits(
         dtype={"bfloat16": "bf16", "float16": "fp16"}[problem.dtype],
-        head=padded(problem.head_dim),
-        head_v=padded(problem.head_dim_v),
-        head_columns=-(-problem.head_dim // 64) * 64,
+        head=-(-problem.head_dim // PANEL) * PANEL,
+        head_v=-(-problem.head_dim_v // PANEL) * PANEL,
+        head_columns=max(-(-problem.head_dim // 16) * 16, 64),
+        values=two_powers(problem.head_dim_v),
         block_n=config["BLOCK_N"],
         groups=config["consumers"],
         stages=config["stages"],
@@ -160,6 +187,7 @@ def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, *
         q_columns=config["q_columns"],
         schedule=config["schedule"],
         rescale=config["rescale"],
+        lazy=bool(config.get("lazy")),
         score=score or ("softcap" if problem.softcap else "plain"),
         lse=problem.lse,
         **known,
@@ -187,7 +215,6 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
 
 def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets."""
-    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
     groups, block_n = config["consumers"], config["BLOCK_N"]
     if groups not in CONSUMER_REGISTERS:
         yield Reason("config", "consumers", groups, "1, 2 or 3")
@@ -198,11 +225,11 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     if config["rescale"] not in RESCALES:
         yield Reason("config", "rescale", config["rescale"], ", ".join(RESCALES))
     # Accumulators of S and O, and P, must fit beside the addressing in a consumer's registers.
-    need = block_n // 2 + block_n // 4 + padded(problem.head_dim_v) // 2
+    need = block_n // 2 + block_n // 4 + two_powers(problem.head_dim_v) // 2
     need += 24 + (16 if problem.softcap or problem.window else 0)
     if need > CONSUMER_REGISTERS.get(groups, 240):
         yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")
     if config["q_columns"] not in (0, 64, padded(problem.head_dim)) or config["q_columns"] > padded(problem.head_dim):
         yield Reason("config", "q_columns", config["q_columns"], f"0, 64 or {padded(problem.head_dim)}")
-    if block_n not in (64, 128) or (wide == 256 and block_n != 64):
-        yield Reason("config", "BLOCK_N", block_n, "64" if wide == 256 else "64 or 128")
+    if block_n not in (64, 128):
+        yield Reason("config", "BLOCK_N", block_n, "64 or 128")

@@ -12,7 +12,7 @@ from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
-from registry.plugins.gluon_fa3.traits import ROWS, ROWS_LIMIT, window_bounds
+from registry.plugins.gluon_fa3.traits import PANEL, ROWS, ROWS_LIMIT, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import traits_of
 from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
 from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
@@ -84,10 +84,10 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     kv_bytes = problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     grid = min(problem.target.sm_count * t.blocks_per_sm, most * problem.heads_q)
     arguments = {
-        "q_map": tensor_map(q, ROWS, t.head),
-        "k_map": tensor_map(k, t.block_n, t.head),
-        "v_map": tensor_map(v, t.block_n, t.head_v),
-        "o_map": tensor_map(out, ROWS, t.head_v // t.o_steps),
+        "q_map": tensor_map(q, ROWS, PANEL),
+        "k_map": tensor_map(k, t.block_n, PANEL),
+        "v_map": tensor_map(v, t.block_n, PANEL),
+        "o_map": tensor_map(out, ROWS, PANEL),
         "lse": row_sums(q, "lse" if problem.lse else ""),
         "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
         "row_blocks": StandIn(((most + 1) * WORDS.value,), "int32", name="row_blocks"),
