@@ -20,7 +20,7 @@ from registry.plugins.gluon_fa3.softmax import (
     unpack,
 )
 from registry.toolbox import scopes
-from registry.plugins.gluon_fa3.tiles import PANEL, columns_of, release_tile, send, wait_tile
+from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, send, wait_tile
 from registry.toolbox.hopper import store_wait
 
 ROWS = gl.constexpr(64)
@@ -48,7 +48,7 @@ def _value_part(T, part, which):
 
 @gluon.jit
 def _qk_part(q, k, s, FROM: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr):
-    q, k = columns_of(q, ROWS, FROM, WIDE), columns_of(k, T.block_n, FROM, WIDE)
+    q, k = columns_of(q, FROM, WIDE, T.head), columns_of(k, FROM, WIDE, T.head)
     return warpgroup_mma(q, k.permute((1, 0)), s, use_acc=FROM > 0, is_async=True)
 
 
@@ -58,7 +58,7 @@ def issue_qk(q_registers, q, k, zero, C: gl.constexpr, T: gl.constexpr):
     COUNT: gl.constexpr = _head_parts(T, C)
     s = zero
     if C > 0:
-        first = columns_of(k, T.block_n, 0, C)
+        first = columns_of(k, 0, C, T.head)
         s = warpgroup_mma(q_registers, first.permute((1, 0)), s, use_acc=False, is_async=True)
     for i in gl.static_range(COUNT):
         s = _qk_part(q, k, s, _head_part(T, C, i, 0), _head_part(T, C, i, 1), T)
@@ -77,7 +77,7 @@ def issue_pv(pairs, v, acc, T: gl.constexpr):
     COUNT: gl.constexpr = len(acc)
     out = ()
     for i in gl.static_range(COUNT):
-        part = columns_of(v, T.block_n, _value_part(T, i, 0), _value_part(T, i, 1))
+        part = columns_of(v, _value_part(T, i, 0), _value_part(T, i, 1), T.head_v)
         out = out + (_pv_part(pairs, part, acc[i], T),)
     return out
 
@@ -133,11 +133,11 @@ def scaled(acc, alpha, T: gl.constexpr):
 def pass_block(k_ring, v_ring, i, GROUP: gl.constexpr, T: gl.constexpr):
     """A block that this group does not see and another group of the tile does: only keep the counts in step."""
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
-    wait_tile(k_ring, i, T.head)
+    wait_tile(k_ring, i)
     take_turn(GROUP, T)
     give_turn(NEXT, T)
     release_tile(k_ring, i)
-    wait_tile(v_ring, i, T.head_v)
+    wait_tile(v_ring, i)
     release_tile(v_ring, i)
 
 
@@ -146,26 +146,26 @@ def store_output(o_map, o_tile, acc, where, row, DTYPE: gl.constexpr, T: gl.cons
     """Through shared memory; the copy runs on beside the next tile. What is stored past the head dim is cut off."""
     WIDE: gl.constexpr = T.o_columns
     if len(acc) == 2 and T.head_v <= WIDE:  # side by side
-        columns_of(o_tile, ROWS, 0, acc[0].shape[1]).store(acc[0].to(DTYPE))
-        columns_of(o_tile, ROWS, acc[0].shape[1], acc[1].shape[1]).store(acc[1].to(DTYPE))
+        columns_of(o_tile, 0, acc[0].shape[1], WIDE).store(acc[0].to(DTYPE))
+        columns_of(o_tile, acc[0].shape[1], acc[1].shape[1], WIDE).store(acc[1].to(DTYPE))
         fence_async_shared()
-        send(o_map, o_tile, where, row, 0, T.head_v, T)
+        send(o_map, o_tile, where, row, 0, T.head_v, WIDE, T)
     elif T.head_v <= WIDE:
-        columns_of(o_tile, ROWS, 0, WIDE).store(acc[0].to(DTYPE))
+        columns_of(o_tile, 0, WIDE, WIDE).store(acc[0].to(DTYPE))
         fence_async_shared()
-        send(o_map, o_tile, where, row, 0, WIDE, T)
+        send(o_map, o_tile, where, row, 0, WIDE, WIDE, T)
     else:  # one after the other
         if len(acc) == 2:
             left, right = acc[0].to(DTYPE), acc[1].to(DTYPE)
         else:
             left, right = acc[0].to(DTYPE).reshape([ROWS, 2, WIDE]).permute((0, 2, 1)).split()
-        columns_of(o_tile, ROWS, 0, WIDE).store(left)
+        columns_of(o_tile, 0, WIDE, WIDE).store(left)
         fence_async_shared()
-        send(o_map, o_tile, where, row, 0, WIDE, T)
+        send(o_map, o_tile, where, row, 0, WIDE, WIDE, T)
         store_wait(0)
-        columns_of(o_tile, ROWS, 0, right.shape[1]).store(right)
+        columns_of(o_tile, 0, right.shape[1], WIDE).store(right)
         fence_async_shared()
-        send(o_map, o_tile, where, row, WIDE, T.head_v - WIDE, T)
+        send(o_map, o_tile, where, row, WIDE, T.head_v - WIDE, WIDE, T)
 
 
 @gluon.jit
@@ -177,7 +177,7 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
     PRODUCTS: gl.constexpr = _value_parts(T)
     scopes.enter("wait K")
-    k = wait_tile(k_ring, i, T.head)
+    k = wait_tile(k_ring, i)
     scopes.leave("wait K")
     take_turn(GROUP, T)
     scopes.enter("async QK")
@@ -187,7 +187,7 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     if T.rescale == "before_pv":
         acc = scaled(acc, alpha, T)
     scopes.enter("wait V")
-    v = wait_tile(v_ring, i - 1, T.head_v)
+    v = wait_tile(v_ring, i - 1)
     scopes.leave("wait V")
     scopes.enter("async PV")
     o_pending = issue_pv(pairs, v, acc, T)
@@ -257,10 +257,10 @@ def consumer(
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
         row = place[0] * T.block_m + GROUP * ROWS
         scopes.enter("wait Q")
-        q = wait_tile(q_ring, 0, T.head)
+        q = wait_tile(q_ring, 0)
         scopes.leave("wait Q")
         scopes.enter("wait K")
-        k = wait_tile(k_ring, 0, T.head)
+        k = wait_tile(k_ring, 0)
         scopes.leave("wait K")
         take_turn(GROUP, T)
         scopes.enter("async QK")
@@ -290,15 +290,15 @@ def consumer(
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
         scopes.enter("wait Q")
-        q = wait_tile(q_ring, turn, T.head)
+        q = wait_tile(q_ring, turn)
         scopes.leave("wait Q")
         if T.q_columns > 0:
-            q_registers = columns_of(q, ROWS, 0, T.q_columns).load(Q_LAYOUT)
+            q_registers = columns_of(q, 0, T.q_columns, T.head).load(Q_LAYOUT)
         else:
             q_registers = lowest  # unused
         if not T.overlap:  # first block: the only one with a mask, unless the mask is a band
             scopes.enter("wait K")
-            k = wait_tile(k_ring, i, T.head)
+            k = wait_tile(k_ring, i)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
@@ -348,10 +348,10 @@ def consumer(
         if T.overlap:
             next_row = next_place[0] * T.block_m + GROUP * ROWS
             scopes.enter("wait Q")
-            q = wait_tile(q_ring, turn, T.head)
+            q = wait_tile(q_ring, turn)
             scopes.leave("wait Q")
             scopes.enter("wait K")
-            k = wait_tile(k_ring, i, T.head)
+            k = wait_tile(k_ring, i)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
@@ -359,7 +359,7 @@ def consumer(
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
         scopes.enter("wait V")
-        v = wait_tile(v_ring, i - 1, T.head_v)
+        v = wait_tile(v_ring, i - 1)
         scopes.leave("wait V")
         scopes.enter("async PV")
         o_pending = issue_pv(pairs, v, acc, T)
@@ -396,7 +396,7 @@ def consumer(
                 i += 1
         acc = normalized(acc, inverse, T)
         scopes.enter("store")
-        store_output(o_map, (o_tiles, GROUP * (T.o_columns // PANEL)), acc, queries_of(place, T), row, DTYPE, T)
+        store_output(o_map, ((o_tiles,), GROUP), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")
         place = next_place
     if GROUP == 0:

@@ -1,29 +1,35 @@
 """Tiles of Q, K, V and O in shared memory: as many panels of 64 columns as the head dim needs.
 
-A panel is what a tensor map's box holds (a swizzle spans 128 bytes), so a head dim of 192 takes three of them, although
-no tensor of the language has 192 columns. Neighbouring panels are also one matrix of twice or four times the columns.
-A tile is passed on as (panels, the first of its own).
+A panel is what a tensor map's box holds (a swizzle spans 128 bytes), and neighbouring panels are one matrix. No tensor
+of the language has 192 columns, so the panels of such a tile lie in two places: those of its first 128 columns, and the
+rest. A tile is passed on as (panels, its slot).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from registry.plugins.gluon_fa3 import traits
 from registry.plugins.gluon_fa3.places import box
-from registry.plugins.gluon_fa3.traits import PANEL as _PANEL
 from registry.toolbox import scopes
 from registry.toolbox.hopper import (
-    as_matrix,
     load_tile,
     release_slot,
     ring,
     slot_of,
     store_tile,
+    viewed,
     wait_slot_empty,
     wait_slot_full,
 )
 
-PANEL = gl.constexpr(_PANEL)
+PANEL = gl.constexpr(traits.PANEL)
+
+
+@gluon.constexpr_function
+def leading(columns):
+    """Of a tile's columns those that are one matrix: the largest power of two."""
+    return 1 << (columns.bit_length() - 1)
 
 
 @gluon.jit
@@ -35,30 +41,38 @@ def panels_of(tensor, COUNT: gl.constexpr):
 @gluon.jit
 def tile_ring(tensor, COLUMNS: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
     """A ring of tiles of so many columns."""
-    return ring(panels_of(tensor, STAGES * (COLUMNS // PANEL)), STAGES, READERS)
+    FIRST: gl.constexpr = leading(COLUMNS)
+    first, full, empty = ring(panels_of(tensor, STAGES * (FIRST // PANEL)), STAGES, READERS)
+    if FIRST == COLUMNS:
+        return (first,), full, empty
+    else:
+        return (first, panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL))), full, empty
 
 
 @gluon.jit
-def load_columns(tensor, r, i, where, row, SCOPE: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
+def load_columns(tensor, r, i, where, row, WAIT: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Producer: bring a tile as use i of its ring."""
+    FIRST: gl.constexpr = leading(COLUMNS)
+    ROWS: gl.constexpr = tensor.block_shape[len(tensor.block_shape) - 2]
     panels, full, empty = r
     s = slot_of(i, r)
-    scopes.enter(SCOPE)
+    scopes.enter(WAIT)
     ready = wait_slot_empty(r, s, i)
-    scopes.leave(SCOPE)
-    PANELS: gl.constexpr = COLUMNS // PANEL
-    ROWS: gl.constexpr = panels.shape[len(panels.shape) - 2]
+    scopes.leave(WAIT)
     mbarrier.expect(ready, ROWS * COLUMNS * 2)
-    for p in gl.static_range(PANELS):
-        load_tile(tensor, box(where, row, p * PANEL, T), ready, panels.index(s * PANELS + p))
+    for p in gl.static_range(FIRST // PANEL):
+        load_tile(tensor, box(where, row, p * PANEL, T), ready, panels[0].index(s * (FIRST // PANEL) + p))
+    for p in gl.static_range((COLUMNS - FIRST) // PANEL):
+        to = panels[1].index(s * ((COLUMNS - FIRST) // PANEL) + p)
+        load_tile(tensor, box(where, row, FIRST + p * PANEL, T), ready, to)
 
 
 @gluon.jit
-def wait_tile(r, i, COLUMNS: gl.constexpr):
+def wait_tile(r, i):
     """Consumer: the tile of use i."""
     s = slot_of(i, r)
     wait_slot_full(r, s, i)
-    return r[0], s * (COLUMNS // PANEL)
+    return r[0], s
 
 
 @gluon.jit
@@ -68,18 +82,32 @@ def release_tile(r, i):
 
 
 @gluon.jit
-def columns_of(tile, ROWS: gl.constexpr, FROM: gl.constexpr, COUNT: gl.constexpr):
-    """Some columns of a tile as a matrix: a power of two, from a multiple of it on."""
-    panels, first = tile
-    if COUNT < PANEL:
-        return as_matrix(panels.index(first + FROM // PANEL), ROWS, PANEL).slice(FROM % PANEL, COUNT, dim=1)
-    else:
-        return as_matrix(panels.index(first + FROM // PANEL), ROWS, COUNT)
+def _matrix(panels, s, COLUMNS: gl.constexpr):
+    ROWS: gl.constexpr = panels.shape[len(panels.shape) - 2]
+    SLOTS: gl.constexpr = panels.shape[0] * PANEL // COLUMNS
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], panels.dtype)
+    return viewed(panels, [SLOTS, ROWS, COLUMNS], LAYOUT).index(s)
 
 
 @gluon.jit
-def send(tensor, tile, where, row, FROM: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
-    """Copy a tile out to columns FROM and on; those past the tensor's last are cut off."""
-    panels, first = tile
+def columns_of(tile, FROM: gl.constexpr, COUNT: gl.constexpr, COLUMNS: gl.constexpr):
+    """Some columns of a tile of so many as a matrix: a power of two, from a multiple of it on."""
+    FIRST: gl.constexpr = leading(COLUMNS)
+    panels, s = tile
+    if FROM < FIRST:
+        m = _matrix(panels[0], s, FIRST)
+        if COUNT < FIRST:
+            m = m.slice(FROM, COUNT, dim=1)
+    else:
+        m = _matrix(panels[1], s, COLUMNS - FIRST)
+        if COUNT < COLUMNS - FIRST:
+            m = m.slice(FROM - FIRST, COUNT, dim=1)
+    return m
+
+
+@gluon.jit
+def send(tensor, tile, where, row, FROM: gl.constexpr, COLUMNS: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr):
+    """Copy columns of a tile of WIDE out, to columns FROM and on; those past the tensor's last are cut off."""
+    panels, s = tile
     for p in gl.static_range(COLUMNS // PANEL):
-        store_tile(tensor, box(where, row, FROM + p * PANEL, T), panels.index(first + p))
+        store_tile(tensor, box(where, row, FROM + p * PANEL, T), panels[0].index(s * (WIDE // PANEL) + p))
