@@ -47,7 +47,6 @@ class Traits:
     score: str  # "plain", "softcap", or "scaled" (a scale <= 0 must be applied before the maximum is taken)
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
-    lazy: bool = False
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
@@ -126,7 +125,7 @@ def padded(head_dim: int) -> int:
 
 
 def two_powers(head_dim: int) -> int:
-    """The least number of columns that holds `head_dim`, is at least 64, and is the sum of two powers of two from 16."""
+    """The fewest columns that hold `head_dim`: at least 64, and one power of two from 16 or the sum of two."""
     columns = max(-(-head_dim // 16) * 16, 64)
     while columns.bit_count() > 2:
         columns += columns & -columns
@@ -187,7 +186,6 @@ def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, *
         q_columns=config["q_columns"],
         schedule=config["schedule"],
         rescale=config["rescale"],
-        lazy=bool(config.get("lazy")),
         score=score or ("softcap" if problem.softcap else "plain"),
         lse=problem.lse,
         **known,
@@ -225,7 +223,8 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     if config["rescale"] not in RESCALES:
         yield Reason("config", "rescale", config["rescale"], ", ".join(RESCALES))
     # Accumulators of S and O, and P, must fit beside the addressing in a consumer's registers.
-    need = block_n // 2 + block_n // 4 + two_powers(problem.head_dim_v) // 2
+    values = two_powers(problem.head_dim_v)
+    need = block_n // 2 + block_n // 4 + values // 2 + (8 if values.bit_count() > 1 else 0)
     need += 24 + (16 if problem.softcap or problem.window else 0)
     if need > CONSUMER_REGISTERS.get(groups, 240):
         yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")

@@ -70,7 +70,7 @@ BUILDS = covering_builds(
 def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
     loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
-    masked = [loop for loop in loops if loop.counts.get("FSEL", 0)]
+    masked = [loop for loop in loops if loop.counts.get("FSEL", 0) > 2]  # two are of lazy maxima
     assert len(loops) - (t.mask == "shifted") * len(masked) == t.groups, "one steady loop for each consumer warp group"
     assert len(masked) == (0 if t.mask == "tail" else t.groups), "the end of a sequence is in the first block"
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
@@ -81,7 +81,7 @@ def test_build(p, config):
     assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["TMA store"]
     assert found.counts["HMMA"] == 0
     for loop in loops:
-        assert loop.counts["HGMMA"] == t.head_columns // 16 + t.block_n // 16
+        assert loop.counts["HGMMA"] == t.head_columns // 16 + t.block_n // 16 * len(t.value_parts)
 
 
 def test_every_claimed_problem_has_a_config_and_configs_differ():
