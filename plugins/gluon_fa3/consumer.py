@@ -18,7 +18,7 @@ from registry.plugins.gluon_fa3.products import (
 )
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
 from registry.plugins.gluon_fa3.softmax import LN2, LOWEST, mask_block, mask_if_edge, pack, partial_sums, score, softmax
-from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, wait_tile
+from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, tile_of, wait_tile
 from registry.toolbox import scopes
 from registry.toolbox.hopper import store_wait
 
@@ -54,11 +54,8 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
         give_turn(NEXT, T)
     if T.rescale == "before_pv":
         acc = scaled(acc, alpha)
-    scopes.enter("wait V")
-    v = wait_tile(v_ring, i - 1)
-    scopes.leave("wait V")
     scopes.enter("async PV")
-    o_pending = issue_pv(pairs, v, acc, T)
+    o_pending = issue_pv(pairs, tile_of(v_ring, i - 1), acc, T)
     if T.pingpong == "pair":
         give_turn(NEXT, T)
     scopes.enter("wait QK")
@@ -75,6 +72,9 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
             s = mask_block(s, row, block, rows, keys, here, T)
     p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
     scopes.leave("softmax")
+    scopes.enter("wait V")
+    wait_tile(v_ring, i)  # of the next product: here, or ptxas would move the wait for PV before the exponentials
+    scopes.leave("wait V")
     scopes.enter("wait PV")
     acc = wait_pv(o_pending)
     scopes.leave("wait PV")
@@ -187,6 +187,9 @@ def consumer(
             scopes.leave("softmax")
             pairs = pack(p, T)
             i += 1
+        scopes.enter("wait V")
+        wait_tile(v_ring, i - 1)
+        scopes.leave("wait V")
         alpha = lowest  # times the empty accumulator
 
         step = (q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap)
@@ -226,11 +229,8 @@ def consumer(
             s_pending = issue_qk(lowest, q, k, zero, 0, T)
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
-        scopes.enter("wait V")
-        v = wait_tile(v_ring, i - 1)
-        scopes.leave("wait V")
         scopes.enter("async PV")
-        o_pending = issue_pv(pairs, v, acc, T)
+        o_pending = issue_pv(pairs, tile_of(v_ring, i - 1), acc, T)
         if T.overlap:
             if T.pingpong == "pair":
                 give_turn(NEXT, T)

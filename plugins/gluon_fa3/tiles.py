@@ -76,6 +76,12 @@ def wait_tile(r, i):
 
 
 @gluon.jit
+def tile_of(r, i):
+    """Consumer: the same, which has been waited for."""
+    return r[0], slot_of(i, r)
+
+
+@gluon.jit
 def release_tile(r, i):
     """Consumer: this group is done with use i."""
     release_slot(r, slot_of(i, r))
