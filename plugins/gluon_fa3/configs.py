@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry import Design
-from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bounds
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
 
 OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
 THREE_GROUPS_FROM = 1536  # causal rows at head dim 64: below, the last of the tiles of 192 rows is too empty
 SHORT = 128  # rows of a head up to which tiles of 64 are faster: 1.05 to 1.20 on shapes drawn at random
-SHORT_CAUSAL = {64: 128, 128: 640, 256: 128}  # 1.1 to 1.47 at head dim 128
+SHORT_CAUSAL = {64: 128, 96: 640, 128: 640, 192: 128, 256: 128}  # 1.1 to 1.47 at head dim 128
 LONG_KEYS = 1536  # from which one block of 128 keys an SM is faster than two of 64: 1.09 to 1.13, with few queries
 TWO_GROUPS_SPEED = 0.87  # of three, at head dim 64, both with full SMs
 
@@ -53,7 +53,7 @@ def config_of(
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
-    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    wide = tier(problem)
     left, right = window_bounds(problem.causal, problem.window)
     triangular = right < UNLIMITED and left >= UNLIMITED  # tiles of unequal length
     sms = problem.target.sm_count
@@ -64,7 +64,8 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     # tiles that are mostly empty or masked, which costs a block of one group half as much.
     few = tiles <= (sms if triangular or wide == 64 else sms // 2)
     few = few or problem.seqlen_q <= (SHORT_CAUSAL[wide] if triangular else SHORT)
-    made = _head_256() if wide == 256 else (_head_64 if wide == 64 else _head_128)(problem, triangular, overlap)
+    family = {64: _head_64, 96: _head_96, 128: _head_128, 192: _head_192, 256: _head_256}[wide]
+    made = family(problem, triangular, overlap)
     return made[-1:] + made[:-1] if few else made
 
 
@@ -96,18 +97,31 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
     return [*found, config_of(128, 1, "off", 64, "dynamic")]
 
 
+def _head_96(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    two = config_of(128, 2, "pair", 64, "dynamic", overlap=overlap)
+    three = config_of(64, 3, "pair", 0, "dynamic", overlap=overlap and not triangular)
+    return [two, three, config_of(128, 1, "off", 0, "dynamic")]
+
+
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     shared = config_of(64, 1, "off", 0, "dynamic")  # two blocks of it fit an SM
     alone = config_of(128, 1, "off", 0, "dynamic")
     small = [shared, alone] if problem.seqlen_k >= LONG_KEYS else [alone, shared]
     if triangular:
         best = config_of(128, 2, "pair", 64, "dynamic", overlap=overlap)
-        more = [{**best, "q_columns": 128}] if padded(problem.head_dim) == 128 else []
+        more = [{**best, "q_columns": 128}] if problem.head_dim > 64 else []
     else:
-        best = config_of(128, 2, "pair", padded(problem.head_dim), "dynamic_early", overlap=overlap)
+        best = config_of(128, 2, "pair", min(128, -(-problem.head_dim // 64) * 64), "dynamic_early", overlap=overlap)
         more = [config_of(64, 3, "pair", 0, "dynamic")]
     return [best, *more, *small]
 
 
-def _head_256() -> list[dict[str, Any]]:
+def _head_192(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
+    narrow = config_of(64, 2, "pair", 64, "dynamic", overlap=overlap)
+    if problem.head_dim_v <= 128:
+        narrow = config_of(128, 2, "pair", 64, "dynamic")
+    return [narrow, config_of(64, 1, "off", 64, "dynamic")]
+
+
+def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     return [config_of(64, 2, "pair", 64, "dynamic"), config_of(64, 1, "off", 64, "dynamic")]

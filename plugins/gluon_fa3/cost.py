@@ -9,17 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, padded, window_bounds
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
 
 # (padded head dim, consumers, BLOCK_N): microseconds of a launch, and of 100,000 scores of an SM
 _TIMES = {
     (64, 1, 128): (7.0, 6.60),
     (64, 2, 128): (7.4, 6.53),
     (64, 3, 128): (7.9, 5.62),
+    (96, 1, 128): (7.3, 11.4),
+    (96, 2, 128): (8.2, 7.2),
+    (96, 3, 64): (8.0, 7.2),
     (128, 1, 64): (7.6, 11.5),
     (128, 1, 128): (7.3, 14.4),
     (128, 2, 128): (8.2, 8.95),
     (128, 3, 64): (8.0, 9.28),
+    (192, 1, 64): (7.7, 18.0),
+    (192, 2, 64): (8.5, 12.0),
+    (192, 2, 128): (8.5, 10.5),
     (256, 1, 64): (7.7, 21.1),
     (256, 2, 64): (8.5, 14.2),
 }
@@ -27,7 +33,7 @@ _TIMES = {
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    wide = max(padded(problem.head_dim), padded(problem.head_dim_v), 64)
+    wide = tier(problem)
     rows, columns = ROWS * config["consumers"], config["BLOCK_N"]
     launch, scores = _TIMES[wide, config["consumers"], columns]
     at_once = 2 if config["consumers"] == 1 and (wide == 64 or (wide == 128 and columns == 64)) else 1

@@ -18,6 +18,7 @@ RESCALES = ("before_pv", "after_pv")
 SCHEDULES = ("static", "dynamic", "dynamic_early")
 CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}  # per thread, by the number of consumer warp groups
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32}
+TIERS = (64, 96, 128, 192, 256)  # head dims up to each share their configs
 MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
 ROWS_LIMIT = 1 << 30  # of packed sequences: see places.py
 UNLIMITED = 1 << 29  # a window side without a limit, far beyond any length and far from overflow
@@ -124,6 +125,12 @@ def padded(head_dim: int) -> int:
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
+def tier(problem: Any) -> int:
+    """The family of configs that a problem belongs to, by the wider of its head dims."""
+    wide = max(problem.head_dim, problem.head_dim_v)
+    return next(most for most in TIERS if wide <= most)
+
+
 def two_powers(head_dim: int) -> int:
     """The fewest columns that hold `head_dim`: at least 64, and one power of two from 16 or the sum of two."""
     columns = max(-(-head_dim // 16) * 16, 64)
@@ -228,7 +235,9 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     need += 24 + (16 if problem.softcap or problem.window else 0)
     if need > CONSUMER_REGISTERS.get(groups, 240):
         yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")
-    if config["q_columns"] not in (0, 64, padded(problem.head_dim)) or config["q_columns"] > padded(problem.head_dim):
-        yield Reason("config", "q_columns", config["q_columns"], f"0, 64 or {padded(problem.head_dim)}")
+    columns = -(-problem.head_dim // PANEL) * PANEL
+    in_registers = [0, 64] + [columns] * (columns in (128, 256))
+    if config["q_columns"] not in in_registers:
+        yield Reason("config", "q_columns", config["q_columns"], " or ".join(map(str, in_registers)))
     if block_n not in (64, 128):
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")

@@ -17,7 +17,7 @@ from registry.plugins.gluon_fa3.traits import (
     Traits,
     config_rule,
     may_skip,
-    padded,
+    tier,
     traits_with,
     window_bounds,
 )
@@ -66,10 +66,9 @@ def rows_rule(problem: Any) -> Iterator[Reason]:
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The default, then what is worth searching."""
-    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
     left, right = window_bounds(problem.causal, problem.window)
     masked = left < UNLIMITED or right < UNLIMITED
-    made = {64: _head_64, 128: _head_128, 256: _head_256}[wide](problem, masked)
+    made = {64: _head_64, 96: _head_128, 128: _head_128, 192: _head_256, 256: _head_256}[tier(problem)](problem, masked)
     short = problem.total_q < 2 * ROWS * problem.batch  # in the mean: a tile of two groups is not full
     return made[-1:] + made[:-1] if short else made
 
@@ -88,7 +87,9 @@ def _head_64(problem: Any, masked: bool) -> list[dict[str, Any]]:
 
 def _head_128(problem: Any, masked: bool) -> list[dict[str, Any]]:
     best = config_of(128, 2, "pair", 64, "dynamic", overlap=True)
-    columns = best if masked else {**best, "q_columns": padded(problem.head_dim), "schedule": "dynamic_early"}
+    columns = (
+        best if masked else {**best, "q_columns": 128 if problem.head_dim > 112 else 64, "schedule": "dynamic_early"}
+    )
     early = {**best, "schedule": "dynamic_early"}
     apart = {**best, "overlap": False}
     found = [best, early, apart] if masked else [columns, best, early, apart]
