@@ -77,9 +77,9 @@ def configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def _head_64(problem: Any, masked: bool) -> list[dict[str, Any]]:
-    two = config_of(128, 2, "off", 64, "dynamic", rescale="after_pv", overlap=True)
-    apart = config_of(128, 2, "off", 64, "dynamic", rescale="after_pv")
-    three = config_of(128, 3, "pair", 0, "dynamic", rescale="before_pv" if masked else "after_pv", overlap=not masked)
+    two = config_of(128, 2, "off", 64, "dynamic", overlap=True)
+    apart = config_of(128, 2, "off", 64, "dynamic")
+    three = config_of(128, 3, "pair" if masked else "off", 0, "dynamic", overlap=not masked)
     long = problem.total_q >= THREE_GROUPS_FROM * problem.batch
     found = [three, two, apart] if long or not masked else [two, apart, three]
     return [*found, config_of(128, 1, "off", 64, "dynamic")]
