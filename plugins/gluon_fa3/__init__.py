@@ -1,8 +1,8 @@
 """Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3`, `_backward`, `_varlen`.
 
 Forward: a producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside
-PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, softmax.py,
-host.py. The gradients: backward/. Packed sequences: varlen/.
+PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, tiles.py,
+softmax.py, products.py, host.py. The gradients: backward/. Packed sequences: varlen/.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Tile: `groups` consumer warp groups own 64 query rows each and share every K and V block, which one producer warp
 brings by bulk tensor copies through rings of `stages` slots. Consumer 0 is the kernel's default partition.
 
-    consumer:  QK(i) issued | O *= alpha(i-1) | PV(i-1) issued | wait QK(i) | softmax(i) | wait PV(i-1)
+    consumer:  QK(i) issued | O *= alpha(i-1) | PV(i-1) issued | wait QK(i) | softmax(i) | wait V(i) | wait PV(i-1)
 
 so that a group's softmax runs beside its own PV and, taking turns by named barriers, beside its neighbour's products.
 Blocks are visited from the last visible key to the first: edges of the mask come first and the steady loop has no mask.
@@ -16,7 +16,20 @@ Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden 
 half of 14 to 16 shuffled rounds averaged. Compare within a line only: long cells run at the card's 700 W, and figures
 drift by 3% between runs. Lengths are 1k / 4k / 16k.
 
-helped
+helped, back to back, from benchmarks/results/h200/forward_configs.txt (drift between its two runs: up to 4%)
+  softmax beside its PV   ptxas had moved the wait for PV before the exponentials in every build. It cannot move them
+                          across the wait for the next V, which is a loop. D64, three groups, full 4k 496 -> 507, 16k
+                          539 -> 558 (after_pv against before_pv: the former still waits first); D128 causal 16k with
+                          64 columns of Q 653 -> 699, but the best config only 692 -> 701, in separate runs
+  lazy maxima             D128 causal, 128 columns of Q: 16k 675 -> 692, 32/8 heads 8k 629 -> 662; with 64 columns alone
+                          a loss (677 -> 653), which is none with the wait above
+  parts of O, panels      192 with values of 128: BLOCK_N 64 -> 128 fits: causal 4k 587 -> 652, full 641 -> 722
+  of FlashAttention-3     24 cells of 1k to 32k, the first configs (one cell with overlap, where it is declared without):
+                          MHA 1.081 by geometric mean, least 1.015 (18); 32/8 heads 1.025, least 1.003 (6). Head dims
+                          80 1.007 (least 0.961), 96 0.940 (0.871), 192 0.976 (0.947), 192 with values of 128 1.037
+                          (0.972): 4 cells each
+
+helped, before
   overlap                 D64 full 426 / 494 / 527 -> 435 / 503 / 532; D128 causal 439 / 581 / 635 -> 447 / 589 / 633
   Q columns in registers  D128 causal 563 (none), 569 (64), 548 (128) at 4k; 614, 624, 600 at 16k
                           D128 full 612 (none), 619 (128) at 4k; D256 full 656 (none), 669 (64) at 4k
@@ -29,14 +42,13 @@ helped
 
 did not
   overlap on few tiles    8 heads, D128, S 512: 109 -> 99 (the block for nothing, and a longer way to the first product)
-  rescale after_pv        D128 causal 16k 633 -> 606; D256 full 16k 730 -> 663
-  Q columns at D256 causal  64 of them: 692 -> 655 at 16k: ptxas, short of registers, waited for PV before the
-                          exponentials. The mask's columns have since become immediates (softmax.mask_block), which
-                          frees 16 to 32 registers and moves that wait behind the exponentials; not measured since
+  rescale after_pv        D128 causal 16k 633 -> 606; D256 full 16k 730 -> 663. Now 699 -> 684, but 458 -> 473 at 1k
   ping-pong               "pair" and "qk" within 1%; off -1% at D128, +2% at D64 with two groups
   larger L2 sections      causal 16k with 16 / 32 / 64 / 128 MiB: D128 650 / 644 / 637 / 625, D256 693 / 694 / 687 / 674
   three stages            D64 three groups 4k 487 -> 492, nothing on top of overlap
-  three groups at D128    with BLOCK_N 64: 4% slower at 4k
+  three groups at D128    with BLOCK_N 64: 4% slower at 4k; now causal 16k 688 of 699, 4k 588 of 613, full 661 of 700
+  three groups at D80, D96  with BLOCK_N 64: 0.95 to 1.00 of two groups, but D96 full 16k 537 -> 558
+  smaller L2 sections     16 and 8 MiB at D128 causal 16k: 653 -> 653, 647
 """
 
 from triton.experimental import gluon

@@ -28,6 +28,7 @@ def problem(**sizes):
 
 
 PLAIN = [problem(d=d, causal=causal) for d, causal in itertools.product((64, 128, 256), (False, True))]
+BETWEEN = [problem(d=80), problem(d=96, causal=True), problem(d=192, causal=True), problem(d=192, dv=128)]
 FEATURES = [
     problem(d=64, s=1000, hkv=2, lse=True, layout="bshd"),
     problem(d=64, s=1000, causal=True, softcap=30.0),
@@ -64,8 +65,8 @@ def hot_loops(found):
     return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
 
 
-ALWAYS = all_of(PLAIN, first) + all_of(FEATURES, lambda p: VARIANT.legal_configs(p)[: 2 if p.softcap else 1])
-BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), ALWAYS, ("BLOCK_N", "consumers", "stages"))
+ALWAYS = all_of(PLAIN + BETWEEN, first) + all_of(FEATURES, lambda p: VARIANT.legal_configs(p)[: 2 if p.softcap else 1])
+BUILDS = covering_builds(all_of(PLAIN + BETWEEN, VARIANT.legal_configs), ALWAYS, ("BLOCK_N", "consumers", "stages"))
 
 
 @pytest.mark.parametrize("p, config", named(BUILDS))
@@ -82,19 +83,54 @@ def test_build(p, config):
     assert found.counts["HMMA"] == 0
 
 
-@pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
+@pytest.mark.parametrize("p, config", named(all_of(PLAIN + BETWEEN, first)))
 def test_features_cost_the_plain_path_nothing(p, config):
     n = config["BLOCK_N"]
     for loop in hot_loops(built(p, config)):
         per_thread = 64 * n // 128
-        assert loop.counts.get("FSEL", 0) == 0 and loop.counts.get("SEL", 0) == 0, "no mask"
+        assert loop.counts.get("FSEL", 0) == 2 and loop.counts.get("SEL", 0) == 0, "one for each row's maximum, no mask"
         assert loop.counts["MUFU"] == per_thread + 2, "one exponential a score, one for each row's rescaling"
         assert loop.counts["F2FP"] == per_thread // 2 and loop.counts.get("PRMT", 0) == 0, "packed once, carried packed"
         assert loop.counts["FMUL"] == 2 + p.head_dim_v // 2 and loop.counts["FFMA"] == per_thread + 2
-        # QK: 64 x N x 16 each; PV: 64 x Dv x 16 each
-        assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16
-        most = {64: 430, 128: 470, 256: 435}[p.head_dim]
+        # QK: 64 x N x 16 each; PV: 64 x Dv x 16 each, or two of the parts of Dv
+        assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16 * len(traits_of(p, config).value_parts)
+        most = {64: 430, 80: 475, 96: 490, 128: 480, 192: 500, 256: 440}[p.head_dim]
         assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
+
+
+@pytest.mark.parametrize("p, config", named(all_of(PLAIN + BETWEEN, first)))
+def test_exponentials_run_beside_the_product(p, config):
+    """They come before the wait for it. Else groups would overlap each other only, not each itself."""
+    found = built(p, config)
+    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
+    for loop in hot_loops(found):
+        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
+        scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
+        beside = sum("MUFU.EX2" in step for step in steps[scores:product])
+        assert beside == loop.counts["MUFU"], "none is left for after the wait"
+
+
+@pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
+def test_what_was_summed_is_rescaled_behind_a_branch(p, config):
+    """Of a warp as one: its 32 lanes vote, and jump over the multiplications unless one of them must."""
+    code = re.findall(r"^\s+/\*\w{4}\*/\s+(.*);", built(p, config).sass, re.MULTILINE)
+    votes = [(i, step.split()[1].strip(",")) for i, step in enumerate(code) if "VOTE.ANY" in step]
+    assert len(votes) >= config["consumers"], "one in each steady loop"
+    for i, any_lane in votes:
+        jump = next(j for j in range(i, len(code)) if code[j].startswith(f"@!{any_lane} BRA"))
+        assert jump < i + 100 and code[jump + 1].startswith("FMUL")
+
+
+def test_parts_of_a_head_dim_hold_it():
+    """Powers of two, each at a multiple of its width, without a gap and never beyond a panel that is there."""
+    for d in range(8, 257, 8):
+        t = traits_of(problem(d=d), {**VARIANT.configs_for(problem(d=d))[0], "q_columns": 0})
+        for parts, least, room in ((t.head_parts(0), d, t.head), (t.value_parts, d, t.head_v)):
+            ends = [first + wide for first, wide in parts]
+            assert [first for first, _ in parts] == [0, *ends[:-1]] and least <= ends[-1] <= room
+            assert all(wide.bit_count() == 1 and first % wide == 0 for first, wide in parts)
+        assert len(t.value_parts) <= 2 and t.head_parts(0)[-1][1] >= 16
+        assert sum(wide for _, wide in t.value_parts) <= {80: 80, 96: 96, 192: 192}.get(d, 256)
 
 
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
