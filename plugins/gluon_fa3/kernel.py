@@ -24,7 +24,7 @@ helped, back to back, from benchmarks/results/h200/forward_configs.txt (drift be
   lazy maxima             D128 causal, 128 columns of Q: 16k 675 -> 692, 32/8 heads 8k 629 -> 662; with 64 columns alone
                           a loss (677 -> 653), which is none with the wait above
   parts of O, panels      192 with values of 128: BLOCK_N 64 -> 128 fits: causal 4k 587 -> 652, full 641 -> 722
-  of FlashAttention-3     24 cells of 1k to 32k, the first configs (one cell with overlap, where it is declared without):
+  of FlashAttention-3     24 cells, 1k to 32k, the first configs (one cell with overlap, where it is declared without):
                           MHA 1.081 by geometric mean, least 1.015 (18); 32/8 heads 1.025, least 1.003 (6). Head dims
                           80 1.007 (least 0.961), 96 0.940 (0.871), 192 0.976 (0.947), 192 with values of 128 1.037
                           (0.972): 4 cells each
