@@ -63,229 +63,23 @@ noise is about 3%).
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
 
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
-from registry.plugins.gluon_matmul_ws.producer import corner, producer
+from registry.plugins.gluon_matmul_ws.producer import corner, producer, row_of
+from registry.plugins.gluon_matmul_ws.product import multiply
 from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of, reduce
 from registry.toolbox import scopes
-from registry.toolbox.arithmetic import to_tf32
-from registry.toolbox.hopper import (
-    after_previous_kernel,
-    as_matrix,
-    barriers,
-    group_barrier,
-    init_barriers,
-    release_slot,
-    ring_over,
-    slot_of,
-    store_wait,
-    wait_slot_full,
-)
-
-
-@gluon.jit
-def _operand_a(a_s, index, cfg: gl.constexpr):
-    if cfg.A_T:
-        return as_matrix(a_s.index(index), cfg.BK, cfg.GM).permute((1, 0))
-    else:
-        return as_matrix(a_s.index(index), cfg.GM, cfg.BK)
-
-
-@gluon.jit
-def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
-    if cfg.B_T:
-        return as_matrix(b_s.index(index), N, cfg.BK).permute((1, 0))
-    else:
-        return as_matrix(b_s.index(index), cfg.BK, N)
-
-
-@gluon.jit
-def _fresh(acc, smem, stages, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
-    """One block of K on its way into accumulators of its own."""
-    s = slot_of(it, stages)
-    if which == 0:  # (the second half of B comes with the first)
-        scopes.enter("wait A and B")
-        wait_slot_full(stages, s, it)
-        scopes.leave("wait A and B")
-    zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
-    a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
-    return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _exact(
-    acc0,
-    acc1,
-    smem,
-    stages,
-    it,
-    part: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    N0: gl.constexpr,
-    N1: gl.constexpr,
-    cfg: gl.constexpr,
-):
-    """One block of fp8 summed by itself and added in fp32, or two: one is added while the other is multiplied."""
-    one = _fresh(acc0, smem, stages, it, part, N0, 0, cfg)
-    if BLOCKS == 2:
-        two = _fresh(acc0, smem, stages, it + 1, part, N0, 0, cfg)
-        scopes.enter("wait product")
-        one = warpgroup_mma_wait(1, [one])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-        scopes.enter("wait product")
-        two = warpgroup_mma_wait(0, [two])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it + 1, stages))
-        acc0 += two
-    elif N1:
-        two = _fresh(acc1, smem, stages, it, part, N1, 1, cfg)
-        scopes.enter("wait product")
-        one, two = warpgroup_mma_wait(0, [one, two])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-        acc1 += two
-    else:
-        scopes.enter("wait product")
-        one = warpgroup_mma_wait(0, [one])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-    return acc0, acc1
-
-
-@gluon.jit
-def _round(tile):
-    """float32 in shared memory to the nearest tf32."""
-    rows: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    tile.store(to_tf32(tile.load(rows)))
-
-
-@gluon.jit
-def _arrived(
-    G: gl.constexpr, smem, sync, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr
-):
-    """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
-    a_s, b0_s, b1_s, _ = smem
-    stages, _, rounded = sync
-    s = slot_of(it, stages)
-    scopes.enter("wait A and B")
-    wait_slot_full(stages, s, it)
-    scopes.leave("wait A and B")
-    if cfg.ROUND:
-        mine: gl.constexpr = G * (cfg.PARTS - 1)
-        _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
-        _round(as_matrix(b0_s.index(s), N0, cfg.BK).slice(mine * (N0 // cfg.PARTS), N0 // cfg.PARTS))
-        if N1:
-            _round(as_matrix(b1_s.index(s), N1, cfg.BK).slice(mine * (N1 // cfg.PARTS), N1 // cfg.PARTS))
-        fence_async_shared()
-        group_barrier()
-        if cfg.PARTS == 2:
-            mbarrier.arrive(rounded.index(s), count=1)
-            scopes.enter("wait rounded")
-            mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
-            scopes.leave("wait rounded")
-    return s
-
-
-@gluon.jit
-def _take_turn(turns, G: gl.constexpr, own):
-    """Ping-pong: until the other consumer has taken the last stage of its tile."""
-    scopes.enter("wait turn")
-    mbarrier.wait(turns.index(G), (own & 1) ^ (1 - G))
-    scopes.leave("wait turn")
-
-
-@gluon.jit
-def _give_turn(turns, G: gl.constexpr):
-    mbarrier.arrive(turns.index(1 - G), count=1)
-
-
-@gluon.jit
-def _multiply(G: gl.constexpr, smem, sync, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
-    """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
-    a_s, b0_s, b1_s, c_s = smem
-    stages, turns, _ = sync
-    part: gl.constexpr = G if cfg.PARTS == 2 else 0
-    in_flight: gl.constexpr = 2 if N1 else 1
-    l0: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N0, 32 // cfg.ITEM]
-    )
-    l1: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N1 if N1 else 8, 32 // cfg.ITEM]
-    )
-    acc0 = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
-    acc1 = gl.full([cfg.GM, N1 if N1 else 8], 0, cfg.ACC, layout=l1)
-    if cfg.PARTS == 1:
-        _take_turn(turns, G, own)
-    if cfg.EXACT:
-        for _ in range(blocks // cfg.EXACT):
-            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, cfg.EXACT, N0, N1, cfg)
-            it += cfg.EXACT
-        if cfg.EXACT == 2 and blocks % 2 != 0:
-            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, 1, N0, N1, cfg)
-        if cfg.PARTS == 1:
-            _give_turn(turns, G)
-    else:
-        s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
-        a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
-        acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
-        if N1:
-            acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, use_acc=False, is_async=True)
-            scopes.enter("wait product")
-            acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
-            scopes.leave("wait product")
-        else:
-            scopes.enter("wait product")
-            acc0 = warpgroup_mma_wait(in_flight, [acc0])
-            scopes.leave("wait product")
-        it += 1
-        for _ in range(1, blocks):
-            last = s
-            s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
-            a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
-            acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
-            if N1:
-                acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, is_async=True)
-                scopes.enter("wait product")
-                acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
-                scopes.leave("wait product")
-            else:
-                scopes.enter("wait product")
-                acc0 = warpgroup_mma_wait(in_flight, [acc0])
-                scopes.leave("wait product")
-            release_slot(stages, last)
-            it += 1
-        if cfg.PARTS == 1:
-            _give_turn(turns, G)
-        if N1:
-            scopes.enter("wait product")
-            acc0, acc1 = warpgroup_mma_wait(0, [acc0, acc1])
-            scopes.leave("wait product")
-        else:
-            scopes.enter("wait product")
-            acc0 = warpgroup_mma_wait(0, [acc0])
-            scopes.leave("wait product")
-        release_slot(stages, s)
-    return acc0, acc1
+from registry.toolbox.hopper import after_previous_kernel, barriers, init_barriers, ring_over, store_wait
 
 
 @gluon.jit
 def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.constexpr):
-    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
+    tiles, whole, tiles_m, tiles_n, blocks, M, N, few, last = sizes
     c_s = smem[3]
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
     stride: gl.constexpr = 3 - cfg.PARTS
     first: gl.constexpr = G * (stride - 1)
-    own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.TALL
+    half: gl.constexpr = G * (cfg.PARTS - 1)
     P = gl.num_programs(0)
     it = first * blocks
     buffer = 0
@@ -295,22 +89,23 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         part = part_of(item, tiles, whole, blocks, cfg)
         tile, _, count = part
         scopes.enter("async product")
-        acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
+        acc0, acc1 = multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
         scopes.leave("async product")
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
+        row = row_of(row, half, few, last, cfg)
         if cfg.SPLIT_K != 1:
-            last = count == blocks
-            if not last:
+            complete = count == blocks
+            if not complete:
                 scopes.enter("reduce")
-                acc0, acc1, last = reduce(acc0, acc1, G, item, part, tiles, whole, blocks, workspace, cfg)
+                acc0, acc1, complete = reduce(acc0, acc1, G, item, part, tiles, whole, blocks, workspace, cfg)
                 scopes.leave("reduce")
-            if last:
+            if complete:
                 scopes.enter("store")
-                buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+                buffer = store_both(acc0, acc1, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
                 scopes.leave("store")
         else:
             scopes.enter("store")
-            buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store_both(acc0, acc1, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
         it += stride * count
         own += 1
@@ -318,19 +113,20 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         width: gl.constexpr = cfg.N0 // cfg.SPLIT
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
+            row = row_of(row, half, few, last, cfg)
             col += part % cfg.SPLIT * width
             scopes.enter("async product")
-            acc0, acc1 = _multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
+            acc0, acc1 = multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
             scopes.leave("async product")
             scopes.enter("store")
-            buffer = store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store(acc0, width, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
             it += blocks
     if cfg.TMA_STORE:
         store_wait(0)
 
 
-INTEGERS = "M N blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
+INTEGERS = "M N few last blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -347,6 +143,8 @@ def matmul_ws(
     count_ptr,
     M,
     N,
+    few,
+    last,
     blocks,
     tiles,
     whole,
@@ -387,7 +185,7 @@ def matmul_ws(
     sync = (stages, turns, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
-    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)
+    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N, few, last)
     smem = (a_s, b0_s, b1_s, c_s)
     workspace = (part_ptr, count_ptr)
     gl.warp_specialize(

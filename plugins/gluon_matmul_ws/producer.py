@@ -11,7 +11,7 @@ from registry.toolbox.hopper import as_box, load_tile, slot_of, wait_slot_empty
 
 @gluon.jit
 def corner(tile, tiles_m, tiles_n, cfg: gl.constexpr):
-    """Tile number -> (batch entry, first row, first column)."""
+    """Tile number -> (batch entry, row of tiles, first column)."""
     GROUP: gl.constexpr = cfg.GROUP
     per_z = tiles_m * tiles_n
     z = tile // per_z
@@ -20,7 +20,30 @@ def corner(tile, tiles_m, tiles_n, cfg: gl.constexpr):
     t = t - band * GROUP * tiles_n
     rows = gl.minimum(tiles_m - band * GROUP, GROUP)
     col = t // rows
-    return z, (band * GROUP + t - col * rows) * (cfg.PARTS * cfg.TALL), col * (cfg.N0 + cfg.N1)
+    return z, band * GROUP + t - col * rows, col * (cfg.N0 + cfg.N1)
+
+
+@gluon.jit
+def row_of(tile, part: gl.constexpr, few, last, cfg: gl.constexpr):
+    """The first row of a consumer's part of a row of tiles."""
+    if cfg.FEW and not cfg.SWAP:
+        return gl.minimum((tile * cfg.PARTS + part) * few, last)
+    else:
+        return (tile * cfg.PARTS + part) * cfg.GM
+
+
+@gluon.jit
+def _expect(bar, few, WIDTH: gl.constexpr, cfg: gl.constexpr):
+    """As many bytes as the boxes of a stage bring: a constant of the instruction, so one of eight."""
+    COLUMN: gl.constexpr = cfg.BK * cfg.ITEM
+    if not cfg.CUT:
+        mbarrier.expect(bar, (cfg.PARTS * cfg.GM + WIDTH) * COLUMN)
+    else:
+        for i in gl.static_range(8):
+            if cfg.SWAP:
+                mbarrier.expect(bar, (cfg.PARTS * cfg.GM + cfg.FEW - i) * COLUMN, pred=few == cfg.FEW - i)
+            else:
+                mbarrier.expect(bar, (cfg.PARTS * (cfg.FEW - i) + WIDTH) * COLUMN, pred=few == cfg.FEW - i)
 
 
 @gluon.jit
@@ -33,7 +56,7 @@ def _load_b(desc, b_s, s, z, col, k, bar, N: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
+def _load(descs, smem, stages, it, z_a, z_b, row, col, few, last, first, blocks, TAIL: gl.constexpr, cfg: gl.constexpr):
     """`blocks` blocks of a tile, from block `first` on; a tail tile takes the first N0 / SPLIT columns of each stage.
     Returns the next round of the ring."""
     a_desc, b0_desc, b1_desc = descs
@@ -45,13 +68,13 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.c
         scopes.enter("wait slot")
         bar = wait_slot_empty(stages, s, it)
         scopes.leave("wait slot")
-        mbarrier.expect(bar, (PARTS * cfg.BOX + width) * cfg.BK * cfg.ITEM)
+        _expect(bar, few, width, cfg)
         k = number * cfg.BK
         for g in gl.static_range(PARTS):
             if cfg.A_T:
-                load_tile(a_desc, [z_a, k, row + g * cfg.GM], bar, a_s.index(s * PARTS + g))
+                load_tile(a_desc, [z_a, k, row_of(row, g, few, last, cfg)], bar, a_s.index(s * PARTS + g))
             else:
-                load_tile(a_desc, [z_a, row + g * cfg.TALL, k], bar, a_s.index(s * PARTS + g))
+                load_tile(a_desc, [z_a, row_of(row, g, few, last, cfg), k], bar, a_s.index(s * PARTS + g))
         if TAIL:
             _load_b(b1_desc, b0_s, s, z_b, col, k, bar, width, cfg)
         else:
@@ -64,15 +87,15 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, first, blocks, TAIL: gl.c
 
 @gluon.jit
 def producer(descs, smem, stages, sizes, z_a, z_b, cfg: gl.constexpr):
-    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
+    tiles, whole, tiles_m, tiles_n, blocks, M, N, few, last = sizes
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, 0, 1, cfg)
     for item in range(begin, end, step):
         tile, first, count = part_of(item, tiles, whole, blocks, cfg)
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
-        it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, first, count, False, cfg)
+        it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, few, last, first, count, False, cfg)
     if cfg.SPLIT > 1:
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, gl.num_programs(0)):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
             col += part % cfg.SPLIT * (cfg.N0 // cfg.SPLIT)
-            it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, 0, blocks, True, cfg)
+            it = _load(descs, smem, stages, it, z * z_a, z * z_b, row, col, few, last, 0, blocks, True, cfg)
