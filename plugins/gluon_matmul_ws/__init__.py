@@ -15,7 +15,7 @@ __all__ = ["candidates", "config", "configs", "design_of"]
 
 def configs(problem) -> list[dict[str, Any]]:
     """Best first."""
-    return candidates(problem, 5)
+    return candidates(problem, 4)
 
 
 def design_of(config) -> Design:

@@ -33,17 +33,20 @@ def row_of(tile, part: gl.constexpr, few, last, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _expect(bar, few, WIDTH: gl.constexpr, cfg: gl.constexpr):
-    """As many bytes as the boxes of a stage bring: a constant of the instruction, so one of eight."""
+def _expect(bar, few, MOST: gl.constexpr, CHOICES: gl.constexpr, WIDTH: gl.constexpr, cfg: gl.constexpr):
+    """As many bytes as the boxes of a stage bring: a constant of the instruction, so one of it for each number of rows,
+    of which there are CHOICES, up to MOST."""
     COLUMN: gl.constexpr = cfg.BK * cfg.ITEM
-    if not cfg.CUT:
-        mbarrier.expect(bar, (cfg.PARTS * cfg.GM + WIDTH) * COLUMN)
+    if CHOICES > 1:
+        HALF: gl.constexpr = CHOICES // 2
+        if few > MOST - HALF:
+            _expect(bar, few, MOST, HALF, WIDTH, cfg)
+        else:
+            _expect(bar, few, MOST - HALF, HALF, WIDTH, cfg)
+    elif cfg.SWAP and cfg.CUT:
+        mbarrier.expect(bar, (cfg.PARTS * cfg.GM + MOST) * COLUMN)
     else:
-        for i in gl.static_range(8):
-            if cfg.SWAP:
-                mbarrier.expect(bar, (cfg.PARTS * cfg.GM + cfg.FEW - i) * COLUMN, pred=few == cfg.FEW - i)
-            else:
-                mbarrier.expect(bar, (cfg.PARTS * (cfg.FEW - i) + WIDTH) * COLUMN, pred=few == cfg.FEW - i)
+        mbarrier.expect(bar, (cfg.PARTS * MOST + WIDTH) * COLUMN)
 
 
 @gluon.jit
@@ -68,7 +71,7 @@ def _load(descs, smem, stages, it, z_a, z_b, row, col, few, last, first, blocks,
         scopes.enter("wait slot")
         bar = wait_slot_empty(stages, s, it)
         scopes.leave("wait slot")
-        _expect(bar, few, width, cfg)
+        _expect(bar, few, cfg.FEW if cfg.CUT else cfg.GM, 8 if cfg.CUT else 1, width, cfg)
         k = number * cfg.BK
         for g in gl.static_range(PARTS):
             if cfg.A_T:
