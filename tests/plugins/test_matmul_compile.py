@@ -273,9 +273,9 @@ def test_full_precision_is_left_to_the_pointers(variant):
     assert reason.field == "ieee" and '"high"' in reason.fix
 
 
-@pytest.mark.parametrize("dtype, layout, copies", [("int8", "nn", 1), ("float32", "tn", 2), ("float32", "nt", 0)])
+@pytest.mark.parametrize("dtype, layout, copies", [("int8", "nn", 1), ("float32", "tn", 1), ("float32", "nt", 0)])
 def test_all_but_sixteen_bits_are_read_along_k(dtype, layout, copies):
-    """Other operands are copied first, each by a launch of its own."""
+    """Other operands are copied first, each by a launch of its own, or one of float32 comes from registers."""
     p = problem(dtype=dtype, layout=layout, m=1000, n=1008, k=1040)
     *first, product = SPECIALIZED.builds(p, SPECIALIZED.legal_configs(p)[0])
     assert len(first) == copies and all(resources(build, p.target).spills == 0 for build in first)
