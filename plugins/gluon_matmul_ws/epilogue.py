@@ -41,7 +41,7 @@ def _finish(x, z, row, col, M, N, epi, dtype: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def store(acc, width: gl.constexpr, z, row, col, buffer, few, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
     """One accumulator, 64 columns at a time; returns the number of buffers used so far."""
     c_desc, c_ptr, scz, scm, scn = c
     dtype: gl.constexpr = c_ptr.dtype.element_ty
@@ -59,7 +59,7 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, few, M, N, c, c_s, G: g
         else:
             top, left, rows, columns = row, col + i * cfg.EN, M, N
             if cfg.FEW:
-                rows = gl.minimum(M, row + few)
+                rows = gl.minimum(M, row + cfg.FEW)
         if cfg.TMA_STORE:
             store_wait(cfg.STORES - 1)
         if cfg.SWAP:
@@ -80,8 +80,8 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, few, M, N, c, c_s, G: g
 
 
 @gluon.jit
-def store_both(acc0, acc1, z, row, col, buffer, few, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
-    buffer = store(acc0, cfg.N0, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
+def store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
+    buffer = store(acc0, cfg.N0, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
     if cfg.N1:
-        buffer = store(acc1, cfg.N1, z, row, col + cfg.N0, buffer, few, M, N, c, c_s, G, epi, cfg)
+        buffer = store(acc1, cfg.N1, z, row, col + cfg.N0, buffer, M, N, c, c_s, G, epi, cfg)
     return buffer

@@ -35,7 +35,7 @@ class Switches:
 
     PARTS: int  # consumers that share a tile
     GM: int  # rows of a consumer's wgmma
-    FEW: int  # of a consumer's rows, or a tile's columns where SWAP, so many at most are there; 0: all
+    FEW: int  # rows of a consumer, or columns of a tile where SWAP, that hold what there is; 0: all
     CUT: bool  # boxes bring no others
     N0: int
     N1: int
@@ -99,17 +99,18 @@ FEW = 256
 
 
 def few_rows(problem: Any, config: Mapping[str, Any], given: Operands) -> int:
-    """Rows of each consumer, or of each tile where they are columns: no more than there are, for one that lies outside
-    takes the TMA unit as long as two inside. 0 where all are whole."""
+    """Rows of each consumer, or of each tile where they are columns: hardly more than there are, for one that lies
+    outside takes the TMA unit as long as two inside. A multiple of 8, so that there are but 8 kernels of a config, for
+    the bytes of a stage are constants. 0 where all are whole."""
     first, second = sides(config, given)
     if problem.m > FEW:
         return 0
     if swapped(config):
         n0, n1 = split_n(config["BLOCK_N"])
         fits = n0 * (n1 > 0) < problem.m <= n0 + n1
-        return int(problem.m) if fits and turned(second) else 0
+        return 8 * triton.cdiv(problem.m, 8) if fits and turned(second) else 0
     consumers = (2 if config["MODE"] == "coop" else 1) * triton.cdiv(problem.m, config["BLOCK_M"])
-    return 0 if turned(first) else int(triton.cdiv(problem.m, consumers))
+    return 0 if turned(first) else 8 * triton.cdiv(problem.m, 8 * consumers)
 
 
 def _at_once(config: Mapping[str, Any]) -> int:
@@ -128,7 +129,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
     return Switches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
-        FEW=8 * triton.cdiv(few, 8),
+        FEW=few,
         CUT=few > 0,
         N0=n0,
         N1=n1,
@@ -177,7 +178,7 @@ def _of_rows(descriptor: TensorDescriptor, rows: int) -> TensorDescriptor:
 def _last(m: int, tall: int, tiles_m: int, config: Mapping[str, Any]) -> int:
     """The last row where a consumer begins, if it may compute rows of the one before once more: to the same bits."""
     same = tiles_m == 1 or (config["SPLIT"] == 1 and split_k(config) != 0)
-    return m - tall if tall and same else m
+    return m - tall if 0 < tall <= m and same else m
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -187,8 +188,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     m, n, k, z = sizes_of(given)
     if cfg.SWAP:
         m, n = n, m
-    few = few_rows(problem, config, given)
-    tall, wide = (0, few) if cfg.SWAP else (few, 0)
+    tall, wide = (0, cfg.FEW) if cfg.SWAP else (cfg.FEW, 0)
     tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * (tall or cfg.GM)), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
     partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
@@ -219,7 +219,6 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "count_ptr": counters,
         "M": m,
         "N": n,
-        "few": few,
         "last": _last(m, tall, tiles_m, config),
         "blocks": blocks,
         "tiles": tiles,

@@ -18,13 +18,14 @@ memory -> TMA store, or masked stores of whole rows where TMA cannot address C. 
 in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
 while the next is multiplied.  float32: wgmma would cut operands off to tf32, so the TMA unit rounds them as it loads.
 Launches without such tensor maps (ROUND) let the consumers first round each stage in place, half of B each, while the
-stage before it is multiplied; `rounded` says that both have.  8-bit and 32-bit operands that are not contiguous along
-K are copied first (turn.py).
+stage before it is multiplied; `rounded` says that both have.  The first factor of float32 comes from registers where it
+is not contiguous along K (A_REGS), two blocks a round of the loop; other 8- and 32-bit operands are copied (turn.py).
 
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
 by column, so that one wave shares A and B in L2.  SWAP: the product of the transposes, so that columns of b are wgmma's
-rows.  Few rows of A (TALL): they are shared out evenly, and the boxes of the tensor maps have no more.
+rows.  Few rows of A (FEW): consumers share them out evenly, by eights, and boxes of the tensor maps bring no more; where
+they do not divide, the last consumer begins early and computes some rows once more, to the same bits.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
 noise is about 3%).
@@ -74,7 +75,7 @@ from registry.toolbox.hopper import after_previous_kernel, barriers, init_barrie
 
 @gluon.jit
 def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.constexpr):
-    tiles, whole, tiles_m, tiles_n, blocks, M, N, few, last = sizes
+    tiles, whole, tiles_m, tiles_n, blocks, M, N, last = sizes
     c_s = smem[3]
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
     stride: gl.constexpr = 3 - cfg.PARTS
@@ -92,7 +93,7 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         acc0, acc1 = multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
         scopes.leave("async product")
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
-        row = row_of(row, half, few, last, cfg)
+        row = row_of(row, half, last, cfg)
         if cfg.SPLIT_K != 1:
             complete = count == blocks
             if not complete:
@@ -101,11 +102,11 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
                 scopes.leave("reduce")
             if complete:
                 scopes.enter("store")
-                buffer = store_both(acc0, acc1, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
+                buffer = store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
                 scopes.leave("store")
         else:
             scopes.enter("store")
-            buffer = store_both(acc0, acc1, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
+            buffer = store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
         it += stride * count
         own += 1
@@ -113,20 +114,20 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         width: gl.constexpr = cfg.N0 // cfg.SPLIT
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
-            row = row_of(row, half, few, last, cfg)
+            row = row_of(row, half, last, cfg)
             col += part % cfg.SPLIT * width
             scopes.enter("async product")
             acc0, acc1 = multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
             scopes.leave("async product")
             scopes.enter("store")
-            buffer = store(acc0, width, z, row, col, buffer, few, M, N, c, c_s, G, epi, cfg)
+            buffer = store(acc0, width, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
             it += blocks
     if cfg.TMA_STORE:
         store_wait(0)
 
 
-INTEGERS = "M N few last blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
+INTEGERS = "M N last blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -143,7 +144,6 @@ def matmul_ws(
     count_ptr,
     M,
     N,
-    few,
     last,
     blocks,
     tiles,
@@ -185,7 +185,7 @@ def matmul_ws(
     sync = (stages, turns, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
-    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N, few, last)
+    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N, last)
     smem = (a_s, b0_s, b1_s, c_s)
     workspace = (part_ptr, count_ptr)
     gl.warp_specialize(
