@@ -24,8 +24,8 @@ is not contiguous along K (A_REGS), two blocks a round of the loop; other 8- and
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
 by column, so that one wave shares A and B in L2.  SWAP: the product of the transposes, so that columns of b are wgmma's
-rows.  Few rows of A (FEW): consumers share them out evenly, by eights, and boxes of the tensor maps bring no more; where
-they do not divide, the last consumer begins early and computes some rows once more, to the same bits.
+rows.  Few rows of A (FEW): consumers share them out evenly, by eights, and boxes of the tensor maps bring no more.
+Where they do not divide, the last consumer begins early and computes some rows once more, to the same bits.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
 noise is about 3%).
