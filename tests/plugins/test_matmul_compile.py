@@ -320,6 +320,9 @@ def test_rows_are_shared_out_evenly():
         few[m] = call.constants["cfg"].FEW, call.arguments["last"]
     rest = {1: (8, 1), 29: (16, 13), 96: (48, 48), 128: (64, 64), 150: (40, 110), 250: (64, 186), 300: (0, 300)}
     assert few == rest, "no consumer reaches beyond the last row, where there are as many"
+    p = problem(m=150, n=6144, layout="nt")
+    (call,) = gluon_matmul_ws.host.call(p, {**config, "SPLIT_K": 0}, MATMUL.operands(p), 1.0)
+    assert call.arguments["last"] == 150, "two tiles, whose sums over K are cut elsewhere, must not share a row"
 
 
 @pytest.mark.parametrize("layout, swap, copies", [("nn", True, 0), ("tt", False, 0), ("tn", True, 1), ("nn", False, 1)])
@@ -332,6 +335,16 @@ def test_float32_across_k_comes_from_registers(layout, swap, copies):
     cfg = build.constants["cfg"]
     assert len(turns) == copies and cfg.A_REGS is (swap or layout[0] == "t")
     assert not found.spills and not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+
+
+@pytest.mark.parametrize("m", [1, 40, 96, 200, 300, 4096])
+@pytest.mark.parametrize(
+    "more", [{}, {"dtype": "float32"}, {"dtype": "int8", "layout": "nt"}, {"k": 4100, "activation": "gelu"}]
+)
+def test_configs_are_declared_by_what_they_are_guessed_to_cost(m, more):
+    p = problem(m=m, **more)
+    costs = [SPECIALIZED.cost(p, config) for config in SPECIALIZED.configs_for(p)]
+    assert costs and costs == sorted(costs) and costs[0] > 0
 
 
 def test_what_split_k_cannot():
