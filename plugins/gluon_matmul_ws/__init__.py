@@ -8,7 +8,7 @@ from typing import Any
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons
 from registry.plugins.gluon_matmul_ws import host
-from registry.plugins.gluon_matmul_ws.cost import cost, itemsize
+from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 
 __all__ = ["candidates", "config", "configs", "design_of"]
@@ -87,7 +87,6 @@ def registry_variants() -> list[Variant]:
             run=host.HOST.run,
             requires=requires,
             configs=configs,
-            cost=cost,
             builds=host.HOST.builds,
             prepare=host.HOST.prepare,
             design=Design(

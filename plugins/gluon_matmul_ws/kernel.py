@@ -34,32 +34,39 @@ noise is about 3%).
 - Programmatic dependent launch (griddepcontrol): 1024^3 0.85 -> 0.94, 2048^3 nt 0.96 -> 1.05.
 - SPLIT of the last round, M=512: 28672 x 4096 0.94 -> 1.02; 10240 x 8192 0.84 -> 0.93.
 - One config for 19 shapes with M >= 2048: 128x128, 6 stages 1.017, least 0.97; 128x256 1.004..1.009; 128x192 0.97, but
-  best where it alone fills the chip (512 x 6144 x 4096: 0.97 against 0.92).  GROUP 4, 8, 16, 32: within 1%, 8 best.
-- 128x320 loses 4%, but one round of it beats two of others: 512 x 10240 x 8192 0.948, else 0.943.  256x192 (3 stages)
+  best where it alone fills the chip (512 x 6144 x 4096: 0.97 against 0.92). GROUP 4, 8, 16, 32: within 1%, 8 best.
+- 128x320 loses 4%, but one round of it beats two of others: 512 x 10240 x 8192 0.948, else 0.943. 256x192 (3 stages)
   0.86..1.00; ping-pong 128x128 0.94..1.02, 64x256 0.87..1.04; 128x160 costs 10% in its narrow wgmma.
 - gelu: instructions of an unrolled epilogue cost more than their count (presumably two consumers' code falls out of the
-  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32)
-  435, in ping-pong 499 and 410 (torch, unfused: 412).  silu, fused: 1.18..1.23 of torch.
-- SPLIT_K: 512 x 512 x 16384 0.45 -> 0.73.  Stream-K (equal ranges of K for all CTAs) was slower for many rows: 2048^3
-  0.65, 512 x 6144 x 4096 0.74, where whole tiles reach 1.00.
-- Few rows, 12 projections of models of 8 to 70 billion parameters: a row of a box that lies outside of A costs 2 to 4
-  ns a block of K, and several boxes of 16 rows hardly less: 96 x 6144 x 4096 with 128x48 tiles took 25.2 us with whole
-  boxes, 23.7 with boxes of 16 rows, 17.9 with those of 48 rows that are there (128 rows: 18.2).  Tiles as wide as fill
-  the chip once win, for adding up costs 4 us and more; where none does (5376 columns, K = 21504), SWAP with equal
-  shares: 29 rows 0.97.  Best config of ours or of triton_matmul, by rows: 13 1.02, 29 1.00, 45 and 61 0.98, 77 0.96, 96
-  0.99, 112 0.98, 150 0.89, 200 0.84 (no tile of 150 or 200 columns for wgmma), 250 0.98; least up to 128 rows 0.87, of
-  all 0.76.  Every CTA beginning elsewhere along K lost 1 to 4%.
+  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32) 435,
+  in ping-pong 499 and 410 (torch, unfused: 412). silu, fused: 1.18..1.23 of torch.
+- SPLIT_K, a few tiles and a long K: 512 x 512 x 16384 0.80, 256 x 256 x 32768 0.80, 1024 x 512 x 32768 0.90, 128 x 256
+  x 65536 0.83, 384 x 640 x 20000 0.81. Stream-K (equal ranges of K for all CTAs) was slower for many rows: 2048^3 0.65,
+  512 x 6144 x 4096 0.74, where whole tiles reach 1.00; and for ragged ones, but for 2048 x 6152 x 4104 (0.89 -> 0.92).
+- Few rows, projections of models of 8 to 70 billion parameters: a row of a box that lies outside of A costs 2 to 4 ns a
+  block of K, and several boxes of 16 rows hardly less: 96 x 6144 x 4096 with 128x48 tiles took 25.2 us with whole
+  boxes, 23.7 with boxes of 16 rows, 17.9 with those of 48 rows that are there (128 rows: 18.2). Boxes that bring
+  exactly as many rows as there are want one of eight byte counts for each block, which cost tiles of 32 columns 5 to
+  10%. Tiles as wide as fill the chip once win, for adding up costs 4 us and more; where none does, SWAP with K split or
+  in equal shares. Of the four configs declared the best / the first, 8 projections each, by rows: 19 1.025 / 1.02, 52
+  1.00 / 0.99, 96 1.025 / 1.01, 150 0.94 / 0.94, 200 0.88 / 0.87; least 0.94 to 96 rows, 0.79 beyond. There cuBLAS
+  shares what it loads among clusters of 2 to 4 CTAs (200 x 8192 x 8192 in tiles of 128x104, 200 x 28672 x 4096 of
+  128x200; 5000^3 of 256x152), which this triton cannot, and whose widths are no two powers of two; an SM takes in 87
+  bytes a ns. 256 rows high tiles never won below 257.
 - M >= 512, all of an H200 at its power limit: best of 13 configs on 6 shapes 1.03 (least 1.01; 8192^3 128x192).
 - Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 0.71 -> 0.78 and 5000^3 0.73 -> 0.81 by 256x160
   tiles with one buffer of C, 8200 elements 0.82 -> 0.91, 2048 x 6152 x 4104 0.77 -> 0.90 (256x192); padded rows 1.01,
   0.93.
 - fp8 (nt, row-wise scales, no fast accumulation on either side): 10 cells with M >= 512 0.977, least 0.90 (2048^3);
-  with 6 stages of 128x128 instead of 4, 6 cells 0.95 -> 0.99 (best config; least 0.97).
-  Without the exact sum 0.93 against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17
-  from fast accumulation.  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
-- float32 (tf32, nt), relative error 2.9e-4 as cuBLAS: rounded by TMA 1.01, 1.00, 1.04 (2048^3, 4096^3, 8192^3), 512 x
-  6144 x 4096 1.20, in place 0.58..0.61.  Cut off 7.7e-4.  With turned copies: nn 0.89, 0.91, 0.96 and 1024 x 8192 x
-  4096 0.94; tn 1.24, 1.40, 1.66 and 1.19; tt 4096^3 0.91.  128 x 4096 x 4096 nn 0.51: the copy takes longer.
+  with 6 stages of 128x128 instead of 4, 6 cells 0.95 -> 0.99 (best config; least 0.97). Without the exact sum 0.93
+  against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17 from fast accumulation.
+  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
+- float32 (tf32), relative error 2.94e-4 as cuBLAS, rounded by TMA: nt 1.04, 1.01 (2048^3, 4096^3; in place 0.58..0.61,
+  cut off 7.7e-4). The factor across K from registers: nn 1.07, 1.04, 1.02 (2048^3, 4096^3, 8192^3), 1024 x 8192 x 4096
+  1.31, 128 x 4096 x 4096 1.07..1.10 (copied 0.89, 0.91, 0.96, 0.94, 0.51), 3000^3 1.07, 1000 x 1004 x 1012 0.95; tt
+  4096^3 1.10, 700 x 2500 x 1900 0.89; tn, where the other is still copied, 4096^3 1.58, 6000 x 1500 x 2200 1.71. 18
+  shapes 1.13 by geometric mean, the first config 1.09; least 0.72..0.74 (33 x 308 x 1000; 60 x 4096 x 2048 tt 0.84).
+  One block a round instead of two, or a block left over, and ptxas makes every wgmma wait.
 """
 
 import triton.experimental.gluon.language as gl
