@@ -8,14 +8,15 @@ from typing import Any
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons
 from registry.plugins.gluon_matmul_ws import host
-from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config, itemsize
+from registry.plugins.gluon_matmul_ws.cost import itemsize
+from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 
 __all__ = ["candidates", "config", "configs", "design_of"]
 
 
 def configs(problem) -> list[dict[str, Any]]:
     """Best first."""
-    return candidates(problem, 5)
+    return candidates(problem, 4)
 
 
 def design_of(config) -> Design:
@@ -39,8 +40,8 @@ def _rule(problem, config) -> Iterable[Reason]:
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
     if host.split_k(config) != 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
         yield Reason("config", "SPLIT_K", host.split_k(config), "1, except for cooperative tiles", "SPLIT_K=1")
-    if host.split_k(config) > -(-problem.k // config["BLOCK_K"]):
-        yield Reason("config", "SPLIT_K", host.split_k(config), "at most one range for each block of K", "SPLIT_K=1")
+    if host.split_k(config) > -(-problem.k // (config["BLOCK_K"] * (2 if problem.dtype == "float32" else 1))):
+        yield Reason("config", "SPLIT_K", host.split_k(config), "ranges of a block of K (float32: two)", "SPLIT_K=1")
     yield from int32_reasons(problem)
 
 

@@ -58,8 +58,8 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.con
             top, left, rows, columns = col + i * cfg.EN, row, N, M
         else:
             top, left, rows, columns = row, col + i * cfg.EN, M, N
-            if cfg.TALL < cfg.GM:
-                rows = gl.minimum(M, row + cfg.TALL)
+            if cfg.FEW:
+                rows = gl.minimum(M, row + cfg.FEW)
         if cfg.TMA_STORE:
             store_wait(cfg.STORES - 1)
         if cfg.SWAP:

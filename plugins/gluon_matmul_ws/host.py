@@ -35,8 +35,8 @@ class Switches:
 
     PARTS: int  # consumers that share a tile
     GM: int  # rows of a consumer's wgmma
-    TALL: int  # those of them that are its own
-    BOX: int  # rows that a box brings: as many, where a launch can have such maps
+    FEW: int  # rows of a consumer, or columns of a tile where SWAP, that hold what there is; 0: all
+    CUT: bool  # boxes bring no others
     N0: int
     N1: int
     BK: int
@@ -52,6 +52,7 @@ class Switches:
     ITEM: int  # bytes of an operand's element
     PDL: bool
     A_T: bool
+    A_REGS: bool  # the first factor comes from registers
     B_T: bool
     TMA_STORE: bool
     EXACT: int  # fp8: blocks of K that are summed by themselves before they are added
@@ -85,23 +86,31 @@ def _transposed(operand: StandIn) -> StandIn:
 
 
 def sides(config: Mapping[str, Any], given: Operands) -> tuple[StandIn, StandIn]:
-    """The factors as they are multiplied."""
+    """The factors as they are multiplied. Of 32 bits, the first comes from registers where it does not lie along K."""
+    swap = swapped(config)
     a, b = along_k(given["a"], True), along_k(given["b"], False)
-    return (_transposed(b), _transposed(a)) if swapped(config) else (a, b)
+    if given["a"].dtype.itemsize == 4 and not split_n(config["BLOCK_N"])[1] and split_k(config):
+        a, b = (a, given["b"]) if swap else (given["a"], b)
+    return (_transposed(b), _transposed(a)) if swap else (a, b)
 
 
 FEW = 256
 """So many rows are shared out evenly among tiles and their consumers."""
 
 
-def _tall(problem: Any, config: Mapping[str, Any], a: StandIn, parts: int) -> int:
-    """Rows of a consumer, hardly more than there are: one that lies outside takes the TMA unit as long as two inside.
-    A multiple of 8, so that there are but 8 kernels of a config."""
-    whole: int = config["BLOCK_M"] // parts
-    if swapped(config) or turned(a) or problem.m > FEW:
-        return whole
-    consumers = parts * triton.cdiv(problem.m, config["BLOCK_M"])
-    return min(whole, 8 * triton.cdiv(problem.m, 8 * consumers))
+def few_rows(problem: Any, config: Mapping[str, Any], given: Operands) -> int:
+    """Rows of each consumer, or of each tile where they are columns: hardly more than there are, for one that lies
+    outside takes the TMA unit as long as two inside. A multiple of 8, so that there are but 8 kernels of a config, for
+    the bytes of a stage are constants. 0 where all are whole."""
+    first, second = sides(config, given)
+    if problem.m > FEW:
+        return 0
+    if swapped(config):
+        n0, n1 = split_n(config["BLOCK_N"])
+        fits = n0 * (n1 > 0) < problem.m <= n0 + n1
+        return 8 * triton.cdiv(problem.m, 8) if fits and turned(second) else 0
+    consumers = (2 if config["MODE"] == "coop" else 1) * triton.cdiv(problem.m, config["BLOCK_M"])
+    return 0 if turned(first) else 8 * triton.cdiv(problem.m, 8 * consumers)
 
 
 def _at_once(config: Mapping[str, Any]) -> int:
@@ -115,13 +124,13 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
     parts = 2 if config["MODE"] == "coop" else 1
     a, b = sides(config, given)
     n0, n1 = split_n(config["BLOCK_N"])
-    tall = _tall(problem, config, a, parts)
+    few = few_rows(problem, config, given)
     split, out = config["SPLIT"], out_of(problem, given)
     return Switches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
-        TALL=tall,
-        BOX=tall,
+        FEW=few,
+        CUT=few > 0,
         N0=n0,
         N1=n1,
         BK=config["BLOCK_K"],
@@ -137,6 +146,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         ITEM=given["a"].dtype.itemsize,
         PDL=config.get("PDL", True),
         A_T=turned(a),
+        A_REGS=turned(a) and a.dtype.itemsize == 4,
         B_T=turned(b),
         TMA_STORE=tma_can_store(out),
         EXACT=problem.dtype.startswith("float8") * (1 if n1 else 2),
@@ -161,8 +171,14 @@ def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
 
 
-def _of_rows(descriptor: TensorDescriptor, cfg: Switches) -> TensorDescriptor:
-    return boxed(descriptor, cfg.BOX) if cfg.TALL < cfg.GM else descriptor
+def _of_rows(descriptor: TensorDescriptor, rows: int) -> TensorDescriptor:
+    return boxed(descriptor, rows) if rows else descriptor
+
+
+def _last(m: int, tall: int, tiles_m: int, config: Mapping[str, Any]) -> int:
+    """The last row where a consumer begins, if it may compute rows of the one before once more: to the same bits."""
+    same = tiles_m == 1 or (config["SPLIT"] == 1 and split_k(config) != 0)
+    return m - tall if 0 < tall <= m and same else m
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -172,14 +188,18 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     m, n, k, z = sizes_of(given)
     if cfg.SWAP:
         m, n = n, m
-    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.TALL), triton.cdiv(n, cfg.N0 + cfg.N1)
+    tall, wide = (0, cfg.FEW) if cfg.SWAP else (cfg.FEW, 0)
+    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * (tall or cfg.GM)), triton.cdiv(n, cfg.N0 + cfg.N1)
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
     partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
     whole = tiles // sms * sms if partly else tiles  # tiles of the complete rounds
-    a_desc, b_desc = _of_rows(_operand(a, cfg.GM, cfg.BK), cfg), _operand(b, cfg.BK, cfg.N0)
+    a_desc = _of_rows(_operand(a, cfg.GM, cfg.BK), tall)
+    b_desc = _of_rows(_operand(b, cfg.BK, cfg.N0), min(wide, cfg.N0))
+    b1_desc = _of_rows(_operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT), max(wide - cfg.N0, 0))
     block = (cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN)
     sums, counters = out, out
-    blocks = triton.cdiv(k, cfg.BK)
+    unit = 1 + cfg.A_REGS  # a block beyond K is of zeros
+    blocks = unit * triton.cdiv(k, unit * cfg.BK)
     ctas = min(tiles * (cfg.SPLIT * cfg.SPLIT_K or blocks), sms)
     if cfg.SPLIT_K != 1:
         places = tiles * cfg.SPLIT_K or 2 * ctas
@@ -189,8 +209,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     arguments = {
         "a_desc": a_desc,
         "b0_desc": b_desc,
-        "b1_desc": _operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT),
-        "c_desc": _of_rows(_descriptor(out, *block), cfg) if cfg.TMA_STORE else a_desc,
+        "b1_desc": b1_desc,
+        "c_desc": _of_rows(_descriptor(out, *block), tall) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),
@@ -199,6 +219,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "count_ptr": counters,
         "M": m,
         "N": n,
+        "last": _last(m, tall, tiles_m, config),
         "blocks": blocks,
         "tiles": tiles,
         "whole": whole,
@@ -211,10 +232,11 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
     options = {"num_warps": 4, "launch_pdl": cfg.PDL}
-    factors = ((given[name], along_k(given[name], name == "a")) for name in ("a", "b"))
-    copies = [copying(one, copy, cfg.PDL) for one, copy in factors if copy is not one]
+    turns = {name: along_k(given[name], name == "a") for name in ("a", "b")}
+    read = {descriptor.base.name for descriptor in (a_desc, b_desc)}
+    copies = [copying(given[name], copy, cfg.PDL) for name, copy in turns.items() if copy.name in read - {name}]
     # rows of a neighbour that whole boxes bring are not stored: there, all of C goes by pointers
-    plain = replace(cfg, ROUND=problem.dtype == "float32", BOX=cfg.GM, TMA_STORE=cfg.TMA_STORE and cfg.TALL == cfg.GM)
+    plain = replace(cfg, ROUND=problem.dtype == "float32", CUT=False, TMA_STORE=cfg.TMA_STORE and not tall)
     return [*copies, Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_plain_maps={"cfg": plain})]
 
 

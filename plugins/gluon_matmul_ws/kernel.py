@@ -18,13 +18,14 @@ memory -> TMA store, or masked stores of whole rows where TMA cannot address C. 
 in fresh accumulators and added in fp32, since wgmma itself keeps 14 bits; where registers allow it, one block is added
 while the next is multiplied.  float32: wgmma would cut operands off to tf32, so the TMA unit rounds them as it loads.
 Launches without such tensor maps (ROUND) let the consumers first round each stage in place, half of B each, while the
-stage before it is multiplied; `rounded` says that both have.  8-bit and 32-bit operands that are not contiguous along
-K are copied first (turn.py).
+stage before it is multiplied; `rounded` says that both have.  The first factor of float32 comes from registers where it
+is not contiguous along K (A_REGS), two blocks a round of the loop; other 8- and 32-bit operands are copied (turn.py).
 
 SPLIT: the last, incomplete round over the chip runs in tiles of BN / SPLIT columns: 160 tiles on 132 SMs then take 1.25
 rounds instead of 2.  SPLIT_K: a few tiles are cut along K (reduce.py).  Tiles run in groups of GROUP row tiles, column
 by column, so that one wave shares A and B in L2.  SWAP: the product of the transposes, so that columns of b are wgmma's
-rows.  Few rows of A (TALL): they are shared out evenly, and the boxes of the tensor maps have no more.
+rows.  Few rows of A (FEW): consumers share them out evenly, by eights, and boxes of the tensor maps bring no more.
+Where they do not divide, the last consumer begins early and computes some rows once more, to the same bits.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; ratios to cuBLAS of the same run, in chained graphs; a cell's run-to-run
 noise is about 3%).
@@ -33,259 +34,60 @@ noise is about 3%).
 - Programmatic dependent launch (griddepcontrol): 1024^3 0.85 -> 0.94, 2048^3 nt 0.96 -> 1.05.
 - SPLIT of the last round, M=512: 28672 x 4096 0.94 -> 1.02; 10240 x 8192 0.84 -> 0.93.
 - One config for 19 shapes with M >= 2048: 128x128, 6 stages 1.017, least 0.97; 128x256 1.004..1.009; 128x192 0.97, but
-  best where it alone fills the chip (512 x 6144 x 4096: 0.97 against 0.92).  GROUP 4, 8, 16, 32: within 1%, 8 best.
-- 128x320 loses 4%, but one round of it beats two of others: 512 x 10240 x 8192 0.948, else 0.943.  256x192 (3 stages)
+  best where it alone fills the chip (512 x 6144 x 4096: 0.97 against 0.92). GROUP 4, 8, 16, 32: within 1%, 8 best.
+- 128x320 loses 4%, but one round of it beats two of others: 512 x 10240 x 8192 0.948, else 0.943. 256x192 (3 stages)
   0.86..1.00; ping-pong 128x128 0.94..1.02, 64x256 0.87..1.04; 128x160 costs 10% in its narrow wgmma.
 - gelu: instructions of an unrolled epilogue cost more than their count (presumably two consumers' code falls out of the
-  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32)
-  435, in ping-pong 499 and 410 (torch, unfused: 412).  silu, fused: 1.18..1.23 of torch.
-- SPLIT_K: 512 x 512 x 16384 0.45 -> 0.73.  Stream-K (equal ranges of K for all CTAs) was slower for many rows: 2048^3
-  0.65, 512 x 6144 x 4096 0.74, where whole tiles reach 1.00.
-- Few rows, 12 projections of models of 8 to 70 billion parameters: a row of a box that lies outside of A costs 2 to 4
-  ns a block of K, and several boxes of 16 rows hardly less: 96 x 6144 x 4096 with 128x48 tiles took 25.2 us with whole
-  boxes, 23.7 with boxes of 16 rows, 17.9 with those of 48 rows that are there (128 rows: 18.2).  Tiles as wide as fill
-  the chip once win, for adding up costs 4 us and more; where none does (5376 columns, K = 21504), SWAP with equal
-  shares: 29 rows 0.97.  Best config of ours or of triton_matmul, by rows: 13 1.02, 29 1.00, 45 and 61 0.98, 77 0.96, 96
-  0.99, 112 0.98, 150 0.89, 200 0.84 (no tile of 150 or 200 columns for wgmma), 250 0.98; least up to 128 rows 0.87, of
-  all 0.76.  Every CTA beginning elsewhere along K lost 1 to 4%.
+  instruction cache): with tl.erf 2048 x 16384 x 4096 took 599 us at 128x256, with `gelu` (23 instructions, not 32) 435,
+  in ping-pong 499 and 410 (torch, unfused: 412). silu, fused: 1.18..1.23 of torch.
+- SPLIT_K, a few tiles and a long K: 512 x 512 x 16384 0.80, 256 x 256 x 32768 0.80, 1024 x 512 x 32768 0.90, 128 x 256
+  x 65536 0.83, 384 x 640 x 20000 0.81. Stream-K (equal ranges of K for all CTAs) was slower for many rows: 2048^3 0.65,
+  512 x 6144 x 4096 0.74, where whole tiles reach 1.00; and for ragged ones, but for 2048 x 6152 x 4104 (0.89 -> 0.92).
+- Few rows, projections of models of 8 to 70 billion parameters: a row of a box that lies outside of A costs 2 to 4 ns a
+  block of K, and several boxes of 16 rows hardly less: 96 x 6144 x 4096 with 128x48 tiles took 25.2 us with whole
+  boxes, 23.7 with boxes of 16 rows, 17.9 with those of 48 rows that are there (128 rows: 18.2). Boxes that bring
+  exactly as many rows as there are want one of eight byte counts for each block, which cost tiles of 32 columns 5 to
+  10%. Tiles as wide as fill the chip once win, for adding up costs 4 us and more; where none does, SWAP with K split or
+  in equal shares. Of the four configs declared the best / the first, 8 projections each, by rows: 19 1.025 / 1.02, 52
+  1.00 / 0.99, 96 1.025 / 1.01, 150 0.94 / 0.94, 200 0.88 / 0.87; least 0.94 to 96 rows, 0.79 beyond. There cuBLAS
+  shares what it loads among clusters of 2 to 4 CTAs (200 x 8192 x 8192 in tiles of 128x104, 200 x 28672 x 4096 of
+  128x200; 5000^3 of 256x152), which this triton cannot, and whose widths are no two powers of two; an SM takes in 87
+  bytes a ns. 256 rows high tiles never won below 257.
 - M >= 512, all of an H200 at its power limit: best of 13 configs on 6 shapes 1.03 (least 1.01; 8192^3 128x192).
 - Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 0.71 -> 0.78 and 5000^3 0.73 -> 0.81 by 256x160
   tiles with one buffer of C, 8200 elements 0.82 -> 0.91, 2048 x 6152 x 4104 0.77 -> 0.90 (256x192); padded rows 1.01,
   0.93.
 - fp8 (nt, row-wise scales, no fast accumulation on either side): 10 cells with M >= 512 0.977, least 0.90 (2048^3);
-  with 6 stages of 128x128 instead of 4, 6 cells 0.95 -> 0.99 (best config; least 0.97).
-  Without the exact sum 0.93 against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17
-  from fast accumulation.  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
-- float32 (tf32, nt), relative error 2.9e-4 as cuBLAS: rounded by TMA 1.01, 1.00, 1.04 (2048^3, 4096^3, 8192^3), 512 x
-  6144 x 4096 1.20, in place 0.58..0.61.  Cut off 7.7e-4.  With turned copies: nn 0.89, 0.91, 0.96 and 1024 x 8192 x
-  4096 0.94; tn 1.24, 1.40, 1.66 and 1.19; tt 4096^3 0.91.  128 x 4096 x 4096 nn 0.51: the copy takes longer.
+  with 6 stages of 128x128 instead of 4, 6 cells 0.95 -> 0.99 (best config; least 0.97). Without the exact sum 0.93
+  against 0.90 (2048^3), 1.01 / 0.96 (4096^3), 1.01 / 0.99 (8192^3); torch gains 1.02..1.17 from fast accumulation.
+  Adding one block during the next: 1.03 of adding after each (128x128); BN 192: 8192^3 1.05.
+- float32 (tf32), relative error 2.94e-4 as cuBLAS, rounded by TMA: nt 1.04, 1.01 (2048^3, 4096^3; in place 0.58..0.61,
+  cut off 7.7e-4). The factor across K from registers: nn 1.07, 1.04, 1.02 (2048^3, 4096^3, 8192^3), 1024 x 8192 x 4096
+  1.31, 128 x 4096 x 4096 1.07..1.10 (copied 0.89, 0.91, 0.96, 0.94, 0.51), 3000^3 1.07, 1000 x 1004 x 1012 0.95; tt
+  4096^3 1.10, 700 x 2500 x 1900 0.89; tn, where the other is still copied, 4096^3 1.58, 6000 x 1500 x 2200 1.71. 18
+  shapes 1.13 by geometric mean, the first config 1.09; least 0.72..0.74 (33 x 308 x 1000; 60 x 4096 x 2048 tt 0.84).
+  One block a round instead of two, or a block left over, and ptxas makes every wgmma wait.
 """
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
 
 from registry.plugins.gluon_matmul_ws.epilogue import store, store_both
-from registry.plugins.gluon_matmul_ws.producer import corner, producer
+from registry.plugins.gluon_matmul_ws.producer import corner, producer, row_of
+from registry.plugins.gluon_matmul_ws.product import multiply
 from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of, reduce
 from registry.toolbox import scopes
-from registry.toolbox.arithmetic import to_tf32
-from registry.toolbox.hopper import (
-    after_previous_kernel,
-    as_matrix,
-    barriers,
-    group_barrier,
-    init_barriers,
-    release_slot,
-    ring_over,
-    slot_of,
-    store_wait,
-    wait_slot_full,
-)
-
-
-@gluon.jit
-def _operand_a(a_s, index, cfg: gl.constexpr):
-    if cfg.A_T:
-        return as_matrix(a_s.index(index), cfg.BK, cfg.GM).permute((1, 0))
-    else:
-        return as_matrix(a_s.index(index), cfg.GM, cfg.BK)
-
-
-@gluon.jit
-def _operand_b(b_s, index, N: gl.constexpr, cfg: gl.constexpr):
-    if cfg.B_T:
-        return as_matrix(b_s.index(index), N, cfg.BK).permute((1, 0))
-    else:
-        return as_matrix(b_s.index(index), cfg.BK, N)
-
-
-@gluon.jit
-def _fresh(acc, smem, stages, it, part: gl.constexpr, N: gl.constexpr, which: gl.constexpr, cfg: gl.constexpr):
-    """One block of K on its way into accumulators of its own."""
-    s = slot_of(it, stages)
-    if which == 0:  # (the second half of B comes with the first)
-        scopes.enter("wait A and B")
-        wait_slot_full(stages, s, it)
-        scopes.leave("wait A and B")
-    zero = gl.full([cfg.GM, N], 0, cfg.ACC, layout=acc.type.layout)
-    a = _operand_a(smem[0], s * cfg.PARTS + part, cfg)
-    return warpgroup_mma(a, _operand_b(smem[1 + which], s, N, cfg), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _exact(
-    acc0,
-    acc1,
-    smem,
-    stages,
-    it,
-    part: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    N0: gl.constexpr,
-    N1: gl.constexpr,
-    cfg: gl.constexpr,
-):
-    """One block of fp8 summed by itself and added in fp32, or two: one is added while the other is multiplied."""
-    one = _fresh(acc0, smem, stages, it, part, N0, 0, cfg)
-    if BLOCKS == 2:
-        two = _fresh(acc0, smem, stages, it + 1, part, N0, 0, cfg)
-        scopes.enter("wait product")
-        one = warpgroup_mma_wait(1, [one])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-        scopes.enter("wait product")
-        two = warpgroup_mma_wait(0, [two])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it + 1, stages))
-        acc0 += two
-    elif N1:
-        two = _fresh(acc1, smem, stages, it, part, N1, 1, cfg)
-        scopes.enter("wait product")
-        one, two = warpgroup_mma_wait(0, [one, two])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-        acc1 += two
-    else:
-        scopes.enter("wait product")
-        one = warpgroup_mma_wait(0, [one])
-        scopes.leave("wait product")
-        release_slot(stages, slot_of(it, stages))
-        acc0 += one
-    return acc0, acc1
-
-
-@gluon.jit
-def _round(tile):
-    """float32 in shared memory to the nearest tf32."""
-    rows: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    tile.store(to_tf32(tile.load(rows)))
-
-
-@gluon.jit
-def _arrived(
-    G: gl.constexpr, smem, sync, it, part: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr
-):
-    """Waits until stage `it` of the ring is there, as wgmma can take it. Returns its index."""
-    a_s, b0_s, b1_s, _ = smem
-    stages, _, rounded = sync
-    s = slot_of(it, stages)
-    scopes.enter("wait A and B")
-    wait_slot_full(stages, s, it)
-    scopes.leave("wait A and B")
-    if cfg.ROUND:
-        mine: gl.constexpr = G * (cfg.PARTS - 1)
-        _round(as_matrix(a_s.index(s * cfg.PARTS + part), cfg.GM, cfg.BK))
-        _round(as_matrix(b0_s.index(s), N0, cfg.BK).slice(mine * (N0 // cfg.PARTS), N0 // cfg.PARTS))
-        if N1:
-            _round(as_matrix(b1_s.index(s), N1, cfg.BK).slice(mine * (N1 // cfg.PARTS), N1 // cfg.PARTS))
-        fence_async_shared()
-        group_barrier()
-        if cfg.PARTS == 2:
-            mbarrier.arrive(rounded.index(s), count=1)
-            scopes.enter("wait rounded")
-            mbarrier.wait(rounded.index(s), (it // cfg.STAGES) & 1)
-            scopes.leave("wait rounded")
-    return s
-
-
-@gluon.jit
-def _take_turn(turns, G: gl.constexpr, own):
-    """Ping-pong: until the other consumer has taken the last stage of its tile."""
-    scopes.enter("wait turn")
-    mbarrier.wait(turns.index(G), (own & 1) ^ (1 - G))
-    scopes.leave("wait turn")
-
-
-@gluon.jit
-def _give_turn(turns, G: gl.constexpr):
-    mbarrier.arrive(turns.index(1 - G), count=1)
-
-
-@gluon.jit
-def _multiply(G: gl.constexpr, smem, sync, it, own, blocks, N0: gl.constexpr, N1: gl.constexpr, cfg: gl.constexpr):
-    """One tile's loop over K; the second accumulator is a dummy where N1 is 0."""
-    a_s, b0_s, b1_s, c_s = smem
-    stages, turns, _ = sync
-    part: gl.constexpr = G if cfg.PARTS == 2 else 0
-    in_flight: gl.constexpr = 2 if N1 else 1
-    l0: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N0, 32 // cfg.ITEM]
-    )
-    l1: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N1 if N1 else 8, 32 // cfg.ITEM]
-    )
-    acc0 = gl.full([cfg.GM, N0], 0, cfg.ACC, layout=l0)
-    acc1 = gl.full([cfg.GM, N1 if N1 else 8], 0, cfg.ACC, layout=l1)
-    if cfg.PARTS == 1:
-        _take_turn(turns, G, own)
-    if cfg.EXACT:
-        for _ in range(blocks // cfg.EXACT):
-            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, cfg.EXACT, N0, N1, cfg)
-            it += cfg.EXACT
-        if cfg.EXACT == 2 and blocks % 2 != 0:
-            acc0, acc1 = _exact(acc0, acc1, smem, stages, it, part, 1, N0, N1, cfg)
-        if cfg.PARTS == 1:
-            _give_turn(turns, G)
-    else:
-        s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
-        a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
-        acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, use_acc=False, is_async=True)
-        if N1:
-            acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, use_acc=False, is_async=True)
-            scopes.enter("wait product")
-            acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
-            scopes.leave("wait product")
-        else:
-            scopes.enter("wait product")
-            acc0 = warpgroup_mma_wait(in_flight, [acc0])
-            scopes.leave("wait product")
-        it += 1
-        for _ in range(1, blocks):
-            last = s
-            s = _arrived(G, smem, sync, it, part, N0, N1, cfg)
-            a = _operand_a(a_s, s * cfg.PARTS + part, cfg)
-            acc0 = warpgroup_mma(a, _operand_b(b0_s, s, N0, cfg), acc0, is_async=True)
-            if N1:
-                acc1 = warpgroup_mma(a, _operand_b(b1_s, s, N1, cfg), acc1, is_async=True)
-                scopes.enter("wait product")
-                acc0, acc1 = warpgroup_mma_wait(in_flight, [acc0, acc1])
-                scopes.leave("wait product")
-            else:
-                scopes.enter("wait product")
-                acc0 = warpgroup_mma_wait(in_flight, [acc0])
-                scopes.leave("wait product")
-            release_slot(stages, last)
-            it += 1
-        if cfg.PARTS == 1:
-            _give_turn(turns, G)
-        if N1:
-            scopes.enter("wait product")
-            acc0, acc1 = warpgroup_mma_wait(0, [acc0, acc1])
-            scopes.leave("wait product")
-        else:
-            scopes.enter("wait product")
-            acc0 = warpgroup_mma_wait(0, [acc0])
-            scopes.leave("wait product")
-        release_slot(stages, s)
-    return acc0, acc1
+from registry.toolbox.hopper import after_previous_kernel, barriers, init_barriers, ring_over, store_wait
 
 
 @gluon.jit
 def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.constexpr):
-    tiles, whole, tiles_m, tiles_n, blocks, M, N = sizes
+    tiles, whole, tiles_m, tiles_n, blocks, M, N, last = sizes
     c_s = smem[3]
     # ping-pong: this consumer takes every other tile, and skips the rounds of the ring in between
     stride: gl.constexpr = 3 - cfg.PARTS
     first: gl.constexpr = G * (stride - 1)
-    own_row: gl.constexpr = G * (cfg.PARTS - 1) * cfg.TALL
+    half: gl.constexpr = G * (cfg.PARTS - 1)
     P = gl.num_programs(0)
     it = first * blocks
     buffer = 0
@@ -295,22 +97,23 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         part = part_of(item, tiles, whole, blocks, cfg)
         tile, _, count = part
         scopes.enter("async product")
-        acc0, acc1 = _multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
+        acc0, acc1 = multiply(G, smem, sync, it, own, count, cfg.N0, cfg.N1, cfg)
         scopes.leave("async product")
         z, row, col = corner(tile, tiles_m, tiles_n, cfg)
+        row = row_of(row, half, last, cfg)
         if cfg.SPLIT_K != 1:
-            last = count == blocks
-            if not last:
+            complete = count == blocks
+            if not complete:
                 scopes.enter("reduce")
-                acc0, acc1, last = reduce(acc0, acc1, G, item, part, tiles, whole, blocks, workspace, cfg)
+                acc0, acc1, complete = reduce(acc0, acc1, G, item, part, tiles, whole, blocks, workspace, cfg)
                 scopes.leave("reduce")
-            if last:
+            if complete:
                 scopes.enter("store")
-                buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+                buffer = store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
                 scopes.leave("store")
         else:
             scopes.enter("store")
-            buffer = store_both(acc0, acc1, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store_both(acc0, acc1, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
         it += stride * count
         own += 1
@@ -318,19 +121,20 @@ def _consumer(G: gl.constexpr, c, smem, sync, sizes, epi, workspace, cfg: gl.con
         width: gl.constexpr = cfg.N0 // cfg.SPLIT
         for part in range(gl.program_id(0), (tiles - whole) * cfg.SPLIT, P):
             z, row, col = corner(whole + part // cfg.SPLIT, tiles_m, tiles_n, cfg)
+            row = row_of(row, half, last, cfg)
             col += part % cfg.SPLIT * width
             scopes.enter("async product")
-            acc0, acc1 = _multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
+            acc0, acc1 = multiply(G, smem, sync, it, own, blocks, width, 0, cfg)
             scopes.leave("async product")
             scopes.enter("store")
-            buffer = store(acc0, width, z, row + own_row, col, buffer, M, N, c, c_s, G, epi, cfg)
+            buffer = store(acc0, width, z, row, col, buffer, M, N, c, c_s, G, epi, cfg)
             scopes.leave("store")
             it += blocks
     if cfg.TMA_STORE:
         store_wait(0)
 
 
-INTEGERS = "M N blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
+INTEGERS = "M N last blocks tiles whole tiles_m tiles_n z_a z_b scz scm scn s_az s_am s_bn"
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -347,6 +151,7 @@ def matmul_ws(
     count_ptr,
     M,
     N,
+    last,
     blocks,
     tiles,
     whole,
@@ -387,7 +192,7 @@ def matmul_ws(
     sync = (stages, turns, rounded)
     c = (c_desc, c_ptr, scz, scm, scn)
     epi = (bias_ptr, sa_ptr, sb_ptr, s_az, s_am, s_bn)
-    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N)
+    sizes = (tiles, whole, tiles_m, tiles_n, blocks, M, N, last)
     smem = (a_s, b0_s, b1_s, c_s)
     workspace = (part_ptr, count_ptr)
     gl.warp_specialize(

@@ -69,8 +69,9 @@ def part_of(item, tiles, whole, blocks, cfg: gl.constexpr):
         return gl.where(shared, tile, later), gl.where(shared, first, 0), gl.where(shared, count, blocks)
     else:
         part = item // whole
-        first = part * blocks // cfg.SPLIT_K
-        return item - part * whole, first, (part + 1) * blocks // cfg.SPLIT_K - first
+        UNIT: gl.constexpr = 2 if cfg.A_REGS else 1
+        first = part * (blocks // UNIT) // cfg.SPLIT_K * UNIT
+        return item - part * whole, first, (part + 1) * (blocks // UNIT) // cfg.SPLIT_K * UNIT - first
 
 
 @gluon.jit

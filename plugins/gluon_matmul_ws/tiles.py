@@ -5,46 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from registry.plugins.gluon_matmul_ws import host
-
-# Measured facts: see kernel.py. Speed of one tile shape against the fastest, where the chip is full.
-_TILES = (
-    ("coop", 128, 128, 6, 1.00),
-    ("coop", 128, 256, 4, 0.99),
-    ("coop", 128, 192, 4, 0.985),
-    ("coop", 128, 320, 3, 0.95),
-    ("pingpong", 128, 128, 4, 0.965),
-    ("coop", 256, 128, 4, 0.99),
-    ("pingpong", 64, 256, 4, 0.92),
-    ("pingpong", 64, 128, 8, 0.82),
-    ("coop", 128, 64, 6, 0.80),
-)
-_TILES_RAGGED = (
-    ("coop", 256, 160, 4, 1.00),
-    ("coop", 256, 192, 3, 0.98),
-    ("coop", 128, 256, 4, 0.90),
-    ("coop", 128, 192, 4, 0.88),
-    ("coop", 256, 128, 4, 0.87),
-)
-"""Where rows are no multiples of 128 bytes, each of a box touches two lines: the more a tile makes of it the better."""
-_TILES_8BIT = (
-    ("coop", 128, 192, 4, 1.00),
-    ("coop", 128, 128, 6, 1.00),
-    ("coop", 128, 64, 6, 0.79),
-    ("pingpong", 64, 128, 6, 0.65),
-)
-
-_EPILOGUE = {"gelu": 1.5e-4, "silu": 0.3e-4}
-"""Microseconds for an element of a tile."""
+from registry.plugins.gluon_matmul_ws.cost import cost, few, itemsize, tiles_for
 
 HAND_OVER = 256
 """Bytes that barriers and the hand-over to the warp groups take."""
-
-
-def itemsize(dtype: str) -> int:
-    return int(getattr(torch, dtype).itemsize)
 
 
 def config(
@@ -75,45 +40,34 @@ def config(
 
 def candidates(problem: Any, most: int = 8) -> list[dict[str, Any]]:
     """Every tile worth trying, best first."""
-    few = problem.m <= host.FEW and itemsize(problem.dtype) == 2
-    found = list(_few(problem) if few else _many(problem))
-    found.sort(key=lambda pair: pair[0])
-    return [entry for _, entry in found[:most]]
+    found = _few(problem) if few(problem) else _many(problem)
+    return sorted(found, key=lambda config: cost(problem, config))[:most]
 
 
-Guess = tuple[float, dict[str, Any]]
-"""Microseconds on an H200, and the config."""
-
-
-# --- many rows: the rounds of tiles over the chip decide --------------------------------------------------------------
-
-
-def _many(problem: Any) -> Iterator[Guess]:
+def _many(problem: Any) -> Iterator[dict[str, Any]]:
     size, count = itemsize(problem.dtype), problem.target.sm_count or 132
     blocks = -(-problem.k * size // 128)
-    for mode, m, n, stages, speed in _TILES_8BIT if size == 1 else _TILES_RAGGED if _ragged(problem) else _TILES:
-        tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
-        for split, split_k in _splits(mode, n, tiles, blocks, count):
-            cost = _microseconds(m, n, tiles, blocks, split, split_k, count, speed)
-            rounds = -(-tiles // count)
-            # ping-pong hides most, but the last, by half the warps
-            shown = rounds if mode == "coop" else 2 + rounds / 4
-            cost += shown * m * n * _EPILOGUE.get(problem.activation, 0.0)
-            cost *= 2.0 if m > 64 >= problem.m or n > 64 >= problem.n else 1.0  # a tile that is mostly padding
+    swap = size == 4 and _across(problem)
+    rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
+    for mode, m, n, stages, _ in tiles_for(problem):
+        tiles = -(-rows // m) * -(-columns // n) * problem.batch
+        for split, split_k in _splits(mode, n, tiles, blocks, count, swap):
             stores = 1 if m == 256 else 2  # a stage more is worth it
-            yield cost, config(mode, m, n, stages, 128 // size, split=split, split_k=split_k, stores=stores)
+            yield config(mode, m, n, stages, 128 // size, split=split, split_k=split_k, stores=stores, swap=swap)
 
 
-def _ragged(problem: Any) -> bool:
-    return any(max(fact.strides[-2:]) * fact.itemsize % 128 for fact in problem.operands if 1 not in fact.shape[-2:])
+def _across(problem: Any) -> bool:
+    """float32: whether b is the factor that comes from registers; what else does not lie along K is copied."""
+    first = problem.layout == "nn" or (problem.layout == "tn" and problem.m < problem.n)
+    return first and min(problem.m, problem.k) > 1
 
 
-def _splits(mode: str, n: int, tiles: int, blocks: int, count: int) -> Iterable[tuple[int, int]]:
+def _splits(mode: str, n: int, tiles: int, blocks: int, count: int, swap: bool) -> Iterable[tuple[int, int]]:
     """(SPLIT, SPLIT_K): of the columns of the last round, or of K where the tiles do not fill the chip."""
     yield 1, 1
     if mode == "coop":
         rest = tiles % count
-        if tiles > count and rest and not host.split_n(n)[1]:
+        if tiles > count and rest and not host.split_n(n)[1] and not swap:
             yield from ((split, 1) for split in (2, 4) if n // split >= 64 and -(-rest * split // count) < split)
         yield from ((1, split_k) for split_k in _ways(tiles, blocks, count))
 
@@ -123,40 +77,20 @@ def _ways(tiles: int, blocks: int, count: int) -> Iterable[int]:
     return (way for way in ways if tiles * way <= count and way * 4 <= blocks)
 
 
-def _microseconds(m: int, n: int, tiles: int, blocks: int, split: int, split_k: int, count: int, speed: float) -> float:
-    """A guess at a config's time on an H200: rounds over the chip times the time of a tile at full speed, and for
-    split-K what writing, counting and adding up cost."""
-    block = m * n * 2.4e-5 / speed
-    if split_k > 1:
-        return -(-blocks // split_k) * block + 5 + (2 + split_k) * m * n * 1e-4
-    whole = -(-tiles // count) if split == 1 else tiles // count
-    narrow = m * n // split * 2.4e-5 / (0.965 if n // split >= 128 else 0.7)
-    tail = 0 if split == 1 else -(-(tiles % count) * split // count) * narrow * (1.0 if split == 2 else 1.35)
-    return blocks * (whole * block + tail)
-
-
-# --- few rows: what has to be read decides ----------------------------------------------------------------------------
-
 _WIDTHS = (32, 48, 64, 80, 96, 128, 160, 192, 256)
-_ROWS = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128, 160, 192, 256)
-"""Where columns of b are wgmma's rows. All are one or two powers of two; a second box of an eighth costs 8%."""
-_START, _FROM_MEMORY, _FROM_L2, _TO_ONE_SM, _MULTIPLY = 3.0, 4150.0, 10200.0, 95.0, 2.7e3
-"""Microseconds before the first block has come; bytes a nanosecond of the chip and of one SM; products likewise."""
+_ROWS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+"""Where columns of b are wgmma's rows. All are one or two powers of two."""
 
 
-def _few(problem: Any) -> Iterator[Guess]:
+def _few(problem: Any) -> Iterator[dict[str, Any]]:
     """Weights come once, rows of a once for each tile: so tiles are as wide as lets them fill the chip, once."""
     blocks, count = -(-problem.k // 64), problem.target.sm_count or 132
     for mode, high, width, swap in _shapes(problem.m):
-        stages = _stages(problem, mode, high, width, swap)
+        stages = _stages(problem, mode, high, width)
         rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
         tiles = -(-rows // high) * -(-columns // width) * problem.batch
         for split, way in _cuts(mode, width, swap, tiles, blocks, count) if stages > 2 else ():
-            loaded = width + (high if swap else min(high, -(-problem.m // -(-problem.m // high))))
-            cost = _streaming(problem, loaded, high * width, tiles, blocks, split, way, count)
-            epilogue = -(-tiles // count) * high * width * _EPILOGUE.get(problem.activation, 0.0)
-            cost *= (1.04 if problem.m <= 128 else 1.15) if swap else 1.01 if host.split_n(width)[1] else 1.0
-            yield cost + epilogue, config(mode, high, width, stages, split=split, split_k=way, swap=swap)
+            yield config(mode, high, width, stages, split=split, split_k=way, swap=swap)
 
 
 def _shapes(m: int) -> Iterator[tuple[str, int, int, bool]]:
@@ -175,36 +109,15 @@ def _cuts(mode: str, width: int, swap: bool, tiles: int, blocks: int, count: int
     yield 1, 1
     if swap:
         yield 1, 0
-    elif mode == "coop":
+    if mode == "coop":
         yield from ((1, way) for way in _ways(tiles, blocks, count))
         rest = tiles % count
-        if tiles > count and width >= 128 and not host.split_n(width)[1] and 2 * rest <= count:
+        if tiles > count and width >= 128 and not host.split_n(width)[1] and 2 * rest <= count and not swap:
             yield 2, 1
 
 
-def _stages(problem: Any, mode: str, high: int, width: int, swap: bool) -> int:
+def _stages(problem: Any, mode: str, high: int, width: int) -> int:
     """As many as there is room for."""
     first, second = host.split_n(width)
     buffers = 4 * (high // 2 if mode == "coop" else high) * min(64, second or first) * itemsize(problem.out_dtype)
     return min(12, int(problem.target.shared_memory - HAND_OVER - buffers) // ((high + width) * 128 + 16))
-
-
-def _streaming(
-    problem: Any, loaded: int, area: int, tiles: int, blocks: int, split: int, way: int, count: int
-) -> float:
-    """A guess at the time: the slowest of memory, L2 and the matrix units, and what adding up costs."""
-    even = tiles / count
-    rounds = even if way == 0 else -(-tiles * way // count) / way if split == 1 else tiles // count + 0.6
-    speed = min(_TO_ONE_SM, _FROM_L2 / min(tiles * (way or blocks), count))
-    idle = 1 - even / rounds if tiles > count else 0.4 * max(0.0, 1 - even * (way or count))  # of the chip, at the end
-    nanoseconds = max(
-        2.0 * problem.batch * problem.n * problem.k / _FROM_MEMORY * (1 + 0.25 * idle),
-        rounds * blocks * loaded * 128 / speed,
-        rounds * blocks * area * 64 / _MULTIPLY,
-    )
-    cost = _START + nanoseconds * 1e-3
-    if way == 1:
-        return cost
-    parts = way or max(count // tiles, 1) + 1
-    hidden = way == 0 and tiles >= count
-    return cost + (1.5 if hidden else 4.5 + (1 + parts) * area * 6e-3 / _TO_ONE_SM)

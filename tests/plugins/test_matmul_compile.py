@@ -6,6 +6,7 @@ import pytest
 
 from registry import Target
 from registry.contract.problem import OperandFact
+from registry.ops.matmul.calls import MATMUL
 from registry.ops.matmul.problem import MatmulProblem
 from registry.toolbox.builds import loop_spills
 
@@ -14,6 +15,7 @@ pytest.importorskip("triton")
 from compiled import instructions, matrix_units, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
+from registry.plugins.gluon_matmul_ws.cost import cost
 
 WITH_NEWEST_TRITON = r"everywhere|descriptors|warp_specialized|columns|rules|full_precision|along_k|where_it_is_legal"
 POINTERS, DESCRIPTORS, SPECIALIZED = (
@@ -272,9 +274,9 @@ def test_full_precision_is_left_to_the_pointers(variant):
     assert reason.field == "ieee" and '"high"' in reason.fix
 
 
-@pytest.mark.parametrize("dtype, layout, copies", [("int8", "nn", 1), ("float32", "tn", 2), ("float32", "nt", 0)])
+@pytest.mark.parametrize("dtype, layout, copies", [("int8", "nn", 1), ("float32", "tn", 1), ("float32", "nt", 0)])
 def test_all_but_sixteen_bits_are_read_along_k(dtype, layout, copies):
-    """Other operands are copied first, each by a launch of its own."""
+    """Other operands are copied first, each by a launch of its own, or one of float32 comes from registers."""
     p = problem(dtype=dtype, layout=layout, m=1000, n=1008, k=1040)
     *first, product = SPECIALIZED.builds(p, SPECIALIZED.legal_configs(p)[0])
     assert len(first) == copies and all(resources(build, p.target).spills == 0 for build in first)
@@ -305,21 +307,45 @@ def test_equal_shares_of_few_rows(swap, more):
     found = compiled(SPECIALIZED, p, config, slack=256)
     assert "ld.global.cg.v4" in found.ptx.replace(".L1::no_allocate", "") and "st.global.v4" in found.ptx
     (build,) = SPECIALIZED.builds(p, config)
-    cfg = build.constants["cfg"]
-    tall, turned = cfg.TALL, cfg.SWAP
-    assert (tall, turned) == ((64, True) if swap else (24, False))
+    few = build.constants["cfg"].FEW
+    assert few == (48 if swap else 24)
 
 
 def test_rows_are_shared_out_evenly():
-    """A row of a box that lies outside of a takes as long as two inside."""
-    tall = {}
+    """A row of a box that lies outside of a takes as long as two inside. Eight numbers of rows share a kernel."""
+    few = {}
+    config = gluon_matmul_ws.config("coop", 128, 48, 8)
     for m in (1, 29, 96, 128, 150, 250, 300):
         p = problem(m=m, n=6144, layout="nt")
-        (build,) = SPECIALIZED.builds(p, gluon_matmul_ws.config("coop", 128, 48, 8))
-        cfg = build.constants["cfg"]
-        tall[m] = cfg.TALL
-        assert cfg.BOX == cfg.TALL and cfg.GM == 64
-    assert tall == {1: 8, 29: 16, 96: 48, 128: 64, 150: 40, 250: 64, 300: 64}
+        (call,) = gluon_matmul_ws.host.call(p, config, MATMUL.operands(p), 1.0)
+        few[m] = call.constants["cfg"].FEW, call.arguments["last"]
+    rest = {1: (8, 1), 29: (16, 13), 96: (48, 48), 128: (64, 64), 150: (40, 110), 250: (64, 186), 300: (0, 300)}
+    assert few == rest, "no consumer reaches beyond the last row, where there are as many"
+    p = problem(m=150, n=6144, layout="nt")
+    (call,) = gluon_matmul_ws.host.call(p, {**config, "SPLIT_K": 0}, MATMUL.operands(p), 1.0)
+    assert call.arguments["last"] == 150, "two tiles, whose sums over K are cut elsewhere, must not share a row"
+
+
+@pytest.mark.parametrize("layout, swap, copies", [("nn", True, 0), ("tt", False, 0), ("tn", True, 1), ("nn", False, 1)])
+def test_float32_across_k_comes_from_registers(layout, swap, copies):
+    """The first factor, that is; two blocks a round of the loop, so that wgmma never waits for the registers."""
+    p = problem(dtype="float32", layout=layout)
+    config = gluon_matmul_ws.config("coop", 128, 256, 4, 32, swap=swap)
+    *turns, build = SPECIALIZED.builds(p, config)
+    found = resources(build, p.target)
+    cfg = build.constants["cfg"]
+    assert len(turns) == copies and cfg.A_REGS is (swap or layout[0] == "t")
+    assert not found.spills and not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+
+
+@pytest.mark.parametrize("m", [1, 40, 96, 200, 300, 4096])
+@pytest.mark.parametrize(
+    "more", [{}, {"dtype": "float32"}, {"dtype": "int8", "layout": "nt"}, {"k": 4100, "activation": "gelu"}]
+)
+def test_configs_are_declared_by_what_they_are_guessed_to_cost(m, more):
+    p = problem(m=m, **more)
+    costs = [cost(p, config) for config in SPECIALIZED.configs_for(p)]
+    assert costs and costs == sorted(costs) and costs[0] > 0
 
 
 def test_what_split_k_cannot():

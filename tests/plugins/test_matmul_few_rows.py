@@ -58,4 +58,5 @@ def test_the_ordinary_launch_has_whole_boxes(cuda):
 
 @needs_fake_cuda
 def test_columns_as_rows_have_whole_boxes(cuda):
+    """And rows as columns no more than there are."""
     assert boxes(cuda, bound, 41, swap=True) == [(1, 64, 64), (1, 32, 64), (1, 16, 64), (1, 16, 64)]
