@@ -13,7 +13,7 @@ FlashAttention-3's kernel for packed sequences in the same run):
 - Conformance kit: wrong in 16 checks of 109, two of them by an illegal memory access, all with 8-bit keys and values
   (scales by tensor or head), queries of 16 bits, and a tile of V, or half of it, narrower than K's swizzle. The machine
   code took V's address from a register that held something else (configs.value_width). Since V is as wide as K's
-  swizzle, all pass.
+  swizzle, all passed.
 """
 
 import triton

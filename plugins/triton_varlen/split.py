@@ -7,14 +7,17 @@ may lie in several shares: then each leaves what it has in the workspace and cou
 adds all of them up, in the order of their keys. So the result does not depend on who was last, and nobody waits.
 
 Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs of 8 to 100
-launches; ten cells of 1 to 128 sequences, 1k to 131k keys, 32/8 and 64/8 heads, even and mixed; FlashAttention-3 is its
-paged decode with metadata made before, in the same run; docs/results.md has the figures):
-- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.10 of FlashAttention-3 by geometric mean, best 1.49 (7.2 us at
-  1k), least 0.955 (16 x 4k: 1.01 with no overhead, as batches of equal tiles have since: measured in four cells
-  only); 0.88 to 0.98 of cuDNN's dense decode from 256 MiB on, 4.30 TB/s at 64 x 4k.
-- fp8 against bf16: 1.75 to 1.77 at 1 GiB of bf16, 1.5 to 1.67 at 256 and 512 MiB, 1.4 to 1.65 for mixed lengths.
-- Heads of the same keys side by side, parts added up in the rows that are there: 1.01 of FlashAttention-3 became 1.07.
-- An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ, 68.4 became 71.3 where they are alike.
+launches; docs/results.md has the figures and what they were measured against):
+- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.04 of the faster of FlashAttention-3 and XQA by geometric mean
+  of ten cells, least 0.94 (one sequence of 8k keys) and 0.97 (16 of 4k); 4.37 TB/s at 64 x 4k.
+- Equal tiles in equal fractions: 73.4 us at 16 x 4k became 70.0, fp8 49.2 became 42.7. Whole tiles instead, where
+  there are more tiles than programs, lost: 250.6 at 64 x 4k became 252.8.
+- Programs with equal shares end far apart, by their SM: at 64 x 4k from 200 to 247 us, half of them by 239; at 16
+  sequences of mixed lengths from 24 to 34, half by 28. What is left to gain is there.
+- One sequence of 1k: shares are known after 0.9 us, parts are left at 4.6, added up at 7.0.
+- Less code is faster: parts added up in a loop with copies ahead (a third more instructions) took 1 to 2 us more
+  almost everywhere. Asking for the page table's lines before the lengths are there: 7.7 us at 1k became 9.4.
+- An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ.
 - Taking pairs of 8-bit values apart by byte permutations: 156 us at 64 x 4k became 142.
 - Tried and lost: slices of keys for a warp each (0.88 of FlashAttention-3 where this had 1.06: adding them up takes 5
   us), two to five shares a program slot (0.99 to 0.91), prefetching the next sequence to L2 (252 us at 64 x 4k became
