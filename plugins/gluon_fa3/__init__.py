@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.gluon_fa3 import backward, host, varlen
+from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import configs, design_of
 from registry.plugins.gluon_fa3.cost import cost
 from registry.plugins.gluon_fa3.traits import registers, rule, shared_memory
@@ -21,23 +22,9 @@ VARIANT = Variant(
     prepare=host.HOST.prepare,
     builds=host.HOST.builds,
     requires=Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        head_dim=(8, 256),
-        head_dim_multiple=8,
-        head_dim_v=(8, 256),
-        head_dim_v_multiple=8,
+        **CLAIMS,
         layouts=("bhsd", "bshd", "strided"),
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        causal=True,
-        window=True,
-        softcap=True,
-        gqa=True,
-        lse=True,
         cross_length=True,
-        deterministic=True,
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=registers,
         rule=rule,

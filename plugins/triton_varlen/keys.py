@@ -50,6 +50,18 @@ class Keys(NamedTuple):
 
 
 @triton.jit
+def keys_of_all(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, units, scale_strides, pages, cfg: tl.constexpr):
+    """The keys of all sequences, from a kernel's arguments: strides of k and v in units of K_UNIT elements."""
+    UNIT: tl.constexpr = cfg.K_UNIT
+    V_UNIT: tl.constexpr = cfg.K_UNIT // 2 if cfg.PAIRED else cfg.K_UNIT
+    if cfg.PAIRED:
+        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
+    k_outer, k_row, k_head = units.k_outer * UNIT, units.k_row * UNIT, units.k_head * UNIT
+    strides = Strides(k_outer, k_row, k_head, units.v_outer * V_UNIT, units.v_row * V_UNIT, units.v_head * V_UNIT)
+    return Keys(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, strides, scale_strides, pages, 0)
+
+
+@triton.jit
 def keys_of(b, head, sequence, keys, cfg: tl.constexpr):
     """The keys of a head of sequence b, out of those of all."""
     k_ptr = keys.k_ptr + head * keys.strides.k_head
@@ -212,6 +224,15 @@ def load_scales(ptr, n, page, place, outer, row, end, cfg: tl.constexpr):
 def no_page(page, keys):
     """Whether what was looked up is no page that there is, as integers that can be gathered by |."""
     return ((page < 0) | (page >= tl.maximum(keys.pages.count, 1))).to(tl.int32)  # 0 where nothing was looked up
+
+
+@triton.jit
+def tell_of_pages(missing, word_ptr, cfg: tl.constexpr):
+    """Complain if there were any such."""
+    if cfg.PAGE % cfg.BLOCK_N == 0:
+        tl.atomic_or(word_ptr, BAD_TABLE, mask=missing > 0, sem="relaxed")
+    else:
+        tl.atomic_or(word_ptr, BAD_TABLE, mask=tl.max(missing) > 0, sem="relaxed")
 
 
 @triton.jit

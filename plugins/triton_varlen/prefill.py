@@ -13,16 +13,16 @@ FlashAttention-3's kernel for packed sequences in the same run):
 - Conformance kit: wrong in 16 checks of 109, two of them by an illegal memory access, all with 8-bit keys and values
   (scales by tensor or head), queries of 16 bits, and a tile of V, or half of it, narrower than K's swizzle. The machine
   code took V's address from a register that held something else (configs.value_width). Since V is as wide as K's
-  swizzle, the code of the same problems does so no more; they have not run on a GPU again.
+  swizzle, all passed.
 """
 
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, check_pages, keys_of
+from registry.plugins.triton_varlen.keys import Pages, Strides, check_pages, keys_of, keys_of_all
 from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, check_lengths, read_sequence
-from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
-from registry.plugins.triton_varlen.scores import Score, attend_all, finish, key_range
+from registry.plugins.triton_varlen.rows import Destination, load_queries, rows_of, write
+from registry.plugins.triton_varlen.scores import Score, attend_all, key_range, nothing_yet
 
 # Integer arguments that the compiler must not learn anything about: a kernel per length or stride would be too many.
 INTEGERS = [
@@ -98,10 +98,6 @@ def prefill(
     cfg: tl.constexpr,
 ):
     # 1. Which tile is ours. Sequences that are shorter than their slots leave programs without rows.
-    BLOCK_M: tl.constexpr = cfg.BLOCK_M
-    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
-    WIDTH: tl.constexpr = cfg.PADDED_V // DIVIDED
-    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
     lengths = Lengths(cu_q_ptr, cu_k_ptr, used_ptr, batch, total_q, room)
     b, number, head = assign_query_tile(slots, heads_kv, heads_together, lengths, cfg)
     if cfg.COMPLAIN and tl.program_id(0) == 0:
@@ -114,27 +110,12 @@ def prefill(
         return
 
     # 2. Where it lies.
-    if cfg.PAIRED:
-        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
-    keys = Keys(
-        k_ptr,
-        v_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        Strides(
-            k_outer * cfg.K_UNIT,
-            k_row * cfg.K_UNIT,
-            k_head * cfg.K_UNIT,
-            v_outer * (cfg.K_UNIT // DIVIDED),
-            v_row * (cfg.K_UNIT // DIVIDED),
-            v_head * (cfg.K_UNIT // DIVIDED),
-        ),
-        Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head),
-        Pages(table_ptr, table_row, pages),
-        0,
-    )
+    scale_strides = Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head)
+    steps = Strides(k_outer, k_row, k_head, v_outer, v_row, v_head)
+    pages = Pages(table_ptr, table_row, pages)
+    keys = keys_of_all(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, steps, scale_strides, pages, cfg)
     keys = keys_of(b, head, sequence, keys, cfg)
-    tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
+    tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.BLOCK_M, cfg)
     q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
     if cfg.PER_HEAD:
         scale_log2 *= tl.load(keys.k_scale_ptr)
@@ -144,30 +125,16 @@ def prefill(
     start, inner_start, inner_end, end = key_range(rows, sequence.keys, score, cfg)
     if cfg.COMPLAIN and cfg.PAGE > 0 and head == 0:
         check_pages(keys, start, end, number, tiles, complaints_ptr, cfg)
-    acc_MV = tl.zeros([BLOCK_M, WIDTH], tl.float32)
-    odd_MV = tl.zeros([BLOCK_M, ODD_WIDTH], tl.float32)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    inner = (inner_end - inner_start) // cfg.BLOCK_N
-    acc_MV, odd_MV, max_M, sum_M = attend_all(
-        inner_start, inner, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, cfg
+    acc_MV, odd_MV, max_M, sum_M = nothing_yet(cfg)
+    acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
+        inner_start, inner_end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, False, cfg
     )
     if cfg.LEFT:
-        left = (inner_start - start) // cfg.BLOCK_N
-        acc_MV, odd_MV, max_M, sum_M = attend_all(
-            start, left, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+        acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
+            start, inner_start, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, False, cfg
         )
-    right = tl.cdiv(end - inner_end, cfg.BLOCK_N)
-    acc_MV, odd_MV, max_M, sum_M = attend_all(
-        inner_end, right, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
+    acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
+        inner_end, end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, False, cfg
     )
-
-    # 4. Normalise once, at the end.
-    factor_M, lse_M = finish(max_M, sum_M, load_sinks(sinks_ptr, tile, max_M, cfg), cfg)
-    if cfg.PER_HEAD:
-        factor_M *= tl.load(keys.v_scale_ptr)
-    out_MV = acc_MV * factor_M[:, None]
-    odd_MV *= factor_M[:, None]
-    store_parts(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, out_MV, odd_MV, cfg)
-    if cfg.LSE:
-        tl.store(sums_at(lse_ptr, tile, total_q), lse_M, mask=tile.there_M)
+    results = Destination(out_ptr, lse_ptr, sinks_ptr, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, total_q)
+    write(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)

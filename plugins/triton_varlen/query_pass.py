@@ -3,7 +3,9 @@
 With S = scale q k^T (capped, biased and masked), P = exp(S - lse), O = P V:
     dV = P^T dO        dP = dO V^T        dS = P * (dP - delta)        dQ = scale dS K        dK = scale dS^T Q
 where delta = rowsum(O * dO) - dlse is what the softmax's normalisation and the log-sum-exp hand back to every score.
-A sink is a score without a value: its gradient is -sum(P_sink * delta).
+A sink is a score without a value: its gradient is -sum(P_sink * delta). That is a sum of few large terms, in which the
+rounding of O would show; so where there are sinks, this pass leaves rowsum(P * dP) - dlse as delta, all in float32.
+Where float32 is multiplied as tf32, delta takes dO as dP does: else dP - delta would not vanish where P is 1.
 
 Every output is written by one program, in a fixed order: no atomics, the same bits on every run.
 
@@ -22,10 +24,11 @@ from registry.plugins.triton_varlen.lengths import Lengths, assign_query_tile, c
 from registry.plugins.triton_varlen.prefill import INTEGERS
 from registry.plugins.triton_varlen.rows import load_rows, rows_of, store_rows, sums_at
 from registry.plugins.triton_varlen.scores import Score, dot, key_range, probabilities, product, to_powers_of_two
+from registry.toolbox.arithmetic import to_tf32
 
 
 @triton.jit
-def _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, MASKED: tl.constexpr, cfg: tl.constexpr):
+def _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
     strides = keys.strides
     keys_N = n + tl.arange(0, cfg.BLOCK_N)
     page = (n * 0).to(tl.int64)
@@ -48,10 +51,12 @@ def _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, MASKED: tl.
         MASKED,
         cfg,
     )
+    if cfg.SINKS:
+        sum_M += tl.sum(p_MN * dp_MN, 1)
     ds_MN = p_MN * (dp_MN - delta_M[:, None])
     if cfg.CAP:
         ds_MN *= 1.0 - bent_MN * bent_MN
-    return dot(ds_MN.to(k_ND.dtype), k_ND, dq_MD, cfg.TF32)
+    return dot(ds_MN.to(k_ND.dtype), k_ND, dq_MD, cfg.TF32), sum_M
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -113,10 +118,14 @@ def query_pass(
     tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
     do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
     out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
+    if cfg.TF32:
+        do_MV = to_tf32(do_MV)
     delta_M = tl.sum(out_MV.to(tl.float32) * do_MV.to(tl.float32), 1)
+    sum_M = delta_M * 0.0
     if cfg.GRAD_LSE:
-        delta_M -= tl.load(sums_at(dlse_ptr, tile, total_q), mask=tile.there_M, other=0.0)
-    tl.store(sums_at(delta_ptr, tile, total_q), delta_M, mask=tile.there_M)
+        dlse_M = tl.load(sums_at(dlse_ptr, tile, total_q), mask=tile.there_M, other=0.0)
+        delta_M -= dlse_M
+        sum_M -= dlse_M
     lse_M = tl.load(sums_at(lse_ptr, tile, total_q), mask=tile.there_M, other=float("-inf"))
     lse2_M = to_powers_of_two(lse_M)
     q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D)
@@ -130,14 +139,17 @@ def query_pass(
     dq_MD = tl.zeros([BLOCK_M, PADDED_D], tl.float32)
     for block in tl.range(0, (inner_end - inner_start) // cfg.BLOCK_N):
         n = inner_start + block * cfg.BLOCK_N
-        dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, False, cfg)
+        dq_MD, sum_M = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, False, cfg)
     if cfg.LEFT:
         for block in tl.range(0, (inner_start - start) // cfg.BLOCK_N):
             n = start + block * cfg.BLOCK_N
-            dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, True, cfg)
+            dq_MD, sum_M = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, True, cfg)
     for block in tl.range(0, tl.cdiv(end - inner_end, cfg.BLOCK_N)):
         n = inner_end + block * cfg.BLOCK_N
-        dq_MD = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, True, cfg)
+        dq_MD, sum_M = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, True, cfg)
+    if cfg.SINKS:
+        delta_M = sum_M
+    tl.store(sums_at(delta_ptr, tile, total_q), delta_M, mask=tile.there_M)
     store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D)
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.scores import Rows, in_half
+from registry.plugins.triton_varlen.scores import Rows, finish, in_half
 
 
 class Tile(NamedTuple):
@@ -90,3 +90,27 @@ def store_parts(ptr, tile, row, head, x_MV, odd_MV, cfg: tl.constexpr):
         tl.store(pointers + 1, odd_MV.to(ptr.dtype.element_ty), mask=inside)
     else:
         store_rows(ptr, tile, row, head, x_MV, cfg.V, cfg.PADDED_V)
+
+
+class Destination(NamedTuple):
+    """Where rows are written, and what is added to them last."""
+
+    out_ptr: Any
+    lse_ptr: Any
+    sinks_ptr: Any
+    row: Any
+    head: Any
+    total_q: Any
+
+
+@triton.jit
+def write(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
+    """Normalise rows that have seen all their keys, once, and store them."""
+    factor_M, lse_M = finish(max_M, sum_M, load_sinks(results.sinks_ptr, tile, max_M, cfg), cfg)
+    if cfg.PER_HEAD:
+        factor_M *= tl.load(keys.v_scale_ptr)
+    acc_MV *= factor_M[:, None]
+    odd_MV *= factor_M[:, None]
+    store_parts(results.out_ptr, tile, results.row, results.head, acc_MV, odd_MV, cfg)
+    if cfg.LSE:
+        tl.store(sums_at(results.lse_ptr, tile, results.total_q), lse_M, mask=tile.there_M)

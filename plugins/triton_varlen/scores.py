@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up, unpair, widen
+from registry.plugins.triton_varlen.keys import load_block, load_scales, locate, look_up, no_page, unpair, widen
 from registry.toolbox.arithmetic import to_tf32
 
 
@@ -199,19 +199,45 @@ def in_half(q_MD):
 
 
 @triton.jit
+def nothing_yet(cfg: tl.constexpr):
+    """(sums of values, or of their even columns, odd columns, maxima, sums) before any key."""
+    WIDTH: tl.constexpr = cfg.PADDED_V // 2 if cfg.PAIRED else cfg.PADDED_V
+    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
+    M: tl.constexpr = cfg.BLOCK_M
+    acc_MV = tl.zeros([M, WIDTH], tl.float32)
+    odd_MV = tl.zeros([M, ODD_WIDTH], tl.float32)
+    return acc_MV, odd_MV, tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
+
+
+@triton.jit
 def attend_all(
-    start, blocks, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr
+    n,
+    end,
+    q_MD,
+    rows,
+    keys,
+    score,
+    acc_MV,
+    odd_MV,
+    max_M,
+    sum_M,
+    MASKED: tl.constexpr,
+    MISSING: tl.constexpr,
+    cfg: tl.constexpr,
 ):
-    """So many steps, from the key start on."""
-    page = look_up(start, keys, cfg)
-    for block in tl.range(0, blocks):
-        n = start + block * cfg.BLOCK_N
-        next_page = look_up(n + cfg.BLOCK_N, keys, cfg)
+    """All steps from key n on, up to `end`; and whether a page was missing, if that is asked for."""
+    page = look_up(n, keys, cfg)
+    missing = no_page(page, keys)
+    for block in tl.range(0, tl.cdiv(end - n, cfg.BLOCK_N)):
+        here = n + block * cfg.BLOCK_N
+        next_page = look_up(here + cfg.BLOCK_N, keys, cfg)
         acc_MV, odd_MV, max_M, sum_M = attend(
-            n, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED, cfg
+            here, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED, cfg
         )
         page = next_page
-    return acc_MV, odd_MV, max_M, sum_M
+        if MISSING:
+            missing |= no_page(page, keys)
+    return acc_MV, odd_MV, max_M, sum_M, missing
 
 
 @triton.jit

@@ -7,14 +7,18 @@ may lie in several shares: then each leaves what it has in the workspace and cou
 adds all of them up, in the order of their keys. So the result does not depend on who was last, and nobody waits.
 
 Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs of 8 to 100
-launches; ten cells of 1 to 128 sequences, 1k to 131k keys, 32/8 and 64/8 heads, even and mixed; FlashAttention-3 is its
-paged decode with metadata made before, in the same run; docs/results.md has the figures):
-- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.10 of FlashAttention-3 by geometric mean, best 1.49 (7.2 us at
-  1k), least 0.955 (16 x 4k: 1.01 with no overhead, as batches of equal tiles have since: measured in four cells
-  only); 0.88 to 0.98 of cuDNN's dense decode from 256 MiB on, 4.30 TB/s at 64 x 4k.
-- fp8 against bf16: 1.75 to 1.77 at 1 GiB of bf16, 1.5 to 1.67 at 256 and 512 MiB, 1.4 to 1.65 for mixed lengths.
-- Heads of the same keys side by side, parts added up in the rows that are there: 1.01 of FlashAttention-3 became 1.07.
-- An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ, 68.4 became 71.3 where they are alike.
+launches; docs/results.md has the figures and what they were measured against):
+- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.04 of the faster of FlashAttention-3 and XQA by geometric mean
+  of ten cells, least 0.94 (one sequence of 8k keys) and 0.97 (16 of 4k); 4.37 TB/s at 64 x 4k.
+- Equal tiles in equal fractions: 73.4 us at 16 x 4k became 70.0, fp8 49.2 became 42.7. Whole tiles instead, where
+  there are more tiles than programs, lost: 250.6 at 64 x 4k became 252.8.
+- Programs with equal shares end far apart, by their SM: at 64 x 4k from 200 to 247 us, half of them by 239; at 16
+  sequences of mixed lengths from 24 to 34, half by 28. Putting an eighth of each share aside, in pieces that programs
+  claim when they are done, lost all the same: 246.7 us at 64 x 4k became 252.7, 69.4 at 16 x 4k 75.3.
+- One sequence of 1k: shares are known after 0.9 us, parts are left at 4.6, added up at 7.0.
+- Less code is faster: parts added up in a loop with copies ahead (a third more instructions) took 1 to 2 us more
+  almost everywhere. Asking for the page table's lines before the lengths are there: 7.7 us at 1k became 9.4.
+- An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ.
 - Taking pairs of 8-bit values apart by byte permutations: 156 us at 64 x 4k became 142.
 - Tried and lost: slices of keys for a warp each (0.88 of FlashAttention-3 where this had 1.06: adding them up takes 5
   us), two to five shares a program slot (0.99 to 0.91), prefetching the next sequence to L2 (252 us at 64 x 4k became
@@ -22,18 +26,16 @@ paged decode with metadata made before, in the same run; docs/results.md has the
 - Looking a page up in the loop that uses it left half the stages: see keys.look_up.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.plugins.triton_varlen.keys import Keys, Pages, Strides, keys_of, look_up, no_page
-from registry.plugins.triton_varlen.lengths import BAD_TABLE, Lengths, check_lengths, read_sequence
+from registry.plugins.triton_varlen.keys import Pages, Strides, keys_of, keys_of_all, tell_of_pages
+from registry.plugins.triton_varlen.lengths import Lengths, check_lengths, read_sequence
 from registry.plugins.triton_varlen.parts import add_up, leave
 from registry.plugins.triton_varlen.prefill import INTEGERS
-from registry.plugins.triton_varlen.rows import load_queries, load_sinks, rows_of, store_parts, sums_at
-from registry.plugins.triton_varlen.scores import Score, attend, finish, key_range
+from registry.plugins.triton_varlen.rows import Destination, load_queries, rows_of, write
+from registry.plugins.triton_varlen.scores import Score, attend_all, key_range, nothing_yet
 
 
 @triton.jit
@@ -51,6 +53,20 @@ def _work_of(b, lengths, score, cfg: tl.constexpr):
 
 
 @triton.jit
+def _even(blocks, tiles, chunks, least_share):
+    """(overhead, share) where all tiles have so many blocks: the same fraction of one tile for each program, if that
+    takes hardly longer than an equal share; else no share. So none begins a second tile. Tiles are filled up with
+    overhead to a multiple of the fraction.
+    """
+    overhead, share = 0, 0
+    equal = tl.maximum(tl.cdiv(blocks * tiles, chunks), least_share)
+    fraction = tl.maximum(tl.cdiv(blocks, tl.maximum(chunks // tl.maximum(tiles, 1), 1)), least_share)
+    if (tiles > 1) & (tiles <= chunks) & (fraction * 8 <= equal * 9):
+        overhead, share = tl.cdiv(blocks, fraction) * fraction - blocks, fraction
+    return overhead, share
+
+
+@triton.jit
 def _start_of(chunk, share, longer):
     return chunk * share + tl.minimum(chunk, longer)
 
@@ -64,58 +80,6 @@ def _chunk_of(unit, share, longer):
     else:
         chunk = (unit - front) // share + longer
     return chunk
-
-
-class Destination(NamedTuple):
-    """Where rows are written, and what is added to them last."""
-
-    out_ptr: Any
-    lse_ptr: Any
-    sinks_ptr: Any
-    row: Any
-    head: Any
-    total_q: Any
-
-
-@triton.jit
-def _finish(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
-    """Write the rows of a tile whose parts have all been added up."""
-    factor_M, lse_M = finish(max_M, sum_M, load_sinks(results.sinks_ptr, tile, max_M, cfg), cfg)
-    if cfg.PER_HEAD:
-        factor_M *= tl.load(keys.v_scale_ptr)
-    acc_MV *= factor_M[:, None]
-    odd_MV *= factor_M[:, None]
-    store_parts(results.out_ptr, tile, results.row, results.head, acc_MV, odd_MV, cfg)
-    if cfg.LSE:
-        tl.store(sums_at(results.lse_ptr, tile, results.total_q), lse_M, mask=tile.there_M)
-
-
-@triton.jit
-def _attend(n, end, q_MD, rows, keys, score, complaints_ptr, cfg: tl.constexpr):
-    """What a tile's rows get from the keys n..end: (sums of values, odd columns of them, maxima, sums)."""
-    M: tl.constexpr = cfg.BLOCK_M
-    WIDTH: tl.constexpr = cfg.PADDED_V // 2 if cfg.PAIRED else cfg.PADDED_V
-    ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
-    acc_MV = tl.zeros([M, WIDTH], tl.float32)
-    odd_MV = tl.zeros([M, ODD_WIDTH], tl.float32)
-    max_M = tl.full([M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([M], tl.float32)
-    page = look_up(n, keys, cfg)
-    missing = no_page(page, keys)
-    for block in tl.range(0, tl.cdiv(end - n, cfg.BLOCK_N)):
-        here = n + block * cfg.BLOCK_N
-        next_page = look_up(here + cfg.BLOCK_N, keys, cfg)
-        acc_MV, odd_MV, max_M, sum_M = attend(
-            here, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
-        )
-        page = next_page
-        missing |= no_page(page, keys)
-    if cfg.COMPLAIN and cfg.PAGE > 0:
-        if cfg.PAGE % cfg.BLOCK_N == 0:
-            tl.atomic_or(complaints_ptr, BAD_TABLE, mask=missing > 0, sem="relaxed")
-        else:
-            tl.atomic_or(complaints_ptr, BAD_TABLE, mask=tl.max(missing) > 0, sem="relaxed")
-    return acc_MV, odd_MV, max_M, sum_M
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -193,13 +157,16 @@ def split(
         total += tl.sum(blocks_B * tiles_B, 0)
         number_of_tiles += tl.sum(tiles_B, 0)
         longest = tl.maximum(longest, tl.max(tl.where(tiles_B > 0, blocks_B, 0), 0))
-    if total == longest * number_of_tiles:
-        overhead = 0  # all tiles are as long: shares are as equal as blocks permit if blocks alone count
+    share = 0
+    if total == longest * number_of_tiles:  # shares are as equal as blocks permit if blocks alone count
+        overhead, share = _even(longest, number_of_tiles, chunks, least_share)
     total += overhead * number_of_tiles
-    share = total // chunks
-    longer = total - share * chunks  # so many chunks have one more
-    if share < least_share:
-        share, longer = least_share, 0
+    longer = 0  # so many chunks have one more
+    if share == 0:
+        share = total // chunks
+        longer = total - share * chunks
+        if share < least_share:
+            share, longer = least_share, 0
     unit = _start_of(chunk, share, longer)
     stop = tl.minimum(_start_of(chunk + 1, share, longer), total)
 
@@ -218,26 +185,10 @@ def split(
         counted += tl.sum(units_B, 0)
 
     # 3. Tile after tile.
-    DIVIDED: tl.constexpr = 2 if cfg.PAIRED else 1
-    if cfg.PAIRED:
-        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16))
-    all_keys = Keys(
-        k_ptr,
-        v_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        Strides(
-            k_outer * cfg.K_UNIT,
-            k_row * cfg.K_UNIT,
-            k_head * cfg.K_UNIT,
-            v_outer * (cfg.K_UNIT // DIVIDED),
-            v_row * (cfg.K_UNIT // DIVIDED),
-            v_head * (cfg.K_UNIT // DIVIDED),
-        ),
-        Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head),
-        Pages(table_ptr, table_row, pages),
-        0,
-    )
+    scale_strides = Strides(k_scale_outer, k_scale_row, k_scale_head, v_scale_outer, v_scale_row, v_scale_head)
+    steps = Strides(k_outer, k_row, k_head, v_outer, v_row, v_head)
+    pages = Pages(table_ptr, table_row, pages)
+    all_keys = keys_of_all(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, steps, scale_strides, pages, cfg)
     sums_ptr = parts_ptr + chunks * heads_kv * (2 * cfg.ROWS * cfg.PADDED_V)  # behind the sums of values
     results = Destination(out_ptr, lse_ptr, sinks_ptr, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, total_q)
     while unit < stop:
@@ -266,7 +217,12 @@ def split(
                 start, _, _, end = key_range(rows, sequence.keys, score, cfg)
                 end = tl.minimum(n + take * cfg.BLOCK_N, end)
                 n = tl.maximum(n, start)
-                acc_MV, odd_MV, max_M, sum_M = _attend(n, end, q_MD, rows, keys, score_here, complaints_ptr, cfg)
+                acc_MV, odd_MV, max_M, sum_M = nothing_yet(cfg)
+                acc_MV, odd_MV, max_M, sum_M, missing = attend_all(
+                    n, end, q_MD, rows, keys, score_here, acc_MV, odd_MV, max_M, sum_M, True, True, cfg
+                )
+                if cfg.COMPLAIN and cfg.PAGE > 0:
+                    tell_of_pages(missing, complaints_ptr, cfg)
                 if take < blocks:
                     first = _chunk_of(begin, share, longer)
                     last = _chunk_of(begin + blocks - 1, share, longer)
@@ -277,7 +233,7 @@ def split(
                         tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
                         few, _few_rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.ROWS, cfg)
                         acc_RV, odd_RV, max_R, sum_R = add_up(parts_ptr, sums_ptr, first, last, head, heads_kv, cfg)
-                        _finish(results, keys, few, acc_RV, odd_RV, max_R, sum_R, cfg)
+                        write(results, keys, few, acc_RV, odd_RV, max_R, sum_R, cfg)
                 else:
-                    _finish(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)
+                    write(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)
                 unit += take

@@ -107,7 +107,7 @@ def is_its_own(tensor: torch.Tensor) -> bool:
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors may share memory: whether what lies between their first and last bytes does."""
-    if is_virtual(one) or is_virtual(other) or not _is_alias_of(one, other):
+    if not _is_alias_of(one, other) or is_virtual(one) or is_virtual(other):  # in the order of their costs
         return False
     (start, end), (other_start, other_end) = _span(one), _span(other)
     return start < other_end and other_start < end

@@ -58,6 +58,9 @@ CORNERS = [
     dict(queries=(1,) * 6, keys=(70, 1, 0, 33, 16, 64), hq=8, hk=1, programs=3),
     dict(queries=(1,) * 2, keys=(200, 3), hq=8, programs=40),
     dict(queries=(2, 1), keys=(150, 90), programs=40, least=3, causal=True),
+    dict(queries=(1,) * 3, keys=(240,) * 3, programs=20),  # equal tiles: each program gets a third of one
+    dict(queries=(1,) * 3, keys=(490,) * 3, programs=14),  # a half, and a block less where a tile begins
+    dict(queries=(3,) * 2, keys=(90,) * 2, hq=16, programs=16, causal=True),  # two tiles a sequence
 ]
 PACKED_CORNERS = [
     dict(),
@@ -241,7 +244,8 @@ if INTERPRETED:
         )
         for name, got, one in zip(("q", "k", "v", "sinks"), found, wanted, strict=False):
             assert torch.isfinite(got).all(), f"d{name}"
-            assert error(got, one) < 3 * ALLOWED[dtype], f"d{name}: {error(got, one):.1e}"
+            allowed = 1e-5 if name == "sinks" else 3 * ALLOWED[dtype]  # a sink's does not show that `out` was rounded
+            assert error(got, one) < allowed, f"d{name}: {error(got, one):.1e}"
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize("lie", ["used", "negative", "starts", "page", "maximum"])

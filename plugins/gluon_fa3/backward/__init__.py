@@ -12,6 +12,7 @@ from typing import Any
 from registry import Design, Requires, Variant
 from registry.plugins.gluon_fa3.backward import host
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, configs, registers, rule, shared_memory
+from registry.plugins.gluon_fa3.claims import CLAIMS
 
 
 def design_of(config: Mapping[str, Any]) -> Design:
@@ -32,24 +33,10 @@ VARIANT = Variant(
     prepare=host.HOST.prepare,
     builds=host.HOST.builds,
     requires=Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        head_dim=(8, 256),
-        head_dim_multiple=8,
-        head_dim_v=(8, 256),
-        head_dim_v_multiple=8,
+        **CLAIMS,
         layouts=("bhsd", "bshd", "strided"),
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        causal=True,
-        window=True,
-        softcap=True,
-        gqa=True,
-        lse=True,
         grad_lse=True,
         cross_length=True,
-        deterministic=True,
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=registers,
         rule=rule,

@@ -7,6 +7,7 @@ configs.py, host.py; the roles are gluon_fa3's.
 from __future__ import annotations
 
 from registry import Design, Requires, Variant
+from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import design_of
 from registry.plugins.gluon_fa3.varlen import host
 from registry.plugins.gluon_fa3.varlen.configs import configs, registers, rule, shared_memory
@@ -19,24 +20,10 @@ VARIANT = Variant(
     builds=host.ALONE.builds,
     schedule=host.schedule,
     requires=Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        head_dim=(8, 256),
-        head_dim_multiple=8,
-        head_dim_v=(8, 256),
-        head_dim_v_multiple=8,
+        **CLAIMS,
         kv_layouts=("packed",),
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        causal=True,
-        window=True,
-        softcap=True,
-        gqa=True,
-        lse=True,
         out=True,
         checks_lengths=True,
-        deterministic=True,
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=registers,
         rule=rule,

@@ -17,6 +17,7 @@ from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sums_with
+from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.host import LOG2E
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
@@ -134,24 +135,10 @@ VARIANT = Variant(
     prepare=HOST.prepare,
     builds=HOST.builds,
     requires=Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        head_dim=(8, WIDEST),
-        head_dim_multiple=8,
-        head_dim_v=(8, WIDEST),
-        head_dim_v_multiple=8,
+        **{**CLAIMS, "head_dim": (8, WIDEST), "head_dim_v": (8, WIDEST)},
         kv_layouts=("packed",),
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        causal=True,
-        window=True,
-        softcap=True,
-        gqa=True,
-        lse=True,
         grad_lse=True,
         checks_lengths=True,
-        deterministic=True,
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=shared_memory,
         registers=traits.registers,
         rule=rule,

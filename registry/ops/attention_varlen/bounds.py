@@ -15,6 +15,8 @@ import triton.language as tl
 from registry.ops.attention_varlen import lengths
 
 BLOCK = 1024
+ALIGNED = 4
+"""Numbers in 16 bytes."""
 
 _BAD_Q, _BAD_K = tl.constexpr(lengths.BAD_CU_SEQLENS_Q), tl.constexpr(lengths.BAD_CU_SEQLENS_K)
 _BAD_USED, _BAD_TABLE = tl.constexpr(lengths.BAD_SEQUSED_K), tl.constexpr(lengths.BAD_TABLE)
@@ -91,9 +93,10 @@ def within(
     """The same lengths and pages within their bounds; `registry.check()` tells of what was not."""
     batch, width = cu_seqlens_q.shape[0] - 1, 0 if block_table is None else block_table.shape[1]
     capacity = width * k.shape[1] if block_table is not None else k.shape[-3]
-    made = torch.empty(2 * (batch + 1) + batch * width, dtype=torch.int32, device=q.device)
-    held_q, held_k = made[: batch + 1], made[batch + 1 : 2 * (batch + 1)]
-    held_table = made[2 * (batch + 1) :].view(batch, width) if width else None
+    step = -(-(batch + 1) // ALIGNED) * ALIGNED  # what is not aligned would be launched by the slow way
+    made = torch.empty(2 * step + batch * width, dtype=torch.int32, device=q.device)
+    held_q, held_k = made[: batch + 1], made[step : step + batch + 1]
+    held_table = made[2 * step :].view(batch, width) if width else None
     packed = cu_seqlens_k is not None
     _hold[(1 + (batch if width else 0),)](
         cu_seqlens_q,

@@ -101,7 +101,9 @@ else:
     def held(rows_q, k, **given):
         from registry.ops.attention_varlen.bounds import within
 
-        return within(torch.zeros(rows_q, 1, 8), k, **given)
+        found = within(torch.zeros(rows_q, 1, 8), k, **given)
+        assert all(one is None or one.data_ptr() % 16 == 0 for one in found.values()), "launches would be slow"
+        return found
 
     @pytest.mark.parametrize(
         "q, k, bits_set",
