@@ -93,7 +93,7 @@ def by_method(method):
 def test_the_steady_loop_of_the_main_kernel(p, config):
     (found,) = built(p, config)
     t = traits_of(p, config)
-    assert found.opcodes["UTMAREDG"] == GROUPS, "dQ leaves whole: one reduction a group and step"
+    assert found.opcodes["UTMAREDG"] in (GROUPS, 2 * GROUPS), "dQ leaves whole; the last step may be a copy"
     a_thread = KEYS * t.block_m // 128
     for loop in hot_loops(found):
         assert loop.counts["MUFU"] == a_thread, "one exponential a score"
