@@ -77,7 +77,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "last_first": int(t.ordered or _ends_early(problem)),
     }
     tiles = key_blocks * heads * t.parts
-    if tiles <= FEW_ROUNDS * problem.target.sm_count and heads * t.parts <= FEW_HEADS:
+    if not t.ordered and tiles <= FEW_ROUNDS * problem.target.sm_count and heads * t.parts <= FEW_HEADS:
         arguments["section_heads"] = heads * t.parts
     grid = min(tiles, problem.target.sm_count) if t.drawn else tiles
     main = Call(attention_backward, (grid,), arguments, {"T": t}, OPTIONS)

@@ -142,25 +142,29 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     if config["BLOCK_M"] == 2 * KEYS and mask == "none":
         mask = "from"  # never taken; without that branch ptxas mixes what is before and after it, and spills
     steps = problem.seqlen_q * problem.heads_q // problem.heads_kv / config["BLOCK_M"]
-    return sums_with(
-        problem, config, mask=mask, parts=parts_of(problem, config["BLOCK_N"]), drawn=draws(problem, steps)
-    )
+    return sums_with(problem, config, mask=mask, parts=parts_of(problem, config), drawn=draws(problem, steps))
 
 
-def parts_of(problem: Any, block_n: int) -> int:
+def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
     to be busy alike. As few as come within 5% of the best of these times, in units of the mean tile's: if all tiles are
-    alike, that of so many rounds; under a causal mask, that of the longest, or of a fair share."""
+    alike, that of so many rounds; where one bound cuts, that of the longest, or of a fair share. In a fixed order at
+    most two, for a + b is b + a; and two wherever one bound cuts, for tiles of more heads wait less for each other."""
     group = problem.heads_q // problem.heads_kv
-    tiles = problem.batch * problem.heads_kv * -(-problem.seqlen_k // block_n)
+    tiles = problem.batch * problem.heads_kv * -(-problem.seqlen_k // config["BLOCK_N"])
     left, right = window_bounds(problem.causal, problem.window)
-    alike = left >= UNLIMITED <= right
+    alike = (left < UNLIMITED) == (right < UNLIMITED)
+    choices = [parts for parts in (1, 2, 4) if group % parts == 0]
+    if padded(problem.head_dim_v) > padded(problem.head_dim):
+        choices = [1]  # dV leaves in two halves at most
+    elif config["order"] == "fixed":
+        choices = [parts for parts in choices if parts <= 2]
+        if not alike:
+            return max(choices)
     times = {}
-    divisible = padded(problem.head_dim_v) <= padded(problem.head_dim)  # dV leaves in two halves at most
-    for parts in (1, 2, 4) if divisible else (1,):
-        if group % parts == 0:
-            rounds = tiles * parts / max(problem.target.sm_count, 1)
-            times[parts] = (math.ceil(rounds) if alike else max(rounds, 2.0)) / parts
+    for parts in choices:
+        rounds = tiles * parts / max(problem.target.sm_count, 1)
+        times[parts] = (math.ceil(rounds) if alike else max(rounds, 2.0)) / parts
     return next(parts for parts, time in times.items() if time <= 1.05 * min(times.values()))
 
 
