@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-attention_peers, regret, call_overhead or transformers_door;
+attention_peers, peer_cells, regret, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from peer_cells import peer_cells
 
 from registry.contract.target import Target
 from registry.ops.known import op_named
@@ -376,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, attention_peers, regret, transformers_door)
+    writers = (call_overhead, matmul_ratios, attention_peers, peer_cells, regret, transformers_door)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

@@ -30,7 +30,7 @@ WORDS = gl.constexpr(8)  # 32-bit words of an entry in a list of row blocks, the
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
 
 # One lane draws, the warp gets the result.
-_DRAW = gl.constexpr(
+DRAW = gl.constexpr(
     "{ .reg .pred p; .reg .u32 lane, got; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; mov.u32 got, 0;"
     " @p atom.global.inc.u32 got, [$1], $2; shfl.sync.idx.b32 $0, got, 0, 31, 0xffffffff; }"
 )
@@ -108,7 +108,7 @@ def group_blocks(place, GROUP: gl.constexpr, extent, T: gl.constexpr):
 def next_tile(tile, counter, work, T: gl.constexpr):
     """The tile after this one; `tiles` or more when there is none."""
     if T.dynamic:
-        tile = gl.inline_asm_elementwise(_DRAW, "=r,l,r", [counter, work[0] - 1], dtype=gl.int32, is_pure=False, pack=1)
+        tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, work[0] - 1], dtype=gl.int32, is_pure=False, pack=1)
     return tile + gl.num_programs(0)
 
 

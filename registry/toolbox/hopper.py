@@ -76,6 +76,11 @@ if hasattr(gl.shared_memory_descriptor, "reinterpret"):
         return tile.reinterpret(tile.dtype, SHAPE, LAYOUT)
 
     @gluon.jit
+    def retyped(tile, DTYPE: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes as elements of another type."""
+        return tile.reinterpret(DTYPE, SHAPE, LAYOUT)
+
+    @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
         """A tile as a swizzled matrix, as wgmma reads it."""
         return tile.reinterpret(
@@ -94,6 +99,11 @@ else:
     def viewed(tile, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
         """The same bytes in another shape and layout."""
         return tile._reinterpret(tile.dtype, SHAPE, LAYOUT)
+
+    @gluon.jit
+    def retyped(tile, DTYPE: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes as elements of another type."""
+        return tile._reinterpret(DTYPE, SHAPE, LAYOUT)
 
     @gluon.jit
     def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):

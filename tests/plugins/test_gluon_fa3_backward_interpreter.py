@@ -24,7 +24,7 @@ else:
     def _alone():
         tl.static_assert(True)  # the interpreter looks for tl in the globals
 
-    HEADS, ROWS, WIDTH, BLOCK = 2, 70, 64, 64
+    HEADS, KEY_HEADS, ROWS, WIDTH, BLOCK = 2, 1, 70, 64, 64
 
     @pytest.mark.parametrize("scale", [0.37, -2.0, 1e-30, 1e4])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -39,9 +39,9 @@ else:
         strides = HEADS * ROWS * WIDTH, ROWS * WIDTH, WIDTH
         sizes = ROWS, HEADS, blocks // HEADS
         sums.before[(blocks * BLOCK // 16,)](
-            out, grad_out, lse, None, stats, None, None, *strides, *strides, *sizes, scale,
+            out, grad_out, lse, None, stats, None, None, *strides, *strides, *sizes, 0, scale,
             HEAD_DIM_V=WIDTH, PADDED=WIDTH, PADDED_V=WIDTH, GRAD_LSE=False, SUMS=False, TURNS=False, FOLDED=True,
-            BLOCK_M=BLOCK, ROWS=16,
+            BLOCK_M=BLOCK, ROWS=16, KEYS=False,
         )  # fmt: skip
         terms = stats.double().view(HEADS, -1, 16)
         assert terms.isfinite().all() and (terms[..., 6:] == 0).all()
@@ -53,22 +53,53 @@ else:
         delta = (out.double() * grad_out.double()).sum(-1)[0]
         torch.testing.assert_close(found_delta, delta, rtol=1e-5, atol=1e-4)
 
-    @pytest.mark.parametrize("block, columns, width", [(128, 64, 64), (64, 64, 128), (64, 32, 64)])
-    def test_dq_comes_into_order(monkeypatch, block, columns, width):
-        monkeypatch.setitem(sums.after.fn.__globals__, "after_previous_kernel", _alone)
-        blocks = -(-ROWS // block)
-        parts = torch.randn(HEADS, blocks, 2, 64, columns, generator=torch.Generator().manual_seed(0))
+    def as_handed_over(parts):
+        """[..., 64, columns] in the order of a matrix warp group's registers: 16 bytes a thread, in turn."""
+        columns = parts.shape[-1]
         rows, column = torch.arange(64)[:, None], torch.arange(columns)[None, :]
-        thread = rows % 64 // 16 * 32 + rows % 8 * 4 + column % 8 // 2  # of a matrix warp group
-        places = (column // 8 * 128 + thread) * 4 + rows % 16 // 8 * 2 + column % 2  # 16 bytes a thread, in turn
-        handed_over = torch.empty(HEADS, blocks, 2, 64 * columns)
-        handed_over[..., places.flatten()] = parts.flatten(-2)
+        thread = rows % 64 // 16 * 32 + rows % 8 * 4 + column % 8 // 2
+        places = (column // 8 * 128 + thread) * 4 + rows % 16 // 8 * 2 + column % 2
+        made = torch.empty(*parts.shape[:-2], 64 * columns)
+        made[..., places.flatten()] = parts.flatten(-2)
+        return made
+
+    @pytest.mark.parametrize("keys", [False, True])
+    @pytest.mark.parametrize("block, columns, width", [(128, 64, 64), (64, 64, 128), (64, 32, 64)])
+    def test_sums_come_into_order(monkeypatch, block, columns, width, keys):
+        """dQ's, and of tiles that were divided dK's and dV's."""
+        monkeypatch.setitem(sums.after.fn.__globals__, "after_previous_kernel", _alone)
+        made = torch.Generator().manual_seed(0)
+        blocks, key_blocks, of_a_row = -(-ROWS // block), -(-ROWS // 128), width // columns
+        parts = torch.randn(HEADS, blocks, 2, 64, columns, generator=made)
+        key_parts = torch.randn(KEY_HEADS, key_blocks, 2, 2, of_a_row, 64, columns, generator=made)
+        handed_over = [as_handed_over(parts).flatten(), as_handed_over(key_parts).flatten()]
+        units = HEADS * blocks * 2
         dq = torch.full((1, HEADS, ROWS, width), torch.nan)
+        dk, dv = (torch.full((1, KEY_HEADS, ROWS, width), torch.nan) for _ in range(2))
         strides = HEADS * ROWS * width, ROWS * width, width
-        sums.after[(2 * HEADS * blocks,)](
-            handed_over, dq, *strides, ROWS, HEADS, blocks, 0.5,
-            HEAD_DIM=width, PADDED=width, BLOCK_M=block, COLUMNS=columns,
+        sizes = ROWS, HEADS, blocks, ROWS, KEY_HEADS, key_blocks, units, 0.5
+        sums.after[(units + keys * key_parts.numel() // (64 * columns),)](
+            torch.cat(handed_over), dq, dk, dv, *strides, *strides, *strides, *sizes, HEAD_DIM=width, HEAD_DIM_V=width,
+            PADDED=width, PADDED_V=width, BLOCK_M=block, COLUMNS=columns, KEYS=keys,
         )  # fmt: skip
         beside = block == 64  # parts are halves of the columns, else of the rows
         whole = parts.permute(0, 1, 3, 2, 4) if beside else parts
         torch.testing.assert_close(dq[0], 0.5 * whole.reshape(HEADS, blocks * block, width)[:, :ROWS])
+        for i, (found, scale) in enumerate(((dk, 0.5), (dv, 1.0))):
+            rows = key_parts[:, :, :, i].movedim(3, 4).reshape(KEY_HEADS, key_blocks * 128, width)[:, :ROWS]
+            assert found.isnan().all() if not keys else torch.equal(found[0], scale * rows)
+
+    def test_sums_of_divided_tiles_begin_at_zero(monkeypatch):
+        monkeypatch.setitem(sums.before.fn.__globals__, "after_previous_kernel", _alone)
+        out = torch.zeros(1, HEADS, ROWS, WIDTH)
+        lse = torch.zeros(1, HEADS, ROWS)
+        blocks, more = HEADS * -(-ROWS // BLOCK), 21  # not as many as there are programs, nor a multiple
+        stats = torch.zeros(blocks, BLOCK, 16, dtype=torch.bfloat16)
+        found = torch.full((blocks * BLOCK * WIDTH + (more + 1) * 16 * WIDTH,), torch.nan)
+        strides = HEADS * ROWS * WIDTH, ROWS * WIDTH, WIDTH
+        sums.before[(blocks * BLOCK // 16,)](
+            out, out, lse, None, stats, found, None, *strides, *strides, ROWS, HEADS, blocks // HEADS, more, 1.0,
+            HEAD_DIM_V=WIDTH, PADDED=WIDTH, PADDED_V=WIDTH, GRAD_LSE=False, SUMS=True, TURNS=False, FOLDED=True,
+            BLOCK_M=BLOCK, ROWS=16, KEYS=True,
+        )  # fmt: skip
+        assert (found[: -16 * WIDTH] == 0).all() and found[-16 * WIDTH :].isnan().all()

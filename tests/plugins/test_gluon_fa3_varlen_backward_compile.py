@@ -66,7 +66,7 @@ def test_build(p, config):
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
     assert found.counts["TMA load"] and found.counts["TMA store"] and found.counts["HMMA"] == 0
-    assert found.opcodes["UTMAREDG"] == GROUPS, "dQ leaves whole: one reduction a group and step"
+    assert found.opcodes["UTMAREDG"] in (GROUPS, 2 * GROUPS), "dQ leaves whole; the last step may be a copy"
     if MEASURED_ON:
         assert loop_spills(found.sass) == []
 

@@ -180,10 +180,26 @@ def test_the_suite_times_real_kernels_and_keeps_the_machine(runs):
 
 @pytest.fixture(scope="module")
 def plots():
+    sys.path.insert(0, str(BENCHMARKS))  # as for a script, which imports what lies beside it
     spec = importlib.util.spec_from_file_location("benchmarks_plots", BENCHMARKS / "plots.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(BENCHMARKS))
     return module
+
+
+def test_cells_beside_peers_become_a_table(plots, tmp_path):
+    run = {"kind": "run", "machine": "NVIDIA H200", "versions": {"torch": "2.11"}, "of": "these sources"}
+    cell = {"kind": "cell", "timed": "backward", "hq": 8, "hkv": 8}
+    cells = [{**cell, "tflops": {"ours": ours, "fa3": 4.0, "cudnn": 2.0}} for ours in (4.0, 1.0)]
+    cells.append({**cell, "hkv": 2, "tflops": {"ours": 3.0, "fa4": 2.0}})
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
+    *_, alike, grouped = plots.peer_cells(tmp_path).splitlines()
+    assert alike == "| backward | alike | 2 | 0.500 | 0.250 | 0.500 | 1.000 |  |"
+    assert grouped == "| backward | grouped | 1 | 1.500 | 1.500 |  |  | 1.500 |"
+    (tmp_path / "peer_cells_2.jsonl").write_text(json.dumps(cell))
+    with pytest.raises(ValueError, match="kind 'cell', not 'run'"):
+        plots.peer_cells(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("peers", "attention"), ("warp_groups", "attention")])

@@ -8,34 +8,62 @@ reads what the other has stored, is a step late, so that either may be half a st
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from registry.plugins.gluon_fa3.backward.schedule import extent_of, keys_of, next_block, nought, place_at, query_blocks
+from registry.plugins.gluon_fa3.backward.helpers import sums_tile
+from registry.plugins.gluon_fa3.backward.schedule import (
+    extent_of,
+    learn_next,
+    next_block,
+    nought,
+    place_at,
+    query_blocks,
+    tiles_of,
+)
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
-from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_dq, groups_meet, hand_dq, tell_ds
+from registry.plugins.gluon_fa3.backward.signals import await_ds, await_free_tile, hand_tile, tell_ds
 from registry.plugins.gluon_fa3.backward.terms import DELTA, LSE, issue_product, less_delta, lse_of
-from registry.plugins.gluon_fa3.places import box
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox import scopes
-from registry.toolbox.hopper import as_matrix, release, slot, store_tile, store_wait, viewed, wait_empty, wait_full
+from registry.toolbox.hopper import as_matrix, release, retyped, slot, wait_empty, wait_full
 
 KEYS = gl.constexpr(64)
 
 
 @gluon.jit
-def hand_over_dq(GROUP: gl.constexpr, dq, dq_tile, T: gl.constexpr):
+def hand_over_sums(GROUP: gl.constexpr, x, handed, T: gl.constexpr):
     """In the order in which the registers hold it, 16 bytes a thread: no bank conflicts. sums.py puts it in order."""
-    C: gl.constexpr = T.dq_columns
-    ordered = dq.reshape([4, 2, 8, C // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([1, C // 4, 256])
-    await_free_dq(GROUP)
-    dq_tile.store(ordered)
+    C: gl.constexpr = x.shape[1]
+    ordered = x.reshape([4, 2, 8, C // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([1, C // 4, 256])
+    await_free_tile(GROUP)
+    sums_tile(handed, T).store(ordered)
     fence_async_shared()
-    hand_dq(GROUP)
+    hand_tile(GROUP)
+
+
+@gluon.jit
+def hand_over_rows(GROUP: gl.constexpr, x, handed, DTYPE: gl.constexpr):
+    """Rows of a gradient that no other block adds to."""
+    C: gl.constexpr = x.shape[1]
+    await_free_tile(GROUP)
+    tile = retyped(handed, DTYPE, [KEYS, C], gl.NVMMASharedLayout.get_default_for([KEYS, C], DTYPE))
+    tile.store(x.to(DTYPE))
+    fence_async_shared()
+    hand_tile(GROUP)
+
+
+@gluon.jit
+def hand_over_gradient(GROUP: gl.constexpr, x, handed, DTYPE: gl.constexpr, T: gl.constexpr):
+    """dK or dV of the tile: whole, or of one part in sums as wide as those of dQ."""
+    if T.parts == 1:
+        hand_over_rows(GROUP, x, handed, DTYPE)
+    elif x.shape[1] == T.dq_columns:
+        hand_over_sums(GROUP, x, handed, T)
+    else:
+        gl.static_assert(x.shape[1] == 2 * T.dq_columns)
+        low, high = gl.split(x.reshape([KEYS, 2, T.dq_columns]).permute((0, 2, 1)))
+        hand_over_sums(GROUP, low, handed, T)
+        hand_over_sums(GROUP, high, handed, T)
 
 
 @gluon.jit
@@ -113,16 +141,19 @@ def store_ds(GROUP: gl.constexpr, i, ds, ds_ring, DTYPE: gl.constexpr, T: gl.con
 
 
 @gluon.jit
-def matrix_group(
+def tile_gradients(
     GROUP: gl.constexpr,
-    maps,
-    k,
-    v,
+    DTYPE: gl.constexpr,
+    tile,
+    tiles,
+    begin,
+    k_ring,
+    v_ring,
     q_ring,
     do_ring,
     stats_tiles,
     ds_rings,
-    dq_tiles,
+    handed_tiles,
     extent,
     work,
     scale,
@@ -130,15 +161,11 @@ def matrix_group(
     cap,
     T: gl.constexpr,
 ):
-    dk_map, dv_map = maps
+    """Of one tile, the block's number `tiles`, whose first step is the block's number `begin`; gives that of the next
+    tile."""
     M: gl.constexpr = T.block_m
     D: gl.constexpr = T.head
     D_V: gl.constexpr = T.head_v
-    DTYPE: gl.constexpr = dk_map.dtype
-    DK_TILE: gl.constexpr = dk_map.layout
-    DV_TILE: gl.constexpr = dv_map.layout
-    DK_BOXES: gl.constexpr = [2] + dk_map.block_shape
-    DV_BOXES: gl.constexpr = [2] + dv_map.block_shape
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     V_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, D_V, 16])
@@ -147,42 +174,38 @@ def matrix_group(
     P_OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_LAYOUT, k_width=2)
     zero = gl.full([KEYS, M], 0.0, gl.float32, layout=S_LAYOUT)
     zero_dq = gl.full([KEYS, T.dq_columns], 0.0, gl.float32, layout=Q_LAYOUT)
-    dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
-    dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
-
-    place = place_at(gl.program_id(0), work, T)
-    extent = extent_of(place, extent, T)
-    n = place[0]
-    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
-    steps = (high - low) * work[1]
-    own = n * T.block_n + GROUP * KEYS
-    k_tile, k_ready = k
-    v_tile, v_ready = v
     ds_ring = ds_rings[GROUP]
     read_ring = ds_rings[1 - GROUP]  # what the other group waits for
-    k_own = as_matrix(k_tile.index(0), T.block_n, D).slice(GROUP * KEYS, KEYS, dim=0)
-    v_own = as_matrix(v_tile.index(0), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
+    handed = handed_tiles.index(GROUP)
 
+    place = place_at(tile, work, T)
+    here = extent_of(place, extent, T)
+    n = place[0]
+    low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
+    end = begin + (high - low) * work[1]
+    own = n * T.block_n + GROUP * KEYS
     m = low
-    mbarrier.wait(k_ready, 0)
-    mbarrier.wait(v_ready, 0)
+    dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
+    dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
+    k_own = as_matrix(wait_full(k_ring, tiles), T.block_n, D).slice(GROUP * KEYS, KEYS, dim=0)
+    v_own = as_matrix(wait_full(v_ring, tiles), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
     p, ds, q, do = score_gradients(
-        0, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, extent, scale_log2, cap, zero, T
+        begin, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, here, scale_log2, cap, zero, T
     )
-    ds_pairs = store_ds(GROUP, 0, ds, ds_ring, DTYPE, T)
+    ds_pairs = store_ds(GROUP, begin, ds, ds_ring, DTYPE, T)
     dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND, T), do, dv, is_async=True)
     dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND, T), q, dk, is_async=True)
     dv = warpgroup_mma_wait(1, [dv_pending])
-    release(do_ring, 0)
+    release(do_ring, begin)
     dk = warpgroup_mma_wait(0, [dk_pending])
-    release(q_ring, 0)
-    for i in range(1, steps):
+    release(q_ring, begin)
+    for i in range(begin + 1, end):
         m = next_block(m, low, high)
-        k_all = as_matrix(k_tile.index(nought(i)), T.block_n, D)
+        k_all = as_matrix(k_ring[0].index(nought(i)), T.block_n, D)
         k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
-        v_own = as_matrix(v_tile.index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
+        v_own = as_matrix(v_ring[0].index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
         p, ds, q, do = score_gradients(
-            i, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, extent, scale_log2, cap, zero, T
+            i, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, here, scale_log2, cap, zero, T
         )
         ds_pairs = store_ds(GROUP, i, ds, ds_ring, DTYPE, T)
         scopes.enter("wait dS")
@@ -198,7 +221,7 @@ def matrix_group(
         scopes.leave("wait dQ")
         scopes.leave("async dQ")
         scopes.enter("hand over dQ")
-        hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
+        hand_over_sums(GROUP, dq, handed, T)
         scopes.leave("hand over dQ")
         release(read_ring, i - 1)
         scopes.enter("wait dV dK")
@@ -208,22 +231,55 @@ def matrix_group(
         release(q_ring, i)
         scopes.leave("wait dV dK")
         scopes.leave("async dV dK")
-
-    last = steps - 1
-    await_ds(GROUP, last)
-    k_all = as_matrix(k_tile.index(0), T.block_n, D)
-    dq_pending = issue_dq(GROUP, ds_ring[0].index(last & 1), k_all, zero_dq, T)
+    release(v_ring, tiles)
+    await_ds(GROUP, end - 1)
+    k_all = as_matrix(k_ring[0].index(0), T.block_n, D)
+    dq_pending = issue_dq(GROUP, ds_ring[0].index((end - 1) & 1), k_all, zero_dq, T)
+    scopes.enter("hand over dV")
+    hand_over_gradient(GROUP, dv, handed, DTYPE, T)
+    scopes.leave("hand over dV")
     dq = warpgroup_mma_wait(0, [dq_pending])
-    hand_over_dq(GROUP, dq, dq_tiles.index(GROUP), T)
-    scopes.enter("store")
-    groups_meet(GROUP, steps)  # both are done with K and V, through whose tiles dK and dV leave
-    part = viewed(v_tile, DV_BOXES, DV_TILE).index(GROUP)
-    as_matrix(part, KEYS, D_V).store(dv.to(DTYPE))
-    fence_async_shared()
-    store_tile(dv_map, box(keys_of(place, T), own, 0, T), part)
-    part = viewed(k_tile, DK_BOXES, DK_TILE).index(GROUP)
-    as_matrix(part, KEYS, D).store((dk * scale).to(DTYPE))
-    fence_async_shared()
-    store_tile(dk_map, box(keys_of(place, T), own, 0, T), part)
-    store_wait(0)
-    scopes.leave("store")
+    release(k_ring, tiles)
+    release(read_ring, end - 1)
+    scopes.enter("hand over dK")
+    hand_over_sums(GROUP, dq, handed, T)
+    hand_over_gradient(GROUP, dk * scale if T.parts == 1 else dk, handed, DTYPE, T)
+    scopes.leave("hand over dK")
+    return end
+
+
+@gluon.jit
+def matrix_group(
+    GROUP: gl.constexpr,
+    DTYPE: gl.constexpr,
+    k_ring,
+    v_ring,
+    q_ring,
+    do_ring,
+    stats_tiles,
+    ds_rings,
+    handed_tiles,
+    messages,
+    extent,
+    work,
+    scale,
+    scale_log2,
+    cap,
+    T: gl.constexpr,
+):
+    tile = gl.program_id(0)
+    if T.drawn:
+        tiles = 0
+        begin = 0
+        while tile < tiles_of(work):
+            begin = tile_gradients(
+                GROUP, DTYPE, tile, tiles, begin, k_ring, v_ring, q_ring, do_ring, stats_tiles, ds_rings, handed_tiles,
+                extent, work, scale, scale_log2, cap, T,
+            )  # fmt: skip
+            tile = learn_next(messages, tiles, work, 4, T)
+            tiles += 1
+    else:
+        tile_gradients(
+            GROUP, DTYPE, tile, 0, 0, k_ring, v_ring, q_ring, do_ring, stats_tiles, ds_rings, handed_tiles,
+            extent, work, scale, scale_log2, cap, T,
+        )  # fmt: skip

@@ -1,81 +1,139 @@
-"""The helper warps: a producer brings tiles, and for each matrix group a reducer adds its parts of dQ to the sums."""
+"""The helper warps: a producer brings tiles, and for each matrix group a sender takes what it hands over to memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.backward.schedule import (
+    announce_next,
     extent_of,
     first_row_block,
     keys_of,
     last_tile,
+    learn_next,
+    next_block,
     place_at,
     queries_of,
     query_blocks,
+    tiles_of,
 )
-from registry.plugins.gluon_fa3.backward.signals import await_turn, dq_is_free, pass_turn, take_dq
+from registry.plugins.gluon_fa3.backward.signals import await_turn, pass_turn, take_tile, tile_is_free
 from registry.plugins.gluon_fa3.places import box
-from registry.toolbox.hopper import load_tile, reduce_tile, slot, store_wait, wait_empty
+from registry.toolbox.hopper import load_tile, reduce_tile, retyped, slot, store_tile, store_wait, wait_empty
+
+KEYS = gl.constexpr(64)
 
 
 @gluon.jit
-def producer(maps, k, v, q_ring, do_ring, stats_tiles, extent, work, T: gl.constexpr):
-    """K, then Q with its rows' LSE and delta, then V, then dO, and so on: in the order in which they are needed."""
+def sums_tile(handed, T: gl.constexpr):
+    """A group's tile as sums in the order of the registers."""
+    C: gl.constexpr = T.dq_columns
+    return retyped(handed, gl.float32, [1, C // 4, 256], gl.NVMMASharedLayout(0, 32, 3))
+
+
+@gluon.jit
+def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, counter, extent, work, T: gl.constexpr):
+    """Q with its rows' LSE and delta, then dO, and so on. K and V of a tile come with its first ones: V before K, for
+    the groups still read the last tile's K when they are done with its V."""
     q_map, k_map, v_map, do_map, stats_map = maps
-    k_tile, k_ready = k
-    v_tile, v_ready = v
     group = work[1]
-    place = place_at(gl.program_id(0), work, T)
-    extent = extent_of(place, extent, T)
-    n = place[0]
-    head = place[1]
-    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
-    mbarrier.expect(k_ready, T.block_n * T.head * 2)
-    load_tile(k_map, box(keys_of(place, T), n * T.block_n, 0, T), k_ready, k_tile.index(0))
+    tiles = 0
     i = 0
-    for h in range(head * group, head * group + group):
-        stats_row = first_row_block(place, h, work, T)
-        for m in range(low, high):
-            tile, ready = wait_empty(q_ring, i)
+    tile = gl.program_id(0)
+    while tile < tiles_of(work):
+        place = place_at(tile, work, T)
+        here = extent_of(place, extent, T)
+        n = place[0]
+        low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
+        h = place[1] * group
+        m = low
+        for step in range((high - low) * group):
+            stats_row = first_row_block(place, h, work, T)
+            q_tile, ready = wait_empty(q_ring, i)
             mbarrier.expect(ready, T.block_m * T.head * 2 + T.stats_bytes)
-            load_tile(q_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, tile)
+            load_tile(q_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, q_tile)
             s, _ = slot(i, q_ring[0])
             load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(s))
-            if i == 0:
-                mbarrier.expect(v_ready, T.block_n * T.head_v * 2)
-                load_tile(v_map, box(keys_of(place, T), n * T.block_n, 0, T), v_ready, v_tile.index(0))
-            tile, ready = wait_empty(do_ring, i)
+            if step == 0:
+                v_tile, ready = wait_empty(v_ring, tiles)
+                mbarrier.expect(ready, T.block_n * T.head_v * 2)
+                load_tile(v_map, box(keys_of(place, T), n * T.block_n, 0, T), ready, v_tile)
+                k_tile, ready = wait_empty(k_ring, tiles)
+                mbarrier.expect(ready, T.block_n * T.head * 2)
+                load_tile(k_map, box(keys_of(place, T), n * T.block_n, 0, T), ready, k_tile)
+            do_tile, ready = wait_empty(do_ring, i)
             mbarrier.expect(ready, T.block_m * T.head_v * 2)
-            load_tile(do_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, tile)
+            load_tile(do_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, do_tile)
             i += 1
+            h = gl.where(m + 1 == high, h + 1, h)
+            m = next_block(m, low, high)
+        tile = announce_next(messages, tiles, counter, work, T)
+        tiles += 1
 
 
 @gluon.jit
-def reducer(GROUP: gl.constexpr, dq_map, dq_tiles, turns, extent, work, T: gl.constexpr):
-    """Owns GROUP's part of dQ: takes that of each step when it is ready, and gives the tile back once it was read."""
+def send_gradient(GROUP: gl.constexpr, out_map, sums_map, handed, place, unit, COLUMNS: gl.constexpr, T: gl.constexpr):
+    """dK or dV of GROUP's keys: as rows, or added to the sums from `unit` on."""
+    if T.parts == 1:
+        take_tile(GROUP)
+        OUT_TILE: gl.constexpr = out_map.layout
+        OUT_TYPE: gl.constexpr = out_map.dtype
+        OUT_BOX: gl.constexpr = out_map.block_shape
+        tile = retyped(handed, OUT_TYPE, OUT_BOX, OUT_TILE)
+        store_tile(out_map, box(keys_of(place, T), place[0] * T.block_n + GROUP * KEYS, 0, T), tile)
+        store_wait(0)
+    else:
+        for c in gl.static_range(COLUMNS // T.dq_columns):
+            take_tile(GROUP)
+            reduce_tile(sums_map, [unit + c, 0, 0], sums_tile(handed, T))
+            store_wait(0)
+            if c + 1 < COLUMNS // T.dq_columns:
+                tile_is_free(GROUP)
+
+
+@gluon.jit
+def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns, extent, work, T: gl.constexpr):
+    """What GROUP hands over goes to memory: its part of dQ is added up in each step, then come dV and dK. It gives the
+    tile back once it was read."""
+    dk_map, dv_map = outputs
+    handed = handed_tiles.index(GROUP)
     group = work[1]
-    place = place_at(gl.program_id(0), work, T)
-    extent = extent_of(place, extent, T)
-    n = place[0]
-    head = place[1]
-    low, high = query_blocks(n * T.block_n, extent, T.block_n, T.block_m, T)
-    left = (high - low) * group  # steps
     key_blocks = work[3]
-    if T.packed:
-        key_blocks = (extent[1] + T.block_n - 1) // T.block_n
-    dq_is_free(GROUP)
-    for h in range(head * group, head * group + group):
-        row = first_row_block(place, h, work, T)
-        for m in range(low, high):
-            part = 2 * (row + m) + GROUP
+    tiles = 0
+    tile = gl.program_id(0)
+    while tile < tiles_of(work):
+        place = place_at(tile, work, T)
+        here = extent_of(place, extent, T)
+        n = place[0]
+        low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
+        if T.packed:
+            key_blocks = (here[1] + T.block_n - 1) // T.block_n
+        K_UNITS: gl.constexpr = T.head // T.dq_columns
+        V_UNITS: gl.constexpr = T.head_v // T.dq_columns
+        h = place[1] * group
+        m = low
+        unit = 0
+        if T.parts > 1:
+            own = ((place[2] * work[0] + place[1]) // T.parts * key_blocks + n) * 2 + GROUP
+            unit = 2 * work[2] * work[4] * group + own * (K_UNITS + V_UNITS)
+        tile_is_free(GROUP)
+        steps = (high - low) * group
+        for step in range(steps):
+            if step + 1 == steps:
+                send_gradient(GROUP, dv_map, sums_map, handed, place, unit + K_UNITS, T.head_v, T)
+                tile_is_free(GROUP)
+            part = 2 * (first_row_block(place, h, work, T) + m) + GROUP
             turn = turns + 4 * part.to(gl.int64)
             if T.ordered:
-                await_turn(turn, last_tile(m, key_blocks, extent, T) - n)
-            take_dq(GROUP)
-            reduce_tile(dq_map, [part, 0, 0], dq_tiles.index(GROUP))
+                await_turn(turn, last_tile(m, key_blocks, here, T) - n)
+            take_tile(GROUP)
+            reduce_tile(sums_map, [part, 0, 0], sums_tile(handed, T))
             store_wait(0)
-            left -= 1
-            if left > 0:
-                dq_is_free(GROUP)
+            tile_is_free(GROUP)
             if T.ordered:
                 pass_turn(turn)
+            h = gl.where(m + 1 == high, h + 1, h)
+            m = next_block(m, low, high)
+        send_gradient(GROUP, dk_map, sums_map, handed, place, unit, T.head, T)
+        tile = learn_next(messages, tiles, work, 1, T)
+        tiles += 1

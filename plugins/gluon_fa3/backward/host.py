@@ -12,13 +12,14 @@ from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, TERM_COLUMNS, sweeps_of, traits_of
-from registry.plugins.gluon_fa3.host import LOG2E, tensor_map
+from registry.plugins.gluon_fa3.host import COUNTER_WORDS, LOG2E, tensor_map
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
-from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import linear, swizzled
 from registry.toolbox.launch import StandIn
 
 SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
+FEW_ROUNDS, FEW_HEADS = 8, 32  # of tiles over all SMs, and of heads: with so few, all are one section, longest first
 BEFORE_ROWS = 16
 OPTIONS = {"num_warps": 4, "launch_pdl": True}
 Outputs = tuple[StandIn, ...]
@@ -51,11 +52,14 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     dq, dk, dv = outputs
     row_blocks = -(-problem.seqlen_q // t.block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
-    sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
-    turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
-    first, stats = _before(problem, t.block_m, given, sums, turns, t.folded)
     key_blocks = -(-problem.seqlen_k // t.block_n)
-    heads = problem.batch * problem.heads_kv
+    heads, group = problem.batch * problem.heads_kv, _group(problem) // t.parts
+    units = GROUPS * blocks
+    key_units = heads * key_blocks * GROUPS * (t.head + t.head_v) // t.dq_columns if t.parts > 1 else 0
+    sums = StandIn((units + key_units, t.dq_columns // 4, 256), "float32", name="sums")
+    turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
+    more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
+    first, stats = _before(problem, t.block_m, given, sums, turns, t.folded, more)
     arguments = {
         "q_map": tensor_map(given["q"], t.block_m, t.head),
         "k_map": tensor_map(given["k"], t.block_n, t.head),
@@ -66,23 +70,44 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
         "turns": turns,
-        "heads_kv": problem.heads_kv,
+        "counter": Zeroes(COUNTER_WORDS) if t.drawn else StandIn((COUNTER_WORDS,), "int32"),
+        "heads_kv": problem.heads_kv * t.parts,
         "key_blocks": key_blocks,
-        **_sizes(problem, row_blocks, heads, _group(problem) * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
+        **_sizes(problem, row_blocks, heads * t.parts, group, group * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
         "last_first": int(t.ordered or _ends_early(problem)),
     }
-    main = Call(attention_backward, (key_blocks * heads,), arguments, {"T": t}, OPTIONS)
+    tiles = key_blocks * heads * t.parts
+    if not t.ordered and tiles <= FEW_ROUNDS * problem.target.sm_count and heads * t.parts <= FEW_HEADS:
+        arguments["section_heads"] = heads * t.parts
+    grid = min(tiles, problem.target.sm_count) if t.drawn else tiles
+    main = Call(attention_backward, (grid,), arguments, {"T": t}, OPTIONS)
     arguments = {
         "sums_ptr": sums,
         "dq_ptr": dq,
+        "dk_ptr": dk,
+        "dv_ptr": dv,
         **_strides("dq", dq),
+        **_strides("dk", dk),
+        **_strides("dv", dv),
         "seqlen_q": problem.seqlen_q,
         "heads_q": problem.heads_q,
         "row_blocks": row_blocks,
+        "seqlen_k": problem.seqlen_k,
+        "heads_kv": problem.heads_kv,
+        "key_blocks": key_blocks,
+        "units": units,
         "scale": PerCall("scale"),
     }
-    constants = {"HEAD_DIM": problem.head_dim, "PADDED": t.head, "BLOCK_M": t.block_m, "COLUMNS": t.dq_columns}
-    return [first, main, Call(after, (GROUPS * blocks,), arguments, constants, OPTIONS)]
+    constants = {
+        "HEAD_DIM": problem.head_dim,
+        "HEAD_DIM_V": problem.head_dim_v,
+        "PADDED": t.head,
+        "PADDED_V": t.head_v,
+        "BLOCK_M": t.block_m,
+        "COLUMNS": t.dq_columns,
+        "KEYS": t.parts > 1,
+    }
+    return [first, main, Call(after, (units + key_units,), arguments, constants, OPTIONS)]
 
 
 def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
@@ -106,7 +131,9 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
             "stats": stats,
             "heads_own": own,
             "tiles": tiles,
-            **_sizes(problem, -(-problem.seqlen_q // block_m), heads, others * 2 * (t.head + t.head_v)),
+            **_sizes(
+                problem, -(-problem.seqlen_q // block_m), heads, _group(problem), others * 2 * (t.head + t.head_v)
+            ),
             "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
         }
         made.append(Call(attention_gradient, (tiles * heads,), arguments, {"T": t}, OPTIONS))
@@ -120,6 +147,7 @@ def _before(
     sums: StandIn | None = None,
     turns: StandIn | None = None,
     folded: bool = False,
+    more_sums: int = 0,
 ) -> tuple[Call, StandIn]:
     """The first launch, and the statistics that it leaves."""
     out, grad_out = given["out"], given["grad_out"]
@@ -139,9 +167,11 @@ def _before(
         "seqlen_q": problem.seqlen_q,
         "heads_q": problem.heads_q,
         "row_blocks": row_blocks,
+        "more_sums": more_sums,
         "scale": PerCall("scale"),
     }
     constants = {
+        "KEYS": more_sums > 0,
         "FOLDED": folded,
         "HEAD_DIM_V": problem.head_dim_v,
         "PADDED": padded(problem.head_dim),
@@ -155,7 +185,7 @@ def _before(
     return Call(before, (blocks * (block_m // BEFORE_ROWS),), arguments, constants, OPTIONS), stats
 
 
-def _sizes(problem: Any, row_blocks: int, heads: int, head_bytes: int) -> dict[str, Any]:
+def _sizes(problem: Any, row_blocks: int, heads: int, group: int, head_bytes: int) -> dict[str, Any]:
     """`head_bytes`: what the tiles of one head read besides their own."""
     left, right = window_bounds(problem.causal, problem.window)
     return {
@@ -163,7 +193,7 @@ def _sizes(problem: Any, row_blocks: int, heads: int, head_bytes: int) -> dict[s
         "seqlen_k": problem.seqlen_k,
         "left": left,
         "right": right,
-        "group": _group(problem),
+        "group": group,
         "row_blocks": row_blocks,
         "heads": heads,
         "section_heads": min(max(SECTION // head_bytes, 1), heads),

@@ -55,59 +55,88 @@ did not
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.backward.group import matrix_group
-from registry.plugins.gluon_fa3.backward.helpers import producer, reducer
+from registry.plugins.gluon_fa3.backward.helpers import producer, sender
 from registry.plugins.gluon_fa3.backward.terms import COLUMNS
 from registry.toolbox.hopper import after_previous_kernel, ring
 
 
 @gluon.jit
-def differentiate(inputs, outputs, dq_map, turns, extent, work, scale, scale_log2, cap, T: gl.constexpr):
+def differentiate(inputs, outputs, dq_map, turns, counter, extent, work, scale, scale_log2, cap, T: gl.constexpr):
     """Shared memory, barriers and roles: all of the kernel, whichever way its tile is found."""
     q_map, k_map, v_map, do_map, stats_map = inputs
-    dk_map, dv_map = outputs
     DTYPE: gl.constexpr = q_map.dtype
     M: gl.constexpr = T.block_m
     N: gl.constexpr = T.block_n
     STAGES: gl.constexpr = T.stages
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], DTYPE)
     k_tile = gl.allocate_shared_memory(DTYPE, [1] + k_map.block_shape, k_map.layout)
     v_tile = gl.allocate_shared_memory(DTYPE, [1] + v_map.block_shape, v_map.layout)
     q_tiles = gl.allocate_shared_memory(DTYPE, [STAGES] + q_map.block_shape, q_map.layout)
     do_tiles = gl.allocate_shared_memory(DTYPE, [T.do_stages] + do_map.block_shape, do_map.layout)
     ds_tiles = gl.allocate_shared_memory(DTYPE, [2, N, M], DS_LAYOUT)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, T.dq_columns // 4, 256], dq_map.layout)
+    HANDED_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(T.handed_shape, DTYPE)
+    handed_tiles = gl.allocate_shared_memory(DTYPE, [2] + T.handed_shape, HANDED_LAYOUT)
     if T.folded:
         stats_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, M, COLUMNS], stats_map.layout)
     else:
         stats_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 2, M], stats_map.layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    v_ready = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    mbarrier.init(k_ready, count=1)
-    mbarrier.init(v_ready, count=1)
+    k = ring(k_tile, 1, 2)
+    v = ring(v_tile, 1, 2)
     q = ring(q_tiles, STAGES, 2)
     ds = (ring(ds_tiles, 2, 1), ring(ds_tiles, 2, 1))  # for what each group writes, which the other one reads
     do = ring(do_tiles, T.do_stages, 2)
-    k = (k_tile, k_ready)
-    v = (v_tile, v_ready)
+    messages = ring(gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 4)
     after_previous_kernel()
     # Written out: a constexpr inside a tuple variable would lose its value.
     gl.warp_specialize(
         [
             (
                 matrix_group,
-                (0, outputs, k, v, q, do, stats_tiles, ds, dq_tiles, extent, work, scale, scale_log2, cap, T),
+                (
+                    0,
+                    DTYPE,
+                    k,
+                    v,
+                    q,
+                    do,
+                    stats_tiles,
+                    ds,
+                    handed_tiles,
+                    messages,
+                    extent,
+                    work,
+                    scale,
+                    scale_log2,
+                    cap,
+                    T,
+                ),
             ),
             (
                 matrix_group,
-                (1, outputs, k, v, q, do, stats_tiles, ds, dq_tiles, extent, work, scale, scale_log2, cap, T),
+                (
+                    1,
+                    DTYPE,
+                    k,
+                    v,
+                    q,
+                    do,
+                    stats_tiles,
+                    ds,
+                    handed_tiles,
+                    messages,
+                    extent,
+                    work,
+                    scale,
+                    scale_log2,
+                    cap,
+                    T,
+                ),
             ),
-            (producer, (inputs, k, v, q, do, stats_tiles, extent, work, T)),
-            (reducer, (0, dq_map, dq_tiles, turns, extent, work, T)),
-            (reducer, (1, dq_map, dq_tiles, turns, extent, work, T)),
+            (producer, (inputs, k, v, q, do, stats_tiles, messages, counter, extent, work, T)),
+            (sender, (0, outputs, dq_map, handed_tiles, messages, turns, extent, work, T)),
+            (sender, (1, outputs, dq_map, handed_tiles, messages, turns, extent, work, T)),
         ],
         [4, 1, 1, 1],
         [240, 24, 24, 24],
@@ -128,6 +157,7 @@ def attention_backward(
     dk_map,
     dv_map,
     turns,
+    counter,
     seqlen_q,
     seqlen_k,
     left,
@@ -147,4 +177,16 @@ def attention_backward(
     extent = (seqlen_q, seqlen_k, left, right)
     work = (heads_kv, group, row_blocks, key_blocks, heads, section_heads, last_first)
     inputs = (q_map, k_map, v_map, do_map, stats_map)
-    differentiate(inputs, (dk_map, dv_map), dq_map, turns.to(gl.int64), extent, work, scale, scale_log2, cap, T)
+    differentiate(
+        inputs,
+        (dk_map, dv_map),
+        dq_map,
+        turns.to(gl.int64),
+        counter.to(gl.int64),
+        extent,
+        work,
+        scale,
+        scale_log2,
+        cap,
+        T,
+    )

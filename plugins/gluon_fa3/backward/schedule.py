@@ -5,15 +5,19 @@ A tile is `block_n` keys of one key head; one thread block works on one tile, ov
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.places import LIMIT
-from registry.plugins.gluon_fa3.schedule import WORDS
+from registry.plugins.gluon_fa3.schedule import DRAW, WORDS
+from registry.toolbox.hopper import release, wait_empty, wait_full
+
+_SAME = gl.constexpr("redux.sync.max.s32 $0, $1, 0xffffffff;")
 
 
 @gluon.jit
 def tile_at(tile, work):
-    """(key block, key head, batch). By sections of heads whose queries fit the L2 cache; inside a section all heads'
-    first key blocks come first, which under a causal mask are the longest."""
+    """(key block, head, batch). By sections of heads whose queries fit the L2 cache; inside a section all
+    heads' first key blocks come first, which under a causal mask are the longest."""
     heads_kv = work[0]
     key_blocks = work[3]
     heads = work[4]
@@ -32,7 +36,7 @@ def tile_at(tile, work):
 
 @gluon.jit
 def place_at(tile, work, T: gl.constexpr):
-    """(key block, key head, batch); of packed sequences (key block, key head, end of the keys, keys, queries, end of
+    """(key block, head, batch); of packed sequences (key block, key head, end of the keys, keys, queries, end of
     the queries, the sequence's first row block in the workspaces), out of a list that varlen/tile_list.py made."""
     n, head, b = tile_at(tile, work)
     if T.packed:
@@ -49,6 +53,43 @@ def place_at(tile, work, T: gl.constexpr):
 
 
 @gluon.jit
+def tiles_of(work):
+    """How many there are."""
+    return work[3] * work[4]
+
+
+@gluon.jit
+def announce_next(messages, turn, counter, work, T: gl.constexpr):
+    """Producer: draw the tile after this one, tell the others, and give it; `tiles_of` or more when there is none."""
+    if not T.drawn:
+        return tiles_of(work)
+    draws = tiles_of(work) - 1
+    tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, draws], dtype=gl.int32, is_pure=False, pack=1)
+    tile += gl.num_programs(0)
+    word, ready = wait_empty(messages, turn)
+    word.store(gl.full([1], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])) + tile)
+    mbarrier.arrive(ready, count=1)
+    return tile
+
+
+@gluon.jit
+def learn_next(messages, turn, work, WARPS: gl.constexpr, T: gl.constexpr):
+    """The others: that tile."""
+    if not T.drawn:
+        return tiles_of(work)
+    word = wait_full(messages, turn).load(gl.BlockedLayout([1], [32], [WARPS], [0]))
+    tile = gl.max(word, 0)
+    release(messages, turn)
+    return same(tile)
+
+
+@gluon.jit
+def same(x):
+    """x, of which ptxas then knows that all of a warp has the same: it keeps what follows in uniform registers."""
+    return gl.inline_asm_elementwise(_SAME, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def extent_of(place, extent, T: gl.constexpr):
     """(queries, keys, left, right) of the sequence of a tile. Without a query it has one that sees nothing, whose LSE
     is +inf: a tile has one step at least."""
@@ -62,9 +103,9 @@ def extent_of(place, extent, T: gl.constexpr):
 def keys_of(place, T: gl.constexpr):
     """What `box` takes for a tile's keys."""
     if T.packed:
-        return place[2], LIMIT - place[3], place[1]
+        return place[2], LIMIT - place[3], place[1] // T.parts
     else:
-        return place[2], place[1]
+        return place[2], place[1] // T.parts
 
 
 @gluon.jit

@@ -57,7 +57,7 @@ def mask_keys(x, first_key, first_query, keys, queries, extent, HIDDEN: gl.const
     if edge:
         lane = (queries & 6)[None, :]
         fixed = (queries & -7)[None, :]
-        first = gl.where(first_key + keys < seqlen_k, level + keys - right, NOBODY)
+        first = gl.where(keys < seqlen_k - first_key, keys + (level - right), NOBODY)
         if T.mask == "band":
             last = level + keys + left
             x = keep_band(x, first[:, None] - lane, last[:, None] - lane, fixed, HIDDEN)

@@ -1,4 +1,4 @@
-"""Who waits for whom among the matrix groups and the reducer, by hardware barriers.
+"""Who waits for whom among the matrix groups and the senders, by hardware barriers.
 
 Among thread blocks, where dQ is added up in a fixed order, by a counter in memory for each part of it: `await_turn` and
 `pass_turn`.
@@ -19,7 +19,7 @@ from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm
 class Signal(enum.IntEnum):
     """What a hardware barrier announces, and to or from which group; of DS, in even steps and in odd ones."""
 
-    DS_0, DS_0_ODD, DS_1, DS_1_ODD, DQ_READY_0, DQ_READY_1, DQ_FREE_0, DQ_FREE_1 = FREE_BARRIERS
+    DS_0, DS_0_ODD, DS_1, DS_1_ODD, READY_0, READY_1, FREE_0, FREE_1 = FREE_BARRIERS
 
 
 GROUP_THREADS, WARP_THREADS = 128, 32
@@ -36,7 +36,7 @@ def _ds_asm(verb, group):
 
 
 @gluon.constexpr_function
-def _with_reducer(verb, name, group):
+def _with_sender(verb, name, group):
     return barrier_asm(verb, Signal[f"{name}_{int(group)}"], GROUP_THREADS + WARP_THREADS)
 
 
@@ -65,34 +65,27 @@ def await_ds(GROUP: gl.constexpr, i):
 
 
 @gluon.jit
-def await_free_dq(GROUP: gl.constexpr):
-    """GROUP waits until its tile of dQ may be written."""
-    _do(_with_reducer("sync", "DQ_FREE", GROUP))
+def await_free_tile(GROUP: gl.constexpr):
+    """GROUP waits until its tile may be written."""
+    _do(_with_sender("sync", "FREE", GROUP))
 
 
 @gluon.jit
-def hand_dq(GROUP: gl.constexpr):
-    """GROUP has written its tile of dQ."""
-    _do(_with_reducer("arrive", "DQ_READY", GROUP))
+def hand_tile(GROUP: gl.constexpr):
+    """GROUP has written its tile."""
+    _do(_with_sender("arrive", "READY", GROUP))
 
 
 @gluon.jit
-def dq_is_free(GROUP: gl.constexpr):
-    """Reducer: GROUP's tile of dQ may be written."""
-    _do(_with_reducer("arrive", "DQ_FREE", GROUP))
+def tile_is_free(GROUP: gl.constexpr):
+    """Sender: GROUP's tile may be written."""
+    _do(_with_sender("arrive", "FREE", GROUP))
 
 
 @gluon.jit
-def take_dq(GROUP: gl.constexpr):
-    """Reducer: wait for GROUP's tile of dQ."""
-    _do(_with_reducer("sync", "DQ_READY", GROUP))
-
-
-@gluon.jit
-def groups_meet(GROUP: gl.constexpr, i):
-    """Both groups wait for each other after i steps."""
-    tell_ds(GROUP, i)
-    await_ds(GROUP, i)
+def take_tile(GROUP: gl.constexpr):
+    """Sender: wait for GROUP's tile."""
+    _do(_with_sender("sync", "READY", GROUP))
 
 
 _AWAIT_TURN = gl.constexpr(
@@ -108,11 +101,11 @@ _PASS_TURN = gl.constexpr(
 
 @gluon.jit
 def await_turn(place, turn):
-    """Reducer: wait until `turn` tiles have added theirs."""
+    """Sender: wait until `turn` tiles have added theirs."""
     gl.inline_asm_elementwise(_AWAIT_TURN, "=r,l,r", [place, turn], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def pass_turn(place):
-    """Reducer: what it has issued is in memory, and the next tile may add its own."""
+    """Sender: what it has issued is in memory, and the next tile may add its own."""
     gl.inline_asm_elementwise(_PASS_TURN, "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1)

@@ -60,7 +60,7 @@ def prepare_rows(
         tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
 
 
-@triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks"])
+@triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks", "more_sums"])
 def before(
     out_ptr,
     do_ptr,
@@ -78,6 +78,7 @@ def before(
     seqlen_q,
     heads_q,
     row_blocks,
+    more_sums,
     scale,
     HEAD_DIM_V: tl.constexpr,
     PADDED: tl.constexpr,
@@ -88,8 +89,9 @@ def before(
     FOLDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
-    """ROWS of a block of BLOCK_M rows."""
+    """ROWS of a block of BLOCK_M rows; of the zeroes, `more_sums` times as many as those have, divided among all."""
     PARTS: tl.constexpr = BLOCK_M // ROWS
     part = tl.program_id(0) % PARTS
     block = tl.program_id(0) // PARTS
@@ -105,51 +107,100 @@ def before(
         pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part, scale,
         HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
+    if KEYS:
+        sums_ptr += tl.num_programs(0).to(tl.int64) * (ROWS * PADDED)
+        more = tl.program_id(0)
+        while more < more_sums:
+            zeroes = tl.zeros([ROWS * PADDED], tl.float32)
+            tl.store(sums_ptr + more.to(tl.int64) * (ROWS * PADDED) + tl.arange(0, ROWS * PADDED), zeroes)
+            more += tl.num_programs(0)
 
 
 @triton.jit
 def put_in_order(
-    sums_ptr, dq_ptr, dq_row, first_row, part, length, scale,
-    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+    sums_ptr, out_ptr, out_row, unit, first_row, first_column, length, scale,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """This program's part of the sums, to rows of dQ, of which there are `length`."""
-    first_column = 0
-    if BLOCK_M == 64:
-        first_column = part * COLUMNS
-    else:
-        first_row += part * 64
-    sums = tl.load(sums_ptr + tl.program_id(0).to(tl.int64) * (64 * COLUMNS) + tl.arange(0, 64 * COLUMNS))
-    # As group.hand_over_dq wrote it: eight columns, warp, row of eight, pair of columns, rows' half, column
+    """One unit of the sums, 64 rows of COLUMNS columns, to rows of a gradient, of which there are `length`."""
+    sums = tl.load(sums_ptr + unit.to(tl.int64) * (64 * COLUMNS) + tl.arange(0, 64 * COLUMNS))
+    # As group.hand_over_sums wrote it: eight columns, warp, row of eight, pair of columns, rows' half, column
     sums = sums.reshape(COLUMNS // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, COLUMNS)
     rows = first_row + tl.arange(0, 64)[:, None]
     columns = first_column + tl.arange(0, COLUMNS)[None, :]
     inside = (rows < length) & (columns < HEAD_DIM)
-    tl.store(dq_ptr + rows * dq_row + columns, (sums * scale).to(dq_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + rows * out_row + columns, (sums * scale).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks"])
+@triton.jit
+def part_of_block(part, first_row, BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr):
+    """(first row, first column) of a group's part of dQ: half of the columns, or of the rows."""
+    if BLOCK_M == 64:
+        return first_row, part * COLUMNS
+    else:
+        return first_row + part * 64, 0
+
+
+@triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks", "seqlen_k", "heads_kv", "key_blocks", "units"])
 def after(
     sums_ptr,
     dq_ptr,
+    dk_ptr,
+    dv_ptr,
     dq_batch: tl.int64,
     dq_head: tl.int64,
     dq_row: tl.int64,
+    dk_batch: tl.int64,
+    dk_head: tl.int64,
+    dk_row: tl.int64,
+    dv_batch: tl.int64,
+    dv_head: tl.int64,
+    dv_row: tl.int64,
     seqlen_q,
     heads_q,
     row_blocks,
+    seqlen_k,
+    heads_kv,
+    key_blocks,
+    units,
     scale,
     HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
     PADDED: tl.constexpr,
+    PADDED_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
-    """64 rows and COLUMNS columns of dQ: what one group of the main kernel handed over in one step."""
-    part = tl.program_id(0) % 2
-    block = tl.program_id(0) // 2
-    bh = block // row_blocks
-    b = bh // heads_q
-    h = bh - b * heads_q
+    """64 rows and COLUMNS columns of dQ: what one group of the main kernel handed over in one step. After those
+    `units`, of tiles that were divided, as many of dK and dV."""
+    unit = tl.program_id(0)
     after_previous_kernel()
-    dq_ptr += b * dq_batch + h * dq_head
-    first_row = (block - bh * row_blocks) * BLOCK_M
-    put_in_order(sums_ptr, dq_ptr, dq_row, first_row, part, seqlen_q, scale, HEAD_DIM, BLOCK_M, COLUMNS)
+    if not KEYS or unit < units:
+        part = unit % 2
+        block = unit // 2
+        bh = block // row_blocks
+        b = bh // heads_q
+        first_row, first_column = part_of_block(part, (block - bh * row_blocks) * BLOCK_M, BLOCK_M, COLUMNS)
+        put_in_order(
+            sums_ptr, dq_ptr + b * dq_batch + (bh - b * heads_q) * dq_head, dq_row, unit, first_row, first_column,
+            seqlen_q, scale, HEAD_DIM, COLUMNS,
+        )  # fmt: skip
+    else:
+        K_UNITS: tl.constexpr = PADDED // COLUMNS
+        V_UNITS: tl.constexpr = PADDED_V // COLUMNS
+        own = (unit - units) // (K_UNITS + V_UNITS)
+        c = (unit - units) % (K_UNITS + V_UNITS)
+        bh = own // (2 * key_blocks)
+        first_row = (own - bh * (2 * key_blocks)) * 64
+        b = bh // heads_kv
+        h = bh - b * heads_kv
+        if c < K_UNITS:
+            dk_ptr += b * dk_batch + h * dk_head
+            put_in_order(
+                sums_ptr, dk_ptr, dk_row, unit, first_row, c * COLUMNS, seqlen_k, scale, HEAD_DIM, COLUMNS
+            )  # fmt: skip
+        else:
+            dv_ptr += b * dv_batch + h * dv_head
+            put_in_order(
+                sums_ptr, dv_ptr, dv_row, unit, first_row, (c - K_UNITS) * COLUMNS, seqlen_k, 1.0, HEAD_DIM_V, COLUMNS
+            )  # fmt: skip

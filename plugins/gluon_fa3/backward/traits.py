@@ -8,6 +8,7 @@ sweeps  a kernel for each gradient, for head dims beyond 128: always in a fixed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ GROUPS = 2  # matrix warp groups
 KEYS = 64  # key rows of a group: the M of one wgmma
 TERM_COLUMNS = 16  # that a product takes at once: three terms of LSE, three of delta, zeroes
 GROUP_REGISTERS = 240  # per thread
-HELPER_REGISTERS = 24  # of the producer and of the reducer
+HELPER_REGISTERS = 24  # of the producer and of the senders
 ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
+FEW_STEPS = 16
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
 
@@ -40,8 +42,10 @@ class SumsTraits:
     do_stages: int  # dO tiles in flight
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
+    drawn: bool  # a block an SM draws one tile after the other; else a block a tile
     ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
     of_queries: bool = False  # whether the rows of a tile are queries
+    parts: int = 1  # blocks of a tile, which add to dK and dV in memory
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
 
     @property
@@ -65,12 +69,19 @@ class SumsTraits:
         return self.head if self.dq_rows else self.head // GROUPS
 
     @property
+    def handed_shape(self) -> list[int]:
+        """Halves of a tile that a group hands over: its part of dQ in float32, or its rows of dK or dV."""
+        widest = max(self.head, self.head_v)
+        return [max(2 * KEYS * self.dq_columns // widest, KEYS), widest]
+
+    @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
-        halves = self.block_n * (self.head + self.head_v)
+        rows, columns = self.handed_shape
+        halves = self.block_n * (self.head + self.head_v) + GROUPS * rows * columns
         halves += self.block_m * (self.stages * self.head + self.do_stages * self.head_v)
         halves += 2 * self.block_n * self.block_m  # dS
-        return 2 * halves + 4 * GROUPS * KEYS * self.dq_columns + self.stages * self.stats_bytes + 1024
+        return 2 * halves + self.stages * self.stats_bytes + 1024
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,8 @@ class SweepTraits:
     stages: int  # blocks of U in flight
     block: int = KEYS  # rows of the other side that meet a tile at once
     rows: int = GROUPS * KEYS  # of a tile
+    parts: int = 1  # a sweep is never divided
+    packed: bool = False
 
     @property
     def of_queries(self) -> bool:
@@ -128,11 +141,42 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     mask = mask_kind(problem, config["BLOCK_N"])
     if config["BLOCK_M"] == 2 * KEYS and mask == "none":
         mask = "from"  # never taken; without that branch ptxas mixes what is before and after it, and spills
-    return sums_with(problem, config, mask=mask)
+    steps = problem.seqlen_q * problem.heads_q // problem.heads_kv / config["BLOCK_M"]
+    return sums_with(problem, config, mask=mask, parts=parts_of(problem, config), drawn=draws(problem, steps))
+
+
+def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
+    """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
+    to be busy alike. As few as come within 5% of the best of these times, in units of the mean tile's: if all tiles are
+    alike, that of so many rounds; where one bound cuts, that of the longest, or of a fair share. In a fixed order at
+    most two, for a + b is b + a; and two wherever one bound cuts, for tiles of more heads wait less for each other."""
+    group = problem.heads_q // problem.heads_kv
+    tiles = problem.batch * problem.heads_kv * -(-problem.seqlen_k // config["BLOCK_N"])
+    left, right = window_bounds(problem.causal, problem.window)
+    alike = (left < UNLIMITED) == (right < UNLIMITED)
+    choices = [parts for parts in (1, 2, 4) if group % parts == 0]
+    if padded(problem.head_dim_v) > padded(problem.head_dim):
+        choices = [1]  # dV leaves in two halves at most
+    elif config["order"] == "fixed":
+        choices = [parts for parts in choices if parts <= 2]
+        if not alike:
+            return max(choices)
+    times = {}
+    for parts in choices:
+        rounds = tiles * parts / max(problem.target.sm_count, 1)
+        times[parts] = (math.ceil(rounds) if alike else max(rounds, 2.0)) / parts
+    return next(parts for parts, time in times.items() if time <= 1.05 * min(times.values()))
+
+
+def draws(problem: Any, steps: float) -> bool:
+    """Whether a block of an SM draws tiles, of `steps` steps where no mask cuts: the next one's loads then hide behind
+    this one's end. At 128 columns that steady loop is slower (kernel.py), with a cap it spills."""
+    wide = max(padded(problem.head_dim), padded(problem.head_dim_v))
+    return not problem.softcap and (wide == 64 or steps <= FEW_STEPS)
 
 
 def sums_with(problem: Any, config: Mapping[str, Any], **known: Any) -> SumsTraits:
-    """The same, for a mask that is known."""
+    """The same, for a mask and a division of the work that are known."""
     return SumsTraits(
         dtype=_DTYPES[problem.dtype],
         head=padded(problem.head_dim),
@@ -202,7 +246,7 @@ def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
 
 
 def registers(problem: Any, config: Mapping[str, Any]) -> int:
-    """Registers of one block: two matrix warp groups, and a third that holds producer and reducer."""
+    """Registers of one block: two matrix warp groups, and a third that holds producer and senders."""
     return 128 * (GROUPS + 1) * LAUNCH_REGISTERS
 
 

@@ -18,13 +18,13 @@ from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sums_with
 from registry.plugins.gluon_fa3.claims import CLAIMS
-from registry.plugins.gluon_fa3.host import LOG2E
+from registry.plugins.gluon_fa3.host import COUNTER_WORDS, LOG2E
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
 from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward
 from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
-from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
 WIDEST = 128  # beyond, dK and dV of a group do not fit its registers: backward/sweep.py
@@ -33,7 +33,8 @@ WIDEST = 128  # beyond, dK and dV of a group do not fit its registers: backward/
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     """The main kernel that `config` means for `problem`: keys past a sequence's end are always hidden."""
     left, _ = window_bounds(problem.causal, problem.window)
-    return sums_with(problem, config, mask="band" if left < UNLIMITED else "from", packed=True)
+    mask = "band" if left < UNLIMITED else "from"
+    return sums_with(problem, config, mask=mask, packed=True, drawn=False)  # where tiles are drawn, D64 spilled
 
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
@@ -96,6 +97,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "dk_map": tensor_map(dk, KEYS, t.head),
         "dv_map": tensor_map(dv, KEYS, t.head_v),
         "turns": turns,
+        "counter": Zeroes(COUNTER_WORDS) if t.drawn else StandIn((COUNTER_WORDS,), "int32"),
         "key_blocks": listed.arguments["row_blocks"],
         "left": left,
         "right": right,
@@ -107,7 +109,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }
-    grid = (key_blocks * problem.heads_kv,)
+    tiles = key_blocks * problem.heads_kv
+    grid = (min(tiles, problem.target.sm_count) if t.drawn else tiles,)
     main = Call(attention_packed_backward, grid, arguments, {"T": t}, dense.OPTIONS)
 
     arguments = {"sums_ptr": sums, "dq_ptr": dq, **_strides("dq", dq), **common, "scale": PerCall("scale")}

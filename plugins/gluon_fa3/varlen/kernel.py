@@ -67,6 +67,7 @@ def attention_packed_backward(
     dk_map,
     dv_map,
     turns,
+    counter,
     key_blocks,
     left,
     right,
@@ -79,11 +80,22 @@ def attention_packed_backward(
     cap,
     T: gl.constexpr,
 ):
-    """A block a tile, of as many as any lengths need: those beyond the list end at once."""
     after_previous_kernel()
     listed = gl.load(key_blocks)
     if gl.program_id(0) < listed * heads_kv:
         extent = (0, 0, left, right)
         work = (heads_kv, group, row_blocks, listed, heads_kv, section_heads, 0, key_blocks)
         inputs = (q_map, k_map, v_map, do_map, stats_map)
-        differentiate(inputs, (dk_map, dv_map), dq_map, turns.to(gl.int64), extent, work, scale, scale_log2, cap, T)
+        differentiate(
+            inputs,
+            (dk_map, dv_map),
+            dq_map,
+            turns.to(gl.int64),
+            counter.to(gl.int64),
+            extent,
+            work,
+            scale,
+            scale_log2,
+            cap,
+            T,
+        )

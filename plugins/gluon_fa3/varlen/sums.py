@@ -7,7 +7,7 @@ row needs, whose rows see nothing: a tile of keys without queries reads it.
 import triton
 import triton.language as tl
 
-from registry.plugins.gluon_fa3.backward.sums import after_previous_kernel, prepare_rows, put_in_order
+from registry.plugins.gluon_fa3.backward.sums import after_previous_kernel, part_of_block, prepare_rows, put_in_order
 from registry.plugins.gluon_fa3.varlen.tile_list import find_block
 
 SIZES = ["batch", "total_q", "row_blocks"]
@@ -51,4 +51,7 @@ def after_packed(
     after_previous_kernel()
     m, begin, length = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
     dq_ptr += begin * dq_row + h * dq_head
-    put_in_order(sums_ptr, dq_ptr, dq_row, m * BLOCK_M, part, length, scale, HEAD_DIM, BLOCK_M, COLUMNS)
+    first_row, first_column = part_of_block(part, m * BLOCK_M, BLOCK_M, COLUMNS)
+    put_in_order(
+        sums_ptr, dq_ptr, dq_row, tl.program_id(0), first_row, first_column, length, scale, HEAD_DIM, COLUMNS
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Cells of attention measured beside the peers' own kernels: what `peer_cells_*.jsonl` hold, as tables for plots.py.
+
+The first line of a file says what ran ("kind": "run"), the others are cells: what was timed ("backward", "forward back
+to back", "forward single", "training"), the shape, and the TFLOPS of each contestant in that run, "ours" among them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Cell = Mapping[str, Any]
+
+
+def read_cells(path: Path) -> tuple[Cell, list[Cell]]:
+    """(what ran, the cells) of one file."""
+    first, *cells = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    if first["kind"] != "run":
+        raise ValueError(f"{path}: the first line is of kind {first['kind']!r}, not 'run'")
+    return first, cells
+
+
+def of_best(cell: Cell) -> float:
+    """Ours over the fastest peer of the same cell."""
+    return float(cell["tflops"]["ours"] / max(speed for name, speed in cell["tflops"].items() if name != "ours"))
+
+
+def peer_cells(folder: Path) -> str:
+    """Markdown: for each run and what was timed, ours over the best peer and over each."""
+    return "\n\n".join("\n".join(_table(*read_cells(path))) for path in sorted(folder.rglob("peer_cells_*.jsonl")))
+
+
+def _table(run: Cell, cells: list[Cell]) -> Iterator[str]:
+    peers = list(dict.fromkeys(name for cell in cells for name in cell["tflops"] if name != "ours"))
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    yield f"{run['machine']}; {versions}; {run['of']}"
+    yield ""
+    yield f"| timed | heads | cells | over the best | least | {' | '.join(f'over {name}' for name in peers)} |"
+    yield "|---|---|--:|--:|--:|" + "--:|" * len(peers)
+    for timed in dict.fromkeys(cell["timed"] for cell in cells):
+        for heads in ("alike", "grouped"):
+            here = [cell for cell in cells if cell["timed"] == timed and _heads(cell) == heads]
+            if here:
+                ratios = [of_best(cell) for cell in here]
+                figures = [f"{_mean(ratios):.3f}", f"{min(ratios):.3f}", *(_over(here, name) for name in peers)]
+                yield f"| {timed} | {heads} | {len(here)} | {' | '.join(figures)} |"
+
+
+def _heads(cell: Cell) -> str:
+    return "alike" if cell["hq"] == cell["hkv"] else "grouped"
+
+
+def _over(cells: list[Cell], peer: str) -> str:
+    ratios = [cell["tflops"]["ours"] / cell["tflops"][peer] for cell in cells if peer in cell["tflops"]]
+    return f"{_mean(ratios):.3f}" if ratios else ""
+
+
+def _mean(ratios: list[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
