@@ -10,7 +10,7 @@ Measured facts (NVIDIA H200, torch 2.11, triton 3.6, bf16, 16k tokens, hidden 20
 - A loop from a run-time lower bound, or a masked loop before the unmasked one, made ptxas serialise every wgmma
   (C7515). D256 full 16k: 371 TFLOPS, and 517 with loops that count from 0, unmasked first (one config, two runs).
 - A window of 1,024 at 16k costs 8% (D64) and 10% (D128) of full attention.
-- Heads over 256, 4k (wide_heads.txt): 249 TFLOPS at 512 and 226 at 576/512, full, where 256 reaches 508. The scores are found
+- Heads over 256, 4k (wide_heads.txt): 249 TFLOPS at 512 and 226 at 576/512, full (256: 508). Scores are found
   once for each half of the values, and 128 rows with all of 512 columns leave room for 32 keys at a time.
 """
 

@@ -92,8 +92,9 @@ class PlanCache:
         self._get = self._entries.get
         self._lock = threading.RLock()
         self._forgotten = 0
-        self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
-        """Calls that are one of torch's functions: numbers of elements -> a guard, and the function."""
+        self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
+        """Calls that are one of torch's functions: numbers of elements -> a guard, the function, and the precision of
+        float32 products that it was chosen under, where that matters."""
         _caches.append(self)
 
     def __len__(self) -> int:
@@ -140,27 +141,30 @@ class PlanCache:
             self._add_guard(key, made, tensors, needs_grad, plans_then)
         return made
 
-    def keep_straight(self, key: int, settings: Any, plan: Plan, *tensors: torch.Tensor) -> None:
+    def keep_straight(
+        self, key: int, settings: Any, plan: Plan, called: tuple[torch.Tensor, ...], *tensors: torch.Tensor | None
+    ) -> None:
         """Have a call that comes down to one of torch's own functions go there, by a guard and nothing else.
 
-        Only where nothing else could change the choice: with worse alignment, or deterministic algorithms, fewer
-        variants are legal than when this one was chosen. In float32 the precision that is asked for changes it.
+        `called` are its tensors, of which the plan's are views. Only where nothing else could change the choice: with
+        worse alignment, or deterministic algorithms, fewer variants are legal than when this one was chosen.
         """
         bare = getattr(plan.launch, "bare", None)
         guards = _tensor_guards()
         if bare is None or guards is None or _deterministic() or plan.with_grad:
             return
-        for tensor in tensors:
-            if tensor.dtype is _FLOAT32 or tensor.requires_grad or tensor.data_ptr() & ALIGNED:
+        for tensor in called:
+            if tensor.requires_grad or tensor.data_ptr() & ALIGNED:
                 return
-        if len(set(map(id, tensors))) < len(tensors):
+        if len(set(map(id, called))) < len(called):
             return
-        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        precision = _precision() if any(tensor.dtype is _FLOAT32 for tensor in called) else None
+        guard = guards(*called, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         with self._lock:
             if self.by_facts(settings, *tensors) is plan:  # it may have been forgotten meanwhile
                 if len(self.straight) >= STRAIGHT:
                     self.straight.clear()
-                self.straight[key] = guard, bare
+                self.straight[key] = guard, bare, precision
 
     def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""

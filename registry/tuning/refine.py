@@ -30,6 +30,7 @@ NEIGHBOURS = 8
 """So many are looked at; two are neighbours where no third is nearer to both."""
 BATCH = 24
 """Shapes measured before looking again."""
+_COUNTED = ("measured", "turns", "failed", "unreached", "restarts", "pruned")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,13 @@ def refined(sweep: Callable[[list[Case], Effort], SweepReport], cases: list[Case
         left = None if effort.budget_s is None else effort.budget_s - (time.monotonic() - begun)
         if not more or (left is not None and left <= 0):
             break
-        report = report.and_then(sweep(more, replace(effort, budget_s=left)))
+        report = _together(report, sweep(more, replace(effort, budget_s=left)))
     return report
+
+
+def _together(one: SweepReport, other: SweepReport) -> SweepReport:
+    """Of two sweeps into one file, one after the other."""
+    return replace(other, **{name: getattr(one, name) + getattr(other, name) for name in _COUNTED})
 
 
 def _measured(cases: Sequence[CaseResults], target: Target, settings: Settings) -> Iterator[_Measured]:

@@ -454,3 +454,31 @@ def test_candidates_that_are_asked_for_late_stand_as_they_did(declare):
     after = registry.attention.explain(q, k, v).candidates
     assert [c.variant for c in after if c.variant not in {c.variant for c in late.candidates}] == ["test.later"]
     assert not next(c for c in after if c.variant == "test.mine").legal
+
+
+def one_query(queries=1):
+    q = torch.empty(1, 32, queries, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(1, 8, 5000, 128, dtype=torch.bfloat16, device="meta")
+    return registry.attention.explain(q, k, k, target=registry.Target.named("H200"))
+
+
+@pytest.mark.parametrize("queries", [1, 16, 17])
+def test_what_builds_each_size_goes_behind_where_lengths_grow(queries):
+    """A library that builds a kernel for each length would build one for each token; no measurement shows it."""
+    decision, growing = one_query(queries), queries <= 16
+    (cudnn,) = (one for one in decision.candidates if one.variant == "torch_cudnn")
+    assert cudnn.legal and ("builds a kernel for each new length" in cudnn.because) is growing
+    by_table = [one for one in decision.candidates if one.because.startswith("attention.sm90.yaml") and one.legal]
+    assert not growing or by_table[-1] == cudnn
+    with registry.prefer(["torch_cudnn"]):
+        assert one_query(queries).variant == "torch_cudnn"
+
+
+def test_a_guess_that_fails_refuses_no_config():
+    def order(configs):
+        raise ValueError("a guess")
+
+    variant = registry.variants()["triton_fa2"]
+    problem = AttentionProblem.of_shape(registry.Target.named("H200"), hq=2, s=512, d=64)
+    assert variant.first_legal(problem, order) == variant.first_legal(problem)
+    assert variant.first_legal(problem, lambda configs: configs[::-1]) == variant.legal_configs(problem)[-1]

@@ -135,3 +135,48 @@ def test_a_scaled_product_of_float64_has_the_accuracy_of_float64():
     got = registry.matmul(a, b, **scales)
     want = a @ b * (scales["scale_a"].double().reshape(-1, 1) * scales["scale_b"].double())
     assert torch.allclose(got, want, rtol=1e-13, atol=1e-13)
+
+
+STRAIGHT = {
+    "two dimensions": ((8, 16), (16, 8)),
+    "a batch of rows": ((2, 4, 16), (16, 8)),
+    "a batch of products": ((3, 8, 16), (3, 16, 8)),
+    "broadcast": ((2, 1, 8, 16), (3, 16, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shapes", STRAIGHT.values(), ids=STRAIGHT)
+def test_what_comes_down_to_torchs_product_goes_straight_there(shapes, dtype):
+    """By a guard that holds for calls like the first: others, and other precisions, are decided."""
+    registry.matmul.plans.clear()
+    a, b = (torch.randn(shape).to(dtype) for shape in shapes)
+    results = [registry.matmul(a, b) for _ in range(3)]
+    assert all(torch.equal(one, torch.matmul(a, b)) for one in results)
+    (known,) = registry.matmul.plans.straight.values()
+    assert known[1] is torch.matmul and known[2] == (None if dtype != torch.float32 else "highest")
+    registry.matmul.plans.straight.clear()
+    with registry.use("torch_matmul"):
+        registry.matmul(a, b)
+    registry.matmul(a, b, activation="relu")
+    registry.matmul(a, b, out_dtype=dtype)
+    registry.matmul(a.clone().requires_grad_(), b)
+    assert not registry.matmul.plans.straight, "none of these is that call"
+
+
+def test_a_straight_call_under_another_precision_is_decided(monkeypatch):
+    a, b = torch.randn(2, 4, 16), torch.randn(16, 8)
+    registry.matmul.plans.clear()
+    registry.matmul(a, b)
+    ((key, (guard, _, precision)),) = registry.matmul.plans.straight.items()
+    never = lambda a, b: pytest.fail("it was chosen under another precision")  # noqa: E731
+    registry.matmul.plans.straight[key] = guard, never, precision
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert torch.equal(registry.matmul(a, b), torch.matmul(a, b))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert registry.matmul(a, b).dtype == torch.bfloat16
+    finally:
+        torch.set_float32_matmul_precision(before)
+        registry.matmul.plans.clear()

@@ -40,6 +40,7 @@ _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _scope = current.get
+_precision = torch._C._get_float32_matmul_precision
 Settings = tuple[Any, ...]
 """activation, out_dtype, variant: all of a call but its tensors. And what the tensors behind a and b are, where those
 that are left out do not stand at the end."""
@@ -98,7 +99,12 @@ class Matmul(Op):
                 try:
                     sizes = a.numel() * _APART + b.numel()
                     known = self._straight.get(sizes)
-                    if known is not None and not (a.is_nested or b.is_nested) and known[0](a, b):
+                    if (
+                        known is not None
+                        and not (a.is_nested or b.is_nested)
+                        and known[0](a, b)
+                        and (known[2] is None or known[2] == _precision())
+                    ):
                         product = known[1]
                 except NOT_TENSORS:
                     sizes = 0
@@ -119,7 +125,7 @@ class Matmul(Op):
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
                     elif sizes and product is None:
-                        self.plans.keep_straight(sizes, settings, plan, a, b)
+                        self.plans.keep_straight(sizes, settings, plan, (a, b), a, b)
                     return result
             if out is not None:
                 out = check_writable(out)
@@ -128,7 +134,7 @@ class Matmul(Op):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
                     return out.copy_(result)
-                return self.forward(settings, a, b, bias, scale_a, scale_b, out)
+                return self.forward(settings, a, b, bias, scale_a, scale_b, out, sizes if product is None else 0)
         return through_torch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b, out)
 
     def _plan_into(self, out: torch.Tensor, settings: Settings, given: tuple[torch.Tensor, ...]) -> Plan | None:
@@ -156,13 +162,16 @@ class Matmul(Op):
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         out: torch.Tensor | None,
+        sizes: int = 0,
     ) -> torch.Tensor:
-        """The product without autograd: views of two or three dimensions, then `launch`."""
+        """The product without autograd: views of two or three dimensions, then `launch`. With `sizes`, calls like this
+        one may go straight to a function of torch."""
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2:
             return self.launch(settings, a, b, bias, scale_a, scale_b, out)
         a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b))
         if out is None:
-            return self.launch(settings, a2, b2, bias, scale_a, scale_b).view(shape)
+            called = (sizes, a, b) if sizes else None
+            return self.launch(settings, a2, b2, bias, scale_a, scale_b, None, called).view(shape)
         if tuple(out.shape) != shape:
             raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
         try:
@@ -181,8 +190,9 @@ class Matmul(Op):
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        called: tuple[int, torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Find or make the plan for these matrices and launch it."""
+        """Find or make the plan for these matrices, views of those `called`, and launch it."""
         plan = self.plans.by_facts(settings, a, b, bias, scale_a, scale_b, out)
         result: torch.Tensor = plan.launch(
             a, b, out_dtype=plan.default, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
@@ -190,6 +200,8 @@ class Matmul(Op):
         scope = current.get()
         if scope is not EMPTY:
             observe(scope, plan.decision)
+        elif called is not None:
+            self.plans.keep_straight(called[0], settings, plan, called[1:], a, b, bias, scale_a, scale_b, out)
         return result
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
