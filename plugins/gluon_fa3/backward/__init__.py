@@ -1,7 +1,8 @@
 """`gluon_fa3_backward`: the gradients of attention on Hopper, in the shape of FlashAttention-3's.
 
-TMA producer -> two matrix warp groups, each with its keys -> a warp that adds dQ up: a chain of three tasks. Reading
-order: traits.py, kernel.py, group.py, terms.py, scores.py, signals.py, helpers.py, schedule.py, sums.py, host.py.
+TMA producer -> two matrix warp groups, each with its keys -> a warp for each that takes the gradients to memory and
+adds dQ up: a chain of three tasks. Reading order: traits.py, kernel.py, group.py, terms.py, scores.py, signals.py,
+helpers.py, schedule.py, sums.py, host.py.
 """
 
 from __future__ import annotations
@@ -45,5 +46,5 @@ VARIANT = Variant(
     configs=configs,
     cost=lambda problem, config: 1.0,  # what was measured nearby decides
     design_of=design_of,
-    summary="Its gradients: TMA producer, two matrix warp groups, and a warp that adds dQ up in float32",
+    summary="Its gradients: TMA producer, two matrix warp groups, and warps that add dQ up in float32",
 )

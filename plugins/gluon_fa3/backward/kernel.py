@@ -1,8 +1,13 @@
 """FlashAttention-3-shaped gradients of attention for Hopper (sm_90a): the kernel of the method "sums".
 
-A block owns `block_n` keys and walks over all queries that see them, of all query heads that share the keys: dK and
+A tile is `block_n` keys: a block walks over all queries that see them, of all query heads that share the keys. dK and
 dV stay in registers, and dQ is added up in memory. Roles: a producer warp, two matrix warp groups of 64 keys each
-(group.py), and for each of them a warp that adds its part of dQ (helpers.py). Group 0 is the default partition.
+(group.py), and for each of them a sender, a warp that takes what the group hands over to memory (helpers.py): dQ's part
+of each step, at a tile's end dV and dK. Group 0 is the default partition.
+
+A block takes one tile, or a block of each SM draws one after the other: the producer draws, tells the rest, and brings
+the next tile's Q, dO and V while the groups still end the last one. Where tiles are few, the query heads that share
+keys are divided among blocks, and dK and dV are added up in memory like dQ (traits.py says when).
 
     group:  S(i), dP(i) issued | P(i), dS(i), stored | dQ(i-1), dV(i), dK(i) issued | wait dQ, hand it over | wait
 
@@ -15,13 +20,14 @@ through shared memory.
 
     before (sums.py)    delta = rowsum(O * dO) - dlse, LSE, zeroes                 memory-bound
     this                five products
-    after (sums.py)     dQ from the order of the registers to rows, scaled, rounded
+    after (sums.py)     sums from the order of the registers to rows, scaled, rounded
 
 Each starts while the one before it ends (programmatic dependent launch). Tensor maps are [batch, head, row, column]: a
 tile past the end of one head reads zeros and is cut on the way out.
 
 With order "fixed", tiles add to a block of dQ from the last keys to the first, each when a counter says that it is its
-turn: the same bits on every run. Tiles start in that order too, so that none waits for one that cannot start.
+turn: the same bits on every run. Tiles start in that order too, so that none waits for one that cannot start. A tile
+is then divided in two at most: two parts of dK make one sum, whichever comes first.
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden size 2048; TFLOPS of all three launches,
 2.5 times the forward's operations counted; back to back, shuffled rounds. Compare within a line only: long cells run at
@@ -38,6 +44,15 @@ of the best             D64, D128
 this, in a later run    three stages 0.983, 1.067; two 0.977, 1.056. Ours and FA3:
   D64                   full 396 / 524 / 537, 419 / 489 / 543; causal 289 / 476 / 549, 305 / 487 / 565
   D128                  full 472 / 597 / 657, 456 / 546 / 586; causal 354 / 560 / 638, 353 / 528 / 584
+a later run, before and since tiles are drawn (D64, and D128 with at most 16 steps) and divided, and FA3
+  D64 causal            1k 287 -> 330, 303; 4k 476 -> 504, 484
+  D128                  causal 1k 361 -> 377, 361; 4k 559 -> 550, 520; full 1k 479 -> 486, 468; 4k 644 -> 637, 572
+  32/8 heads, causal    B 1: 2k 320 -> 457, 387; 8k 551 -> 651, 562; B 4: 2k 459 -> 473, 405; 8k 607 -> 599, 547
+  order "fixed" of it   D64 causal 319, 489; D128 causal 322, 514, full 443, 605; with 32/8 heads in a run before, whole
+                        and in two parts: B 1 2k 293, 317, 8k 461, 522; B 4 2k 359, 383, 8k 517, 557
+tiles drawn at D128     full 4k 607 -> 542, 16k 664 -> 581, causal 16k 647 -> 615: inside the loop over tiles ptxas
+                        keeps counters and addresses of the steady loop in ordinary registers, and moves them to uniform
+                        ones at each use
 order "fixed"           D128 full with two stages, 1k / 16k: 458 / 633 -> 409 / 611
 after                   whole loads instead of gathered ones: 73 -> 57 us at D64, 79 -> 65 at D128 (causal 1k)
 counters, full, 4k      cycles and time of the matrix units: D64 before 4.78 M, 55%; FA3 4.20 M, 62%; FA3's order with
@@ -45,6 +60,9 @@ counters, full, 4k      cycles and time of the matrix units: D64 before 4.78 M, 
                         delta were 16% of the shared memory's work at D64, and warps stood still for them a fifth of the
                         time
 did not
+  tiles in turns of a fixed stride, a block an SM      D128 causal 1k, 4k: 349, 541 -> 276, 409: uneven
+  many heads as one section                            D64 causal 1k, 4k: 327, 498 -> 248, 338: their queries leave L2
+  32 or 64 rows a program of `before`                  D64 causal 1k: 327 -> 332, 331; D128 causal 1k: 372 -> 371, 367
   exponentials held before the wait for products under way (an asm that ptxas may not move them across): D64 0.86 ->
                         0.85, D256's sweeps 386 / 467 -> 363 / 464 (1k, 16k, full); without it ptxas mixes exponentials
                         and the arithmetic of dS, which use different units. With terms, it helped the old order: 0.93,
