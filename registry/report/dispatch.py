@@ -14,7 +14,7 @@ from registry.errors import RegistryError
 from registry.ops.known import op_named
 from registry.report.sheet import Sheet
 from registry.tables.match import Condition
-from registry.tables.model import Rule, Table
+from registry.tables.model import Rule
 from registry.tuning.grids import TRIAL, grid, names
 from registry.tuning.journal import contestant_key
 from registry.tuning.timing import quantile
@@ -131,13 +131,3 @@ def _gaps(condition: Condition, values: Sequence[float]) -> list[str]:
         if span.high > 2 * high:
             gaps.append(f"{condition.name} above {high:g}")
     return gaps
-
-
-def table_files(found: Sheet) -> list[str]:
-    """The tables in force that speak about this op here."""
-    try:
-        target = Target.named(found.device)
-    except RegistryError:
-        return []
-    tables: Sequence[Table] = in_force.tables().applying(found.op, target.arch, found.device)
-    return [table.file for table in tables]

@@ -97,11 +97,6 @@ def best_of(case: CaseResults) -> dict[str, Entry]:
     return found
 
 
-def speed_text(case: CaseResults, entry: Entry) -> str:
-    tflops = case.tflops(entry)
-    return f"{tflops:.0f} TFLOPS" if tflops >= 10 else f"{entry.ms * 1e3:.1f} us"
-
-
 def _problem(case: CaseResults, device: str) -> Any:
     try:
         target = Target.named(device)

@@ -13,7 +13,7 @@ from registry.ops.attention.arguments import canonical_mask, canonical_window
 from registry.ops.attention.op import attention
 from registry.ops.attention.oracle import visible
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints, head_dims_outside, mask_word
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
@@ -132,18 +132,7 @@ class AttentionKit(Kit):
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
-        found: dict[str, Spec] = {}
-        if requires.head_dim is not None:
-            low, high = requires.head_dim
-            multiple = requires.head_dim_multiple
-            if high < 2**15:
-                found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
-            if low > multiple:
-                found["head_dim below"] = {"head_dim": max(1, (low - 1) // multiple * multiple)}
-            if multiple > 1:
-                found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
-            if requires.head_dim_v is None:
-                found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
+        found = head_dims_outside(requires)
         for name, claimed, spec in (
             ("causal", requires.causal, {"mask": (True, None)}),
             ("window", requires.window, {"mask": (False, (5, 3))}),
@@ -165,11 +154,7 @@ class AttentionKit(Kit):
         return found
 
     def word(self, axis: str, value: Any) -> str:
-        if axis != "mask":
-            return super().word(axis, value)
-        causal, window = value
-        words = ["causal"] if causal else []
-        return " ".join(words + ([f"window:{window[0]},{window[1]}"] if window else []))
+        return mask_word(*value) if axis == "mask" else super().word(axis, value)
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         dtype = getattr(torch, spec["dtype"])

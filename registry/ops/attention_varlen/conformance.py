@@ -12,7 +12,7 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen.conformance_backward import VarlenBackwardKit
 from registry.ops.attention_varlen.conformance_forward import VarlenKit
 from registry.ops.attention_varlen.op import attention_varlen
-from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.op_checks import any_scale, backend, off, opcheck, random, usual_dtype
 
 QUERIES, KEYS = (5, 0, 33, 1), (9, 4, 33, 0)
 
@@ -102,24 +102,6 @@ def backward_empty(device: torch.device) -> list[str]:
     return found
 
 
-def any_scale(device: torch.device) -> list[str]:
-    """Any finite scale is right, negative ones and zero too, and so are its gradients."""
-    found = []
-    for scale in (-0.3, 0.0, 2.0):
-        operands, how = _batch(device, grad=True)
-        exact = [t.detach().double().requires_grad_() for t in operands]
-        out, want = (
-            attention_varlen(*operands, **how, scale=scale),
-            attention_varlen.reference(*exact, **how, scale=scale),
-        )
-        found += off(f"out at scale {scale}", out, want)
-        grads = torch.autograd.grad(out, operands, torch.ones_like(out))
-        wanted = torch.autograd.grad(want, exact, torch.ones_like(want))
-        for name, grad, right in zip("qkv", grads, wanted, strict=True):
-            found += off(f"d{name} at scale {scale}", grad, right)
-    return found
-
-
 def schedules(device: torch.device) -> list[str]:
     """A schedule serves calls of its step, of other masks too, and refuses those of another step."""
     (q, k, v), how = _batch(device)
@@ -140,7 +122,7 @@ VarlenKit.checks = {
     "opcheck": forward_opcheck,
     "torch.compile": forward_compile,
     "empty tensors": forward_empty,
-    "any finite scale": any_scale,
+    "any finite scale": lambda device: any_scale(attention_varlen, *_batch(device, grad=True)),
     "schedules": schedules,
 }
 VarlenBackwardKit.checks = {"opcheck": backward_opcheck, "empty tensors": backward_empty}

@@ -20,7 +20,6 @@ from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
-HOW = ("causal", "window", "softcap", "max_seqlen_q", "max_seqlen_k")
 KEPT = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
 RESULTS = ("dq", "dk", "dv", "dsinks")
 

@@ -14,7 +14,7 @@ from registry.ops.attention_varlen.arguments import OPTIONAL
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
+from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints, head_dims_outside, mask_word
 from registry.ops.parts.masks import canonical_mask
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import floor_of, rounded_to
@@ -137,16 +137,7 @@ class VarlenKit(Kit):
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
-        found: dict[str, Spec] = {}
-        if requires.head_dim is not None:
-            low, high = requires.head_dim
-            multiple = requires.head_dim_multiple
-            if high < 2**15:
-                found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
-            if multiple > 1:
-                found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
-            if requires.head_dim_v is None:
-                found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
+        found = head_dims_outside(requires)
         decoding: Pairs = ((4, 20), (3, 9))
         for name, claimed, spec in (
             ("causal", requires.causal, {"mask": (True, None), "lengths": decoding}),
@@ -176,9 +167,7 @@ class VarlenKit(Kit):
 
     def word(self, axis: str, value: Any) -> str:
         if axis == "mask":
-            causal, window = value
-            words = ["causal"] if causal else []
-            return " ".join(words + ([f"window:{window[0]},{window[1]}"] if window else []))
+            return mask_word(*value)
         if axis == "lengths":
             shown = [f"{q}/{k}" for q, k in value[:5]]
             return "lengths:" + "+".join(shown) + (f"+{len(value) - 5}" if len(value) > 5 else "")

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
@@ -18,6 +16,8 @@ from registry.ops.parts.products import (
     alignment,
     check_activation,
     default_out_dtype,
+    known_dtype,
+    made_up,
     pitch_of,
     same_dtype,
     unit_dimension,
@@ -104,9 +104,7 @@ class GroupedMmProblem(Problem):
         spread: str = "even",
     ) -> GroupedMmProblem:
         """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about."""
-        torch_dtype = getattr(torch, dtype, None)
-        if torch_dtype not in DTYPES:
-            raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, DTYPES))))
+        torch_dtype = known_dtype(dtype, DTYPES)
         for name, value in (("e", e), ("m", m), ("n", n), ("k", k)):
             if value < 1:
                 raise InvalidArgument(name, value, "a positive integer")
@@ -116,9 +114,10 @@ class GroupedMmProblem(Problem):
             if word not in allowed:
                 raise InvalidArgument(name, repr(word), ", ".join(allowed))
         wide = 2 * n if gated else n
-        sized = (("a", (e,) * (form == "batch"), m, k), ("b", (e,) * (form != "inner"), k, wide))
-        operands = tuple(
-            _made_up(*one, letter, dtype, torch_dtype.itemsize) for one, letter in zip(sized, layout, strict=True)
+        of_a, of_b = (e,) * (form == "batch"), (e,) * (form != "inner")
+        operands = (
+            made_up("a", (*of_a, m, k), layout[0], torch_dtype),
+            made_up("b", (*of_b, k, wide), layout[1], torch_dtype),
         )
         return cls(
             target=target,
@@ -139,10 +138,3 @@ class GroupedMmProblem(Problem):
             deterministic=deterministic,
             operands=operands,
         )
-
-
-def _made_up(
-    name: str, groups: tuple[int, ...], rows: int, columns: int, letter: str, dtype: str, itemsize: int
-) -> OperandFact:
-    strides = (columns, 1) if letter == "n" else (1, rows)
-    return OperandFact(name, dtype, (*groups, rows, columns), (*(rows * columns for _ in groups), *strides), itemsize)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-
-import torch
 
 from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
@@ -19,6 +17,8 @@ from registry.ops.parts.products import (
     alignment,
     check_activation,
     default_out_dtype,
+    known_dtype,
+    made_up,
     pitch_of,
     same_dtype,
     unit_dimension,
@@ -89,17 +89,16 @@ class MatmulProblem(Problem):
         deterministic: bool = False,
     ) -> MatmulProblem:
         """The problem of freshly allocated matrices of these sizes: what `kreg explain` and the tuner ask about."""
-        torch_dtype = getattr(torch, dtype, None)
-        if torch_dtype not in DTYPES:
-            raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, DTYPES))))
+        torch_dtype = known_dtype(dtype, DTYPES)
         for name, value in (("m", m), ("n", n), ("k", k), ("b", b)):
             if value < 1:
                 raise InvalidArgument(name, value, "a positive integer")
         if layout not in LAYOUTS:
             raise InvalidArgument("layout", repr(layout), ", ".join(LAYOUTS))
+        several = (b,) * (b != 1)
         operands = (
-            _made_up(("a", m, k), b, layout[0], dtype, torch_dtype.itemsize),
-            _made_up(("b", k, n), b, layout[1], dtype_b or dtype, torch_dtype.itemsize),
+            made_up("a", (*several, m, k), layout[0], torch_dtype),
+            replace(made_up("b", (*several, k, n), layout[1], torch_dtype), dtype=dtype_b or dtype),
         )
         return cls(
             target=target,
@@ -118,11 +117,3 @@ class MatmulProblem(Problem):
             deterministic=deterministic,
             operands=operands,
         )
-
-
-def _made_up(sized: tuple[str, int, int], batch: int, letter: str, dtype: str, itemsize: int) -> OperandFact:
-    name, rows, columns = sized
-    strides = (columns, 1) if letter == "n" else (1, rows)
-    if batch == 1:
-        return OperandFact(name, dtype, (rows, columns), strides, itemsize)
-    return OperandFact(name, dtype, (batch, rows, columns), (rows * columns, *strides), itemsize)

@@ -114,6 +114,27 @@ class Kit:
 # --- the form of results ---------------------------------------------------------------------------------------------
 
 
+def head_dims_outside(requires: Requires) -> dict[str, Spec]:
+    """Overrides with head dimensions that an attention's claims exclude."""
+    if requires.head_dim is None:
+        return {}
+    (low, high), multiple = requires.head_dim, requires.head_dim_multiple
+    found: dict[str, Spec] = {}
+    if high < 2**15:
+        found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
+    if low > multiple:
+        found["head_dim below"] = {"head_dim": max(1, (low - 1) // multiple * multiple)}
+    if multiple > 1:
+        found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
+    if requires.head_dim_v is None:
+        found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
+    return found
+
+
+def mask_word(causal: bool, window: tuple[int, int] | None) -> str:
+    return " ".join([*(["causal"] if causal else []), *([f"window:{window[0]},{window[1]}"] if window else [])])
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory without gaps or overlap, in whatever order of dimensions."""
     expected = 1

@@ -31,6 +31,20 @@ def opcheck(op: Any, calls: list[tuple[Any, ...]]) -> list[str]:
     return found
 
 
+def any_scale(op: Any, operands: list[torch.Tensor], how: dict[str, Any]) -> list[str]:
+    """Any finite scale of an attention is right, negative ones and zero too, and so are its gradients."""
+    found = []
+    for scale in (-0.3, 0.0, 2.0):
+        exact = [t.detach().double().requires_grad_() for t in operands]
+        out, want = op(*operands, **how, scale=scale), op.reference(*exact, **how, scale=scale)
+        found += off(f"out at scale {scale}", out, want)
+        grads = torch.autograd.grad(out, operands, torch.ones_like(out))
+        wanted = torch.autograd.grad(want, exact, torch.ones_like(want))
+        for name, grad, right in zip("qkv", grads, wanted, strict=True):
+            found += off(f"d{name} at scale {scale}", grad, right)
+    return found
+
+
 def off(name: str, got: torch.Tensor, want: torch.Tensor) -> list[str]:
     tolerance = 4 * math.sqrt(torch.finfo(got.dtype).eps * 1e-3)
     got, want = got.detach().double(), want.detach().double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -144,6 +144,21 @@ def pitch_of(columns: int, out_dtype: str, operands: Iterable[OperandFact]) -> i
     which of a library's kernels can run."""
     result: int = columns * getattr(torch, out_dtype).itemsize | 16
     return min([fact.stride_alignment for fact in operands] + [result & -result])
+
+
+def made_up(name: str, shape: tuple[int, ...], letter: str, dtype: torch.dtype) -> OperandFact:
+    """A freshly allocated operand: matrices of these rows and columns, or one for each of what stands before them."""
+    *several, rows, columns = shape
+    strides = (columns, 1) if letter == "n" else (1, rows)
+    outer = (rows * columns,) * len(several)
+    return OperandFact(name, dtype_name(dtype), shape, (*outer, *strides), dtype.itemsize)
+
+
+def known_dtype(dtype: str, allowed: Collection[torch.dtype]) -> torch.dtype:
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or found not in allowed:
+        raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, allowed))))
+    return found
 
 
 def wanted_out_dtype(spec: Mapping[str, Any]) -> torch.dtype:
