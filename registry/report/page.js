@@ -54,7 +54,7 @@ function headline(sheet, rows) {
     facts.push([percent(ratios.filter((r) => r >= 1).length / ratios.length, 0), "of shapes where ours is the fastest"]);
     facts.push([Math.min(...ratios).toFixed(2) + "×", "the least of these ratios"]);
   }
-  const off = sheet.regret.find((line) => line.mean !== undefined);
+  const off = sheet.regret.findLast((line) => line.mean !== undefined);
   if (off) facts.push([percent(off.mean), `mean regret of the tables ${off.where}`]);
   return el("ul", { class: "facts" }, facts.map(([value, text]) => el("li", {}, el("b", {}, String(value)), el("span", {}, text))));
 }
@@ -148,12 +148,11 @@ function roofline(body, sheet, rows, pick) {
 function regret(body, op, sheet) {
   if (!sheet.regret.length) return;
   const rows = [];
-  for (const [where, onGrid] of [["on a grid", true], ["off every grid", false]]) {
-    const lost = sheet.lost.filter((one) => one[2] === onGrid).map((one) => one[1]).sort((a, b) => a - b);
+  for (const [where, lost] of Object.entries(sheet.lost)) {
     lost.forEach((value, i) => rows.push({ lost: value, share: (i + 1) / lost.length, where }));
     if (lost.length) rows.push({ lost: 0, share: lost.filter((v) => v <= 0).length / lost.length, where });
   }
-  if (rows.length) figure(body, "Dispatch regret", "What the tables in force pick, over the best that these results hold of each shape: the share of shapes within so much.", DATA.specs.regret, { rows });
+  if (rows.length) figure(body, "Dispatch regret", "What the tables in force pick, over the best that these results hold of each shape: the share of shapes within so much. Only shapes that are new to the table say how well it guesses: the others were in the fit.", DATA.specs.regret, { rows });
   const worst = (line) => line.worst_case === undefined ? "" : el("button", { type: "button", on: { click: () => openCell(op, sheet, line.worst_case, null) } }, spaced(sheet.cases[line.worst_case].shape));
   body.append(table(["", "shapes", "mean", "median", "95th percentile", "worst", "the worst shape", "pick not measured"],
     sheet.regret.map((l) => [l.where, l.shapes, percent(l.mean), percent(l.median), percent(l.p95), percent(l.worst), worst(l), l.unmeasured]), "Dispatch regret"));
@@ -161,9 +160,9 @@ function regret(body, op, sheet) {
 
 function coverage(body, sheet) {
   if (!sheet.rules.length) return;
-  body.append(el("h3", {}, "What each table rule covers"), el("p", { class: "quiet" }, "First match wins. “Beyond” names sizes that a rule reaches and no shape of these results does."),
-    table(["rule", "when", "first pick", "shapes here", "mean regret", "evidence", "beyond what was measured here"],
-      sheet.rules.map((rule) => [rule.rule, rule.when, rule.use[0], rule.shapes, percent(rule.lost), rule.evidence, rule.beyond.join("; ")]), "Coverage of table rules"));
+  body.append(el("h3", {}, "What each table rule covers"), el("p", { class: "quiet" }, "First match wins. “Measured on” are the sizes of the shapes beside the table; “not measured” names what a rule reaches and no shape does."),
+    table(["rule", "when", "what runs", "measured on", "shapes here", "mean regret", "evidence", "not measured"],
+      sheet.rules.map((rule) => [rule.rule, rule.when, rule.use, rule.measured, rule.shapes, percent(rule.lost), rule.evidence, rule.beyond.join("; ")]), "Coverage of table rules"));
 }
 
 // --- one cell --------------------------------------------------------------------------------------------------------

@@ -106,7 +106,10 @@ def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample
             for number, case in enumerate(found.cases)
         ],
         "regret": dispatch.regret(answers),
-        "lost": [[p.case, round(p.lost, 5), p.on_grid] for p in answers if p.lost is not None],
+        "lost": {
+            where: sorted(round(p.lost, 5) for p in chosen if p.lost is not None)
+            for where, chosen in dispatch.stretches(answers).items()
+        },
         "rules": dispatch.coverage(found, answers),
         "rerun": _rerun(found.op, results),
         "specs": {
