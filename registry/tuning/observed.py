@@ -1,33 +1,33 @@
-"""What recorded timelines say of contestants, for a guided sweep: files of figures that `kreg profile --figures` adds to.
+"""What recorded timelines say of contestants, for a guided sweep: files that `kreg profile --figures` adds to.
 
-A warp group that waits does no work. So of two configs of a variant that were recorded on one shape, the one whose matrix
-units and multiplying warps stand still longer is expected to take longer, on that shape and on shapes like it.
+How long the matrix units and the warps of each role stand still does not rank configs by itself: a config may keep more
+products in flight and yet be slower. But configs that stand still alike are limited by the same thing, and so change
+alike from shape to shape: these shares are coordinates of a config, beside its values and what it needs.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.errors import InvalidArgument, RegistryError
-from registry.ops.parts.cases import Case
+from registry.errors import InvalidArgument
 from registry.tuning.journal import contestant_key
+
+OCTAVES = 4.0
+"""A share of the whole time sets configs as far apart as so many octaves of one of their values."""
 
 
 @dataclass(frozen=True)
 class Observed:
     """The figures of one recording."""
 
-    case: Case
     variant: str
     config: Mapping[str, Any]
-    busy: float
-    """The share of the time in which a product of some role is in flight and, of the roles that multiply, one does not
-    wait: a number in (0, 1]."""
+    shares: Mapping[str, float]
+    """By name, what part of the time: numbers from 0 to 1."""
 
     @property
     def key(self) -> str:
@@ -35,47 +35,42 @@ class Observed:
 
 
 def read(path: Path) -> list[Observed]:
-    """The recordings in a file. One that is damaged is an error that names it: a guess from half a file helps nobody."""
+    """The recordings in a file. One that is damaged is an error that names it: half of a file helps nobody."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        rows = data["timelines"]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise InvalidArgument(
-            "--timelines", str(path), f"figures of kreg profile: {type(error).__name__}: {error}"
-        ) from error
-    found = []
-    for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
-        try:
-            found.append(_observed(row))
-        except (ValueError, TypeError, LookupError, AttributeError, RegistryError) as error:
-            what = f"{path}: timelines[{number}]: {type(error).__name__}: {error}"
-            raise InvalidArgument("--timelines", what, "figures of kreg profile") from error
-    return found
+        rows = json.loads(path.read_text(encoding="utf-8"))["timelines"]
+        return [_observed(row) for row in rows]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        what = f"{path}: {type(error).__name__}: {error}"
+        raise InvalidArgument("--timelines", what, "what kreg profile --figures wrote") from error
 
 
 def _observed(row: Mapping[str, Any]) -> Observed:
-    figures = row["figures"]
-    return Observed(Case.parse(row["op"], row["shape"]), str(row["variant"]), dict(row["config"]), busy(figures))
+    shares = shares_of(row["figures"])
+    if not all(0.0 <= share <= 1.0 for share in shares.values()):
+        raise ValueError(f"shares from 0 to 1, not {shares}")
+    return Observed(str(row["variant"]), dict(row["config"]), shares)
 
 
-def busy(figures: Mapping[str, Any]) -> float:
-    """Of the figures of a timeline, as `kreg profile --json` prints them."""
-    flying = figures["any_in_flight"]
+def shares_of(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Of the figures of a timeline, as `kreg profile --json` prints them: roles that multiply, and the others."""
     multiply = [one["stalled"] for one in figures["roles"] if one["in_flight"] is not None]
-    share = float(flying if flying is not None else 1.0) * (1.0 - min(map(float, multiply), default=0.0))
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"shares between 0 and 1, not {share:g}")
-    return max(share, 0.01)
+    others = [one["stalled"] for one in figures["roles"] if one["in_flight"] is None]
+    found = {"in flight": figures["any_in_flight"] or 0.0, "stalled": _mean(multiply), "others stalled": _mean(others)}
+    return {name: float(share) for name, share in found.items()}
 
 
-def slower(recorded: Sequence[Observed]) -> list[float]:
-    """By how much each is expected to be slower, in log time, than the busiest of its variant on the same shape."""
-    most: dict[tuple[str, str, str], float] = {}
+def coordinates(recorded: Sequence[Observed]) -> dict[str, dict[str, float]]:
+    """By a contestant's key, and by a variant's name for its configs that nobody recorded: the means of the shares, as
+    sizes whose octaves are the distances."""
+    grouped: dict[str, list[Observed]] = {}
     for one in recorded:
-        place = (one.variant, one.case.op, one.case.text)
-        most[place] = max(most.get(place, 0.0), one.busy)
-    return [math.log(most[one.variant, one.case.op, one.case.text] / one.busy) for one in recorded]
+        grouped.setdefault(one.key, []).append(one)
+        grouped.setdefault(one.variant, []).append(one)
+    return {
+        key: {f"timeline {name}": 2 ** (OCTAVES * _mean([o.shares[name] for o in held])) for name in held[0].shares}
+        for key, held in grouped.items()
+    }
 
 
-def of_op(recorded: Iterable[Observed], op: str) -> list[Observed]:
-    return [one for one in recorded if one.case.op == op]
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -151,7 +151,7 @@ def test_a_rule_by_the_nearest_shapes_says_what_it_was_measured_on_and_which_sha
     shape = "b=4,hq=32,s=4096,d=64"
     far = "hq=1,s=1,sk=8000000,d=8"
     found = sheet(
-        read(*lines("attention", {s: TIMES[SHAPE] for s in (shape, far)})).runs["attention"], "a", "attention"
+        read(*lines("attention", dict.fromkeys((shape, far), TIMES[SHAPE]))).runs["attention"], "a", "attention"
     )
     answers = {found.cases[pick.case].text: pick for pick in dispatch.picks(found)}
     assert not answers[shape].new and answers[far].new and answers[far].far > 2
