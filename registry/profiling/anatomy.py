@@ -49,6 +49,14 @@ class Buffer:
     waiters: set[int] = field(default_factory=set)
     """Roles that wait at the barriers in it."""
 
+    @property
+    def lives(self) -> str:
+        """When its bytes are its own."""
+        users = self.writers | self.readers | self.waiters
+        if not users:
+            return "never used"
+        return "while the roles run" if max(users) >= 0 else "before the roles part"
+
 
 @dataclass(frozen=True)
 class Anatomy:

@@ -70,7 +70,7 @@ class Guidance:
     """Earlier measurements of the op, on whatever shapes, of a device like this one."""
     observed: tuple[Observed, ...] = ()
     """Recorded timelines."""
-    spilled: float = 0.05
+    spilled: float = 0.1
     """Log time that it is expected to cost to have too few registers."""
 
     def __post_init__(self) -> None:

@@ -34,14 +34,21 @@ class Observed:
         return contestant_key(self.variant, self.config)
 
 
-def read(path: Path) -> list[Observed]:
-    """The recordings in a file. One that is damaged is an error that names it: half of a file helps nobody."""
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The recordings in a file, as they were written. One that is damaged is an error that names it."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["timelines"]
-        return [_observed(row) for row in rows]
+        found = json.loads(path.read_text(encoding="utf-8"))["timelines"]
+        for row in found:
+            _observed(row)
+        return list(found)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         what = f"{path}: {type(error).__name__}: {error}"
         raise InvalidArgument("--timelines", what, "what kreg profile --figures wrote") from error
+
+
+def read(path: Path) -> list[Observed]:
+    """What the recordings in a file say."""
+    return [_observed(row) for row in rows(path)]
 
 
 def _observed(row: Mapping[str, Any]) -> Observed:

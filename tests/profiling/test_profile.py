@@ -246,6 +246,29 @@ def test_the_figures_come_as_json_too(attention, capsys):
     assert found["figures"] is None and found["roles"][3] == {"role": "producer", "warps": "14", "registers": 32}
 
 
+def test_figures_are_collected_for_a_guided_sweep(attention, tmp_path, capsys):
+    """One row for each config and shape: recording it again replaces it."""
+    from registry.tuning import observed
+
+    file = tmp_path / "timelines.json"
+    for _ in range(2):
+        words = ["--from", str(ATTENTION), "--figures", str(file), "-o", str(tmp_path / "p.html")]
+        assert main(["profile", "gluon_fa3", *SHAPE, *words]) == OK
+    (one,) = observed.read(file)
+    assert one.variant == "gluon_fa3" and one.config["consumers"] == 3
+    assert 0.8 < one.shares["in flight"] <= 1 and 0 < one.shares["stalled"] < 0.5 < one.shares["others stalled"]
+    file.write_text(file.read_text()[:-9])
+    assert main(["profile", "gluon_fa3", *SHAPE, *words]) != OK
+    assert str(file) in "".join(capsys.readouterr().err.split())
+
+
+def test_the_memory_plan_says_what_lives_when(attention):
+    lives = {buffer.name: buffer.lives for buffer in attention.buffers}
+    assert lives["k_tiles"] == "while the roles run" and "before the roles part" in lives.values()
+    nobody = anatomy.Buffer("x", "tiles", "", 0, 8)
+    assert nobody.lives == "never used"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

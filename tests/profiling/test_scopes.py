@@ -45,7 +45,7 @@ def test_a_plain_build_is_the_one_without_marks(name, tmp_path):
         assert all(build.kernel.fn.__module__.startswith("bare_") for build in plain)
         code = [machine_code(build) for build in plain]
     assert code == [machine_code(build) for build in marked]
-    assert max(map(len, code)) > 1500, "the kernel with the marks is among them"
+    assert any("HGMMA" in line for one in code for line in one), "the kernel with the marks is among them"
 
 
 def test_marks_become_records_in_an_instrumented_build(monkeypatch):
