@@ -228,6 +228,14 @@ function callsSection(calls) {
   return section;
 }
 
+function timelinesSection(rows) {
+  const waits = (found) => found.map(([name, share]) => `${name.replace("wait ", "")} ${percent(share)}`).join(", ");
+  return el("section", { id: "timelines", "aria-labelledby": "timelines-title" }, el("h2", { id: "timelines-title" }, "Inside the kernels"),
+    el("p", { class: "quiet" }, "Recorded by kreg profile, which slows a kernel down a little: shares of each role's time. “In flight” is the time in which a matrix product of some role is; “beside a product” the part of a role's own work that runs meanwhile."),
+    table(["variant", "shape", "config", "in flight", "role", "stands still", "mostly for", "work beside a product"],
+      rows.flatMap((row) => row.roles.map(([role, stalled, covered, longest]) => [row.variant, spaced(row.shape), row.config, row.in_flight === null ? "" : percent(row.in_flight), role, percent(stalled), waits(longest), covered === null ? "" : percent(covered)])), "What each role of recorded kernels does"));
+}
+
 function runsSection(runs) {
   const range = (found) => (found ? `${found[1]} (${found[0]} to ${found[2]})` : "");
   return el("section", { id: "runs", "aria-labelledby": "runs-title" }, el("h2", { id: "runs-title" }, "Measured on"),
@@ -247,6 +255,7 @@ function main() {
   if (DATA.against) add("against", "What changed", againstSection(DATA.against));
   for (const [op, sheets] of Object.entries(DATA.ops)) add(slug(op), op, opSection(op, sheets));
   if (DATA.calls.length) add("calls", "CPU cost", callsSection(DATA.calls));
+  if (DATA.timelines.length) add("timelines", "Inside the kernels", timelinesSection(DATA.timelines));
   if (DATA.runs.length) add("runs", "Measured on", runsSection(DATA.runs));
   if (DATA.notes.length) add("notes", "Passed over", notesSection(DATA.notes));
   const devices = [...new Set(DATA.runs.map((run) => run.machine.device))].join(", ");

@@ -20,6 +20,9 @@ from registry.tuning.timing import quantile
 from registry.version import __version__
 
 MOST_BYTES = 5_000_000
+MOST_WAITS = 2
+WAIT = "wait "
+"""As in registry.toolbox.scopes, which needs Triton; a report does not."""
 SHEET_KEYS = ("case", "variant", "ms", "tflops", "ratio", "x", "panel", "intensity", "dtype")
 
 
@@ -62,6 +65,7 @@ def payload(sources: Sources, old: Sources | None, title: str, every_sample: boo
         "configs": configs.texts,
         "runs": [_run_data(name, results) for name, results in sources.runs.items()],
         "calls": [_calls_data(name, found) for name, found in sources.calls.items()],
+        "timelines": [_timeline_data(row) for row in sources.timelines],
         "limits": sources.limits,
         "roofs": {device: charts.roof(limits, limits["tflops"]) for device, limits in sources.limits.items()},
         "against": against.compare(sources.runs, old.runs) if old is not None else None,
@@ -175,6 +179,19 @@ def _run_data(name: str, results: Results) -> dict[str, Any]:
         "clocks": clocks(results),
         "shapes": counts,
         "bad": len(results.bad_lines),
+    }
+
+
+def _timeline_data(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One recorded launch: what each role waits for longest."""
+    roles = row["figures"]["roles"]
+    waits = {one["role"]: [[name, share] for name, share, *_ in one["spans"] if name.startswith(WAIT)] for one in roles}
+    return {
+        "variant": row["variant"],
+        "shape": row["shape"],
+        "config": config_text(row["config"]),
+        "in_flight": row["figures"]["any_in_flight"],
+        "roles": [[one["role"], one["stalled"], one["covered"], waits[one["role"]][:MOST_WAITS]] for one in roles],
     }
 
 

@@ -51,7 +51,16 @@ def read(path: Path) -> list[Observed]:
     return [_observed(row) for row in rows(path)]
 
 
+PARTS = ("role", "stalled", "in_flight", "covered", "spans")
+"""Of a role."""
+
+
 def _observed(row: Mapping[str, Any]) -> Observed:
+    if (
+        missing := {part for one in row["figures"]["roles"] for part in PARTS if part not in one}
+        | {"shape"} - row.keys()
+    ):
+        raise LookupError(", ".join(sorted(missing)))
     shares = shares_of(row["figures"])
     if not all(0.0 <= share <= 1.0 for share in shares.values()):
         raise ValueError(f"shares from 0 to 1, not {shares}")

@@ -86,6 +86,20 @@ def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
     assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 5
 
 
+def test_recorded_timelines_are_shown_and_damaged_ones_named(tmp_path):
+    role = {"role": "producer", "stalled": 0.9, "in_flight": None, "covered": None}
+    spans = [["wait slot", 0.8, 9, 100, 200], ["load", 0.1, 9, 10, 20], ["wait turn", 0.1, 9, 10, 20]]
+    row = {"variant": "v", "op": "matmul", "shape": "m=64", "config": {"x": 1}}
+    row["figures"] = {"any_in_flight": None, "roles": [{**role, "spans": spans}]}
+    (tmp_path / "timelines.json").write_text(json.dumps({"timelines": [row]}))
+    (tmp_path / "cut.json").write_text(json.dumps({"timelines": [{**row, "figures": {"any_in_flight": 0.5}}]}))
+    found = sources.read([tmp_path])
+    (shown,) = payload(found, None, "t")["timelines"]
+    assert shown["roles"] == [["producer", 0.9, None, [["wait slot", 0.8], ["wait turn", 0.1]]]]
+    (note,) = found.passed_over
+    assert "cut.json" in note and "roles" in note
+
+
 def test_a_path_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(InvalidArgument, match="nowhere"):
         sources.read([tmp_path / "nowhere"])
