@@ -20,6 +20,9 @@ OCTAVES = 4.0
 """A share of the whole time sets configs as far apart as so many octaves of one of their values."""
 
 
+NAMES = ("in flight", "stalled", "others stalled")
+
+
 @dataclass(frozen=True)
 class Observed:
     """The figures of one recording."""
@@ -71,8 +74,8 @@ def shares_of(figures: Mapping[str, Any]) -> dict[str, float]:
     """Of the figures of a timeline, as `kreg profile --json` prints them: roles that multiply, and the others."""
     multiply = [one["stalled"] for one in figures["roles"] if one["in_flight"] is not None]
     others = [one["stalled"] for one in figures["roles"] if one["in_flight"] is None]
-    found = {"in flight": figures["any_in_flight"] or 0.0, "stalled": _mean(multiply), "others stalled": _mean(others)}
-    return {name: float(share) for name, share in found.items()}
+    found = {"in flight": figures["any_in_flight"], "stalled": _mean(multiply), "others stalled": _mean(others)}
+    return {name: float(share) for name, share in found.items() if share is not None}
 
 
 def coordinates(recorded: Sequence[Observed]) -> dict[str, dict[str, float]]:
@@ -82,11 +85,13 @@ def coordinates(recorded: Sequence[Observed]) -> dict[str, dict[str, float]]:
     for one in recorded:
         grouped.setdefault(one.key, []).append(one)
         grouped.setdefault(one.variant, []).append(one)
-    return {
-        key: {f"timeline {name}": 2 ** (OCTAVES * _mean([o.shares[name] for o in held])) for name in held[0].shares}
-        for key, held in grouped.items()
-    }
+    found: dict[str, dict[str, float]] = {}
+    for key, held in grouped.items():
+        by_name = {name: [one.shares[name] for one in held if name in one.shares] for name in NAMES}
+        means = {name: _mean(shares) for name, shares in by_name.items()}
+        found[key] = {f"timeline {name}": 2 ** (OCTAVES * mean) for name, mean in means.items() if mean is not None}
+    return found
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

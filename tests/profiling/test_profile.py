@@ -209,6 +209,28 @@ def test_proton_is_asked_for_a_power_of_two_of_warps(attention):
     assert len(record.sampled_warps(two)) == 4 and {0, 4, 8} <= set(record.sampled_warps(two))
 
 
+def test_proton_does_not_hear_of_kernels_without_marks(tmp_path, monkeypatch):
+    """It divides by the room for their records: a chain of launches of which one is marked ended the process."""
+    hooks = pytest.importorskip("triton.profiler.hooks.instrumentation")
+    from types import SimpleNamespace
+
+    heard, paths = [], {}
+    for name, size in (("plain", 0), ("marked", 128)):
+        paths[name] = str(tmp_path / f"{name}.json")
+        Path(paths[name]).write_text(json.dumps({"profile_scratch_size": size}))
+    for which in ("enter", "exit"):
+        hear = lambda self, metadata, which=which: heard.append((which, metadata.data["function"]))  # noqa: E731
+        monkeypatch.setattr(hooks.InstrumentationHook, which, hear)
+    hook = SimpleNamespace(metadata_path=paths)
+    with record.only_marked_kernels():
+        for name in ("plain", "marked", "unknown"):
+            for which in (hooks.InstrumentationHook.enter, hooks.InstrumentationHook.exit):
+                which(hook, SimpleNamespace(data={"function": name}))
+    assert heard == [("enter", "marked"), ("exit", "marked"), ("enter", "unknown"), ("exit", "unknown")]
+    hooks.InstrumentationHook.enter(hook, SimpleNamespace(data={"function": "plain"}))
+    assert heard[-1] == ("enter", "plain"), "as it was, afterwards"
+
+
 def test_a_kernel_without_roles_has_one(attention):
     text = 'module attributes {"ttg.num-warps" = 8 : i32, ttg.shared = 64 : i32} {\n}'
     found = anatomy.read(text, "plain")

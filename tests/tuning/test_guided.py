@@ -118,7 +118,9 @@ def test_shares_are_shares(tmp_path):
     from registry.tuning import observed
 
     figures = {"any_in_flight": 1.5, "roles": []}
-    (tmp_path / "t.json").write_text(json.dumps({"timelines": [{"variant": "v", "config": {}, "figures": figures}]}))
+    (tmp_path / "t.json").write_text(
+        json.dumps({"timelines": [{"variant": "v", "shape": "", "config": {}, "figures": figures}]})
+    )
     with pytest.raises(InvalidArgument, match="shares from 0 to 1"):
         observed.read(tmp_path / "t.json")
 
