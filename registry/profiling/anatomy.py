@@ -29,8 +29,8 @@ class Role:
     """Per thread, as setmaxnreg leaves it; None where the compiler gave all warps the same."""
     multiplies: bool = False
     """Whether it issues matrix products."""
-    adds: bool = False
-    """Whether it adds tiles to sums in memory."""
+    sends: bool = False
+    """Whether it takes tiles from shared memory to memory, or adds them to sums there."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ _DEFINED = re.compile(r"%([\w#]+)")
 _NAMES = re.compile(r"%([\w#]+)")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
 _WRITES = ("ttg.local_store", "async_tma_copy_global_to_local", "async_tma_gather")
-_ADDS = "async_tma_reduce"
+_SENDS = ("async_tma_reduce", "copy_local_to_global")
 _PRODUCTS = ("warp_group_dot %", "tt.dot ", "tc_gen5_mma")
 _WAITS, _BARRIERS = "wait_barrier", ("arrive_barrier", "barrier_expect", "init_barrier")
 
@@ -127,7 +127,7 @@ def read(text: str, kernel: str) -> Anatomy:
     views: dict[str, str] = {}
     captured: list[str] = []
     multiply: set[int] = set()
-    add: set[int] = set()
+    send: set[int] = set()
     role = -1
     for line in text.splitlines():
         found = _PARTITION.match(line)
@@ -145,10 +145,10 @@ def read(text: str, kernel: str) -> Anatomy:
             role = 0
         if any(word in line for word in _PRODUCTS):
             multiply.add(max(role, 0))
-        if _ADDS in line:
-            add.add(max(role, 0))
+        if any(word in line for word in _SENDS):
+            send.add(max(role, 0))
         _take(line, role, buffers, views)
-    roles = [dataclasses.replace(r, multiplies=r.number in multiply, adds=r.number in add) for r in roles]
+    roles = [dataclasses.replace(r, multiplies=r.number in multiply, sends=r.number in send) for r in roles]
     shared = re.search(r"ttg\.shared = (\d+)", text)
     used = sorted(buffers.values(), key=lambda buffer: buffer.offset)
     ends = [*(buffer.offset for buffer in used[1:]), int(shared[1]) if shared else 0]
@@ -193,7 +193,7 @@ def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str
             buffer.waiters.add(role)
         elif any(word in line for word in _BARRIERS) or any(word in line for word in _WRITES):
             buffer.writers.add(role)
-        elif "local_load" in line or "warp_group_dot" in line or "copy_local_to_global" in line or _ADDS in line:
+        elif "local_load" in line or "warp_group_dot" in line or any(word in line for word in _SENDS):
             buffer.readers.add(role)
 
 

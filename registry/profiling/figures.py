@@ -163,9 +163,9 @@ def length(stretches: Iterable[Stretch]) -> float:
 
 
 def role_names(roles: Iterable[Role]) -> dict[int, str]:
-    """First warp of each role -> what to call it: those that issue matrix products are consumers, those that only add
-    to sums in memory reducers, others producers."""
-    kinds = {r.first_warp: "consumer" if r.multiplies else "reducer" if r.adds else "producer" for r in roles}
+    """First warp of each role -> what to call it: those that issue matrix products are consumers, those that only bring
+    results to memory senders, others producers."""
+    kinds = {r.first_warp: "consumer" if r.multiplies else "sender" if r.sends else "producer" for r in roles}
     names: dict[int, str] = {}
     for kind in set(kinds.values()):
         alike = [warp for warp, its in sorted(kinds.items()) if its == kind]
