@@ -193,7 +193,7 @@ def test_roles_registers_and_memory_of_a_specialized_kernel(attention):
     ]
     assert role_names(attention.roles) == ROLES
     held = {buffer.name: buffer for buffer in attention.buffers}
-    k = held["k_tiles"]
+    k = held["k"]
     assert (k.kind, k.bytes, k.writers, k.readers) == ("tiles", 2 * 128 * 64 * 2, {3}, {0, 1, 2})
     barriers = [buffer for buffer in attention.buffers if buffer.kind == "barriers"]
     assert barriers and all(buffer.waiters for buffer in barriers)
@@ -257,7 +257,7 @@ def test_the_command_draws_a_recorded_trace_without_a_gpu(attention, tmp_path, c
         assert browser.faults() == [] and browser.requests() == []
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
         text = browser.run("document.body.innerText")
-        assert "k_tiles" in text and "Memory plan" in text and "wait slot of K or V" in text
+        assert "o_tiles" in text and "Memory plan" in text and "wait slot of K or V" in text
     finally:
         browser.close()
 
@@ -286,7 +286,7 @@ def test_figures_are_collected_for_a_guided_sweep(attention, tmp_path, capsys):
 
 def test_the_memory_plan_says_what_lives_when(attention):
     lives = {buffer.name: buffer.lives for buffer in attention.buffers}
-    assert lives["k_tiles"] == "while the roles run" and "before the roles part" in lives.values()
+    assert lives["k"] == "while the roles run" and "before the roles part" in lives.values()
     nobody = anatomy.Buffer("x", "tiles", "", 0, 8)
     assert nobody.lives == "never used"
 
