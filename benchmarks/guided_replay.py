@@ -2,18 +2,19 @@
 
     python benchmarks/guided_replay.py benchmarks/results/h200/attention.jsonl
 
-Every contestant that was timed may be asked for, and answers with the time that the sweep recorded.
+Every contestant that was timed may be asked for, and answers with the time that the sweep recorded. Recorded timelines
+(`--timelines FILE` before the results) join what is known of contestants.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from registry.contract.target import Target
-from registry.tuning import journal
+from registry.tuning import journal, observed
 from registry.tuning.guided import Guidance, Guide, of_results
 from registry.tuning.journal import Results
 from registry.tuning.timing import quantile
@@ -70,10 +71,14 @@ def replay(results: Results, op: str, guidance: Guidance | None = None) -> Repla
 
 
 def main(arguments: Sequence[str]) -> int:
-    for path in arguments:
+    guidance, rest = Guidance(), list(arguments)
+    while rest[:1] == ["--timelines"]:
+        guidance = replace(guidance, observed=(*guidance.observed, *observed.read(Path(rest[1]))))
+        del rest[:2]
+    for path in rest:
         results = journal.read(Path(path))
         for op in results.ops:
-            print(f"{path}: {op}: {replay(results, op)}", flush=True)
+            print(f"{path}: {op}: {replay(results, op, guidance)}", flush=True)
     return 0
 
 

@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-attention_peers, peer_cells, regret, call_overhead or transformers_door;
+attention_peers, peer_cells, regret, guided, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -46,7 +46,7 @@ HIDDEN = ("torch_math", "torch_math_backward")
 MATMUL_SHOWN = 24
 
 
-APART = ("random_", "judged_", "older_", "dense_")
+APART = ("random_", "judged_", "older_", "dense_", "live_")
 """How names begin of sweeps that are no part of the tables of shapes: draws, what was replaced, single comparisons."""
 
 
@@ -227,6 +227,27 @@ def regret(folder: Path) -> str:
     return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
 
 
+def guided(folder: Path) -> str:
+    """What a guided sweep measured and picked, held against a full one of the same run on the same shapes."""
+    rows = ["| shape | measured | pick | us | the best of all | us | slower by |", "|---|--:|---|--:|---|--:|--:|"]
+    lost, measured, of = [], 0, 0
+    for path in sorted(folder.rglob("live_guided_*.jsonl")):
+        chosen = journal.read(path)
+        full = journal.read(path.with_name(path.name.replace("guided", "full", 1)))
+        for key, case in full.cases.items():
+            tried = chosen.cases[key].timed
+            pick, best = case.timed[min(tried, key=lambda k: tried[k].ms)], min(case.timed.values(), key=lambda e: e.ms)
+            lost.append(pick.ms / best.ms - 1)
+            measured, of = measured + len(tried), of + len(case.timed)
+            times = [f"{entry.variant} | {1e3 * entry.ms:.1f}" for entry in (pick, best)]
+            rows.append(f"| {case.text} | {len(tried)} of {len(case.timed)} | {' | '.join(times)} | {lost[-1]:.1%} |")
+    near = sum(share <= 0.01 for share in lost)
+    total = (
+        f"Measured: {measured} of {of} contestants ({measured / of:.1%}); picks {statistics.mean(lost):.2%} slower in"
+    )
+    return "\n".join([*rows, "", f"{total} the mean, {near} of {len(lost)} within 1%."])
+
+
 def attention_peers(folder: Path) -> str:
     """Per run of shapes/peers.txt: gluon_fa3 over the best peer of each shape, by set."""
     sets = shape_sets("attention", "peers")
@@ -378,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, attention_peers, peer_cells, regret, transformers_door)
+    writers = (call_overhead, matmul_ratios, attention_peers, peer_cells, regret, guided, transformers_door)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

@@ -34,6 +34,13 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     "--from", "recorded", type=FILE, help="Draw this trace of Proton's instead of recording one; needs no GPU."
 )
 @click.option("--keep", type=FILE, metavar="FILE", help="Keep Proton's own trace of all blocks.")
+@click.option(
+    "--figures",
+    "collected",
+    type=FILE,
+    metavar="FILE",
+    help="Add the figures to this file, for kreg tune --guided --timelines.",
+)
 @click.option("--plan-only", is_flag=True, help="Registers and memory alone; needs no GPU.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE", help="Also the variants of this file or module.")
 @click.option("--device", metavar="NAME", help='Compile for this target where nothing is recorded. [default: "H100"]')
@@ -69,8 +76,11 @@ def command(variant: str, shape: str, **options: Any) -> int:
             kept.unlink()
     roles = figures.role_names(anatomy.roles)
     sums = figures.figures(trace, roles) if trace is not None else None
+    data = _data(variant, case, config, anatomy, roles, sums)
+    if options["collected"] and sums is not None:
+        _collect(options["collected"].absolute(), data)
     if options["as_json"]:
-        print_json(_data(variant, case, config, anatomy, roles, sums))
+        print_json(data)
         return OK
     about = _about(variant, case, config, problem)
     text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"])
@@ -124,6 +134,7 @@ def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: 
 
     return {
         "variant": variant,
+        "op": case.op,
         "shape": case.text,
         "config": config,
         "kernel": anatomy.kernel,
@@ -132,6 +143,23 @@ def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: 
         "buffers": buffers_data(anatomy, roles),
         "figures": figures_data(sums) if sums is not None else None,
     }
+
+
+def _collect(path: Path, data: dict[str, Any]) -> None:
+    """Add a recording to a file of them, in place of an older one of the same config and shape."""
+    import json
+
+    from registry.tuning import observed
+    from registry.tuning.journal import make_folder
+    from registry.tuning.store import write_atomic
+
+    held = observed.rows(path) if path.exists() else []
+    same = ("variant", "op", "shape", "config")
+    held = [row for row in held if any(row.get(name) != data[name] for name in same)]
+    data = {name: value for name, value in data.items() if name != "buffers"}
+    make_folder(path.parent)
+    lines = ",\n".join(json.dumps(row) for row in [*held, data])
+    write_atomic(path, f'{{"timelines": [\n{lines}\n]}}\n')
 
 
 def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int) -> None:

@@ -58,6 +58,9 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     help="Then measure half way between neighbouring shapes with different winners, until those are close together.",
 )
 @click.option("--learn", multiple=True, type=EXISTING, metavar="RESULTS", help="With --guided: earlier raw results.")
+@click.option(
+    "--timelines", multiple=True, type=EXISTING, metavar="FIGURES", help="With --guided: from kreg profile --figures."
+)
 @click.option("--retry-failed", is_flag=True, help="Measure contestants again that failed before.")
 @click.option("--out", type=FILE, help="Raw results go to this file, and your cache is left alone.")
 @click.option("--table", "table_path", type=FILE, help="Write the table here. With --out: else it is printed.")
@@ -155,10 +158,13 @@ def _effort(options: dict[str, Any]) -> Any:
 def _guidance(op: str, options: dict[str, Any]) -> Any:
     if not options["guided"]:
         return None
-    from registry.tuning import journal
+    from registry.tuning import journal, observed
     from registry.tuning.guided import Guidance
 
-    return Guidance(learnt=tuple(case for path in options["learn"] for case in journal.read(path).of(op)))
+    return Guidance(
+        learnt=tuple(case for path in options["learn"] for case in journal.read(path).of(op)),
+        observed=tuple(one for path in options["timelines"] for one in observed.read(path)),
+    )
 
 
 def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: Any, options: dict[str, Any]) -> Any:

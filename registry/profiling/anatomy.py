@@ -29,6 +29,8 @@ class Role:
     """Per thread, as setmaxnreg leaves it; None where the compiler gave all warps the same."""
     multiplies: bool = False
     """Whether it issues matrix products."""
+    sends: bool = False
+    """Whether it takes tiles from shared memory to memory, or adds them to sums there."""
 
 
 @dataclass
@@ -46,6 +48,14 @@ class Buffer:
     readers: set[int] = field(default_factory=set)
     waiters: set[int] = field(default_factory=set)
     """Roles that wait at the barriers in it."""
+
+    @property
+    def lives(self) -> str:
+        """When its bytes are its own."""
+        users = self.writers | self.readers | self.waiters
+        if not users:
+            return "never used"
+        return "while the roles run" if max(users) >= 0 else "before the roles part"
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,7 @@ _DEFINED = re.compile(r"%([\w#]+)")
 _NAMES = re.compile(r"%([\w#]+)")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
 _WRITES = ("ttg.local_store", "async_tma_copy_global_to_local", "async_tma_gather")
+_SENDS = ("async_tma_reduce", "copy_local_to_global")
 _PRODUCTS = ("warp_group_dot %", "tt.dot ", "tc_gen5_mma")
 _WAITS, _BARRIERS = "wait_barrier", ("arrive_barrier", "barrier_expect", "init_barrier")
 
@@ -116,6 +127,7 @@ def read(text: str, kernel: str) -> Anatomy:
     views: dict[str, str] = {}
     captured: list[str] = []
     multiply: set[int] = set()
+    send: set[int] = set()
     role = -1
     for line in text.splitlines():
         found = _PARTITION.match(line)
@@ -133,8 +145,10 @@ def read(text: str, kernel: str) -> Anatomy:
             role = 0
         if any(word in line for word in _PRODUCTS):
             multiply.add(max(role, 0))
+        if any(word in line for word in _SENDS):
+            send.add(max(role, 0))
         _take(line, role, buffers, views)
-    roles = [dataclasses.replace(one, multiplies=one.number in multiply) for one in roles]
+    roles = [dataclasses.replace(r, multiplies=r.number in multiply, sends=r.number in send) for r in roles]
     shared = re.search(r"ttg\.shared = (\d+)", text)
     used = sorted(buffers.values(), key=lambda buffer: buffer.offset)
     ends = [*(buffer.offset for buffer in used[1:]), int(shared[1]) if shared else 0]
@@ -179,7 +193,7 @@ def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str
             buffer.waiters.add(role)
         elif any(word in line for word in _BARRIERS) or any(word in line for word in _WRITES):
             buffer.writers.add(role)
-        elif "local_load" in line or "warp_group_dot" in line or "copy_local_to_global" in line:
+        elif "local_load" in line or "warp_group_dot" in line or any(word in line for word in _SENDS):
             buffer.readers.add(role)
 
 

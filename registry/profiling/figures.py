@@ -36,7 +36,8 @@ class RoleFigures:
     stalled: float = 0.0
     """Share of its time in spans that wait."""
     in_flight: float | None = None
-    """Share of the time in which a product of its own is in flight; None where no product was recorded whole."""
+    """Share of the time in which a product of its own is in flight, as the next two over blocks of which a product was
+    recorded whole; None where none was."""
     covered: float | None = None
     """Share of its own work (spans that neither wait nor fly) beside which some role's product is in flight."""
     covered_by_own: float | None = None
@@ -63,8 +64,10 @@ def figures(trace: Trace, roles: Mapping[int, str]) -> Figures:
     if not total:
         return Figures(0, 0.0, None)
     flying = {block: merged(_cut(spans[block], windows[block], _is_async)) for block in windows}
-    in_flight = sum(map(length, flying.values())) / total
-    found = Figures(len(windows), total / len(windows), in_flight or None)
+    flying = {block: found for block, found in flying.items() if found}
+    seen = sum(end - begin for block, (begin, end) in windows.items() if block in flying)
+    in_flight = sum(map(length, flying.values())) / seen if seen else None
+    found = Figures(len(windows), total / len(windows), in_flight)
     for warp, role in sorted(roles.items()):
         found.roles.append(_role(role, warp, spans, windows, flying, total))
     return found
@@ -103,14 +106,15 @@ def _role(
             found.lines.append(Line(name, sum(lengths) / total, len(lengths), quantile(lengths, 0.5), lengths[-1]))
     found.lines.sort(key=lambda line: -line.share)
     found.stalled = sum(line.share for line in found.lines if line.name.startswith(WAIT))
-    mine = {block: merged(_cut(own[block], windows[block], _is_async)) for block in windows}
-    found.in_flight = sum(map(length, mine.values())) / total or None
-    work = {block: merged(_cut(own[block], windows[block], _is_work)) for block in windows}
+    mine = {block: merged(_cut(own[block], windows[block], _is_async)) for block in flying}
+    seen = sum(windows[block][1] - windows[block][0] for block in flying)
+    found.in_flight = sum(map(length, mine.values())) / seen or None if seen else None
+    work = {block: merged(_cut(own[block], windows[block], _is_work)) for block in flying}
     worked = sum(map(length, work.values()))
-    if worked and any(flying.values()):
-        found.covered = sum(length(common(work[b], flying[b])) for b in windows) / worked
+    if worked:
+        found.covered = sum(length(common(work[b], flying[b])) for b in flying) / worked
         if found.in_flight is not None:
-            found.covered_by_own = sum(length(common(work[b], mine[b])) for b in windows) / worked
+            found.covered_by_own = sum(length(common(work[b], mine[b])) for b in flying) / worked
     return found
 
 
@@ -159,8 +163,9 @@ def length(stretches: Iterable[Stretch]) -> float:
 
 
 def role_names(roles: Iterable[Role]) -> dict[int, str]:
-    """First warp of each role -> what to call it: those that issue matrix products are consumers, others producers."""
-    kinds = {role.first_warp: "consumer" if role.multiplies else "producer" for role in roles}
+    """First warp of each role -> what to call it: those that issue matrix products are consumers, those that only bring
+    results to memory senders, others producers."""
+    kinds = {r.first_warp: "consumer" if r.multiplies else "sender" if r.sends else "producer" for r in roles}
     names: dict[int, str] = {}
     for kind in set(kinds.values()):
         alike = [warp for warp, its in sorted(kinds.items()) if its == kind]

@@ -213,6 +213,7 @@ def buffers_data(anatomy: Anatomy, roles: Mapping[int, str]) -> list[dict[str, A
             "written": list_of(buffer.writers),
             "read": list_of(buffer.readers),
             "waited": list_of(buffer.waiters),
+            "lives": buffer.lives,
         }
         for buffer in anatomy.buffers
     ]

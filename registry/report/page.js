@@ -54,7 +54,7 @@ function headline(sheet, rows) {
     facts.push([percent(ratios.filter((r) => r >= 1).length / ratios.length, 0), "of shapes where ours is the fastest"]);
     facts.push([Math.min(...ratios).toFixed(2) + "×", "the least of these ratios"]);
   }
-  const off = sheet.regret.find((line) => line.mean !== undefined);
+  const off = sheet.regret.findLast((line) => line.mean !== undefined);
   if (off) facts.push([percent(off.mean), `mean regret of the tables ${off.where}`]);
   return el("ul", { class: "facts" }, facts.map(([value, text]) => el("li", {}, el("b", {}, String(value)), el("span", {}, text))));
 }
@@ -148,12 +148,11 @@ function roofline(body, sheet, rows, pick) {
 function regret(body, op, sheet) {
   if (!sheet.regret.length) return;
   const rows = [];
-  for (const [where, onGrid] of [["on a grid", true], ["off every grid", false]]) {
-    const lost = sheet.lost.filter((one) => one[2] === onGrid).map((one) => one[1]).sort((a, b) => a - b);
+  for (const [where, lost] of Object.entries(sheet.lost)) {
     lost.forEach((value, i) => rows.push({ lost: value, share: (i + 1) / lost.length, where }));
     if (lost.length) rows.push({ lost: 0, share: lost.filter((v) => v <= 0).length / lost.length, where });
   }
-  if (rows.length) figure(body, "Dispatch regret", "What the tables in force pick, over the best that these results hold of each shape: the share of shapes within so much.", DATA.specs.regret, { rows });
+  if (rows.length) figure(body, "Dispatch regret", "What the tables in force pick, over the best that these results hold of each shape: the share of shapes within so much. Only shapes that are new to the table say how well it guesses: the others were in the fit.", DATA.specs.regret, { rows });
   const worst = (line) => line.worst_case === undefined ? "" : el("button", { type: "button", on: { click: () => openCell(op, sheet, line.worst_case, null) } }, spaced(sheet.cases[line.worst_case].shape));
   body.append(table(["", "shapes", "mean", "median", "95th percentile", "worst", "the worst shape", "pick not measured"],
     sheet.regret.map((l) => [l.where, l.shapes, percent(l.mean), percent(l.median), percent(l.p95), percent(l.worst), worst(l), l.unmeasured]), "Dispatch regret"));
@@ -161,9 +160,9 @@ function regret(body, op, sheet) {
 
 function coverage(body, sheet) {
   if (!sheet.rules.length) return;
-  body.append(el("h3", {}, "What each table rule covers"), el("p", { class: "quiet" }, "First match wins. “Beyond” names sizes that a rule reaches and no shape of these results does."),
-    table(["rule", "when", "first pick", "shapes here", "mean regret", "evidence", "beyond what was measured here"],
-      sheet.rules.map((rule) => [rule.rule, rule.when, rule.use[0], rule.shapes, percent(rule.lost), rule.evidence, rule.beyond.join("; ")]), "Coverage of table rules"));
+  body.append(el("h3", {}, "What each table rule covers"), el("p", { class: "quiet" }, "First match wins. “Measured on” are the sizes of the shapes beside the table; “not measured” names what a rule reaches and no shape does."),
+    table(["rule", "when", "what runs", "measured on", "shapes here", "mean regret", "evidence", "not measured"],
+      sheet.rules.map((rule) => [rule.rule, rule.when, rule.use, rule.measured, rule.shapes, percent(rule.lost), rule.evidence, rule.beyond.join("; ")]), "Coverage of table rules"));
 }
 
 // --- one cell --------------------------------------------------------------------------------------------------------
@@ -229,6 +228,14 @@ function callsSection(calls) {
   return section;
 }
 
+function timelinesSection(rows) {
+  const waits = (found) => found.map(([name, share]) => `${name.replace("wait ", "")} ${percent(share)}`).join(", ");
+  return el("section", { id: "timelines", "aria-labelledby": "timelines-title" }, el("h2", { id: "timelines-title" }, "Inside the kernels"),
+    el("p", { class: "quiet" }, "Recorded by kreg profile, which slows a kernel down a little: shares of each role's time. “In flight” is the time in which a matrix product of some role is; “beside a product” the part of a role's own work that runs meanwhile."),
+    table(["variant", "shape", "config", "in flight", "role", "stands still", "mostly for", "work beside a product"],
+      rows.flatMap((row) => row.roles.map(([role, stalled, covered, longest]) => [row.variant, spaced(row.shape), row.config, row.in_flight === null ? "" : percent(row.in_flight), role, percent(stalled), waits(longest), covered === null ? "" : percent(covered)])), "What each role of recorded kernels does"));
+}
+
 function runsSection(runs) {
   const range = (found) => (found ? `${found[1]} (${found[0]} to ${found[2]})` : "");
   return el("section", { id: "runs", "aria-labelledby": "runs-title" }, el("h2", { id: "runs-title" }, "Measured on"),
@@ -248,6 +255,7 @@ function main() {
   if (DATA.against) add("against", "What changed", againstSection(DATA.against));
   for (const [op, sheets] of Object.entries(DATA.ops)) add(slug(op), op, opSection(op, sheets));
   if (DATA.calls.length) add("calls", "CPU cost", callsSection(DATA.calls));
+  if (DATA.timelines.length) add("timelines", "Inside the kernels", timelinesSection(DATA.timelines));
   if (DATA.runs.length) add("runs", "Measured on", runsSection(DATA.runs));
   if (DATA.notes.length) add("notes", "Passed over", notesSection(DATA.notes));
   const devices = [...new Set(DATA.runs.map((run) => run.machine.device))].join(", ");

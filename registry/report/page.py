@@ -20,6 +20,9 @@ from registry.tuning.timing import quantile
 from registry.version import __version__
 
 MOST_BYTES = 5_000_000
+MOST_WAITS = 2
+WAIT = "wait "
+"""As in registry.toolbox.scopes, which needs Triton; a report does not."""
 SHEET_KEYS = ("case", "variant", "ms", "tflops", "ratio", "x", "panel", "intensity", "dtype")
 
 
@@ -62,6 +65,7 @@ def payload(sources: Sources, old: Sources | None, title: str, every_sample: boo
         "configs": configs.texts,
         "runs": [_run_data(name, results) for name, results in sources.runs.items()],
         "calls": [_calls_data(name, found) for name, found in sources.calls.items()],
+        "timelines": [_timeline_data(row) for row in sources.timelines],
         "limits": sources.limits,
         "roofs": {device: charts.roof(limits, limits["tflops"]) for device, limits in sources.limits.items()},
         "against": against.compare(sources.runs, old.runs) if old is not None else None,
@@ -106,7 +110,10 @@ def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample
             for number, case in enumerate(found.cases)
         ],
         "regret": dispatch.regret(answers),
-        "lost": [[p.case, round(p.lost, 5), p.on_grid] for p in answers if p.lost is not None],
+        "lost": {
+            where: sorted(round(p.lost, 5) for p in chosen if p.lost is not None)
+            for where, chosen in dispatch.stretches(answers).items()
+        },
         "rules": dispatch.coverage(found, answers),
         "rerun": _rerun(found.op, results),
         "specs": {
@@ -172,6 +179,19 @@ def _run_data(name: str, results: Results) -> dict[str, Any]:
         "clocks": clocks(results),
         "shapes": counts,
         "bad": len(results.bad_lines),
+    }
+
+
+def _timeline_data(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One recorded launch: what each role waits for longest."""
+    roles = row["figures"]["roles"]
+    waits = {one["role"]: [[name, share] for name, share, *_ in one["spans"] if name.startswith(WAIT)] for one in roles}
+    return {
+        "variant": row["variant"],
+        "shape": row["shape"],
+        "config": config_text(row["config"]),
+        "in_flight": row["figures"]["any_in_flight"],
+        "roles": [[one["role"], one["stalled"], one["covered"], waits[one["role"]][:MOST_WAITS]] for one in roles],
     }
 
 

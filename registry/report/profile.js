@@ -21,8 +21,8 @@ function resourcesSection() {
   const section = el("section", { id: "resources", "aria-labelledby": "resources-title" }, el("h2", { id: "resources-title" }, "Registers and shared memory"),
     table(["role", "warps", "registers a thread"], DATA.roles.map((role) => [role.role, role.warps, role.registers === null ? "as launched" : String(role.registers)]), "Roles"));
   figure(section, "Memory plan", `${DATA.shared.toLocaleString("en")} bytes of shared memory a block. Every buffer lives as long as the kernel does; within it the slots of a ring are used again and again.`, DATA.memory.spec, { rows: DATA.memory.rows });
-  section.append(table(["buffer", "kind", "shape", "first byte", "bytes", "written by", "read by", "waited for by"],
-    DATA.buffers.map((one) => [one.buffer, one.kind, one.shape, String(one.offset), String(one.bytes), one.written, one.read, one.waited]), "Buffers in shared memory"));
+  section.append(table(["buffer", "kind", "shape", "first byte", "bytes", "written by", "read by", "waited for by", "lives"],
+    DATA.buffers.map((one) => [one.buffer, one.kind, one.shape, String(one.offset), String(one.bytes), one.written, one.read, one.waited, one.lives]), "Buffers in shared memory"));
   return section;
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import InvalidArgument
-from registry.tuning import journal
+from registry.tuning import journal, observed
 from registry.tuning.journal import DAMAGED, Results, ResultsError, check_machine
 
 SHOWN_LINES = 5
@@ -25,6 +25,8 @@ class Sources:
     """CPU cost of calls: {"machine": {...}, "unit": ..., "figures": {call: [...]}} by name."""
     limits: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What a card reaches at best, by device: registry.tuning.limits."""
+    timelines: list[dict[str, Any]] = field(default_factory=list)
+    """Figures of recorded launches, as `kreg profile --figures` writes them."""
     passed_over: list[str] = field(default_factory=list)
     """What could not be used, and why, for people."""
 
@@ -77,6 +79,9 @@ def _take(found: Sources, name: str, file: Path) -> None:
             found.limits.setdefault(results.machine["device"], results.limits)
         return
     data = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(data, Mapping) and "timelines" in data:
+        found.timelines += observed.rows(file)
+        return
     if not isinstance(data, Mapping) or not isinstance(data.get("machine"), Mapping):
         raise ValueError("no file of results: it names no machine")
     check_machine(data["machine"])

@@ -7,10 +7,9 @@ shape is asked about as if it had not been measured: its neighbours answer.
 from __future__ import annotations
 
 import datetime
-import functools
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from registry.dispatch.catalog import catalog
 from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables, measured
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
-from registry.tables.nearest import Advice
+from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, is_wrong, problem_of
+from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, problem_of
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
@@ -91,11 +90,17 @@ def _picked(
             own.sort(key=lambda entry: not entry.first)
             variant = catalog.get().variants.get(name)
             cost = variant.cost if variant is not None else None
-            guess = functools.partial(cost, problem_of(case, target)) if cost is not None else None
+            guess = _guesses(own, problem_of(case, target)) if cost is not None else None
             configs = [entry.config for entry in own]
             first = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
             return next(entry for entry in own if entry.config == first)
     return None
+
+
+def _guesses(entries: Sequence[Entry], problem: Any) -> Callable[[Config], float]:
+    """What a variant guesses of its measured configs, those of an earlier version among them."""
+    found = {frozenset(entry.config.items()): math.exp(guess_of(entry, problem)) for entry in entries}
+    return lambda config: found[frozenset(config.items())]
 
 
 def regret_of(picks: Sequence[Pick], settings: Settings) -> Regret:

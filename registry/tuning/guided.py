@@ -2,7 +2,9 @@
 
 A Gaussian process over shapes and configs predicts the time of each contestant, as a multiple of the least time that
 the work and the bytes could take. What it knows of a contestant: the variant, its config's values, the shared memory
-and registers that it declares to need, and how early its variant lists it; of a shape: its facts. Within a shape that
+and registers that it declares to need, how early its variant lists it, what its recorded timeline says of the time in
+which its warps stand still, and, once it is compiled, whether it keeps values in memory that no register was left for;
+of a shape: its facts. Within a shape that
 contestant comes next whose expected improvement on the best so far is largest; a shape is done when no more is to be
 expected, or its share of the budget is spent. What early shapes leave of theirs, later ones may use.
 """
@@ -22,6 +24,7 @@ from registry.ops.parts.cases import Case
 from registry.tuning.contestants import Contestant, LineUp
 from registry.tuning.fit import check_number
 from registry.tuning.journal import CaseResults
+from registry.tuning.observed import Observed, coordinates
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +68,10 @@ class Guidance:
     noise: float = 4e-4
     learnt: tuple[CaseResults, ...] = ()
     """Earlier measurements of the op, on whatever shapes, of a device like this one."""
+    observed: tuple[Observed, ...] = ()
+    """Recorded timelines."""
+    spilled: float = 0.1
+    """Log time that it is expected to cost to have too few registers."""
 
     def __post_init__(self) -> None:
         check_number("share", self.share, 0.01, 1)
@@ -84,7 +91,8 @@ class Guide:
         self.first_row = dict(_first_rows(plans))
         self._floor = [_floor(planned) for planned in plans]
         self._shapes = _Features([dict(planned.problem.facts()) for planned in plans])
-        self._configs = _Features([_told_of(plans[place], one) for place, one in self.rows])
+        seen = coordinates(self.guidance.observed)
+        self._configs = _Features([_told_of(plans[place], one, seen) for place, one in self.rows])
         names: dict[str, int] = {}
         self._variant = torch.tensor([names.setdefault(one.variant, len(names)) for _, one in self.rows])
         self._place = torch.tensor([place for place, _ in self.rows])
@@ -92,6 +100,8 @@ class Guide:
         self._told = torch.full((len(self.rows),), math.nan, dtype=torch.float64)
         """Log time over the floor, less the offset, of what was measured."""
         self._gone: set[int] = set()
+        self.compiling: set[tuple[int, str]] = set()
+        """Contestants, by shape and key, of which the compiler has said nothing yet."""
         self._allowed = 0.0
         self._begun: set[int] = set()
         self._recall(len(plans) - len(learnt), learnt)
@@ -106,6 +116,12 @@ class Guide:
         self._allowed -= 1
         if ms is not None:
             self._told[row] = math.log(ms) - self._floor[place] - self._offset[row]
+
+    def compiled(self, place: int, key: str, figures: Mapping[str, Any]) -> None:
+        """What the compiler said of a contestant of shape `place`, before it is measured."""
+        row = self._row(place, key)
+        if row is not None and math.isnan(self._told[row]) and figures.get("stack"):
+            self._offset[row] += self.guidance.spilled
 
     def _recall(self, place: int, learnt: Sequence[CaseResults]) -> None:
         for number, case in enumerate(learnt if self.rows else (), place):
@@ -204,6 +220,7 @@ class Chooser:
         for place in range(self.place, min(self.place + AHEAD, len(self.plans))):
             likely = self.guide.likely(place, max(2, len(self.plans[place].contestants) // 3))
             self._compile(place, likely)
+        self._hear()
         one = self.guide.next(self.place)
         if one is not None:
             self._compile(self.place, [one])
@@ -214,7 +231,17 @@ class Chooser:
 
     def _compile(self, place: int, wanted: Sequence[Contestant]) -> None:
         keys = [(self.plans[place].key, one.key) for one in wanted]
-        self.pool.submit({key: self.commands[key] for key in keys if key in self.commands and not self.pool.has(key)})
+        fresh = [key for key in keys if key in self.commands and not self.pool.has(key)]
+        self.guide.compiling |= {(place, key) for _, key in fresh}
+        self.pool.submit({key: self.commands[key] for key in fresh})
+
+    def _hear(self) -> None:
+        """What the compiler has said by now."""
+        for place, key in sorted(self.guide.compiling):
+            answer = self.pool.result((self.plans[place].key, key), 0.0)
+            if answer is not None:
+                self.guide.compiling.remove((place, key))
+                self.guide.compiled(place, key, answer)
 
 
 class _Features:
@@ -260,9 +287,9 @@ def _floor(planned: LineUp) -> float:
     return math.log(least)
 
 
-def _told_of(planned: LineUp, one: Contestant) -> dict[str, Any]:
-    """What is known of a contestant before it was compiled."""
-    told: dict[str, Any] = dict(one.config)
+def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """What is known of a contestant before it was compiled; `seen` is what timelines say (observed.coordinates)."""
+    told: dict[str, Any] = {**one.config, **seen.get(one.key, seen.get(one.variant, {}))}
     variant = catalog.get().variants.get(one.variant)
     if variant is not None and not config_reasons(variant.requires, planned.problem, one.config):
         for name in ("shared_memory", "registers"):

@@ -117,7 +117,7 @@ class Worker:
         from registry.dispatch.catalog import catalog
         from registry.ops.parts.cases import Case
         from registry.ops.parts.workload import workload
-        from registry.toolbox.builds import compile_build
+        from registry.toolbox.builds import compile_build, inspect
         from registry.tuning.machine import target_from
 
         goal = target_from(target)
@@ -126,12 +126,12 @@ class Worker:
         declared = catalog.get().variants[variant].builds
         begun = time.perf_counter()
         with load.settings():
-            shared = [
-                compile_build(build, goal).metadata.shared for build in (declared(problem, config) if declared else ())
-            ]
+            made = [compile_build(build, goal) for build in (declared(problem, config) if declared else ())]
+        shared = [one.metadata.shared for one in made]
         if shared and goal.shared_memory and max(shared) > goal.shared_memory:
             return refusal("does not fit", f"shared memory {max(shared)} of {goal.shared_memory} bytes")
-        return {**OK, "seconds": round(time.perf_counter() - begun, 3)}
+        stack = max((inspect(one, warnings=False).stack for one in made), default=0)
+        return {**OK, "seconds": round(time.perf_counter() - begun, 3), "stack": stack}
 
     def bind(self, variant: str, config: Mapping[str, Any], key: str) -> list[Callable[[], Any]]:
         """The launches of a contestant, over every set of inputs."""

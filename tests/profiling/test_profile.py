@@ -193,7 +193,7 @@ def test_roles_registers_and_memory_of_a_specialized_kernel(attention):
     ]
     assert role_names(attention.roles) == ROLES
     held = {buffer.name: buffer for buffer in attention.buffers}
-    k = held["k_tiles"]
+    k = held["k"]
     assert (k.kind, k.bytes, k.writers, k.readers) == ("tiles", 2 * 128 * 64 * 2, {3}, {0, 1, 2})
     barriers = [buffer for buffer in attention.buffers if buffer.kind == "barriers"]
     assert barriers and all(buffer.waiters for buffer in barriers)
@@ -207,6 +207,28 @@ def test_proton_is_asked_for_a_power_of_two_of_warps(attention):
     assert set(ROLES) <= set(warps) and len(warps) == 4
     two = anatomy.Anatomy("k", 12, attention.roles[:3], (), 0)
     assert len(record.sampled_warps(two)) == 4 and {0, 4, 8} <= set(record.sampled_warps(two))
+
+
+def test_proton_does_not_hear_of_kernels_without_marks(tmp_path, monkeypatch):
+    """It divides by the room for their records: a chain of launches of which one is marked ended the process."""
+    hooks = pytest.importorskip("triton.profiler.hooks.instrumentation")
+    from types import SimpleNamespace
+
+    heard, paths = [], {}
+    for name, size in (("plain", 0), ("marked", 128)):
+        paths[name] = str(tmp_path / f"{name}.json")
+        Path(paths[name]).write_text(json.dumps({"profile_scratch_size": size}))
+    for which in ("enter", "exit"):
+        hear = lambda self, metadata, which=which: heard.append((which, metadata.data["function"]))  # noqa: E731
+        monkeypatch.setattr(hooks.InstrumentationHook, which, hear)
+    hook = SimpleNamespace(metadata_path=paths)
+    with record.only_marked_kernels():
+        for name in ("plain", "marked", "unknown"):
+            for which in (hooks.InstrumentationHook.enter, hooks.InstrumentationHook.exit):
+                which(hook, SimpleNamespace(data={"function": name}))
+    assert heard == [("enter", "marked"), ("exit", "marked"), ("enter", "unknown"), ("exit", "unknown")]
+    hooks.InstrumentationHook.enter(hook, SimpleNamespace(data={"function": "plain"}))
+    assert heard[-1] == ("enter", "plain"), "as it was, afterwards"
 
 
 def test_a_kernel_without_roles_has_one(attention):
@@ -235,7 +257,7 @@ def test_the_command_draws_a_recorded_trace_without_a_gpu(attention, tmp_path, c
         assert browser.faults() == [] and browser.requests() == []
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
         text = browser.run("document.body.innerText")
-        assert "k_tiles" in text and "Memory plan" in text and "wait slot of K or V" in text
+        assert "o_tiles" in text and "Memory plan" in text and "wait slot of K or V" in text
     finally:
         browser.close()
 
@@ -244,6 +266,29 @@ def test_the_figures_come_as_json_too(attention, capsys):
     assert main(["profile", "gluon_fa3", *SHAPE, "--plan-only", "--json"]) == OK
     found = json.loads(capsys.readouterr().out)
     assert found["figures"] is None and found["roles"][3] == {"role": "producer", "warps": "14", "registers": 32}
+
+
+def test_figures_are_collected_for_a_guided_sweep(attention, tmp_path, capsys):
+    """One row for each config and shape: recording it again replaces it."""
+    from registry.tuning import observed
+
+    file = tmp_path / "timelines.json"
+    for _ in range(2):
+        words = ["--from", str(ATTENTION), "--figures", str(file), "-o", str(tmp_path / "p.html")]
+        assert main(["profile", "gluon_fa3", *SHAPE, *words]) == OK
+    (one,) = observed.read(file)
+    assert one.variant == "gluon_fa3" and one.config["consumers"] == 3
+    assert 0.8 < one.shares["in flight"] <= 1 and 0 < one.shares["stalled"] < 0.5 < one.shares["others stalled"]
+    file.write_text(file.read_text()[:-9])
+    assert main(["profile", "gluon_fa3", *SHAPE, *words]) != OK
+    assert str(file) in "".join(capsys.readouterr().err.split())
+
+
+def test_the_memory_plan_says_what_lives_when(attention):
+    lives = {buffer.name: buffer.lives for buffer in attention.buffers}
+    assert lives["k"] == "while the roles run" and "before the roles part" in lives.values()
+    nobody = anatomy.Buffer("x", "tiles", "", 0, 8)
+    assert nobody.lives == "never used"
 
 
 @pytest.mark.parametrize(

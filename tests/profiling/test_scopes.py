@@ -16,7 +16,13 @@ from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
 
 TARGET = Target.named("H200")
-MARKED = {"gluon_fa3": "b=2,hq=8,s=1024,d=64,causal", "gluon_matmul_ws": "m=1024,n=1024,k=1024"}
+MARKED = {
+    "gluon_fa3": ("gluon_fa3", "b=2,hq=8,s=1024,d=64,causal"),
+    "gluon_fa3_backward": ("gluon_fa3", "b=2,hq=8,s=1024,d=128,causal"),
+    "gluon_fa3_varlen": ("gluon_fa3", "b=2,hq=8,sq=1024,d=128,causal"),
+    "gluon_matmul_ws": ("gluon_matmul_ws", "m=1024,n=1024,k=1024"),
+}
+"""By variant: the package that holds it, and a shape."""
 
 
 def machine_code(build):
@@ -24,20 +30,22 @@ def machine_code(build):
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", resources(build).sass)
 
 
-@pytest.mark.slow(14)
+@pytest.mark.slow(30)
 @pytest.mark.parametrize("name", MARKED)
 def test_a_plain_build_is_the_one_without_marks(name, tmp_path):
     variant = catalog.get().variants[name]
-    problem = Case.parse(variant.op, MARKED[name]).problem(TARGET)
+    package, shape = MARKED[name]
+    problem = Case.parse(variant.op, shape).problem(TARGET)
     config = variant.legal_configs(problem)[0]
-    (marked,) = variant.builds(problem, config)[:1]
-    with without_scopes(f"registry.plugins.{name}", tmp_path) as (bare, marks):
+    marked = variant.builds(problem, config)
+    with without_scopes(f"registry.plugins.{package}", tmp_path) as (bare, marks):
         assert marks > 10
         (variant_without,) = [one for one in bare.registry_variants() if one.name == name]
-        (plain,) = variant_without.builds(problem, config)[:1]
-        assert plain.kernel.fn.__module__.startswith("bare_")
-        code = machine_code(plain)
-    assert code == machine_code(marked) and len(code) > 500
+        plain = variant_without.builds(problem, config)
+        assert all(build.kernel.fn.__module__.startswith("bare_") for build in plain)
+        code = [machine_code(build) for build in plain]
+    assert code == [machine_code(build) for build in marked]
+    assert any("HGMMA" in line for one in code for line in one), "the kernel with the marks is among them"
 
 
 def test_marks_become_records_in_an_instrumented_build(monkeypatch):

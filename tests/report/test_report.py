@@ -86,6 +86,20 @@ def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
     assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 5
 
 
+def test_recorded_timelines_are_shown_and_damaged_ones_named(tmp_path):
+    role = {"role": "producer", "stalled": 0.9, "in_flight": None, "covered": None}
+    spans = [["wait slot", 0.8, 9, 100, 200], ["load", 0.1, 9, 10, 20], ["wait turn", 0.1, 9, 10, 20]]
+    row = {"variant": "v", "op": "matmul", "shape": "m=64", "config": {"x": 1}}
+    row["figures"] = {"any_in_flight": None, "roles": [{**role, "spans": spans}]}
+    (tmp_path / "timelines.json").write_text(json.dumps({"timelines": [row]}))
+    (tmp_path / "cut.json").write_text(json.dumps({"timelines": [{**row, "figures": {"any_in_flight": 0.5}}]}))
+    found = sources.read([tmp_path])
+    (shown,) = payload(found, None, "t")["timelines"]
+    assert shown["roles"] == [["producer", 0.9, None, [["wait slot", 0.8], ["wait turn", 0.1]]]]
+    (note,) = found.passed_over
+    assert "cut.json" in note and "roles" in note
+
+
 def test_a_path_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(InvalidArgument, match="nowhere"):
         sources.read([tmp_path / "nowhere"])
@@ -136,6 +150,38 @@ def test_picks_are_the_dispatchers_and_their_regret_is_to_the_best_measured(read
     rules = dispatch.coverage(found, answers)
     assert sum(rule["shapes"] for rule in rules) == 2
     assert any(rule["beyond"] == ["no shape in these results reaches it"] for rule in rules)
+
+
+def test_shapes_that_no_table_was_made_with_are_told_apart():
+    """On shapes that are in the fit a small regret says little."""
+    picks = [dispatch.Pick(0, "v", "s", 0.0, True, 0.001), dispatch.Pick(1, "v", "s", 0.2, False, 0.8)]
+    lines_of = {line["where"]: line for line in dispatch.regret(picks)}
+    assert lines_of["new to the table"]["mean"] == pytest.approx(0.2) and lines_of["new to the table"]["shapes"] == 1
+    assert lines_of["on a grid"]["shapes"] == lines_of["off every grid"]["shapes"] == 1
+
+
+def test_a_rule_by_the_nearest_shapes_says_what_it_was_measured_on_and_which_shapes_are_far(read):
+    """The shipped table's own shapes are not new to it; a length that nobody has measured is far from all."""
+    shape = "b=4,hq=32,s=4096,d=64"
+    far = "hq=1,s=1,sk=8000000,d=8"
+    found = sheet(
+        read(*lines("attention", dict.fromkeys((shape, far), TIMES[SHAPE]))).runs["attention"], "a", "attention"
+    )
+    answers = {found.cases[pick.case].text: pick for pick in dispatch.picks(found)}
+    assert not answers[shape].new and answers[far].new and answers[far].far > 2
+    rule = dispatch.coverage(found, list(answers.values()))[0]
+    assert "nearest measured shapes; far from all, torch_" in rule["use"] and "seqlen_q 1.." in rule["measured"]
+    assert rule["shapes"] == 2 and rule["beyond"] == [
+        f"no measured shape is near 1 of 2, so a library's kernel is first: {far}"
+    ]
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+def test_every_op_with_results_has_speed_and_a_roofline(op):
+    """Of the raw results under an op's own name: every view has rows."""
+    found = sheet(sources.read([RESULTS / "h200" / f"{op}.jsonl"]).runs[op], op, op)
+    assert found.rows and all(row["intensity"] and row["tflops"] for row in found.rows)
+    assert sum(row["panel"] != "" and row["x"] > 0 for row in found.rows) > len(found.rows) / 2
 
 
 # --- two results ----------------------------------------------------------------------------------------------------

@@ -73,6 +73,58 @@ def test_nothing_is_asked_for_twice_and_a_share_of_one_asks_for_everything():
     assert [sorted(one) for one in asked] == [list(range(1, 10))] * 2
 
 
+def seen(config, stalled):
+    from registry.tuning.observed import Observed
+
+    return Observed("x.y", config, {"in flight": 0.9, "stalled": stalled, "others stalled": 0.5})
+
+
+def test_configs_that_stand_still_alike_are_alike():
+    """c=1 and c=9 are far apart by their values; recorded timelines bring them together, and c=2 away from c=1."""
+    made = plans(1)
+    recorded = (seen({"c": 1}, 0.1), seen({"c": 9}, 0.1), seen({"c": 2}, 0.8))
+
+    def apart(guide, one, other):
+        return float(guide._configs.distance(*(torch.tensor([c - 1]) for c in (one, other)), 1.0, 1.0))
+
+    import torch
+
+    plain, told = Guide(made), Guide(made, Guidance(observed=recorded))
+    assert apart(told, 1, 9) == pytest.approx(apart(plain, 1, 9)) and apart(told, 1, 2) > apart(plain, 1, 2) + 5
+    assert apart(told, 5, 6) == pytest.approx(apart(plain, 5, 6)), "nobody recorded them: the variant's means for both"
+
+
+def test_what_the_compiler_ran_out_of_registers_for_is_expected_to_be_slower():
+    made = plans(1)
+    guide = Guide(made)
+    first = guide.next(0)
+    guide.compiled(0, first.key, {"ok": True, "stack": 128})
+    assert guide.next(0) != first, "another of the same expectation goes first"
+    guide.compiled(0, guide.next(0).key, {"ok": False, "why": "does not compile"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"timelines": [{}]}', '{"timelines": 7}'])
+def test_figures_that_are_none_are_named(tmp_path, text):
+    from registry.tuning import observed
+
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(InvalidArgument, match="t.json.*kreg profile --figures"):
+        observed.read(tmp_path / "t.json")
+
+
+def test_shares_are_shares(tmp_path):
+    import json
+
+    from registry.tuning import observed
+
+    figures = {"any_in_flight": 1.5, "roles": []}
+    (tmp_path / "t.json").write_text(
+        json.dumps({"timelines": [{"variant": "v", "shape": "", "config": {}, "figures": figures}]})
+    )
+    with pytest.raises(InvalidArgument, match="shares from 0 to 1"):
+        observed.read(tmp_path / "t.json")
+
+
 def test_a_contestant_that_fails_is_passed_over():
     made = plans(3)
     asked = run(Guide(made), made, lambda place, one: None if one.config["c"] == 4 else one.config["c"] * 1.0)

@@ -35,7 +35,9 @@ def hand_over_sums(GROUP: gl.constexpr, x, handed, T: gl.constexpr):
     """In the order in which the registers hold it, 16 bytes a thread: no bank conflicts. sums.py puts it in order."""
     C: gl.constexpr = x.shape[1]
     ordered = x.reshape([4, 2, 8, C // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([1, C // 4, 256])
+    scopes.enter("wait tile to hand over")
     await_free_tile(GROUP)
+    scopes.leave("wait tile to hand over")
     sums_tile(handed, T).store(ordered)
     fence_async_shared()
     hand_tile(GROUP)
@@ -45,7 +47,9 @@ def hand_over_sums(GROUP: gl.constexpr, x, handed, T: gl.constexpr):
 def hand_over_rows(GROUP: gl.constexpr, x, handed, DTYPE: gl.constexpr):
     """Rows of a gradient that no other block adds to."""
     C: gl.constexpr = x.shape[1]
+    scopes.enter("wait tile to hand over")
     await_free_tile(GROUP)
+    scopes.leave("wait tile to hand over")
     tile = retyped(handed, DTYPE, [KEYS, C], gl.NVMMASharedLayout.get_default_for([KEYS, C], DTYPE))
     tile.store(x.to(DTYPE))
     fence_async_shared()
@@ -113,16 +117,20 @@ def score_gradients(i, m, own, k, v, q_ring, do_ring, stats_tiles, extent, scale
     s = warpgroup_mma_wait(2 if T.folded else 1, [s_pending])
     scopes.leave("wait S")
     scopes.leave("async S")
-    scopes.enter("scores")
+    scopes.enter("P")
     p, bent = probabilities(s, lse_of(stats, zero, T), own, m, keys, queries, extent, scale, cap, T)
+    scopes.leave("P")
+    scopes.enter("wait dP")
     dp = warpgroup_mma_wait(0, [dp_pending])
+    scopes.leave("wait dP")
     scopes.leave("async dP")
+    scopes.enter("dS")
     pairs = pack(p, T)
     slope = p
     if T.softcap:
         slope = p * (1.0 - bent * bent)
     ds = slope * less_delta(dp, stats, T)
-    scopes.leave("scores")
+    scopes.leave("dS")
     return pairs, ds, q, do
 
 
@@ -187,8 +195,10 @@ def tile_gradients(
     m = low
     dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
     dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
+    scopes.enter("wait K and V")
     k_own = as_matrix(wait_full(k_ring, tiles), T.block_n, D).slice(GROUP * KEYS, KEYS, dim=0)
     v_own = as_matrix(wait_full(v_ring, tiles), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)
+    scopes.leave("wait K and V")
     p, ds, q, do = score_gradients(
         begin, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, here, scale_log2, cap, zero, T
     )
@@ -232,7 +242,9 @@ def tile_gradients(
         scopes.leave("wait dV dK")
         scopes.leave("async dV dK")
     release(v_ring, tiles)
+    scopes.enter("wait dS")
     await_ds(GROUP, end - 1)
+    scopes.leave("wait dS")
     k_all = as_matrix(k_ring[0].index(0), T.block_n, D)
     dq_pending = issue_dq(GROUP, ds_ring[0].index((end - 1) & 1), k_all, zero_dq, T)
     scopes.enter("hand over dV")

@@ -19,6 +19,7 @@ from registry.plugins.gluon_fa3.backward.schedule import (
 )
 from registry.plugins.gluon_fa3.backward.signals import await_turn, pass_turn, take_tile, tile_is_free
 from registry.plugins.gluon_fa3.places import box
+from registry.toolbox import scopes
 from registry.toolbox.hopper import load_tile, reduce_tile, retyped, slot, store_tile, store_wait, wait_empty
 
 KEYS = gl.constexpr(64)
@@ -49,19 +50,27 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
         m = low
         for step in range((high - low) * group):
             stats_row = first_row_block(place, h, work, T)
+            scopes.enter("wait slot of Q")
             q_tile, ready = wait_empty(q_ring, i)
+            scopes.leave("wait slot of Q")
             mbarrier.expect(ready, T.block_m * T.head * 2 + T.stats_bytes)
             load_tile(q_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, q_tile)
             s, _ = slot(i, q_ring[0])
             load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(s))
             if step == 0:
+                scopes.enter("wait slot of V")
                 v_tile, ready = wait_empty(v_ring, tiles)
+                scopes.leave("wait slot of V")
                 mbarrier.expect(ready, T.block_n * T.head_v * 2)
                 load_tile(v_map, box(keys_of(place, T), n * T.block_n, 0, T), ready, v_tile)
+                scopes.enter("wait slot of K")
                 k_tile, ready = wait_empty(k_ring, tiles)
+                scopes.leave("wait slot of K")
                 mbarrier.expect(ready, T.block_n * T.head * 2)
                 load_tile(k_map, box(keys_of(place, T), n * T.block_n, 0, T), ready, k_tile)
+            scopes.enter("wait slot of dO")
             do_tile, ready = wait_empty(do_ring, i)
+            scopes.leave("wait slot of dO")
             mbarrier.expect(ready, T.block_m * T.head_v * 2)
             load_tile(do_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, do_tile)
             i += 1
@@ -75,7 +84,9 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
 def send_gradient(GROUP: gl.constexpr, out_map, sums_map, handed, place, unit, COLUMNS: gl.constexpr, T: gl.constexpr):
     """dK or dV of GROUP's keys: as rows, or added to the sums from `unit` on."""
     if T.parts == 1:
+        scopes.enter("wait dK or dV")
         take_tile(GROUP)
+        scopes.leave("wait dK or dV")
         OUT_TILE: gl.constexpr = out_map.layout
         OUT_TYPE: gl.constexpr = out_map.dtype
         OUT_BOX: gl.constexpr = out_map.block_shape
@@ -125,10 +136,16 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
             part = 2 * (first_row_block(place, h, work, T) + m) + GROUP
             turn = turns + 4 * part.to(gl.int64)
             if T.ordered:
+                scopes.enter("wait turn")
                 await_turn(turn, last_tile(m, key_blocks, here, T) - n)
+                scopes.leave("wait turn")
+            scopes.enter("wait dQ")
             take_tile(GROUP)
+            scopes.leave("wait dQ")
+            scopes.enter("add dQ")
             reduce_tile(sums_map, [part, 0, 0], sums_tile(handed, T))
             store_wait(0)
+            scopes.leave("add dQ")
             tile_is_free(GROUP)
             if T.ordered:
                 pass_turn(turn)

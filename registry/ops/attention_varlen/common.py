@@ -81,6 +81,11 @@ class VarlenOp(Op):
     def flops(self, problem: Any) -> float:
         return costs.flops(problem)
 
+    def bytes_moved(self, problem: Any) -> float:
+        return costs.bytes_moved(
+            problem, *(getattr(torch, name).itemsize for name in (problem.dtype, problem.kv_dtype))
+        )
+
 
 def fields_of(
     q: Any,

@@ -32,6 +32,15 @@ def flops(problem: Any) -> float:
     return float(problem.batch * flops_of(problem, [each]))
 
 
+def bytes_moved(problem: Any, itemsize: int, kv_itemsize: int) -> float:
+    """The least that must pass through device memory: each operand read once, each result written once."""
+    d, dv = problem.head_dim, problem.head_dim_v
+    out = problem.total_q * problem.heads_q * dv * itemsize
+    keys = problem.total_k or problem.batch * problem.max_seqlen_k
+    once = problem.total_q * problem.heads_q * d * itemsize + keys * problem.heads_kv * (d + dv) * kv_itemsize + out
+    return float(2 * once + out if problem.op.endswith("_backward") else once)
+
+
 # --- for FlopCounterMode, which sees the torch ops ------------------------------------------------------------------
 #
 # It counts what ran, so it waits for the lengths, as torch's own formulas for packed attention do. Where nobody can see

@@ -330,6 +330,7 @@ _FORWARD = Tuning(
     redundant=("heads_q", "gqa", "ieee", "total_k", "rows"),
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
+    panels=("kv_layout", "head_dim"),
     draw=draw,
 )
 BY_OP = {

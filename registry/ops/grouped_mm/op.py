@@ -278,6 +278,11 @@ class GroupedMm(Op):
     def flops(self, problem: GroupedMmProblem) -> float:
         return costs.flops(problem)
 
+    def bytes_moved(self, problem: GroupedMmProblem) -> float:
+        return costs.bytes_moved(
+            problem, *(getattr(torch, name).itemsize for name in (problem.dtype, problem.out_dtype))
+        )
+
 
 def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: Any = None, *others: Any) -> bool:
     if not plain(a, b, *(one for one in (bias, *others) if one is not None)):

@@ -214,5 +214,7 @@ BY_OP = {
         order=("form", "pitch", "each", "groups", "m", "n", "k", "layout", "dtype"),
         redundant=("ieee",),
         leading=("m", "n", "k"),
+        over="each",
+        panels=("form", "dtype"),
     )
 }
