@@ -6,6 +6,7 @@ launcher. What they differ in (grid, integers, tensor maps) is found by name in 
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
@@ -188,7 +189,12 @@ def _written_function(signature: str, lines: tuple[str, ...], kernel: str) -> Fu
 
 
 def _in(scope: dict[str, Any], written: FunctionType) -> Any:
-    """The function, looking in this scope. Its code is a copy: the interpreter keeps in it where it found what."""
+    """The function, looking in this scope. Its code is a copy: the interpreter keeps in it where it found what.
+
+    The scope says where the built-in functions are, as a module's does: what is written in C looks there when it
+    imports (torch does, in the first `contiguous()` of a process that copies on a GPU), and fails without.
+    """
+    scope.setdefault("__builtins__", builtins)
     made = FunctionType(written.__code__.replace(), scope, written.__name__, written.__defaults__)
     made.__kwdefaults__ = written.__kwdefaults__
     return made

@@ -160,7 +160,7 @@ class Sweep:
         guide = self._guide(left, held)
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            commands = _compile_commands(left, target)
+            commands = _compile_commands(left, target, guide is not None)
             if guide is None:
                 pool.submit(commands)
             if target.arch != "cpu" and not held.limits:
@@ -374,7 +374,7 @@ class Sweep:
         journals.take(held, {"kind": kind, **values})
 
 
-def _compile_commands(plans: Sequence[LineUp], target: Target) -> dict[tuple[str, str], dict[str, Any]]:
+def _compile_commands(plans: Sequence[LineUp], target: Target, figures: bool) -> dict[tuple[str, str], dict[str, Any]]:
     """A worker's command for every contestant that names its builds, by case and contestant."""
     variants, goal = catalog.get().variants, target_data(target)
     return {
@@ -384,6 +384,7 @@ def _compile_commands(plans: Sequence[LineUp], target: Target) -> dict[tuple[str
             "variant": one.variant,
             "config": one.config,
             "target": goal,
+            "figures": figures,
         }
         for planned in plans
         for one in planned.contestants

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -111,13 +112,18 @@ class Worker:
         return {**OK, "ms": ms, "low": low, "high": high, "n": sample.launches, **sample.state}
 
     def do_compile(
-        self, case: Mapping[str, Any], variant: str, config: Mapping[str, Any], target: dict[str, Any]
+        self,
+        case: Mapping[str, Any],
+        variant: str,
+        config: Mapping[str, Any],
+        target: dict[str, Any],
+        figures: bool = False,
     ) -> dict[str, Any]:
-        """Compile a contestant's kernels into Triton's cache; touches no GPU."""
+        """Compile a contestant's kernels into Triton's cache; touches no GPU. With `figures`, say what they spilled."""
         from registry.dispatch.catalog import catalog
         from registry.ops.parts.cases import Case
         from registry.ops.parts.workload import workload
-        from registry.toolbox.builds import compile_build, inspect
+        from registry.toolbox.builds import compile_build
         from registry.tuning.machine import target_from
 
         goal = target_from(target)
@@ -130,8 +136,8 @@ class Worker:
         shared = [one.metadata.shared for one in made]
         if shared and goal.shared_memory and max(shared) > goal.shared_memory:
             return refusal("does not fit", f"shared memory {max(shared)} of {goal.shared_memory} bytes")
-        stack = max((inspect(one, warnings=False).stack for one in made), default=0)
-        return {**OK, "seconds": round(time.perf_counter() - begun, 3), "stack": stack}
+        stack = {"stack": _stack(made)} if figures else {}
+        return {**OK, "seconds": round(time.perf_counter() - begun, 3), **stack}
 
     def bind(self, variant: str, config: Mapping[str, Any], key: str) -> list[Callable[[], Any]]:
         """The launches of a contestant, over every set of inputs."""
@@ -173,6 +179,16 @@ class Worker:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _stack(made: Sequence[Any]) -> int:
+    """Bytes of stack of the worst of these kernels; 0 where a tool or what a cache kept of them does not tell."""
+    from registry.toolbox.builds import inspect
+
+    try:
+        return max((inspect(one, warnings=False).stack for one in made), default=0)
+    except (KeyError, OSError, ValueError, RuntimeError, subprocess.SubprocessError):
+        return 0
 
 
 def _bits(value: Any) -> Any:

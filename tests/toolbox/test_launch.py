@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from launch_support import (  # noqa: E402
 
 from registry.errors import CaptureError, InvalidArgument  # noqa: E402
 from registry.toolbox import launch, triton_internals  # noqa: E402
+from registry.toolbox.bound_launch import function  # noqa: E402
 from registry.toolbox.builds import Build, compile_build  # noqa: E402
 from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
 
@@ -293,3 +295,11 @@ def test_import_takes_neither_torch_nor_triton():
     root = Path(launch.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert "triton" not in done.stdout
+
+
+def test_what_a_launch_calls_may_import_from_c():
+    """As torch does in the first `contiguous()` that copies on a GPU: C looks for built-ins in the caller's module."""
+    imported = ctypes.pythonapi.PyImport_ImportModule
+    imported.restype, imported.argtypes = ctypes.py_object, [ctypes.c_char_p]
+    made = function("launch()", ["return imported(b'json')"], {"imported": imported}, "kernel")
+    assert made().__name__ == "json"
