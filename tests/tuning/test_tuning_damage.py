@@ -215,6 +215,13 @@ def test_a_worker_that_does_not_start_is_one_error():
         child.start()
 
 
+def test_results_of_a_machine_of_which_too_little_is_known_make_no_table(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in GOOD))
+    assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
+    assert "its machine has no date" in capsys.readouterr().err
+
+
 HANGING = """
 import os, subprocess, time
 from registry import Requires, Variant
