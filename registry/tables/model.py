@@ -13,7 +13,6 @@ from registry.tables.match import Condition, arch_covers, same_device
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-    from registry.tables.measured import MeasuredSizes
     from registry.tables.nearest import Neighbours
     from registry.tables.schema import Evidence
 
@@ -67,8 +66,8 @@ class Table:
     rules: tuple[Rule, ...]
     asked: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The measured shapes of rules that rank by them, once they were asked: see tables.measured."""
-    beside: list[MeasuredSizes | str] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What lies beside the file, or why that is nothing, once it was read."""
+    beside: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What lies beside the file (a MeasuredSizes), or why that is nothing, once it was read."""
 
     def applies(self, op: str, arch: str, device: str | None) -> bool:
         """True where the table speaks about this op on this device."""
