@@ -17,6 +17,8 @@ from registry.notices import printable
 from registry.toolbox.compile_pool import WorkerFailed
 
 OK, FINDING, USAGE = 0, 1, 2
+INTERRUPTED = 130
+"""Ctrl-C, as shells have it."""
 PROGRAM = "kreg"
 PACKAGE = __name__.rpartition(".")[0]
 _USAGE_ERRORS = (InvalidArgument, UnknownOp, UnknownVariant, WorkerFailed)
@@ -102,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
         return FINDING
     except (click.Abort, KeyboardInterrupt):
-        return _refuse("interrupted")
+        _refuse("interrupted")
+        return INTERRUPTED
     except (_ReaderGone, BrokenPipeError):
         _drop_output()
         return OK

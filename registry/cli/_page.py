@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import click
@@ -16,14 +18,40 @@ from registry.notices import printable
 
 WIDEST = 120
 _ANSWER = "registry.cli.answer"
+_STDOUT, _STDERR = 1, 2
 
 
 def _set_apart(context: click.Context, parameter: click.Parameter, as_json: bool) -> bool:
     """With --json, stdout holds the answer alone: what plugins and their kernels print meanwhile goes to stderr."""
     if as_json:
-        context.meta[_ANSWER] = sys.stdout
+        context.meta[_ANSWER] = context.with_resource(_kept_apart())
         context.with_resource(contextlib.redirect_stdout(sys.stderr))
     return as_json
+
+
+@contextlib.contextmanager
+def _kept_apart() -> Iterator[TextIO]:
+    """The stream of the answer. Descriptor 1 is stderr meanwhile, for C libraries and children know no sys.stdout."""
+    try:
+        kept = os.dup(_STDOUT) if sys.stdout.fileno() == _STDOUT else -1
+        if kept >= 0:
+            sys.stdout.flush()
+            os.dup2(_STDERR, _STDOUT)
+    except (AttributeError, OSError, ValueError):  # not the process's own, or closed
+        kept = -1
+    if kept < 0:
+        yield sys.stdout
+        return
+    own = sys.stdout
+    answer = open(kept, "w", encoding=own.encoding, errors=own.errors)  # noqa: SIM115
+    try:
+        yield answer
+    finally:
+        with contextlib.suppress(OSError):
+            own.flush()  # what was printed to sys.__stdout__
+        os.dup2(kept, _STDOUT)
+        with contextlib.suppress(OSError):  # its reader may be gone, which is known by then
+            answer.close()
 
 
 json_option = click.option("--json", "as_json", is_flag=True, callback=_set_apart, help="Print JSON.")

@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from registry.cli import FINDING, OK
+from registry.cli import FINDING, INTERRUPTED, OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
 from registry.errors import InvalidArgument
 from registry.notices import printable
 from registry.ops.known import all_ops
 
+CTRL_C = "interrupted"
 GUIDED_DROP = 1.1
 """A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -93,7 +94,8 @@ def command(op: str, **options: Any) -> int:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
-    return _fit(op, options, settings, path, report)
+    status = _fit(op, options, settings, path, report)
+    return INTERRUPTED if report.stopped == CTRL_C else status
 
 
 def _best_device() -> str:
@@ -189,11 +191,17 @@ def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: An
             with _stoppable():
                 try:
                     sweep.run()
+                except _Stopped:
+                    sweep.report.stopped = "terminated"
                 except KeyboardInterrupt:
-                    sweep.report.stopped = "interrupted"
+                    sweep.report.stopped = CTRL_C
         return sweep.report
 
     return refined(swept, cases, effort) if options["refine"] else swept(cases, effort)
+
+
+class _Stopped(KeyboardInterrupt):
+    """By SIGTERM."""
 
 
 @contextlib.contextmanager
@@ -201,7 +209,7 @@ def _stoppable() -> Iterator[None]:
     """Let `timeout` and a batch system end a sweep as Ctrl-C does: what was measured is kept and fitted."""
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        raise _Stopped
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

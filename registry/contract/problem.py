@@ -177,6 +177,24 @@ class Problem:
         values = tuple(getattr(self, name) for name, how in asked.items() if how.rule not in _SIZES)
         return (self.op, self.target.arch, *values)
 
+    def results(self) -> tuple[str, ...]:
+        """What a launch returns: one tensor as it is, several as a tuple. None may follow them."""
+        return ("out",)
+
+    def misfit(self, returned: Any) -> str:
+        """Why what a launch returned is not of the form that the op takes apart; "" where it is."""
+        names, many = self.results(), isinstance(returned, (tuple, list))
+        if not many:
+            if len(names) == 1 and hasattr(returned, "dtype"):
+                return ""
+            got = type(returned).__name__
+        else:
+            more = returned[len(names) :]
+            if len(names) > 1 and len(returned) >= len(names) and all(one is None for one in more):
+                return ""
+            got = f"{len(returned)} results"
+        return f"returned {got}; allowed: {names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
+
     def on(self, target: Target) -> Problem:
         """The same question on another target."""
         return dataclasses.replace(self, target=target)

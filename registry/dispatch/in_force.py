@@ -20,6 +20,7 @@ from registry.tables import (
     Field,
     Layer,
     LayerFile,
+    Table,
     TableSet,
     TableStore,
     environment_files,
@@ -65,16 +66,28 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
 
 
 def digest() -> str:
-    """8 hex digits over what decisions follow from: variants, rules and errata, as they are in every process."""
+    """8 hex digits over what decisions follow from: variants, rules, measured shapes and errata, as they are in every
+    process."""
     found = tables()
     rules = [
-        (table.arch, table.device, [(_shown(rule.conditions), [(u.variant, str(u.config)) for u in rule.use])])
+        (table.arch, table.device, _shown(rule.conditions), [(u.variant, str(u.config)) for u in rule.use])
+        + ((rule.nearest, _shapes_of(table)) if rule.nearest else ())
         for table in found.tables
         for rule in table.rules
     ]
     errata = [(e.variant, e.arch, _shown(e.conditions), str(e.toolchain)) for e in found.errata]
     told = repr((sorted(catalog.get().variants), rules, errata))
     return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def _shapes_of(table: Table) -> str:
+    """A hash of the measured shapes beside a table."""
+    from registry.tables.measured import bytes_beside
+
+    try:
+        return hashlib.sha256(bytes_beside(table)).hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 def _shown(conditions: Iterable[Condition]) -> list[Any]:

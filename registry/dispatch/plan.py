@@ -12,7 +12,7 @@ from registry import notices
 from registry.dispatch.decision import Decision
 from registry.dispatch.quarantine import did_not_compile, quarantine
 from registry.dispatch.scope import Scope
-from registry.errors import CaptureError, IllegalVariant, NoLegalVariant
+from registry.errors import CaptureError, IllegalVariant, NoLegalVariant, RegistryError
 from registry.toolbox.capturing import capturing
 
 
@@ -132,9 +132,16 @@ class Plan:
                         raise
                     self._give_way(error)
                     continue
+                self._check_form(result)
                 self.launch = settled(self._bound)
                 return result
         return self.launch(*args, **kwargs)
+
+    def _check_form(self, result: Any) -> None:
+        """Raise for what the op would take apart wrongly; a choice that is as for other sizes was looked at then."""
+        decision = self._decision
+        if isinstance(decision, Decision) and (misfit := decision.problem.misfit(result)):
+            raise RegistryError(f"{decision.variant} {misfit}, for {decision.problem.summary()}")
 
     def _give_way(self, error: BaseException) -> None:
         quarantine.add(self.decision.variant, self.decision.problem, error)

@@ -207,8 +207,11 @@ def advice_of(table: Table, rule: Rule, problem: Problem) -> Advice | None:
 
 
 def _nearest(match: Match, problem: Problem) -> str:
-    from registry.tables.measured import read_beside
+    from registry.tables.measured import read_beside, without_shapes
 
+    missing = without_shapes(match.table, match.rule)
+    if missing:
+        return f"none: the rule {missing}"
     beside = read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)

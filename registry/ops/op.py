@@ -113,10 +113,11 @@ class Op:
             if kwargs or len(args) > 1:
                 raise TypeError("explain(problem) takes only target= and variant= besides the Problem")
             problem = problem if target is None else problem.on(target)
-        else:
-            problem, scope = self.problem_of(*args, **kwargs)
-            self.refuse_values(*args, **kwargs)
-        return self.trivial(problem) or decide(problem, scope)
+            return self.trivial(problem) or decide(problem, scope)
+        problem, scope = self.problem_of(*args, **kwargs)
+        decided = self.trivial(problem) or decide(problem, scope)
+        self.refuse_values(*args, **kwargs)  # in this order, as a call does
+        return decided
 
     def problem_of(self, *args: Any, **kwargs: Any) -> tuple[Problem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""

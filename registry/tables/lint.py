@@ -98,7 +98,7 @@ def _lint_rule(table: Table, rule: Rule, known: Known, unreachable: bool) -> Ite
         seen.append(use)
         for severity, code, message in _lint_use(table, rule, use, known):
             yield finding(severity, path, code, message, use.line)
-    for severity, path, code, message in _lint_evidence(table, rule, known):
+    for severity, path, code, message in (*_lint_nearest(table, rule, known), *_lint_evidence(table, rule, known)):
         yield finding(severity, path, code, message)
 
 
@@ -119,6 +119,22 @@ def _wrong_variant(op: str, name: str, variants: Mapping[str, str]) -> str | Non
 
         return f"unknown variant {name!r}; {suggest(name, [v for v, of in variants.items() if of == op])}"
     return None if variants[name] == op else f"{name!r} is a variant of {variants[name]}, not of {op}"
+
+
+def _lint_nearest(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Severity, str, str, str]]:
+    """Of a rule that ranks by measured shapes: whether there are some, and of whom."""
+    if rule.nearest is None:
+        return
+    from registry.tables.measured import neighbours_of, without_shapes
+
+    shapes = neighbours_of(table, rule)
+    if shapes is None:
+        yield "error", ".nearest", "no-shapes", without_shapes(table, rule)
+        return
+    for name in sorted({name for name, _ in shapes.contestants}):
+        wrong = _wrong_variant(table.op, name, known.variants)
+        if wrong:
+            yield "warning", ".nearest", "unknown-variant", f"measured shapes beside the table: {wrong}"
 
 
 def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Severity, str, str, str]]:

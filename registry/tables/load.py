@@ -17,6 +17,8 @@ from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, read_document, type_name
 from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
 
+MAX_VERSIONS = 200
+"""Characters of a version range: numbers of thousands of digits are read, and fail when they are compared."""
 ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
 
 
@@ -141,9 +143,11 @@ def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry)
 
 def _versions(document: Document, path: Path, text: str) -> SpecifierSet:
     try:
+        if len(text) > MAX_VERSIONS:
+            raise ValueError
         return SpecifierSet(text)
-    except (InvalidSpecifier, ValueError):  # the latter for numbers of thousands of digits
-        raise document.error(path, f"{text!r} is not a version range such as '>=2.11,<2.14'") from None
+    except (InvalidSpecifier, ValueError):
+        raise document.error(path, f"{clip(text, 60)!r} is not a version range such as '>=2.11,<2.14'") from None
 
 
 def _fields_of(document: Document, path: Path, op: str, ops: OpFields) -> Mapping[str, Field | Kind]:

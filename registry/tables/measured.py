@@ -2,27 +2,34 @@
 
 `attention.sm90.yaml` has `attention.sm90.measured.json`: of each shape the sizes that people know it by, its point in
 the coordinates of the op, and what each contestant lost there to the fastest. A rule with `nearest` ranks by it;
-`explain` says how far the nearest measured shape is, and lint what a rule covers.
+`explain` says how far the nearest measured shape is, and lint what a rule covers. Where the file of such a rule is not
+there, or is no such file, the rule's own order counts, and lint, doctor, `explain` and a notice say so.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+from msgspec.json import Decoder
+
+from registry import notices
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
 from registry.tables.nearest import Config, Neighbours, Result, Shape
-from registry.tables.reader import MAX_BYTES
+from registry.tables.reader import MAX_BYTES, MAX_MESSAGE
+from registry.tables.schema import Coordinate, Name
 
 SUFFIX = ".measured.json"
-MOST = 2**63
-MOST_BYTES = 16 * MAX_BYTES
+MOST_BYTES = 64 * MAX_BYTES
+MOST = 1e6
+"""Of coordinates, which are logs and shares, and of log times: what is beyond was not measured."""
 Sizes = tuple[int, ...]
 
 
@@ -105,18 +112,11 @@ def beside(table_path: Path) -> Path:
 
 
 def read_beside(table: Table) -> MeasuredSizes | None:
-    """What lies beside a table; None where nothing does, or nothing that can be read as this."""
-    if table.layer is Layer.SHIPPED:
-        file: Any = resources.files(SHIPPED_PACKAGE) / beside(Path(table.file)).name
-    else:
-        file = beside(Path(table.file))
-    try:
-        if not file.is_file():
-            return None
-        with file.open("rb") as stream:
-            return _parsed(json.loads(stream.read(MOST_BYTES)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return None
+    """What lies beside a table, read once; None where nothing does, or nothing that can be read as this."""
+    if not table.beside:
+        table.beside.append(_read(table))
+    found = table.beside[0]
+    return found if isinstance(found, MeasuredSizes) else None
 
 
 def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
@@ -125,41 +125,87 @@ def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
         return None
     if rule.index not in table.asked:
         beside_it = read_beside(table)
-        table.asked[rule.index] = beside_it.neighbours(rule) if beside_it is not None else None
+        found = table.asked[rule.index] = beside_it.neighbours(rule) if beside_it is not None else None
+        if found is None:
+            notices.notice(f"{table.file}:{rule.line} rules[{rule.index}]: {without_shapes(table, rule)}")
     return table.asked[rule.index]
 
 
-def _parsed(data: Mapping[str, Any]) -> MeasuredSizes:
-    facts, coordinates = tuple(map(str, data["facts"])), tuple(map(str, data["coordinates"]))
-    contestants = tuple((str(name), dict(config)) for name, config in data["contestants"])
-    hash(tuple(tuple(config.values()) for _, config in contestants))  # or they cannot be looked up
-    shapes = {int(index): tuple(map(_shape, found)) for index, found in data["rules"].items()}
-    for shape in (shape for found in shapes.values() for shape in found):
-        if len(shape.sizes) != len(facts) or len(shape.point) != len(coordinates):
-            raise ValueError("a shape has not one size for each fact, or not one value for each coordinate")
-        if not all(0 <= size <= MOST for size in shape.sizes) or not all(map(math.isfinite, shape.point)):
-            raise ValueError("no problem has this size or lies there")
-        if not all(math.isfinite(value) for result in shape.results for value in (result.lost, result.guess)):
-            raise ValueError("a result is no number")
-        if not all(0 <= result.contestant < len(contestants) for result in shape.results):
-            raise ValueError("a shape names a contestant that is not listed")
+def without_shapes(table: Table, rule: Rule) -> str:
+    """Why a rule that ranks by measured shapes cannot; "" where it can, and for all other rules."""
+    if rule.nearest is None or neighbours_of(table, rule) is not None:
+        return ""
+    found, file = table.beside[0], beside(Path(table.file)).name
+    if not isinstance(found, MeasuredSizes):
+        why = str(found)
+    elif not found.shapes.get(rule.index):
+        why = f"{file} has no shapes for it"
+    else:
+        missing = sorted(set(rule.nearest) - set(found.coordinates))
+        why = f"{file} has no coordinate {', '.join(missing)}; it has {', '.join(found.coordinates)}"
+    return f"has no measured shapes to rank by: {why}. Its own order counts"
+
+
+def bytes_beside(table: Table) -> bytes:
+    """What lies beside a table, as it lies there. Raises OSError or ValueError."""
+    path = beside(Path(table.file))
+    file: Any = resources.files(SHIPPED_PACKAGE) / path.name if table.layer is Layer.SHIPPED else path
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {path.name}")
+    with file.open("rb") as stream:
+        data: bytes = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path.name} has more than {MOST_BYTES >> 20} MiB")
+    return data
+
+
+def _read(table: Table) -> MeasuredSizes | str:
+    """The shapes, or what is wrong with their file."""
+    try:
+        return _checked(Decoder(_File).decode(bytes_beside(table)))
+    except (OSError, ValueError, RecursionError) as error:
+        return notices.clip(f"{beside(Path(table.file)).name}: {notices.what_failed(error)}", MAX_MESSAGE)
+
+
+_Number = Annotated[float, Meta(ge=-MOST, le=MOST)]
+_Flat = tuple[list[Annotated[int, Meta(ge=0)]], list[_Number], list[_Number]]
+
+
+class _File(Struct, forbid_unknown_fields=True):
+    """As it is written: `text`."""
+
+    facts: list[Name]
+    coordinates: list[Coordinate]
+    contestants: list[tuple[Name, dict[str, int | str | bool]]]
+    rules: dict[str, list[_Flat]]
+
+
+def _checked(file: _File) -> MeasuredSizes:
+    """What was read, held against itself."""
+    if len(set(file.coordinates)) < len(file.coordinates):
+        raise ValueError("a coordinate is listed twice")
+    shapes: dict[int, tuple[Shape, ...]] = {}
+    for index, listed in file.rules.items():
+        for sizes, point, flat in listed:
+            if len(sizes) != len(file.facts) or len(point) != len(file.coordinates):
+                raise ValueError("a shape has not one size for each fact, or not one value for each coordinate")
+            if len(flat) % 3:
+                raise ValueError("a result is not of three numbers")
+            if not all(c.is_integer() and 0 <= c < len(file.contestants) for c in flat[::3]):
+                raise ValueError("a shape names a contestant that is not listed")
+        shapes[int(index)] = tuple(starmap(_shape, listed))
     return MeasuredSizes(
-        facts,
+        tuple(file.facts),
         {i: tuple(shape.sizes for shape in found) for i, found in shapes.items()},
-        coordinates,
+        tuple(file.coordinates),
         shapes,
-        contestants,
+        tuple(file.contestants),
     )
 
 
-def _shape(data: Sequence[Sequence[Any]]) -> Shape:
-    sizes, point, flat = data
-    results = tuple(Result(int(c), float(lost), float(guess)) for c, lost, guess in _threes(flat))
-    return Shape(tuple(map(int, sizes)), tuple(map(float, point)), results)
-
-
-def _threes(flat: Sequence[Any]) -> Iterable[tuple[Any, Any, Any]]:
-    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+def _shape(sizes: list[int], point: list[float], flat: list[float]) -> Shape:
+    results = zip(map(int, flat[::3]), flat[1::3], flat[2::3], strict=True)
+    return Shape(tuple(sizes), tuple(point), tuple(starmap(Result, results)))
 
 
 def text(found: MeasuredSizes) -> str:

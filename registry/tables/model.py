@@ -65,7 +65,9 @@ class Table:
     device: str | None
     rules: tuple[Rule, ...]
     asked: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The measured shapes of rules that rank by them, once they were read: see tables.measured."""
+    """The measured shapes of rules that rank by them, once they were asked: see tables.measured."""
+    beside: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What lies beside the file (a MeasuredSizes), or why that is nothing, once it was read."""
 
     def applies(self, op: str, arch: str, device: str | None) -> bool:
         """True where the table speaks about this op on this device."""

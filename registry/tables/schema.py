@@ -31,6 +31,7 @@ TableArch = Annotated[
 ArchPattern = Annotated[
     str, Meta(pattern=rf"^({_ARCH}|sm[1-9][0-9]{{1,2}}\+)$", description='"any", "cpu", "sm90"; "sm90+" for newer too.')
 ]
+Coordinate = Annotated[str, Meta(pattern="^[!-~]+$", max_length=100)]
 Speed = Annotated[float, Meta(gt=0)]
 When = Annotated[
     dict[str, Any],
@@ -100,7 +101,7 @@ class RuleEntry(_Strict, frozen=True):
     when: When = {}
     nearest: (
         Annotated[
-            dict[str, Annotated[float, Meta(gt=0)]],
+            dict[Coordinate, Annotated[float, Meta(gt=0, le=1000)]],
             Meta(
                 min_length=1,
                 description="Ranks the candidates by what was fastest on the measured shapes nearest to a problem: the "

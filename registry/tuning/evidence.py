@@ -121,6 +121,11 @@ def regret_of(picks: Sequence[Pick], settings: Settings) -> Regret:
 def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settings) -> dict[str, Any]:
     """Geometric mean speed of what is picked on shapes left out, and of the best single variant there."""
     machine = results.machine
+    missing = [name for name in ("device", "date", "torch") if not machine.get(name)]
+    if missing:
+        raise journal.ResultsError(
+            f"{results.path}: its machine has no {', '.join(missing)}: no table can be made of it"
+        )
     entries = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
     speed = speed_of(entries)
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}

@@ -14,7 +14,7 @@ from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
 from registry.tables import Layer, TableSet, files_at, load_tables
 from registry.tables.lint import Known, LintFinding, lint
-from registry.tables.measured import MeasuredSizes, read_beside
+from registry.tables.measured import read_beside
 from registry.tables.model import Rule, Table
 from registry.tuning.declared import DeclaredConfigs
 
@@ -100,7 +100,7 @@ def coverage(tables: TableSet) -> tuple[list[Coverage], list[LintFinding]]:
             shapes = len(beside.rules.get(rule.index, ()))
             covered.append(Coverage(table.file, rule.line, rule.index, name, shapes, beside.bounds(rule)))
             if rule.nearest:
-                past += list(_past_nearest(table, rule, beside))
+                past += list(_past_nearest(table, rule))
                 continue
             if name not in known or known[name].builds is None:
                 continue
@@ -112,9 +112,9 @@ def coverage(tables: TableSet) -> tuple[list[Coverage], list[LintFinding]]:
     return covered, past
 
 
-def _past_nearest(table: Table, rule: Rule, beside: MeasuredSizes) -> Iterator[LintFinding]:
+def _past_nearest(table: Table, rule: Rule) -> Iterator[LintFinding]:
     """Rules by the nearest shapes put nothing of ours first where none is near. What is left to get wrong is the order
-    where none is, and shapes that cannot be read."""
+    where none is."""
     known = catalog.get().of(table.op)
     ours = [use.variant not in known or known[use.variant].builds is not None for use in rule.use]
     place = f"$.rules[{rule.index}]"
@@ -123,9 +123,6 @@ def _past_nearest(table: Table, rule: Rule, beside: MeasuredSizes) -> Iterator[L
             f"{rule.use[0].variant} is ranked first past its evidence: {rule.use[ours.index(False)].variant} is not"
         )
         yield LintFinding("error", table.file, rule.line, f"{place}.use", "past-evidence", message)
-    if beside.neighbours(rule) is None:
-        message = "has no measured shapes beside the table, in these coordinates, to rank by: its own order counts"
-        yield LintFinding("error", table.file, rule.line, f"{place}.nearest", "past-evidence", message)
 
 
 def together(findings: Iterable[LintFinding]) -> list[tuple[LintFinding, int]]:

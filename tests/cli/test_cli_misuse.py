@@ -170,6 +170,35 @@ def test_what_plugins_print_is_no_part_of_the_json(capsys, tmp_path, monkeypatch
     assert ("hello" in err) == (arguments[0] in ("explain", "tables")), "they are asked, and what they say is not lost"
 
 
+LOUD_PLUGIN = """
+import os, sys
+os.write(1, b"hello from a C library")
+os.system("echo hello from a child")
+sys.__stdout__.write("hello past redirections")
+from registry import hookimpl
+@hookimpl
+def registry_variants():
+    return []
+"""
+
+
+def test_what_plugins_print_past_python_is_no_part_of_the_json(tmp_path):
+    (tmp_path / "loud_plugin.py").write_text(LOUD_PLUGIN)
+    info = tmp_path / "loud_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[kernel_registry]\nloud = loud_plugin\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "registry.cli", "list", "--json"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == OK and json.loads(done.stdout)
+    assert [done.stderr.count(f"hello {words}") for words in ("from a C", "from a child", "past")] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("part", ["rule", "shared_memory", "configs"])
 @pytest.mark.parametrize("error", [SystemExit(0), ValueError("no"), RecursionError()], ids=repr)
 def test_a_declaration_that_raises_ends_no_command(capsys, declare, part, error):

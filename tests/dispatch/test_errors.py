@@ -137,3 +137,39 @@ def test_a_plan_made_while_plans_were_forgotten_is_not_kept(declare):
     with registry.use("test.ruled"):
         registry.attention(q, q, q)
     assert len(registry.attention.plans) == 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda out, lse: out, "Tensor"),
+        (lambda out, lse: None, "NoneType"),
+        (lambda out, lse: (), "0 results"),
+        (lambda out, lse: (out,), "1 results"),
+        (lambda out, lse: (out, lse, out), "3 results"),
+    ],
+    ids=["bare", "None", "()", "one", "three"],
+)
+def test_results_of_another_form_are_refused(declare, returned, got):
+    """A tensor of a batch of two would else be taken apart into two results."""
+    declare(run=lambda *args, **more: returned(*math_run(*args, **more)))
+    q = torch.ones(2, 2, 4, 8)
+    for _ in range(2):
+        with pytest.raises(registry.RegistryError, match=rf"test\.kernel returned {got}; allowed: \(out, lse\)"):
+            registry.attention(q, q, q, variant="test.kernel")
+
+
+def test_a_tuple_of_one_is_no_product(declare):
+    registry.register(
+        registry.Variant(
+            "test.product",
+            op="matmul",
+            run=lambda a, b, **_: (a @ b,),
+            requires=registry.Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True),
+        )
+    )
+    try:
+        with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):
+            registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
+    finally:
+        registry.unregister("test.product")

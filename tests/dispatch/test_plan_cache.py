@@ -275,7 +275,7 @@ def test_thirty_thousand_shapes_take_no_more_memory_than_the_first_few_and_stall
     def make(settings, with_grad, tensors):
         problem = AttentionProblem.of_shape(registry.Target.named("cpu"), s=tensors[0].shape[0], sk=tensors[0].shape[1])
         found = functools.partial(tuple, problem.operands)
-        return Plan(Decision(problem, "test.fake", {}, "", found), lambda *tensors: None, make, None, with_grad)
+        return Plan(Decision(problem, "test.fake", {}, "", found), lambda *tensors: (None, None), make, None, with_grad)
 
     cache, storage = a_cache(make, limit=plan_cache.ENTRIES), torch.zeros(400 * 400)
     worst, grown = 0.0, {}

@@ -9,5 +9,5 @@ _SEED = {"max_examples": 10, "derandomize": True, "database": None, "phases": (P
 settings.register_profile("short", **_SEED, **_ALWAYS)
 _WIDE = {"max_examples": 400, "phases": (Phase.explicit, Phase.reuse, Phase.generate)}
 settings.register_profile("wide", **_WIDE, **_ALWAYS)
-settings.register_profile("long", max_examples=1000, **_ALWAYS)
+settings.register_profile("long", max_examples=300, **_ALWAYS)
 settings.load_profile("short")

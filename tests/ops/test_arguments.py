@@ -388,3 +388,15 @@ def test_matmul_names_what_is_no_tensor(name, bad):
             registry.matmul(**{k: v for k, v in {**good, name: bad}.items() if k != "out" or name == "out"})
         registry.matmul(**good)
         registry.matmul(good["a"], good["b"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.int8], ids=str)
+def test_a_negative_scale_of_what_has_no_minus(dtype):
+    """Its sign goes into q, which torch cannot negate: the call is refused as `explain` says, in the same words."""
+    q = torch.ones(1, 1, 2, 16).to(dtype)
+    refused = []
+    for ask in (registry.attention, registry.attention.explain):
+        with pytest.raises(registry.RegistryError) as error:
+            ask(q, q, q, scale=-1)
+        refused.append((type(error.value), str(error.value)))
+    assert refused[0] == refused[1]

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import registry
+from registry import doctor, notices
 from registry.contract.target import Target
+from registry.dispatch import in_force
 from registry.tables import Layer, Rule, Table, measured
 from registry.tables.match import compile_condition
 from registry.tables.nearest import Shape
-from registry.tuning.lint import coverage, load_files
+from registry.tuning.lint import coverage, lint_tables, load_files
 
 TABLE = """op: matmul
 arch: sm90
@@ -84,11 +86,82 @@ def test_a_rule_that_reaches_past_its_evidence(sizes, when, beyond):
         '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[1, 2], [], []]]}}',
         '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[1], [], []]]}}',
         '{"facts": ["m"], "coordinates": [], "contestants": [], "rules": {"0": [[[1], [], [0, 0.1, 0]]]}}',
+        '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[1], [1e308], []]]}}',
+        '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[1], ["1"], []]]}}',
+        '{"facts": ["m"], "coordinates": ["x"], "contestants": [], "rules": {"0": [[[true], [1], []]]}}',
+        '{"facts": ["m"], "coordinates": ["x", "x"], "contestants": [], "rules": {"0": [[[1], [1, 1], []]]}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [["a", {}]], "rules": {"0": [[[1], [], [0.5, 1, 1]]]}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [["a", {}]], "rules": {"0": [[[1], [], [0, 1e99, 1]]]}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [["\\u001b[31m", {}]], "rules": {}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": [["a", {"B": [1]}]], "rules": {}}',
+        '{"facts": ["m"], "coordinates": [], "contestants": ["ab"], "rules": {}}',
+        '{"facts": [], "coordinates": [], "contestants": [], "rules": {"zero": []}}',
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:80],
 )
 def test_what_cannot_be_read_is_as_nothing(tmp_path, text):
     (tmp_path / "x.measured.json").write_text(text)
-    assert measured.read_beside(Table(str(tmp_path / "x.yaml"), Layer.TUNED, "matmul", "sm90", None, ())) is None
+    table = Table(str(tmp_path / "x.yaml"), Layer.TUNED, "matmul", "sm90", None, ())
+    assert measured.read_beside(table) is None
+    why = measured.without_shapes(table, Rule(0, 1, (), (), nearest={"x": 1.0}))
+    assert why.startswith("has no measured shapes to rank by: x.measured.json: ") and len(why) < 400
+    assert why.isprintable()
+
+
+BY_NEAREST = """op: matmul
+arch: any
+rules:
+- nearest: {x: 1.0}
+  use: [torch_matmul]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "there is no matmul.any.measured.json"),
+        ('{"facts": ["m"], "coordinates"', "matmul.any.measured.json: DecodeError: "),
+        (BESIDE.replace('"coordinates": []', '"coordinates": ["y"]').replace(" [],", " [1.0],"), "has no coordinate x"),
+        ('{"facts": [], "coordinates": ["x"], "contestants": [], "rules": {"1": []}}', "has no shapes for it"),
+    ],
+    ids=["missing", "cut short", "other coordinates", "other rules"],
+)
+def test_a_rule_without_its_shapes_says_so(tmp_path, monkeypatch, text, why):
+    file = tmp_path / "matmul.any.yaml"
+    file.write_text(BY_NEAREST)
+    if text is not None:
+        (tmp_path / "matmul.any.measured.json").write_text(text.replace("],[],[]]", "],[1.0],[]]"))
+    monkeypatch.setenv("REGISTRY_TABLES", str(file))
+    registry.reload_tables()
+    try:
+        decision = registry.matmul.explain(torch.ones(2, 2), torch.ones(2, 2))
+        assert decision.variant == "torch_matmul"
+        assert why in decision.nearest and "Its own order counts" in str(decision)
+        assert [text for text in notices.counts() if f"{file}:4 rules[0]" in text and why in text]
+        found = [finding for finding in doctor.examine()["tables"]["findings"] if finding["code"] == "no-shapes"]
+        assert [(one["file"], one["line"], one["severity"]) for one in found] == [(str(file), 4, "error")]
+    finally:
+        monkeypatch.undo()
+        registry.reload_tables()
+
+
+def test_other_shapes_are_another_digest(tmp_path, monkeypatch):
+    """Graphs that have settled their choices go by it."""
+    file, digests = tmp_path / "matmul.any.yaml", set()
+    monkeypatch.setenv("REGISTRY_TABLES", str(file))
+    try:
+        for weights, beside in (("x: 1.0", BESIDE), ("x: 1.0", "{}"), ("x: 2.0", "{}"), ("x: 2.0", None)):
+            file.write_text(BY_NEAREST.replace("x: 1.0", weights))
+            (tmp_path / "matmul.any.measured.json").unlink(missing_ok=True)
+            if beside is not None:
+                (tmp_path / "matmul.any.measured.json").write_text(beside)
+            registry.reload_tables()
+            digests.add(in_force.digest())
+    finally:
+        monkeypatch.undo()
+        registry.reload_tables()
+    assert len(digests) == 4
 
 
 @pytest.mark.parametrize(
@@ -125,7 +198,7 @@ rules:
     [
         ("x: 1.0", "torch_matmul", []),
         ("x: 1.0", "triton_matmul", ["past-evidence"]),
-        ("y: 1.0", "torch_matmul", ["past-evidence"]),
+        ("y: 1.0", "torch_matmul", ["no-shapes"]),
     ],
 )
 def test_lint_of_a_rule_by_the_nearest_shapes(tmp_path, weights, first, codes):
@@ -134,6 +207,7 @@ def test_lint_of_a_rule_by_the_nearest_shapes(tmp_path, weights, first, codes):
     shape = Shape((16, 64), (4.0,), ())
     beside = measured.MeasuredSizes(("m", "n"), {0: (shape.sizes,)}, ("x",), {0: (shape,)})
     (tmp_path / "matmul.sm90.measured.json").write_text(measured.text(beside))
-    covered, past = coverage(load_files([tmp_path]))
-    assert [finding.code for finding in past] == codes
+    tables = load_files([tmp_path])
+    covered, past = coverage(tables)
+    assert [finding.code for finding in (*past, *lint_tables(tables)) if finding.severity == "error"] == codes
     assert "the nearest: measured on 1 sizes: m 16..16, n 64..64" in str(covered[0])

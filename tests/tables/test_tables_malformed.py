@@ -176,6 +176,12 @@ MALFORMED: dict[str, tuple[str | bytes, int, str, str]] = {
     "erratum of an unknown op": (erratum(op="conv"), 4, BAD + ".op", "unknown op 'conv'"),
     "erratum of an unknown fact": (erratum(when="{headdim: 64}"), 8, BAD + ".when.headdim", "did you mean 'head_dim'?"),
     "erratum with a bad range": (erratum(toolchain="{torch: new}"), 8, BAD + ".toolchain.torch", "not a version range"),
+    "erratum with a range of thousands of digits": (
+        erratum(toolchain="{torch: '>=" + "9" * 5000 + "'}"),
+        8,
+        BAD + ".toolchain.torch",
+        "not a version range",
+    ),
     "erratum of some tool": (erratum(toolchain="{numpy: '>1'}"), 8, BAD + ".toolchain", "enum value 'numpy'"),
     "erratum of unknown severity": (erratum(severity="bad"), 7, BAD + ".severity", "invalid enum value 'bad'"),
     "erratum on an unknown arch": (erratum(arch="[sm90, volta]"), 8, BAD + ".arch[1]", "matching regex"),

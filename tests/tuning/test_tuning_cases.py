@@ -215,8 +215,17 @@ def test_the_gate_stops_results_that_are_missing_or_of_another_form():
         (out.double(), lse),
         (out, lse.half()),
         (3, lse),
+        (out, lse, out),
+        (out.to("meta"), lse),
+        (out.to_sparse(), lse),
     ):
         assert not load.judge(wrong, wanted).ok
+    without = workload(Case.parse("attention", "b=2,hq=2,s=40,d=16,dtype=float32"), "cpu")
+    assert without.judge((out, None), without.expected()).ok
+    assert not without.judge(out, without.expected()).ok and not without.judge((out,), without.expected()).ok
+    product = workload(Case.parse("matmul", "m=8,n=8,k=8,dtype=float32"), "cpu")
+    (want,) = product.expected()
+    assert product.judge(want.want.float(), [want]).ok and not product.judge((want.want.float(),), [want]).ok
 
 
 def test_a_sample_of_pieces_has_both_ends():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 
 import pytest
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
-from registry.cli import FINDING, main
+from registry.cli import FINDING, INTERRUPTED, main
 from registry.dispatch import in_force
 from registry.errors import InvalidArgument
 from registry.toolbox import compile_pool
@@ -210,3 +213,51 @@ def test_a_log_that_grows_is_cut_while_the_worker_runs(odd_worker, monkeypatch):
 def test_a_worker_that_does_not_start_is_one_error():
     with Child("no_such_module_of_a_worker", {}) as child, pytest.raises(WorkerFailed, match="does not start"):
         child.start()
+
+
+def test_results_of_a_machine_of_which_too_little_is_known_make_no_table(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in GOOD))
+    assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
+    assert "its machine has no date" in capsys.readouterr().err
+
+
+HANGING = """
+import os, subprocess, time
+from registry import Requires, Variant
+def hangs(q, k, v, *, scale, config):
+    child = subprocess.Popen(["sleep", "300"])
+    with open(os.environ["WHO_HANGS"] + ".new", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    os.rename(os.environ["WHO_HANGS"] + ".new", os.environ["WHO_HANGS"])
+    time.sleep(300)
+def registry_variants():
+    claims = Requires(arch=("cpu",), dtypes=("float32",), head_dim=(1, 256), layouts=("bhsd",), ieee=True)
+    return [Variant("test.hangs", op="attention", run=hangs, requires=claims)]
+"""
+
+
+def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache):
+    """Its children are gone, its journal is whole, and its exit status is that of Ctrl-C."""
+    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "shapes.txt").write_text("b=1,hq=1,s=16,d=16,dtype=float32\n")
+    who, out = tmp_path / "who", tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "registry.cli", "tune", "attention", "--device", "cpu", "--turn", "1"]
+    command += ["--shapes", str(tmp_path / "shapes.txt"), "--plugin", str(tmp_path / "hanging.py"), "--out", str(out)]
+    command += ["--only", "test.hangs", "--only", "torch_cpu", "--timeout", "10m"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "WHO_HANGS": str(who)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as sweep:
+        while not who.exists() and sweep.poll() is None:
+            time.sleep(0.1)
+        os.killpg(sweep.pid, signal.SIGINT)
+        printed, complaints = sweep.communicate(timeout=120)
+    assert sweep.returncode == INTERRUPTED, complaints
+    assert "stopped: interrupted" in printed and "Traceback" not in complaints
+    assert all(gone(int(pid)) for pid in who.read_text().split())
+    assert [json.loads(line)["kind"] for line in out.read_text().splitlines()][:2] == ["run", "case"]

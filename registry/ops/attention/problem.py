@@ -97,6 +97,9 @@ class AttentionProblem(Problem):
         """A few queries over more keys: the next token's will be one more."""
         return self.op == "attention" and self.seqlen_q <= DECODING and self.seqlen_k > self.seqlen_q
 
+    def results(self) -> tuple[str, ...]:
+        return ("out", "lse")
+
     def derived_facts(self) -> dict[str, Any]:
         return {
             "batch_heads": self.batch * self.heads_q,
@@ -170,6 +173,9 @@ class AttentionBackwardProblem(AttentionProblem):
     op: ClassVar[str] = "attention_backward"
 
     grad_lse: bool = query("flag", claim="grad_lse", default=False)
+
+    def results(self) -> tuple[str, ...]:
+        return ("dq", "dk", "dv")
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str, itemsize: int, layout: str) -> OperandFact:

@@ -93,6 +93,9 @@ class VarlenProblem(Problem):
             object.__setattr__(self, "causal", causal)
             object.__setattr__(self, "window", window)
 
+    def results(self) -> tuple[str, ...]:
+        return ("out", "lse")
+
     def derived_facts(self) -> dict[str, Any]:
         return {
             "group": self.heads_q // max(self.heads_kv, 1),
@@ -189,6 +192,9 @@ class VarlenBackwardProblem(VarlenProblem):
     op: ClassVar[str] = "attention_varlen_backward"
 
     grad_lse: bool = query("flag", claim="grad_lse", default=False)
+
+    def results(self) -> tuple[str, ...]:
+        return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str) -> OperandFact:

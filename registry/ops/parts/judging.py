@@ -122,6 +122,8 @@ class Expected:
             return f"{self.output} has shape {tuple(got.shape)}, not {shape}"
         if got.dtype != self.dtype:
             return f"{self.output} is {got.dtype}, not {self.dtype}"
+        if got.layout is not torch.strided or got.device != self.want.device:
+            return f"{self.output} is {got.layout} on {got.device}, not {torch.strided} on {self.want.device}"
         sampled = self.index and got.dtype.is_floating_point and not self.bound.absolute
         if sampled and not bool(torch.isfinite(got.float()).all()):
             return f"{self.output} has elements that are not finite"

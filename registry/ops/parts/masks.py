@@ -47,9 +47,16 @@ def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
     A sign moves into q, where autograd follows it; zero becomes so little that all scores vanish.
     """
     check_scale(scale)
-    if scale < 0 and isinstance(q, torch.Tensor):
-        q, scale = -q, -scale
+    if scale < 0:
+        q, scale = _negated(q), -scale
     return q, max(float(scale), LEAST_SCALE)
+
+
+def _negated(q: Any) -> Any:
+    """-q, also of 8 bits, where torch has no minus; what is no q stays as it is, and is refused as that later."""
+    if not isinstance(q, torch.Tensor) or not q.is_floating_point() or q.layout is not torch.strided or q.is_nested:
+        return q
+    return -q if q.itemsize > 1 else (-q.float()).to(q.dtype)
 
 
 def check_scale(scale: object) -> None:

@@ -58,7 +58,10 @@ class Workload:
 
     def judge(self, returned: Any, expected: Sequence[Expected]) -> Verdict:
         """Hold what one launch returned against the oracle's answer."""
-        found = returned if isinstance(returned, tuple) else (returned,)
+        misfit = self.problem().misfit(returned)
+        if misfit:
+            return Verdict(math.inf, 0.0, 0.0, (misfit,), {self.outputs[0]: math.inf})
+        found = returned if isinstance(returned, (tuple, list)) else (returned,)
         return judge(dict(zip(self.outputs, found, strict=False)), expected)
 
     def tolerance(self) -> float:

@@ -76,6 +76,17 @@ def test_lengths_that_lie_are_refused_by_their_name(operands, lengths):
         assert raised.value.argument == "key_lengths"
 
 
+def test_of_two_mistakes_a_call_and_explain_name_the_same():
+    rows, lies = torch.ones(2, 3, 4), torch.tensor([0, 9], dtype=torch.int32)
+    how = {"cu_seqlens_q": lies, "cu_seqlens_k": lies, "max_seqlen_q": 3, "max_seqlen_k": 3, "variant": "nobody"}
+    for call in (registry.attention_varlen, registry.attention_varlen.explain):
+        with pytest.raises(registry.UnknownVariant):
+            call(rows, rows, rows, **how)
+    for call in (registry.grouped_mm, registry.grouped_mm.explain):
+        with pytest.raises(registry.UnknownVariant):
+            call(rows[0], rows.mT, offs=torch.tensor([9, 1], dtype=torch.int32), variant="nobody")
+
+
 @pytest.mark.parametrize("bad", [None, [1.0], torch.ones(3), torch.ones(2, 3, 4, 5, 6)], ids=lambda bad: type(bad))
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_is_no_operand_is_named(operands, place, bad):
