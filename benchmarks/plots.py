@@ -51,14 +51,15 @@ APART = ("random_", "judged_", "older_", "dense_", "live_")
 
 
 def read_results(folder: Path) -> list[Results]:
-    """Every sweep under a folder; files that are none are passed over."""
+    """Every sweep of single launches under a folder, and those whose cases say for themselves how they were timed (mode
+    "mixed"); files that are none are passed over."""
     found = []
     for path in sorted(folder.rglob("*.jsonl")):
         try:
             results = journal.read(path)
         except journal.ResultsError:
             continue
-        if results.cases and results.mode == "events" and not path.stem.startswith(APART):
+        if results.cases and results.mode in ("events", "mixed") and not path.stem.startswith(APART):
             found.append(results)
     return found
 

@@ -19,7 +19,7 @@ Config = Mapping[str, Any]
 Key = frozenset[tuple[str, Any]]
 """A config, as what it is found by."""
 
-COUNT = 4
+COUNT = 8
 """Shapes that are asked."""
 REACH = 2.0
 """A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""

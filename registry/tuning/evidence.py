@@ -22,7 +22,7 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, problem_of
+from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first, problem_of
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
@@ -87,13 +87,15 @@ def _picked(
     for name in ranked:
         own = [e for e in case.entries.values() if e.variant == name and (e.timed or is_wrong(e))]
         if own and not excluded(name, settings):
-            own.sort(key=lambda entry: not entry.first)
+            problem = problem_of(case, target)
+            first = own_first(name, problem, own)
+            own.sort(key=lambda entry: entry is not first)
             variant = catalog.get().variants.get(name)
             cost = variant.cost if variant is not None else None
-            guess = _guesses(own, problem_of(case, target)) if cost is not None else None
+            guess = _guesses(own, problem) if cost is not None else None
             configs = [entry.config for entry in own]
-            first = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
-            return next(entry for entry in own if entry.config == first)
+            chosen = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
+            return next(entry for entry in own if entry.config == chosen)
     return None
 
 

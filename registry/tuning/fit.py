@@ -15,6 +15,7 @@ from typing import Any
 
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
@@ -84,7 +85,13 @@ def fit(
     problems = [problem_of(case, target) for case in fair]
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
-    contestants = tuple(dict.fromkeys(_key(entry) for case in fair for entry in _asked(case, settings)))
+    contestants = tuple(
+        dict.fromkeys(
+            _key(entry)
+            for case, problem in zip(fair, problems, strict=True)
+            for entry in _asked(case, problem, settings)
+        )
+    )
     places = {key: place for place, key in enumerate(contestants)}
     leading = op_named(op).tuning.leading
     shapes = [
@@ -124,18 +131,30 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
     return entry.variant, tuple(entry.config.items())
 
 
-def _asked(case: CaseResults, settings: Settings) -> list[Entry]:
+def _asked(case: CaseResults, problem: Any, settings: Settings) -> list[Entry]:
     """The contestants that could run by a table, and those that must never run.
 
-    Of a variant that guesses no costs that is its own first config alone, where it was timed.
+    Of a variant that guesses no costs that is its own first config alone, where it was timed. Of one that does, but was
+    measured with an earlier source, it is the fastest alone: it tells how good the variant is, not which config is.
     """
     variants = catalog.get().variants
     timed = candidates(case, settings)
-    has_first = {entry.variant for entry in timed if entry.first}
     chooses = {e.variant for e in timed if e.variant in variants and variants[e.variant].cost is not None}
-    kept = [e for e in timed if e.first or e.variant in chooses or e.variant not in has_first]
+    firsts = {name: own_first(name, problem, timed) for name in {e.variant for e in timed} - chooses}
+    stale = {e.variant for e in timed if e.variant in chooses and e.fingerprint != fingerprint_of(variants[e.variant])}
+    firsts |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
+    kept = [e for e in timed if firsts.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
     return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
+
+
+def own_first(name: str, problem: Any, timed: Sequence[Entry]) -> Entry | None:
+    """The config that a variant puts first today, where that one was timed; else what was its first at the time."""
+    own = [entry for entry in timed if entry.variant == name]
+    variant = catalog.get().variants.get(name)
+    declared = variant.legal_configs(problem)[:1] if variant is not None and len(own) > 1 else []
+    today = next((entry for entry in own if [entry.config] == declared), None)
+    return today or next((entry for entry in own if entry.first), None)
 
 
 def _results(case: CaseResults, problem: Any, places: Mapping[Any, int], settings: Settings) -> tuple[Result, ...]:
@@ -146,7 +165,7 @@ def _results(case: CaseResults, problem: Any, places: Mapping[Any, int], setting
             NEVER if entry.failure is not None else round(math.log(entry.ms / best), 4),
             round(guess_of(entry, problem), 4),
         )
-        for entry in _asked(case, settings)
+        for entry in _asked(case, problem, settings)
     )
 
 

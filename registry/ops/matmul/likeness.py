@@ -29,7 +29,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "nt": 2.0 * (problem.layout == "nt"),
         "pitch": octaves(problem.pitch),
         "pitch_16": 2.0 * (problem.pitch >= 16),
-        "k_divisor": octaves(next(d for d in (8, 4, 2, 1) if k % d == 0)),
+        **{f"{name}_divisor": octaves(math.gcd(size, 8)) for name, size in (("m", m), ("n", n), ("k", k))},
         "bits_8": 4.0 * (problem.dtype.startswith("float8") or problem.dtype == "int8"),
         "bits_32": 4.0 * (problem.dtype == "float32"),
         "activation": 2.0 * bool(problem.activation),
