@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES, RECORDED = ROOT / "docs" / "images", ROOT / "tests" / "profiling" / "recorded"
 TIMELINES = {
     "gluon_fa3": ("gluon_fa3", "b=4,hq=32,s=4096,d=64", "consumers=3", 9000),
+    "gluon_fa3_backward": ("gluon_fa3_backward", "b=1,hq=4,s=4096,d=128", "BLOCK_M=64,order=any", 4500),
     "gluon_matmul_ws": ("gluon_matmul_ws", "m=4096,n=4096,k=4096", "MODE=coop,BLOCK_M=128,BLOCK_N=128", 5000),
     "gluon_matmul_ws_pingpong": ("gluon_matmul_ws", "m=4096,n=4096,k=4096", "MODE=pingpong", 78000),
 }
