@@ -242,6 +242,8 @@ def guided(folder: Path) -> str:
             measured, of = measured + len(tried), of + len(case.timed)
             times = [f"{entry.variant} | {1e3 * entry.ms:.1f}" for entry in (pick, best)]
             rows.append(f"| {case.text} | {len(tried)} of {len(case.timed)} | {' | '.join(times)} | {lost[-1]:.1%} |")
+    if not lost:
+        return ""
     near = sum(share <= 0.01 for share in lost)
     total = (
         f"Measured: {measured} of {of} contestants ({measured / of:.1%}); picks {statistics.mean(lost):.2%} slower in"

@@ -134,6 +134,9 @@ class Noted:
     def bit_length(self) -> Any:
         return self._made(self.value.bit_length(), f"({self.code}).bit_length()")
 
+    def bit_count(self) -> Any:
+        return self._made(self.value.bit_count(), f"({self.code}).bit_count()")
+
 
 def _code(value: Any) -> str | None:
     """The code of an operand; None for what is no number."""

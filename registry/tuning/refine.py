@@ -113,8 +113,14 @@ def _half_way(op: str, one: dict[str, Any], other: dict[str, Any], target: Targe
     if all(max(pair) <= CLOSE * min(pair) for pair in pairs.values()):
         return None
     try:
-        case = Case.of(op, **{**one, **{word: round(math.sqrt(a * b)) for word, (a, b) in pairs.items()}})
+        case = Case.of(op, **{**one, **{word: _middle(a, b) for word, (a, b) in pairs.items()}})
         case.problem(target)
     except RegistryError:
         return None
     return case
+
+
+def _middle(one: int, other: int) -> int:
+    """Half way in octaves, and as well aligned as both: what alignment changes is another border."""
+    step = math.gcd(one, other, 8)
+    return max(step, step * round(math.sqrt(one * other) / step))

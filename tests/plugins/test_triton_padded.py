@@ -49,7 +49,6 @@ def test_copies_give_what_the_oracle_gives(d, dv, heads_kv):
     [
         ({"d": 59, "causal": True}, "triton_padded"),
         ({"d": 59, "softcap": 3.0, "hkv": 2}, "triton_padded"),
-        ({"d": 512, "hkv": 2}, "triton_padded"),
         ({"d": 72, "dv": 59}, "triton_padded"),
     ],
 )
@@ -58,6 +57,13 @@ def test_they_stand_before_stored_scores(shape, picked):
         decision = explained(kind.of_shape(H200, b=2, hq=8, s=2048, **shape))
         assert decision.variant == picked + ending
         assert decision.config["then"] not in ("", "torch_math", "torch_math_backward")
+
+
+def test_wide_heads_are_padded_for_their_gradients_alone():
+    """triton_fa2 takes heads over 256 forward."""
+    wide = {"b": 2, "hq": 8, "s": 2048, "d": 512, "hkv": 2}
+    assert explained(AttentionProblem.of_shape(H200, **wide)).variant == "triton_fa2"
+    assert explained(AttentionBackwardProblem.of_shape(H200, **wide)).variant == "triton_padded_backward"
 
 
 def test_the_copies_are_asked_for_all_that_the_call_asks_for():

@@ -210,10 +210,10 @@ def test_the_nearest_are_found_whatever_the_window():
     for _ in range(50):
         here = {"x": chance.uniform(-3, 12), "y": chance.uniform(-3, 12)}
         away = lambda s: math.dist((here["x"], 0.8 * here["y"]), (s.point[0], 0.8 * s.point[1]))  # noqa: B023, E731
-        expected = [shape.sizes for shape in sorted(shapes, key=away)[:4]]
+        expected = [shape.sizes for shape in sorted(shapes, key=away)[:COUNT]]
         assert [shape.sizes for _, _, shape in asked.ask(here).near] == expected
         without = asked.ask(here, without=next(s for s in shapes if s.sizes == expected[0])).near
-        assert [shape.sizes for _, _, shape in without][:3] == expected[1:]
+        assert [shape.sizes for _, _, shape in without][: COUNT - 1] == expected[1:]
 
 
 def test_advice_says_what_each_variant_lost_nearby():
