@@ -178,9 +178,9 @@ def test_spills_are_seen():
     build = _product_build(num_warps=4, maxnreg=64)
     while_compiling = resources(build, "sm80")
     found = inspect(compile_build(build, "sm80"))
-    assert dataclasses.asdict(found) == dataclasses.asdict(while_compiling), (
-        "what ptxas said as it compiled is what it says when asked again"
-    )
+    as_it_compiled, asked_again = dataclasses.asdict(while_compiling), dataclasses.asdict(found)
+    del as_it_compiled["cubin"], asked_again["cubin"]  # names its source's folder: a kept build had it elsewhere
+    assert as_it_compiled == asked_again, "what ptxas said"
     assert found.registers <= 64
     assert found.spill_stores > 0
     assert found.spill_loads > 0
