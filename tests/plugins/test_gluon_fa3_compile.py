@@ -13,7 +13,7 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import resources
-from covering import covering_builds
+from covering import all_of, covering_builds, named
 
 from registry.plugins import gluon_fa3
 from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, may_skip, traits_of, window_bounds
@@ -40,20 +40,8 @@ FEATURES = [
 ]
 
 
-def all_of(problems, configs):
-    return [(p, config) for p in problems for config in configs(p)]
-
-
 def first(p):
     return VARIANT.legal_configs(p)[:1]
-
-
-def named(rows):
-    found = []
-    for p, config in rows:
-        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
-    return found
 
 
 def built(p, config):

@@ -11,7 +11,7 @@ from registry.toolbox.builds import loop_spills
 pytest.importorskip("triton")
 
 from compiled import resources
-from covering import covering_builds
+from covering import all_of, covering_builds, named
 
 from registry.plugins.gluon_fa3.backward.traits import GROUPS
 from registry.plugins.gluon_fa3.varlen import backward
@@ -35,20 +35,8 @@ FEATURES = [
 ]
 
 
-def all_of(problems, configs):
-    return [(p, config) for p in problems for config in configs(p)]
-
-
 def first(p):
     return VARIANT.legal_configs(p)[:1]
-
-
-def named(rows):
-    found = []
-    for p, config in rows:
-        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
-        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
-    return found
 
 
 BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_M", "stages"))

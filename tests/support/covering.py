@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
+import pytest
+
 Row = tuple[Any, Mapping[str, Any]]
 """A problem, and a config for it."""
 
@@ -41,3 +43,17 @@ def covering_builds(rows: Iterable[Row], always: Iterable[Row], tile: Iterable[s
         return itertools.combinations(row[1].items(), 2)
 
     return covering(sorted(rows, key=lambda row: not row[0].causal), tiles, pairs, always=list(always))
+
+
+def all_of(problems: Iterable[Any], configs: Callable[[Any], Iterable[Any]]) -> list[Row]:
+    """Each problem with each of its configs."""
+    return [(problem, config) for problem in problems for config in configs(problem)]
+
+
+def named(rows: Iterable[Row]) -> list[Any]:
+    """The builds of attentions as parameters of a test, by what makes them different."""
+    found = []
+    for p, config in rows:
+        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
+    return found
