@@ -11,6 +11,7 @@ import triton
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons, out_of, strides_of
 from registry.plugins.triton_matmul import host
+from registry.plugins.triton_matmul.tiles import config_of, ranked
 
 
 def _facts(problem) -> dict[str, Any]:
@@ -103,18 +104,6 @@ def _shared_memory(problem, config) -> int:
     return max(ring, m * n * out if ring < m * n * 4 else 0)
 
 
-def config_of(m, n, k, warps, stages, group=8, split=1) -> dict[str, int]:
-    return {
-        "BLOCK_M": m,
-        "BLOCK_N": n,
-        "BLOCK_K": k,
-        "GROUP": group,
-        "SPLIT": split,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
-
-
 def split_of(problem, bm: int, bn: int, bk: int) -> int:
     """Ranges of K that fill the chip once, each at least four blocks long."""
     tiles = -(-problem.m // bm) * -(-problem.n // bn) * (problem.batch or 1)
@@ -157,6 +146,8 @@ def configs(problem) -> list[dict[str, int]]:
     item, shortest = _itemsize(problem), _narrow(problem)
     bk = 64 // item * 2 if problem.target.sm >= 90 else 64 // item  # 128 or 64 bytes of K per block
     m, n = problem.m, problem.n
+    if problem.target.sm >= 90 and item == 2:
+        return ranked(problem, shortest)
     if long := problem.k >= 16 * max(m, n) and max(m, n) <= 512 and min(m, n) > 16:  # all the work is along K
         shapes = [
             (16, 32, 4 * bk, 4, 4),

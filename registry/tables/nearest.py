@@ -110,7 +110,7 @@ class Advice:
             off, key = 0.0, _key(config)
             for weight, known in measured:
                 off += weight * known.configs.get(key, known.others)
-            return off / whole + math.log(max(cost(config), 1e-9))
+            return math.exp(off / whole) * max(cost(config), 1e-9)  # no log of a cost: that of a noted size is noted
 
         return sorted(configs, key=expected)
 

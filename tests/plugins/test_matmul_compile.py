@@ -249,10 +249,11 @@ def test_hopper_does_not_pipeline_four_bytes_at_a_time(more):
     assert instructions(compiled(POINTERS, p, legal[0], slack=1 << 14).ptx)["cp.async"] == 0
 
 
-@pytest.mark.parametrize("n, pipelined", [(4096, True), (4100, False)])
-def test_hopper_pipelines_longer_copies(n, pipelined):
+@pytest.mark.parametrize("n, alone", [(4096, False), (4100, True)])
+def test_hopper_pipelines_longer_copies(n, alone):
+    """Runs of 16 bytes; with runs of 8 one block alone may be faster."""
     stages = [config["num_stages"] for config in POINTERS.legal_configs(problem(n=n))]
-    assert (stages[0] > 1) == pipelined and 1 in stages and max(stages) > 1
+    assert max(stages) > 1 and (1 in stages) == alone
 
 
 # --- what TMA cannot address ---------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""Configs for 2 bytes an element on Hopper and newer: few tiles, each with ranges of K that fill the chip, by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+
+from registry.plugins.triton_matmul.cost import WIDE, guess
+
+Config = dict[str, int]
+
+# rows, columns and K of a tile, warps, stages
+_PIPELINED = (
+    (128, 256, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 128, 4, 3),
+    (64, 64, 64, 4, 4),
+    (64, 64, 128, 4, 4),
+    (64, 32, 64, 4, 4),
+    (64, 32, 128, 4, 4),
+    (32, 128, 128, 4, 3),
+    (32, 64, 128, 4, 4),
+    (32, 32, 256, 4, 3),
+    (32, 64, 64, 4, 4),
+    (32, 16, 64, 4, 4),
+    (32, 16, 128, 4, 4),
+    (16, 32, 256, 4, 3),
+    (16, 32, 64, 4, 4),
+    (16, 64, 64, 4, 4),
+    (16, 64, 128, 4, 6),
+    (16, 64, 256, 4, 4),
+    (16, 128, 128, 4, 4),
+)
+_UNPIPELINED = (
+    (64, 64, 64, 4, 1),
+    (64, 64, 32, 4, 1),
+    (64, 32, 64, 4, 1),
+    (64, 32, 32, 4, 1),
+    (64, 16, 64, 4, 1),
+    (32, 64, 64, 4, 1),
+    (32, 64, 32, 4, 1),
+    (32, 32, 64, 4, 1),
+    (32, 16, 64, 4, 1),
+    (16, 64, 64, 4, 1),
+    (16, 64, 32, 4, 1),
+    (16, 32, 64, 4, 1),
+)
+"""Where copies would be shorter than 8 bytes, or K is one block. With more elements a thread than these have the loads
+spill, and are 5 to 50 times slower."""
+_LARGEST = 256 * 128
+"""Elements of a tile; half of that where b is contiguous along K (see kernel.py)."""
+MOST = 4
+_SMALL = 64 * 64
+_SINGLES = 64 * 32
+"""Elements of an operand's block that four warps load one by one without a spill."""
+ROUNDS = 8
+"""So many rounds of small tiles over the chip are never the fastest."""
+
+
+def config_of(m: int, n: int, k: int, warps: int, stages: int, split: int = 1, group: int = 8) -> Config:
+    return {
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "GROUP": group,
+        "SPLIT": split,
+        "num_warps": warps,
+        "num_stages": stages,
+    }
+
+
+def ranked(problem: Any, run: int) -> list[Config]:
+    """That which is expected to be fastest first; one that any GPU has shared memory for is among them. `run`: bytes of
+    the shorter of the operands' contiguous runs."""
+    run = min(run, 16)
+    found = sorted([(guess(problem, run, *config), config) for config in _listed(problem, run)])
+    chosen = found[:MOST]
+    if not any(x * y <= _SMALL for _, (x, y, *_) in chosen):
+        chosen = [*chosen[:-1], *[one for one in found if one[1][0] * one[1][1] <= _SMALL][:1]]
+    return [config_of(*config) for _, config in chosen]
+
+
+def _listed(problem: Any, run: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Rows, columns and K of a tile, warps, stages, ranges of K."""
+    m, n, k, sms = problem.m, problem.n, problem.k, problem.target.sm_count or 132
+    rows, columns, block_of_k = (max(16, triton.next_power_of_2(size)) for size in (m, n, k))
+    along_k = problem.layout[1] == "t"
+    largest = _LARGEST // (2 if along_k else 1)  # it would spill in a tail of K, in an epilogue, and in short copies
+    if k % 64 or problem.activation or run < 16:
+        largest //= 2
+    listed = () if run < WIDE or k <= 64 else _PIPELINED
+    listed += () if listed and run > WIDE else _UNPIPELINED
+    for x, y, block, warps, stages in listed:
+        if (
+            x > 2 * rows
+            or y > 2 * columns
+            or (x == 16 and m > 32)
+            or (y == 16 and n > 16)
+            or (block > 64 and k % block)
+            or block > max(64, block_of_k)
+        ):
+            continue
+        if x * y > largest or (run < 4 and max(x, y) * block > _SINGLES):
+            continue
+        tiles = -(-m // x) * -(-n // y) * (problem.batch or 1)
+        if x * y < 64 * 64 and tiles > ROUNDS * sms and min(m, n) > 64:
+            continue
+        most = min(32, max(1, -(-k // block) // 2))  # ranges of K, each two blocks long at least
+        for split in {1, *(min(most, max(1, part)) for part in (sms // tiles, sms // tiles // 2, 2 * sms // tiles))}:
+            yield x, y, block, warps, stages, split
