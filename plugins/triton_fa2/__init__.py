@@ -52,6 +52,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3),
             design_of=configs.forward_design,
             configs=configs.forward_configs,
+            cost=configs.unknown_cost,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
         Variant(

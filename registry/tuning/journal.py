@@ -155,6 +155,8 @@ class CaseResults:
     flops: float
     entries: dict[str, Entry] = field(default_factory=dict)
     illegal: dict[str, str] = field(default_factory=dict)
+    mode: str = "events"
+    """How it was timed; a file that was joined from several says it of each case."""
     done: bool = False
 
     @property
@@ -348,6 +350,7 @@ def take(found: Results, record: dict[str, Any]) -> None:
             record["facts"],
             record["flops"],
             illegal=record.get("illegal", {}),
+            mode=str(record.get("mode", found.mode)),
         )
         fresh.entries = dict(known.entries) if known else {}
         for key, (variant, config, first, fingerprint) in record["contestants"].items():
