@@ -9,6 +9,7 @@ import inspect
 import io
 import sys
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -67,7 +68,7 @@ def _code_of(source: bytes) -> bytes:
     """
     try:
         tree = ast.parse(source)
-        tokens = [t for t in tokenize.tokenize(io.BytesIO(source).readline) if t.type not in _LAYOUT]
+        tokens = [t for t in _whole_strings(source) if t.type not in _LAYOUT]
     except (SyntaxError, tokenize.TokenError):
         return source
     lines = source.splitlines()
@@ -81,6 +82,33 @@ def _code_of(source: bytes) -> bytes:
         marks = {tokenize.NEWLINE: "\n", tokenize.INDENT: "\t", tokenize.DEDENT: "\b"}
         words.append(marks.get(token.type, token.string))
     return "\0".join(words).encode()
+
+
+_BEGIN = {getattr(tokenize, name, -1) for name in ("FSTRING_START", "TSTRING_START")}
+_END = {getattr(tokenize, name, -1) for name in ("FSTRING_END", "TSTRING_END")}
+
+
+def _whole_strings(source: bytes) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a source, each f-string as one, as before Python 3.12, which takes them apart."""
+    lines = io.TextIOWrapper(io.BytesIO(source), "utf-8").readlines()
+    begun: list[tokenize.TokenInfo] = []
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type in _BEGIN:
+            begun.append(token)
+        elif begun and token.type in _END:
+            first = begun.pop()
+            if not begun:
+                text = _between(lines, first.start, token.end)
+                yield tokenize.TokenInfo(tokenize.STRING, text, first.start, token.end, first.line)
+        elif not begun:
+            yield token
+
+
+def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    rows = lines[start[0] - 1 : end[0]]
+    rows[-1] = rows[-1][: end[1]]
+    rows[0] = rows[0][start[1] :]
+    return "".join(rows)
 
 
 def _changes_nothing(node: ast.AST) -> TypeGuard[ast.stmt]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from registry.dispatch.catalog import catalog
@@ -56,3 +58,9 @@ def _files_of(variant):
     from registry.dispatch.fingerprint import _files
 
     return _files(variant.origin, variant.run.__module__ if hasattr(variant.run, "__module__") else "")
+
+
+def test_every_python_spells_strings_alike():
+    """Since 3.12 an f-string is many tokens; what was measured under one Python is not stale under another."""
+    source = 'def f(x):\n    return f"{x!r:>{9}} {{}}" + rf\'a{x + 1}\\n\' + f"""{x\n} b"""\n'
+    assert hashlib.sha256(_code_of(source.encode())).hexdigest()[:12] == "0c54505f97da"

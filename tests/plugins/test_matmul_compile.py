@@ -249,11 +249,11 @@ def test_hopper_does_not_pipeline_four_bytes_at_a_time(more):
     assert instructions(compiled(POINTERS, p, legal[0], slack=1 << 14).ptx)["cp.async"] == 0
 
 
-@pytest.mark.parametrize("n, alone", [(4096, False), (4100, True)])
-def test_hopper_pipelines_longer_copies(n, alone):
-    """Runs of 16 bytes; with runs of 8 one block alone may be faster."""
+@pytest.mark.parametrize("n, first", [(4096, True), (4100, False)])
+def test_hopper_pipelines_longer_copies(n, first):
+    """Runs of 16 bytes at once; of 8 bytes where that is expected to be faster."""
     stages = [config["num_stages"] for config in POINTERS.legal_configs(problem(n=n))]
-    assert max(stages) > 1 and (1 in stages) == alone
+    assert max(stages) > 1 and (stages[0] > 1 or not first)
 
 
 # --- what TMA cannot address ---------------------------------------------------------------------------------------
