@@ -66,7 +66,7 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
     for config in VARIANT.legal_configs(p):
         t = traits_of(p, config)
         heads, key_blocks = b * hkv * t.parts, -(-s // t.block_n)
-        section = min(section_of(p, key_blocks, True), heads)
+        section = min(section_of(p, key_blocks, 1 << 20, True), heads)
         work = (hkv * t.parts, hq // hkv // t.parts, 0, key_blocks, heads, section, 0)
         started = {}
         for tile in range(heads * key_blocks):

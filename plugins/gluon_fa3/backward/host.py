@@ -39,14 +39,16 @@ def statistics(blocks: int, block_m: int, folded: bool) -> StandIn:
     return StandIn(*kind, name="stats")
 
 
-def section_of(problem: Any, key_blocks: int, ordered: bool) -> int:
-    """Heads whose tiles take turns. With so many, some blocks work on one head at a time, and share what they read and
-    add to in the L2 cache; in a fixed order they wait for each other, so that short heads are better many at once."""
+def section_of(problem: Any, key_blocks: int, head_bytes: int, ordered: bool) -> int:
+    """Heads whose tiles take turns. With an eighth of the SMs, some blocks work on one head at a time, and share what
+    they read and add to in the L2 cache. In a fixed order they wait for each other, so that short heads are better
+    more at once: a quarter, or what fits the cache; `head_bytes` is what the tiles of one head read besides their own.
+    """
     sm_count = problem.target.sm_count
-    fewest = max(sm_count // SHARE_A_HEAD, 1)
+    shared = max(sm_count // SHARE_A_HEAD, 1)
     if not ordered:
-        return fewest
-    return max(fewest, min(sm_count * SHARE_A_HEAD // max(key_blocks, 1), sm_count // 2))
+        return shared
+    return max(shared, min(sm_count * SHARE_A_HEAD // max(key_blocks, 1), sm_count // 4), SECTION // head_bytes)
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -68,6 +70,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     key_units = heads * key_blocks * GROUPS * (t.head + t.head_v) // t.dq_columns if t.parts > 1 else 0
     sums = StandIn((units + key_units, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
+    head_bytes = max(group * problem.seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
     more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
     first, stats = _before(problem, t.block_m, given, sums, turns, t.folded, more)
     arguments = {
@@ -83,7 +86,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "counter": Zeroes(COUNTER_WORDS) if t.drawn else StandIn((COUNTER_WORDS,), "int32"),
         "heads_kv": problem.heads_kv * t.parts,
         "key_blocks": key_blocks,
-        **_sizes(problem, row_blocks, heads * t.parts, group, section_of(problem, key_blocks, t.ordered)),
+        **_sizes(problem, row_blocks, heads * t.parts, group, section_of(problem, key_blocks, head_bytes, t.ordered)),
         "last_first": int(not t.ordered and _ends_early(problem)),
     }
     tiles = key_blocks * heads * t.parts

@@ -86,7 +86,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     grid = (blocks * (t.block_m // dense.BEFORE_ROWS),)
     before = Call(before_packed, grid, arguments, constants, dense.OPTIONS)
 
-    section = dense.section_of(problem, -(-problem.max_seqlen_k // t.block_n), t.ordered)
+    head_bytes = max(group * problem.max_seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
+    section = dense.section_of(problem, -(-problem.max_seqlen_k // t.block_n), head_bytes, t.ordered)
     arguments = {
         "q_map": tensor_map(q, t.block_m, t.head),
         "k_map": tensor_map(k, t.block_n, t.head),
