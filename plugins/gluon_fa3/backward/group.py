@@ -13,8 +13,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from registry.plugins.gluon_fa3.backward.helpers import sums_tile
 from registry.plugins.gluon_fa3.backward.schedule import (
     extent_of,
+    first_step,
     learn_next,
-    next_block,
+    next_step,
     nought,
     place_at,
     query_blocks,
@@ -192,7 +193,7 @@ def tile_gradients(
     low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
     end = begin + (high - low) * work[1]
     own = n * T.block_n + GROUP * KEYS
-    m = low
+    m, g = first_step(low, high)
     dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
     dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
     scopes.enter("wait K and V")
@@ -210,7 +211,7 @@ def tile_gradients(
     dk = warpgroup_mma_wait(0, [dk_pending])
     release(q_ring, begin)
     for i in range(begin + 1, end):
-        m = next_block(m, low, high)
+        m, g = next_step(m, g, work[1])
         k_all = as_matrix(k_ring[0].index(nought(i)), T.block_n, D)
         k_own = k_all.slice(GROUP * KEYS, KEYS, dim=0)
         v_own = as_matrix(v_ring[0].index(nought(i)), T.block_n, D_V).slice(GROUP * KEYS, KEYS, dim=0)

@@ -8,10 +8,11 @@ from registry.plugins.gluon_fa3.backward.schedule import (
     announce_next,
     extent_of,
     first_row_block,
+    first_step,
+    first_tile,
     keys_of,
-    last_tile,
     learn_next,
-    next_block,
+    next_step,
     place_at,
     queries_of,
     query_blocks,
@@ -46,9 +47,9 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
         here = extent_of(place, extent, T)
         n = place[0]
         low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
-        h = place[1] * group
-        m = low
+        m, g = first_step(low, high)
         for step in range((high - low) * group):
+            h = place[1] * group + g
             stats_row = first_row_block(place, h, work, T)
             scopes.enter("wait slot of Q")
             q_tile, ready = wait_empty(q_ring, i)
@@ -74,8 +75,7 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
             mbarrier.expect(ready, T.block_m * T.head_v * 2)
             load_tile(do_map, box(queries_of(place, h, T), m * T.block_m, 0, T), ready, do_tile)
             i += 1
-            h = gl.where(m + 1 == high, h + 1, h)
-            m = next_block(m, low, high)
+            m, g = next_step(m, g, group)
         tile = announce_next(messages, tiles, counter, work, T)
         tiles += 1
 
@@ -103,13 +103,24 @@ def send_gradient(GROUP: gl.constexpr, out_map, sums_map, handed, place, unit, C
 
 
 @gluon.jit
+def part_of(place, m, g, GROUP: gl.constexpr, work, T: gl.constexpr):
+    """Which block of dQ's sums is GROUP's in a step."""
+    return 2 * (first_row_block(place, place[1] * work[1] + g, work, T) + m) + GROUP
+
+
+@gluon.jit
+def turn_of(turns, part):
+    """Where is counted how many tiles have added theirs."""
+    return turns + 4 * part.to(gl.int64)
+
+
+@gluon.jit
 def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns, extent, work, T: gl.constexpr):
     """What GROUP hands over goes to memory: its part of dQ is added up in each step, then come dV and dK. It gives the
     tile back once it was read."""
     dk_map, dv_map = outputs
     handed = handed_tiles.index(GROUP)
     group = work[1]
-    key_blocks = work[3]
     tiles = 0
     tile = gl.program_id(0)
     while tile < tiles_of(work):
@@ -117,27 +128,25 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
         here = extent_of(place, extent, T)
         n = place[0]
         low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
-        if T.packed:
-            key_blocks = (here[1] + T.block_n - 1) // T.block_n
         K_UNITS: gl.constexpr = T.head // T.dq_columns
         V_UNITS: gl.constexpr = T.head_v // T.dq_columns
-        h = place[1] * group
-        m = low
+        m, g = first_step(low, high)
         unit = 0
         if T.parts > 1:
-            own = ((place[2] * work[0] + place[1]) // T.parts * key_blocks + n) * 2 + GROUP
+            own = ((place[2] * work[0] + place[1]) // T.parts * work[3] + n) * 2 + GROUP
             unit = 2 * work[2] * work[4] * group + own * (K_UNITS + V_UNITS)
         tile_is_free(GROUP)
         steps = (high - low) * group
+        seen = -1
+        turn = turn_of(turns, part_of(place, m, g, GROUP, work, T))
         for step in range(steps):
             if step + 1 == steps:
                 send_gradient(GROUP, dv_map, sums_map, handed, place, unit + K_UNITS, T.head_v, T)
                 tile_is_free(GROUP)
-            part = 2 * (first_row_block(place, h, work, T) + m) + GROUP
-            turn = turns + 4 * part.to(gl.int64)
+            part = part_of(place, m, g, GROUP, work, T)
             if T.ordered:
                 scopes.enter("wait turn")
-                await_turn(turn, last_tile(m, key_blocks, here, T) - n)
+                await_turn(turn, n - first_tile(m, here, T), seen)
                 scopes.leave("wait turn")
             scopes.enter("wait dQ")
             take_tile(GROUP)
@@ -147,10 +156,11 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
             store_wait(0)
             scopes.leave("add dQ")
             tile_is_free(GROUP)
+            m, g = next_step(m, g, group)
             if T.ordered:
-                pass_turn(turn)
-            h = gl.where(m + 1 == high, h + 1, h)
-            m = next_block(m, low, high)
+                following = turn_of(turns, part_of(place, gl.maximum(m, low), g, GROUP, work, T))
+                seen = pass_turn(turn, following)
+                turn = following
         send_gradient(GROUP, dk_map, sums_map, handed, place, unit, T.head, T)
         tile = learn_next(messages, tiles, work, 1, T)
         tiles += 1

@@ -18,8 +18,8 @@ from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import linear, swizzled
 from registry.toolbox.launch import StandIn
 
+SHARE_A_HEAD = 8  # blocks
 SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
-FEW_ROUNDS, FEW_HEADS = 8, 32  # of tiles over all SMs, and of heads: with so few, all are one section, longest first
 BEFORE_ROWS = 16
 OPTIONS = {"num_warps": 4, "launch_pdl": True}
 Outputs = tuple[StandIn, ...]
@@ -37,6 +37,18 @@ def statistics(blocks: int, block_m: int, folded: bool) -> StandIn:
     """The workspace of LSE and delta: as terms, or in float32."""
     kind = ((blocks, block_m, TERM_COLUMNS), "bfloat16") if folded else ((blocks, 2, block_m), "float32")
     return StandIn(*kind, name="stats")
+
+
+def section_of(problem: Any, key_blocks: int, head_bytes: int, ordered: bool) -> int:
+    """Heads whose tiles take turns. With an eighth of the SMs, some blocks work on one head at a time, and share what
+    they read and add to in the L2 cache. In a fixed order they wait for each other, so that short heads are better
+    more at once: a quarter, or what fits the cache; `head_bytes` is what the tiles of one head read besides their own.
+    """
+    sm_count = problem.target.sm_count
+    shared = max(sm_count // SHARE_A_HEAD, 1)
+    if not ordered:
+        return shared
+    return max(shared, min(sm_count * SHARE_A_HEAD // max(key_blocks, 1), sm_count // 4), SECTION // head_bytes)
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -58,6 +70,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     key_units = heads * key_blocks * GROUPS * (t.head + t.head_v) // t.dq_columns if t.parts > 1 else 0
     sums = StandIn((units + key_units, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
+    head_bytes = max(group * problem.seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
     more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
     first, stats = _before(problem, t.block_m, given, sums, turns, t.folded, more)
     arguments = {
@@ -73,12 +86,10 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
         "counter": Zeroes(COUNTER_WORDS) if t.drawn else StandIn((COUNTER_WORDS,), "int32"),
         "heads_kv": problem.heads_kv * t.parts,
         "key_blocks": key_blocks,
-        **_sizes(problem, row_blocks, heads * t.parts, group, group * problem.seqlen_q * (6 * t.head + 2 * t.head_v)),
-        "last_first": int(t.ordered or _ends_early(problem)),
+        **_sizes(problem, row_blocks, heads * t.parts, group, section_of(problem, key_blocks, head_bytes, t.ordered)),
+        "last_first": int(not t.ordered and _ends_early(problem)),
     }
     tiles = key_blocks * heads * t.parts
-    if not t.ordered and tiles <= FEW_ROUNDS * problem.target.sm_count and heads * t.parts <= FEW_HEADS:
-        arguments["section_heads"] = heads * t.parts
     grid = min(tiles, problem.target.sm_count) if t.drawn else tiles
     main = Call(attention_backward, (grid,), arguments, {"T": t}, OPTIONS)
     arguments = {
@@ -132,7 +143,11 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
             "heads_own": own,
             "tiles": tiles,
             **_sizes(
-                problem, -(-problem.seqlen_q // block_m), heads, _group(problem), others * 2 * (t.head + t.head_v)
+                problem,
+                -(-problem.seqlen_q // block_m),
+                heads,
+                _group(problem),
+                max(SECTION // (others * 2 * (t.head + t.head_v)), 1),
             ),
             "last_first": int(_starts_late(problem) if t.of_queries else _ends_early(problem)),
         }
@@ -185,8 +200,7 @@ def _before(
     return Call(before, (blocks * (block_m // BEFORE_ROWS),), arguments, constants, OPTIONS), stats
 
 
-def _sizes(problem: Any, row_blocks: int, heads: int, group: int, head_bytes: int) -> dict[str, Any]:
-    """`head_bytes`: what the tiles of one head read besides their own."""
+def _sizes(problem: Any, row_blocks: int, heads: int, group: int, section_heads: int) -> dict[str, Any]:
     left, right = window_bounds(problem.causal, problem.window)
     return {
         "seqlen_q": problem.seqlen_q,
@@ -196,7 +210,7 @@ def _sizes(problem: Any, row_blocks: int, heads: int, group: int, head_bytes: in
         "group": group,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": min(max(SECTION // head_bytes, 1), heads),
+        "section_heads": min(section_heads, heads),
         "scale": PerCall("scale"),
         # softcap is cap * tanh(x / cap), and tanh(y) = 1 - 2 / (1 + 2^(2 y log2(e)))
         "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),

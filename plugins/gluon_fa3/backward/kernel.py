@@ -1,7 +1,9 @@
 """FlashAttention-3-shaped gradients of attention for Hopper (sm_90a): the kernel of the method "sums".
 
 A tile is `block_n` keys: a block walks over all queries that see them, of all query heads that share the keys. dK and
-dV stay in registers, and dQ is added up in memory. Roles: a producer warp, two matrix warp groups of 64 keys each
+dV stay in registers, and dQ is added up in memory. All tiles walk the same way, from the last queries to the first, and
+through all heads of a block of queries before the next block: those of one head, of which several run at a time, read
+and add to the same memory at about the same time. Roles: a producer warp, two matrix warp groups of 64 keys each
 (group.py), and for each of them a sender, a warp that takes what the group hands over to memory (helpers.py): dQ's part
 of each step, at a tile's end dV and dK. Group 0 is the default partition.
 
@@ -25,9 +27,10 @@ through shared memory.
 Each starts while the one before it ends (programmatic dependent launch). Tensor maps are [batch, head, row, column]: a
 tile past the end of one head reads zeros and is cut on the way out.
 
-With order "fixed", tiles add to a block of dQ from the last keys to the first, each when a counter says that it is its
-turn: the same bits on every run. Tiles start in that order too, so that none waits for one that cannot start. A tile
-is then divided in two at most: two parts of dK make one sum, whichever comes first.
+With order "fixed", tiles add to a block of dQ from the first keys to the last, each when a counter says that it is its
+turn: the same bits on every run. Tiles start in that order too, so that none waits for one that cannot start, and the
+longest of a causal mask first; each follows the one before it at a distance of one turn, whatever its length. A tile is
+then divided in two at most: two parts of dK make one sum, whichever comes first.
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden size 2048; TFLOPS of all three launches,
 2.5 times the forward's operations counted; back to back, shuffled rounds. Compare within a line only: long cells run at

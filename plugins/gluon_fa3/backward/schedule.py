@@ -16,8 +16,8 @@ _SAME = gl.constexpr("redux.sync.max.s32 $0, $1, 0xffffffff;")
 
 @gluon.jit
 def tile_at(tile, work):
-    """(key block, head, batch). By sections of heads whose queries fit the L2 cache; inside a section all
-    heads' first key blocks come first, which under a causal mask are the longest."""
+    """(key block, head, batch). By sections of heads; inside a section all heads' first key blocks come first, which
+    under a causal mask are the longest."""
     heads_kv = work[0]
     key_blocks = work[3]
     heads = work[4]
@@ -148,14 +148,29 @@ def next_block(m, low, high):
 
 
 @gluon.jit
-def last_tile(m, key_blocks, extent, T: gl.constexpr):
-    """The highest tile whose `query_blocks` hold m; those that do follow each other."""
-    seqlen_q, seqlen_k, left, right = extent
-    last = key_blocks - 1
-    if T.mask != "none":
-        seen = gl.maximum((m + 1) * T.block_m - 1 + (seqlen_k - seqlen_q) + right, 0) // T.block_n
-        last = gl.where((m + 1) * T.block_m >= seqlen_q, last, gl.minimum(seen, last))
-    return last
+def first_step(low, high):
+    """(query block, query head of those that share the keys) of a tile's first step: tiles of a head begin with the
+    same queries, so that they read and add to the same memory at about the same time, whichever keys are theirs."""
+    return high - 1, 0
+
+
+@gluon.jit
+def next_step(m, g, group):
+    """Those of the step after: all heads of a query block come before the block above it. So tiles of unlike lengths
+    keep one pace, and in a fixed order each is one turn behind the one before it."""
+    around = g + 1 == group
+    return gl.where(around, m - 1, m), gl.where(around, 0, g + 1)
+
+
+@gluon.jit
+def first_tile(m, extent, T: gl.constexpr):
+    """The lowest tile whose `query_blocks` hold m; those that do follow each other."""
+    if T.mask == "band":
+        seqlen_q, seqlen_k, left, right = extent
+        seen = gl.maximum(m * T.block_m + (seqlen_k - seqlen_q) - left, 0) // T.block_n
+        return gl.where(m == 0, 0, seen)
+    else:
+        return 0
 
 
 @gluon.jit

@@ -89,23 +89,26 @@ def take_tile(GROUP: gl.constexpr):
 
 
 _AWAIT_TURN = gl.constexpr(
-    "{ .reg .pred p; .reg .s32 now; AGAIN: ld.acquire.gpu.global.s32 now, [$1]; setp.ne.s32 p, now, $2; @p bra AGAIN;"
-    " mov.u32 $0, 0; }"
+    "{ .reg .pred p; .reg .s32 now; mov.s32 now, $3; AGAIN: setp.eq.s32 p, now, $2; @p bra DONE;"
+    " ld.acquire.gpu.global.s32 now, [$1]; bra AGAIN; DONE: mov.u32 $0, 0; }"
 )
-# Not the `.read` form: the sums must have arrived before another block may add its own.
+# Not the `.read` form, and a release: the sums must have arrived before another block may add its own. With a relaxed
+# addition after the same wait, 8 of 14 shapes had other bits within 200 repeats (H200).
 _PASS_TURN = gl.constexpr(
-    "{ .reg .pred p; .reg .u32 lane; cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 lane, %laneid;"
-    " setp.eq.u32 p, lane, 0; @p red.release.gpu.global.add.s32 [$1], 1; mov.u32 $0, 0; }"
+    "{ .reg .pred p; .reg .u32 lane; ld.relaxed.gpu.global.s32 $0, [$2]; cp.async.bulk.wait_group 0;"
+    " bar.warp.sync 0xffffffff; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
+    " @p red.release.gpu.global.add.s32 [$1], 1; }"
 )
 
 
 @gluon.jit
-def await_turn(place, turn):
-    """Sender: wait until `turn` tiles have added theirs."""
-    gl.inline_asm_elementwise(_AWAIT_TURN, "=r,l,r", [place, turn], dtype=gl.int32, is_pure=False, pack=1)
+def await_turn(place, turn, seen):
+    """Sender: wait until `turn` tiles have added theirs; `seen` of them had when it was last looked at."""
+    gl.inline_asm_elementwise(_AWAIT_TURN, "=r,l,r,r", [place, turn, seen], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def pass_turn(place):
-    """Sender: what it has issued is in memory, and the next tile may add its own."""
-    gl.inline_asm_elementwise(_PASS_TURN, "=r,l", [place], dtype=gl.int32, is_pure=False, pack=1)
+def pass_turn(place, following):
+    """Sender: what it has issued is in memory, and the next tile may add its own. Gives how many have added theirs
+    where the sender's next part goes: that look-up takes place beside the wait."""
+    return gl.inline_asm_elementwise(_PASS_TURN, "=&r,l,l", [place, following], dtype=gl.int32, is_pure=False, pack=1)

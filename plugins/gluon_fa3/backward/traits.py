@@ -43,7 +43,7 @@ class SumsTraits:
     mask: str  # "none", "from" (a key's first query; also keys past the end), "band" (its last one too)
     softcap: bool
     drawn: bool  # a block an SM draws one tile after the other; else a block a tile
-    ordered: bool  # tiles add to dQ one after the other, from the last keys to the first
+    ordered: bool  # tiles add to dQ one after the other, from the first keys to the last
     of_queries: bool = False  # whether the rows of a tile are queries
     parts: int = 1  # blocks of a tile, which add to dK and dV in memory
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
@@ -149,7 +149,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
     to be busy alike. As few as come within 5% of the best of these times, in units of the mean tile's: if all tiles are
     alike, that of so many rounds; where one bound cuts, that of the longest, or of a fair share. In a fixed order at
-    most two, for a + b is b + a; and two wherever one bound cuts, for tiles of more heads wait less for each other."""
+    most two, for a + b is b + a."""
     group = problem.heads_q // problem.heads_kv
     tiles = problem.batch * problem.heads_kv * -(-problem.seqlen_k // config["BLOCK_N"])
     left, right = window_bounds(problem.causal, problem.window)
@@ -159,8 +159,6 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
         choices = [1]  # dV leaves in two halves at most
     elif config["order"] == "fixed":
         choices = [parts for parts in choices if parts <= 2]
-        if not alike:
-            return max(choices)
     times = {}
     for parts in choices:
         rounds = tiles * parts / max(problem.target.sm_count, 1)

@@ -54,7 +54,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
     left, right = window_bounds(problem.causal, problem.window)
-    last_first = t.ordered or left < UNLIMITED <= right
+    last_first = not t.ordered and left < UNLIMITED <= right
     common = {"cu_q": given["cu_seqlens_q"], "batch": problem.batch, "total_q": problem.total_q}
     common["row_blocks"] = row_blocks
     listed = list_call(problem, given, t.block_n, t.block_m, of_keys=True, last_first=last_first)
@@ -86,7 +86,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     grid = (blocks * (t.block_m // dense.BEFORE_ROWS),)
     before = Call(before_packed, grid, arguments, constants, dense.OPTIONS)
 
-    head_bytes = group * problem.max_seqlen_q * (6 * t.head + 2 * t.head_v)
+    head_bytes = max(group * problem.max_seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
+    section = dense.section_of(problem, -(-problem.max_seqlen_k // t.block_n), head_bytes, t.ordered)
     arguments = {
         "q_map": tensor_map(q, t.block_m, t.head),
         "k_map": tensor_map(k, t.block_n, t.head),
@@ -104,7 +105,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "heads_kv": problem.heads_kv,
         "group": group,
         "row_blocks": row_blocks,
-        "section_heads": min(max(dense.SECTION // head_bytes, 1), problem.heads_kv),
+        "section_heads": min(section, problem.heads_kv),
         "scale": PerCall("scale"),
         "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,

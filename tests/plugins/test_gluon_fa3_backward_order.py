@@ -1,0 +1,76 @@
+"""gluon_fa3_backward's fixed order without a GPU: whose turn it is, and that tiles wait for earlier ones only."""
+
+import itertools
+import types
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from registry import Target
+from registry.ops.attention.problem import AttentionBackwardProblem
+from registry.plugins.gluon_fa3.backward import VARIANT, schedule
+from registry.plugins.gluon_fa3.backward.host import section_of
+from registry.plugins.gluon_fa3.backward.traits import mask_kind, traits_of
+from registry.plugins.gluon_fa3.traits import window_bounds
+
+LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
+LENGTHS = [(1, 1), (64, 128), (1000, 1000), (300, 777), (777, 300), (5, 900), (900, 5)]
+WINDOWS = [None, (0, 0), (100, 50), (300, 0), (0, 300), (129, -1), (-1, 65), (2000, 3)]
+
+
+def on_numbers(function):
+    """A function of the kernel's, on Python's integers."""
+    plain = function.fn
+    return types.FunctionType(plain.__code__, {**plain.__globals__, "gl": LANGUAGE})
+
+
+query_blocks, first_tile, first_step, next_step, tile_at = (
+    on_numbers(getattr(schedule, name)) for name in ("query_blocks", "first_tile", "first_step", "next_step", "tile_at")
+)
+
+
+def problem(**sizes):
+    return AttentionBackwardProblem.of_shape(Target.named("H200"), **{"b": 1, "hq": 8, "d": 128, "lse": True, **sizes})
+
+
+@pytest.mark.parametrize("lengths, block_m", [*itertools.product(LENGTHS, (64, 128))], ids=str)
+def test_a_turn_is_how_many_earlier_tiles_add_to_the_same(lengths, block_m):
+    for causal, window in [(True, None), *((False, window) for window in WINDOWS)]:
+        p = problem(s=lengths[0], sk=lengths[1], causal=causal, window=window)
+        t = SimpleNamespace(mask=mask_kind(p, 128), block_m=block_m, block_n=128)
+        extent = (*lengths, *window_bounds(causal, window))
+        added = {}
+        for n in range(-(-lengths[1] // 128)):
+            low, high = query_blocks(n * 128, extent, 128, block_m, t)
+            assert low < high
+            for m in range(low, high):
+                assert n - first_tile(m, extent, t) == added.get(m, 0), (causal, window, n, m)
+                added[m] = added.get(m, 0) + 1
+
+
+@pytest.mark.parametrize("low, high, group", [(0, 1, 1), (3, 7, 1), (0, 4, 3), (5, 6, 4)])
+def test_steps_visit_each_block_of_each_head_once(low, high, group):
+    m, g = first_step(low, high)
+    found = []
+    for _ in range((high - low) * group):
+        found.append((m, g))
+        m, g = next_step(m, g, group)
+    assert found == [(m, g) for m in reversed(range(low, high)) for g in range(group)]
+
+
+@pytest.mark.parametrize("s, b, hq, hkv", [(1024, 4, 16, 16), (8192, 1, 32, 8), (4096, 1, 6, 2), (200, 3, 2, 1)])
+def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
+    p = problem(b=b, hq=hq, hkv=hkv, s=s, causal=True, deterministic=True)
+    for config in VARIANT.legal_configs(p):
+        t = traits_of(p, config)
+        heads, key_blocks = b * hkv * t.parts, -(-s // t.block_n)
+        section = min(section_of(p, key_blocks, 1 << 20, True), heads)
+        work = (hkv * t.parts, hq // hkv // t.parts, 0, key_blocks, heads, section, 0)
+        started = {}
+        for tile in range(heads * key_blocks):
+            n, head, batch = tile_at(tile, work)
+            assert started.get((batch, head), 0) == n, "the tiles of a head start in the order in which they add"
+            started[batch, head] = n + 1
+        assert set(started.values()) == {key_blocks} and len(started) == heads
