@@ -117,8 +117,8 @@ def query_pass(
 
     # 1. What this tile of rows brings along: q, dO, lse, and delta.
     tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
-    do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
-    out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
+    do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V, cfg)
+    out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V, cfg)
     if cfg.TF32:
         do_MV = to_tf32(do_MV)
     delta_M = tl.sum(out_MV.to(tl.float32) * do_MV.to(tl.float32), 1)
@@ -129,7 +129,7 @@ def query_pass(
         sum_M -= dlse_M
     lse_M = tl.load(sums_at(lse_ptr, tile, total_q), mask=tile.there_M, other=float("-inf"))
     lse2_M = to_powers_of_two(lse_M)
-    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D)
+    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D, cfg)
 
     # 2. The keys, as in the forward pass.
     strides = Strides(0, k_row * cfg.K_UNIT, k_head * cfg.K_UNIT, 0, v_row * cfg.K_UNIT, v_head * cfg.K_UNIT)
@@ -151,7 +151,7 @@ def query_pass(
     if cfg.SINKS and q_MD.dtype != tl.float32:
         delta_M = sum_M
     tl.store(sums_at(delta_ptr, tile, total_q), delta_M, mask=tile.there_M)
-    store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D)
+    store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D, cfg)
 
 
 @triton.jit(do_not_specialize=["total_q"])

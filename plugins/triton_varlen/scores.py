@@ -210,9 +210,10 @@ def nothing_yet(cfg: tl.constexpr):
 
 
 @triton.jit
-def attend_all(
+def attend_from(
     n,
     end,
+    page,
     q_MD,
     rows,
     keys,
@@ -225,8 +226,8 @@ def attend_all(
     MISSING: tl.constexpr,
     cfg: tl.constexpr,
 ):
-    """All steps from key n on, up to `end`; and whether a page was missing, if that is asked for."""
-    page = look_up(n, keys, cfg)
+    """All steps from key n on, in the page that was looked up, up to `end`; and whether a page was missing, if that is
+    asked for."""
     missing = no_page(page, keys)
     for block in tl.range(0, tl.cdiv(end - n, cfg.BLOCK_N)):
         here = n + block * cfg.BLOCK_N
@@ -238,6 +239,16 @@ def attend_all(
         if MISSING:
             missing |= no_page(page, keys)
     return acc_MV, odd_MV, max_M, sum_M, missing
+
+
+@triton.jit
+def attend_all(n, end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
+    """The same where pages are checked elsewhere."""
+    page = look_up(n, keys, cfg)
+    acc_MV, odd_MV, max_M, sum_M, _missing = attend_from(
+        n, end, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED, False, cfg
+    )
+    return acc_MV, odd_MV, max_M, sum_M
 
 
 @triton.jit
