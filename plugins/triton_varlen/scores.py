@@ -193,9 +193,11 @@ def in_half(q_MD):
 
     8-bit keys and values are exact in float16, and converted to it by half the instructions that bfloat16 takes.
     """
-    largest_M = tl.max(tl.abs(q_MD.to(tl.float32)), 1)
-    unit_M = tl.exp2(tl.floor(tl.log2(tl.maximum(largest_M, 1e-30))))
-    return (q_MD.to(tl.float32) / unit_M[:, None]).to(tl.float16), unit_M
+    # The power of two below the largest, and one over it, by their exponents: quotients would be 300 instructions.
+    largest_M = tl.minimum(tl.maximum(tl.max(tl.abs(q_MD.to(tl.float32)), 1), 1e-30), 1e38)
+    unit_M = largest_M.to(tl.int32, bitcast=True) & 0x7F800000
+    q_MD = q_MD.to(tl.float32) * (0x7F000000 - unit_M).to(tl.float32, bitcast=True)[:, None]
+    return q_MD.to(tl.float16), unit_M.to(tl.float32, bitcast=True)
 
 
 @triton.jit
