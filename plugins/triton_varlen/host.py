@@ -203,7 +203,7 @@ def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale:
         "overhead": OVERHEAD,
         "checker": min(at_once, programs) - 1,  # of those that begin at once, one that may have nothing else to do
     }
-    together = max(1, configs.registers(config) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    together = max(1, (configs.registers(config) + 1) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
     pdl = problem.target.sm >= 90
     known = dict(ROWS=rows, AT_ONCE=min(32, 1 << together.bit_length() - 1), PDL=pdl)
     options = configs.split_options(config) | ({"launch_pdl": True} if pdl else {})
