@@ -70,11 +70,11 @@ IEEE_BACKWARD_WIDTH = 128
 # Rows of a tile where keys are split -> (BLOCK_N, warps, stages, programs an SM, least blocks a program).
 SPLIT_TILES = {
     64: [(64, 4, 5, 2, 2), (128, 4, 4, 2, 1), (64, 4, 3, 4, 2), (64, 4, 1, 2, 2)],
-    128: [(64, 4, 4, 2, 1), (64, 4, 3, 3, 1), (64, 4, 1, 2, 2)],
+    128: [(64, 4, 3, 2, 1), (64, 4, 4, 2, 1), (64, 4, 1, 2, 2)],
     256: [(32, 4, 4, 2, 2), (32, 4, 3, 2, 2), (32, 4, 1, 2, 2)],
 }
 # The same for keys and values of 8 bits.
-QUANTISED_TILES = {**SPLIT_TILES, 128: [(64, 2, 4, 4, 2), (64, 4, 4, 3, 2), (64, 4, 3, 2, 2), (64, 4, 1, 2, 2)]}
+QUANTISED_TILES = {**SPLIT_TILES, 128: [(64, 2, 3, 4, 2), (64, 2, 4, 4, 2), (64, 4, 3, 2, 2), (64, 4, 1, 2, 2)]}
 SPLIT_ROWS = 64
 
 

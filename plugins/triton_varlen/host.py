@@ -170,7 +170,8 @@ def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[
         **_sizes(problem),
     )
     wide = max(k_strides["k_row"], k_strides["v_row"]) * k_unit >= 2**22
-    known: dict[str, Any] = {"Q_UNIT": q_unit, "K_UNIT": k_unit, "WIDE": wide}
+    q_wide = max(q_strides.values()) * q_unit >= 2**24  # a tile has at most 128 rows
+    known: dict[str, Any] = {"Q_UNIT": q_unit, "K_UNIT": k_unit, "WIDE": wide, "Q_WIDE": q_wide}
     known["PADDED_V"] = configs.value_width(problem, config)
     if problem.kv_scale:
         even = given["v"].alignment % 2 == 0 and k_unit % 2 == 0
@@ -202,7 +203,7 @@ def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale:
         "overhead": OVERHEAD,
         "checker": min(at_once, programs) - 1,  # of those that begin at once, one that may have nothing else to do
     }
-    together = max(1, configs.registers(config) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    together = max(1, (configs.registers(config) + 1) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
     pdl = problem.target.sm >= 90
     known = dict(ROWS=rows, AT_ONCE=min(32, 1 << together.bit_length() - 1), PDL=pdl)
     options = configs.split_options(config) | ({"launch_pdl": True} if pdl else {})

@@ -5,19 +5,21 @@ import triton.language as tl
 
 
 @triton.jit
-def _slots(chunk, first, head, heads):
-    """Each program has two: one for a tile that its share ends in, one for a tile that it begins in. `chunk` is
-    which share of the keys it has; that of `first` ends in the tile."""
-    return (chunk * heads + head) * 2 + (chunk == first).to(tl.int32)
+def _slot(chunk, head, chunks):
+    """Where a program leaves what it has. Each has two slots: the second is for the tile that its share ends in, the
+    first for the one that it begins in. Slots of one head's chunks follow one another, so that whoever adds them up
+    steps by a constant."""
+    return (head * chunks + chunk) * 2
 
 
 @triton.jit
-def leave(parts_ptr, sums_ptr, chunk, first, head, heads, tile, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
-    """Leave a part of a tile: sums of values in one place, maxima and sums of probabilities in another."""
+def leave(parts_ptr, sums_ptr, chunk, begins, head, chunks, tile, acc_MV, odd_MV, max_M, sum_M, cfg: tl.constexpr):
+    """Leave a part of a tile: sums of values in one place, maxima and sums of probabilities in another. `chunk` says
+    which share of the keys this is, `begins` whether the tile begins in it."""
     WIDTH: tl.constexpr = cfg.PADDED_V // 2 if cfg.PAIRED else cfg.PADDED_V
     m_M = tl.arange(0, cfg.BLOCK_M)
     there_M = tile.there_M & (m_M < cfg.ROWS)
-    slot = _slots(chunk, first, head, heads)
+    slot = _slot(chunk, head, chunks) + begins.to(tl.int32)
     at_M = sums_ptr + slot * (2 * cfg.ROWS) + m_M
     tl.store(at_M, max_M, mask=there_M)
     tl.store(at_M + cfg.ROWS, sum_M, mask=there_M)
@@ -29,26 +31,28 @@ def leave(parts_ptr, sums_ptr, chunk, first, head, heads, tile, acc_MV, odd_MV, 
 
 
 @triton.jit
-def add_up(parts_ptr, sums_ptr, first, last, head, heads, cfg: tl.constexpr):
+def add_up(parts_ptr, sums_ptr, first, last, head, chunks, cfg: tl.constexpr):
     """(even columns or all of them, odd columns, maxima, sums) of what the chunks first..last left, in their order."""
     WIDTH: tl.constexpr = cfg.PADDED_V // 2 if cfg.PAIRED else cfg.PADDED_V
     ODD_WIDTH: tl.constexpr = WIDTH if cfg.PAIRED else 1
     ROWS: tl.constexpr = cfg.ROWS
     r_R = tl.arange(0, ROWS)
     # Parts in the middle: the compiler gives each thread all parts of its numbers, and adds them up without others.
-    offsets_RPV = (r_R[:, None] * cfg.PADDED_V + tl.arange(0, WIDTH)[None, :])[:, None, :]
+    p_P = tl.arange(0, cfg.AT_ONCE)
+    offsets_RV = r_R[:, None] * cfg.PADDED_V + tl.arange(0, WIDTH)[None, :]
     acc_RV = tl.zeros([ROWS, WIDTH], tl.float32)
     odd_RV = tl.zeros([ROWS, ODD_WIDTH], tl.float32)
     max_R = tl.full([ROWS], float("-inf"), tl.float32)
     sum_R = tl.zeros([ROWS], tl.float32)
     for some in range(first, last + 1, cfg.AT_ONCE):
-        chunk_P = some + tl.arange(0, cfg.AT_ONCE)
-        there_P = chunk_P <= last
-        slot_P = _slots(chunk_P, first, head, heads)
-        at_RP = sums_ptr + (slot_P[None, :] * (2 * ROWS) + r_R[:, None])
+        there_P = p_P <= last - some
+        slot = _slot(some, head, chunks)
+        place_P = p_P * 2 + ((p_P == 0) & (some == first)).to(tl.int32)
+        at_RP = (sums_ptr + slot * (2 * ROWS) + r_R)[:, None] + (place_P * (2 * ROWS))[None, :]
         max_RP = tl.load(at_RP, mask=there_P[None, :], other=float("-inf"), cache_modifier=".cg")
         sum_RP = tl.load(at_RP + ROWS, mask=there_P[None, :], other=0.0, cache_modifier=".cg")
-        at_RPV = (parts_ptr + slot_P.to(tl.int64) * (ROWS * cfg.PADDED_V))[None, :, None] + offsets_RPV
+        at_RV = parts_ptr + slot.to(tl.int64) * (ROWS * cfg.PADDED_V) + offsets_RV
+        at_RPV = at_RV[:, None, :] + (place_P * (ROWS * cfg.PADDED_V))[None, :, None]
         part_RPV = tl.load(at_RPV, mask=there_P[None, :, None], other=0.0, cache_modifier=".cg")
         new_max_R = tl.maximum(max_R, tl.max(max_RP, 1))
         finite_R = tl.where(new_max_R == float("-inf"), 0.0, new_max_R)

@@ -126,15 +126,15 @@ def prefill(
     if cfg.COMPLAIN and cfg.PAGE > 0 and head == 0:
         check_pages(keys, start, end, number, tiles, complaints_ptr, cfg)
     acc_MV, odd_MV, max_M, sum_M = nothing_yet(cfg)
-    acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
-        inner_start, inner_end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, False, cfg
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_start, inner_end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, False, cfg
     )
     if cfg.LEFT:
-        acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
-            start, inner_start, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, False, cfg
+        acc_MV, odd_MV, max_M, sum_M = attend_all(
+            start, inner_start, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
         )
-    acc_MV, odd_MV, max_M, sum_M, _missing = attend_all(
-        inner_end, end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, False, cfg
+    acc_MV, odd_MV, max_M, sum_M = attend_all(
+        inner_end, end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, True, cfg
     )
     results = Destination(out_ptr, lse_ptr, sinks_ptr, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, total_q)
     write(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)

@@ -4,7 +4,8 @@ With S = scale q k^T (capped, biased and masked), P = exp(S - lse), O = P V:
     dV = P^T dO        dP = dO V^T        dS = P * (dP - delta)        dQ = scale dS K        dK = scale dS^T Q
 where delta = rowsum(O * dO) - dlse is what the softmax's normalisation and the log-sum-exp hand back to every score.
 A sink is a score without a value: its gradient is -sum(P_sink * delta). That is a sum of few large terms, in which the
-rounding of O would show; so where there are sinks, this pass leaves rowsum(P * dP) - dlse as delta, all in float32.
+rounding of O to 16 bits would show; so where there are sinks, this pass then leaves rowsum(P * dP) - dlse as delta, all
+in float32. An O in float32 knows delta better than P and dP do, which come from products in tf32.
 Where float32 is multiplied as tf32, delta takes dO as dP does: else dP - delta would not vanish where P is 1.
 
 Every output is written by one program, in a fixed order: no atomics, the same bits on every run.
@@ -51,7 +52,7 @@ def _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, MASK
         MASKED,
         cfg,
     )
-    if cfg.SINKS:
+    if cfg.SINKS and k_ND.dtype != tl.float32:
         sum_M += tl.sum(p_MN * dp_MN, 1)
     ds_MN = p_MN * (dp_MN - delta_M[:, None])
     if cfg.CAP:
@@ -116,8 +117,8 @@ def query_pass(
 
     # 1. What this tile of rows brings along: q, dO, lse, and delta.
     tile, rows = rows_of(number * BLOCK_M, head, sequence, slopes_ptr, BLOCK_M, cfg)
-    do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
-    out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V)
+    do_MV = load_rows(do_ptr, tile, do_row * cfg.Q_UNIT, do_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V, cfg)
+    out_MV = load_rows(out_ptr, tile, out_row * cfg.Q_UNIT, out_head * cfg.Q_UNIT, cfg.V, cfg.PADDED_V, cfg)
     if cfg.TF32:
         do_MV = to_tf32(do_MV)
     delta_M = tl.sum(out_MV.to(tl.float32) * do_MV.to(tl.float32), 1)
@@ -128,7 +129,7 @@ def query_pass(
         sum_M -= dlse_M
     lse_M = tl.load(sums_at(lse_ptr, tile, total_q), mask=tile.there_M, other=float("-inf"))
     lse2_M = to_powers_of_two(lse_M)
-    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D)
+    q_MD = load_rows(q_ptr, tile, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg.D, PADDED_D, cfg)
 
     # 2. The keys, as in the forward pass.
     strides = Strides(0, k_row * cfg.K_UNIT, k_head * cfg.K_UNIT, 0, v_row * cfg.K_UNIT, v_head * cfg.K_UNIT)
@@ -147,10 +148,10 @@ def query_pass(
     for block in tl.range(0, tl.cdiv(end - inner_end, cfg.BLOCK_N)):
         n = inner_end + block * cfg.BLOCK_N
         dq_MD, sum_M = _step(n, q_MD, do_MV, lse2_M, delta_M, rows, keys, score, dq_MD, sum_M, True, cfg)
-    if cfg.SINKS:
+    if cfg.SINKS and q_MD.dtype != tl.float32:
         delta_M = sum_M
     tl.store(sums_at(delta_ptr, tile, total_q), delta_M, mask=tile.there_M)
-    store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D)
+    store_rows(dq_ptr, tile, dq_row * cfg.Q_UNIT, dq_head * cfg.Q_UNIT, dq_MD * scale, cfg.D, PADDED_D, cfg)
 
 
 @triton.jit(do_not_specialize=["total_q"])

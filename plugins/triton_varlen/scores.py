@@ -193,9 +193,11 @@ def in_half(q_MD):
 
     8-bit keys and values are exact in float16, and converted to it by half the instructions that bfloat16 takes.
     """
-    largest_M = tl.max(tl.abs(q_MD.to(tl.float32)), 1)
-    unit_M = tl.exp2(tl.floor(tl.log2(tl.maximum(largest_M, 1e-30))))
-    return (q_MD.to(tl.float32) / unit_M[:, None]).to(tl.float16), unit_M
+    # The power of two below the largest, and one over it, by their exponents: quotients would be 300 instructions.
+    largest_M = tl.minimum(tl.maximum(tl.max(tl.abs(q_MD.to(tl.float32)), 1), 1e-30), 1e38)
+    unit_M = largest_M.to(tl.int32, bitcast=True) & 0x7F800000
+    q_MD = q_MD.to(tl.float32) * (0x7F000000 - unit_M).to(tl.float32, bitcast=True)[:, None]
+    return q_MD.to(tl.float16), unit_M.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -210,9 +212,10 @@ def nothing_yet(cfg: tl.constexpr):
 
 
 @triton.jit
-def attend_all(
+def attend_from(
     n,
     end,
+    page,
     q_MD,
     rows,
     keys,
@@ -225,8 +228,8 @@ def attend_all(
     MISSING: tl.constexpr,
     cfg: tl.constexpr,
 ):
-    """All steps from key n on, up to `end`; and whether a page was missing, if that is asked for."""
-    page = look_up(n, keys, cfg)
+    """All steps from key n on, in the page that was looked up, up to `end`; and whether a page was missing, if that is
+    asked for."""
     missing = no_page(page, keys)
     for block in tl.range(0, tl.cdiv(end - n, cfg.BLOCK_N)):
         here = n + block * cfg.BLOCK_N
@@ -238,6 +241,16 @@ def attend_all(
         if MISSING:
             missing |= no_page(page, keys)
     return acc_MV, odd_MV, max_M, sum_M, missing
+
+
+@triton.jit
+def attend_all(n, end, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED: tl.constexpr, cfg: tl.constexpr):
+    """The same where pages are checked elsewhere."""
+    page = look_up(n, keys, cfg)
+    acc_MV, odd_MV, max_M, sum_M, _missing = attend_from(
+        n, end, page, q_MD, rows, keys, score, acc_MV, odd_MV, max_M, sum_M, MASKED, False, cfg
+    )
+    return acc_MV, odd_MV, max_M, sum_M
 
 
 @triton.jit

@@ -30,12 +30,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from registry.plugins.triton_varlen.keys import Pages, Strides, keys_of, keys_of_all, tell_of_pages
+from registry.plugins.triton_varlen.keys import Pages, Strides, keys_of, keys_of_all, look_up, tell_of_pages
 from registry.plugins.triton_varlen.lengths import Lengths, check_lengths, read_sequence
 from registry.plugins.triton_varlen.parts import add_up, leave
 from registry.plugins.triton_varlen.prefill import INTEGERS
 from registry.plugins.triton_varlen.rows import Destination, load_queries, rows_of, write
-from registry.plugins.triton_varlen.scores import Score, attend_all, key_range, nothing_yet
+from registry.plugins.triton_varlen.scores import Score, attend_from, key_range, nothing_yet
 
 
 @triton.jit
@@ -53,17 +53,24 @@ def _work_of(b, lengths, score, cfg: tl.constexpr):
 
 
 @triton.jit
+def _quotient(x, y):
+    """x // y of numbers that are not negative: the compiler need not look at signs."""
+    return (x.to(tl.uint32) // y.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
 def _even(blocks, tiles, chunks, least_share):
     """(overhead, share) where all tiles have so many blocks: the same fraction of one tile for each program, if that
     takes hardly longer than an equal share; else no share. So none begins a second tile. Tiles are filled up with
     overhead to a multiple of the fraction.
     """
-    overhead, share = 0, 0
-    equal = tl.maximum(tl.cdiv(blocks * tiles, chunks), least_share)
-    fraction = tl.maximum(tl.cdiv(blocks, tl.maximum(chunks // tl.maximum(tiles, 1), 1)), least_share)
-    if (tiles > 1) & (tiles <= chunks) & (fraction * 8 <= equal * 9):
-        overhead, share = tl.cdiv(blocks, fraction) * fraction - blocks, fraction
-    return overhead, share
+    equal = tl.maximum(_quotient(blocks * tiles + chunks - 1, chunks), least_share)
+    programs = tl.maximum(_quotient(chunks, tl.maximum(tiles, 1)), 1)
+    fraction = tl.maximum(_quotient(blocks + programs - 1, programs), least_share)
+    pays = (tiles > 1) & (tiles <= chunks) & (fraction * 8 <= equal * 9)
+    return tl.where(pays, _quotient(blocks + fraction - 1, fraction) * fraction - blocks, 0), tl.where(
+        pays, fraction, 0
+    )
 
 
 @triton.jit
@@ -75,11 +82,9 @@ def _start_of(chunk, share, longer):
 def _chunk_of(unit, share, longer):
     """Whose share a unit is in."""
     front = longer * (share + 1)  # the longer ones come first
-    if unit < front:
-        chunk = unit // (share + 1)
-    else:
-        chunk = (unit - front) // share + longer
-    return chunk
+    in_front = unit < front
+    units = tl.where(in_front, unit, unit - front)
+    return _quotient(units, tl.where(in_front, share + 1, share)) + tl.where(in_front, 0, longer)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -157,16 +162,14 @@ def split(
         total += tl.sum(blocks_B * tiles_B, 0)
         number_of_tiles += tl.sum(tiles_B, 0)
         longest = tl.maximum(longest, tl.max(tl.where(tiles_B > 0, blocks_B, 0), 0))
-    share = 0
-    if total == longest * number_of_tiles:  # shares are as equal as blocks permit if blocks alone count
-        overhead, share = _even(longest, number_of_tiles, chunks, least_share)
+    # No branches here: they would keep the compiler from preparing what follows while it waits for the lengths.
+    filling, fraction = _even(longest, number_of_tiles, chunks, least_share)
+    even = (total == longest * number_of_tiles) & (fraction > 0)  # shares are equal enough if blocks alone count
+    overhead = tl.where(total == longest * number_of_tiles, filling, overhead)
     total += overhead * number_of_tiles
-    longer = 0  # so many chunks have one more
-    if share == 0:
-        share = total // chunks
-        longer = total - share * chunks
-        if share < least_share:
-            share, longer = least_share, 0
+    equal = _quotient(total, chunks)
+    share = tl.where(even, fraction, tl.maximum(equal, least_share))
+    longer = tl.where(even | (equal < least_share), 0, total - equal * chunks)  # so many chunks have one more
     unit = _start_of(chunk, share, longer)
     stop = tl.minimum(_start_of(chunk + 1, share, longer), total)
 
@@ -200,39 +203,42 @@ def split(
         else:
             number = 0
             if tiles > 1:
-                number = (unit - before) // (blocks + overhead)
+                number = _quotient(unit - before, blocks + overhead)
             begin = before + number * (blocks + overhead) + overhead
             unit = tl.maximum(unit, begin)
             if unit < stop:
                 take = tl.minimum(begin + blocks, stop) - unit
                 tile, rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.BLOCK_M, cfg)
                 keys = keys_of(b, head, sequence, all_keys, cfg)
+                n = (first_block + unit - begin) * cfg.BLOCK_N
+                start, _, _, end = key_range(rows, sequence.keys, score, cfg)
+                end = tl.minimum(n + take * cfg.BLOCK_N, end)
+                n = tl.maximum(n, start)
+                page = look_up(n, keys, cfg)
                 q_MD, rows = load_queries(q_ptr, tile, rows, q_row * cfg.Q_UNIT, q_head * cfg.Q_UNIT, cfg)
                 factor = scale_log2
                 if cfg.PER_HEAD:
                     factor *= tl.load(keys.k_scale_ptr)
                 score_here = Score(factor, cap_log2, window_left, window_right)
 
-                n = (first_block + unit - begin) * cfg.BLOCK_N
-                start, _, _, end = key_range(rows, sequence.keys, score, cfg)
-                end = tl.minimum(n + take * cfg.BLOCK_N, end)
-                n = tl.maximum(n, start)
                 acc_MV, odd_MV, max_M, sum_M = nothing_yet(cfg)
-                acc_MV, odd_MV, max_M, sum_M, missing = attend_all(
-                    n, end, q_MD, rows, keys, score_here, acc_MV, odd_MV, max_M, sum_M, True, True, cfg
+                acc_MV, odd_MV, max_M, sum_M, missing = attend_from(
+                    n, end, page, q_MD, rows, keys, score_here, acc_MV, odd_MV, max_M, sum_M, True, True, cfg
                 )
                 if cfg.COMPLAIN and cfg.PAGE > 0:
                     tell_of_pages(missing, complaints_ptr, cfg)
                 if take < blocks:
+                    leave(
+                        parts_ptr, sums_ptr, chunk, unit == begin, head, chunks, tile, acc_MV, odd_MV, max_M, sum_M, cfg
+                    )
+                    tl.debug_barrier()  # all of the part is written before the count says so
                     first = _chunk_of(begin, share, longer)
                     last = _chunk_of(begin + blocks - 1, share, longer)
-                    leave(parts_ptr, sums_ptr, chunk, first, head, heads_kv, tile, acc_MV, odd_MV, max_M, sum_M, cfg)
                     counter = counters_ptr + first * heads_kv + head
-                    tl.debug_barrier()  # all of the part is written before the count says so
                     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == last - first:
                         tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
                         few, _few_rows = rows_of(number * cfg.BLOCK_M, head, sequence, slopes_ptr, cfg.ROWS, cfg)
-                        acc_RV, odd_RV, max_R, sum_R = add_up(parts_ptr, sums_ptr, first, last, head, heads_kv, cfg)
+                        acc_RV, odd_RV, max_R, sum_R = add_up(parts_ptr, sums_ptr, first, last, head, chunks, cfg)
                         write(results, keys, few, acc_RV, odd_RV, max_R, sum_R, cfg)
                 else:
                     write(results, keys, tile, acc_MV, odd_MV, max_M, sum_M, cfg)

@@ -49,6 +49,8 @@ class VarlenSwitches:
     LSE: bool
     COMPLAIN: bool
     """The kernel says where lengths and pages are not what they must be."""
+    Q_WIDE: bool = True
+    """Strides of q and out are so large that offsets inside a tile need 64 bits."""
     GRAD_LSE: bool = False
     WANT_DK: bool = True
     WANT_DV: bool = True

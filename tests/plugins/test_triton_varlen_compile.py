@@ -93,6 +93,16 @@ def test_pages_leave_the_pipeline_to_keys_and_values(page, kv_dtype):
     assert instructions(one.ptx)["cp.async"] and "cp.async.ca" not in one.ptx
 
 
+@pytest.mark.parametrize("sizes", [dict(), dict(b=64, hq=64), dict(kv_dtype="float8_e4m3fn")], ids=str)
+def test_no_more_programs_fit_an_sm_than_are_launched_for_it(sizes):
+    """Where three fit and two an SM are launched, some SMs get three and others one: 134 us became 164."""
+    p = problem(SPLIT, **sizes)
+    config = variants()[SPLIT].legal_configs(p)[0]
+    (one,) = built(SPLIT, p, config)
+    fit = 65536 // (-(-one.registers // 8) * 8 * 32 * config["num_warps"])
+    assert fit == config["PER_SM"], one.registers
+
+
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
 def test_8_bit_values_are_not_read_byte_by_byte(kv_dtype):
     (one,) = built(SPLIT, problem(SPLIT, kv_dtype=kv_dtype))

@@ -247,6 +247,30 @@ if INTERPRETED:
             allowed = 1e-5 if name == "sinks" else 3 * ALLOWED[dtype]  # a sink's does not show that `out` was rounded
             assert error(got, one) < allowed, f"d{name}: {error(got, one):.1e}"
 
+    def test_a_sinks_gradient_shows_nothing_of_products_in_tf32():
+        """It hangs on delta, which an output in float32 knows better than P and dP do."""
+        from registry import attention_varlen
+        from registry.plugins.triton_varlen import host
+
+        c = {**BASE, "kv": "packed", "dtype": torch.float32, "sinks": True, "alibi": True, "softcap": 5.0, "d": 64}
+        c |= {"window": (5, 3), "keys": QUERIES, "dv": 64}
+        (q, k, v), given = made(c)
+        q, sinks = 6 * q, given["sinks"]
+        out, lse = attention_varlen.reference(q, k, v, **given, **features(c), return_lse=True)
+        grad_out = torch.randn_like(out)
+        share = torch.exp(sinks.double()[:, None] - lse)
+        want = -(share * (out * grad_out).sum(-1).t()).sum(1)
+        config = dict(QUERY_M=16, QUERY_N=16, query_warps=4, query_stages=1, KEY_M=16, KEY_N=16, key_warps=4)
+        config |= dict(key_stages=1, KEY_SPLIT=False)
+        torch.set_float32_matmul_precision("high")
+        try:
+            *_, got = host.BACKWARD.run(
+                grad_out.float(), q, k, v, out.float(), lse.float(), config=config, **given, **features(c)
+            )
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert error(got, want) < 3e-4, f"{error(got, want):.1e}"
+
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize("lie", ["used", "negative", "starts", "page", "maximum"])
     @pytest.mark.parametrize("kernel", ["PREFILL", "SPLIT"])

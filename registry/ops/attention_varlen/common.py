@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +24,8 @@ _deterministic = torch.are_deterministic_algorithms_enabled
 Given = dict[str, Any]
 """The tensors that a call may leave out, each by its name, None where it did: arguments.OPTIONAL."""
 
-SAME = "cu_seqlens_q"
-"""Stands for a cu_seqlens_k that is the same tensor."""
+SAME = 1 << len(arguments.OPTIONAL)
+"""Among the bits of optional tensors: cu_seqlens_k is the tensor that cu_seqlens_q is."""
 
 MASKS: Mapping[str, tuple[str, str]] = {
     "causal": ("causal", "causal"),
@@ -141,7 +141,7 @@ def fields_of(
     }
 
 
-def named(present: tuple[bool, ...], tensors: tuple[Any, ...]) -> Given:
-    """Optional tensors by name, from those that were given, in order."""
+def named(present: int, tensors: Sequence[Any]) -> Given:
+    """Optional tensors by name, from those that were given, in order: one for each bit."""
     rest = iter(tensors)
-    return {name: next(rest) if there else None for name, there in zip(arguments.OPTIONAL, present, strict=True)}
+    return {name: next(rest) if present >> i & 1 else None for i, name in enumerate(arguments.OPTIONAL)}

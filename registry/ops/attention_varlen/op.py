@@ -203,19 +203,27 @@ class AttentionVarlen(VarlenOp):
         return found
 
     @staticmethod
-    def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> tuple[Any, ...]:
+    def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> list[Any]:
         """The settings of a call and its tensors, those that were given: cu_seqlens_k is not where it is cu_seqlens_q,
-        for a guard takes no tensor twice."""
-        lent = [*given.values()]
-        present: Any = tuple([tensor is not None for tensor in lent])
-        if lent[0] is cu_seqlens_q:
-            lent[0], present = None, (SAME, *present[1:])
-        return (present, how), q, k, v, cu_seqlens_q, *[tensor for tensor in lent if tensor is not None]
+        for a guard takes no tensor twice. Which there are is one number, a bit for each: a tuple of them costs twice
+        the time."""
+        present, bit = 0, 1
+        found: list[Any] = [None, q, k, v, cu_seqlens_q]
+        for tensor in given.values():
+            if tensor is not None:
+                present |= bit
+                if bit == 1 and tensor is cu_seqlens_q:
+                    present |= SAME
+                else:
+                    found.append(tensor)
+            bit += bit
+        found[0] = present, how
+        return found
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         present, (max_q, max_k, causal, window, softcap, lse, variant) = settings
         q, k, v, cu_seqlens_q, *rest = tensors
-        given = named(present, (cu_seqlens_q, *rest) if present[0] == SAME else tuple(rest))
+        given = named(present, [cu_seqlens_q, *rest] if present & SAME else rest)
         problem, scope = self.problem_of(
             q,
             k,
