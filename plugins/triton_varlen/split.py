@@ -8,16 +8,23 @@ adds all of them up, in the order of their keys. So the result does not depend o
 
 Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs of 8 to 100
 launches; docs/results.md has the figures and what they were measured against):
-- bf16, 16 rows by 64 keys, 4 warps, 2 programs an SM: 1.04 of the faster of FlashAttention-3 and XQA by geometric mean
-  of ten cells, least 0.94 (one sequence of 8k keys) and 0.97 (16 of 4k); 4.37 TB/s at 64 x 4k.
+- bf16, 16 rows by 64 keys, 4 warps, 3 stages, 2 programs an SM: 1.095 of the faster of FlashAttention-3 and XQA by
+  geometric mean of 15 cells, least 0.99 (16 sequences of 4k keys); 4.40 TB/s at 64 x 4k; one sequence of 1k 6.7 us.
+- What a share costs besides its bytes is instructions, each dependent on the last, by one warp a scheduler: of 2,341
+  330 went (quotients without signs, no branches before the first load, parts at constant steps), and ptxas no longer
+  waits for the page before it asks for the queries. With parts added up twice as many at once (four times as many
+  spilled: 134 us became 169) and three stages instead of four, one sequence of 1k took 6.7 us instead of 7.6, one of
+  8k 12.2 instead of 14.6, 16 x 4k 67.2 instead of 68.6: 1.05 over 15 cells.
+- Where three programs fit an SM and two are launched for it, some get three and others one: 134 us became 164.
 - Equal tiles in equal fractions: 73.4 us at 16 x 4k became 70.0, fp8 49.2 became 42.7. Whole tiles instead, where
   there are more tiles than programs, lost: 250.6 at 64 x 4k became 252.8.
+- One program an SM lost: 6 stages of 64 keys 0.92, 7 stages 0.91, 3 of 128 keys 0.87 of two, over 12 cells.
 - Programs with equal shares end far apart, by their SM: at 64 x 4k from 200 to 247 us, half of them by 239; at 16
   sequences of mixed lengths from 24 to 34, half by 28. Putting an eighth of each share aside, in pieces that programs
   claim when they are done, lost all the same: 246.7 us at 64 x 4k became 252.7, 69.4 at 16 x 4k 75.3.
-- One sequence of 1k: shares are known after 0.9 us, parts are left at 4.6, added up at 7.0.
-- Less code is faster: parts added up in a loop with copies ahead (a third more instructions) took 1 to 2 us more
-  almost everywhere. Asking for the page table's lines before the lengths are there: 7.7 us at 1k became 9.4.
+- One sequence of 1k, when it took 7.6 us: shares were known after 0.9 us, parts left at 4.6, added up at 7.0.
+- Parts added up in a loop with copies ahead (a third more instructions) took 1 to 2 us more almost everywhere. Asking
+  for the page table's lines before the lengths are there: 7.7 us at 1k became 9.4.
 - An overhead of 3 blocks a tile: 38.7 us became 35.3 where 16 lengths differ.
 - Taking pairs of 8-bit values apart by byte permutations: 156 us at 64 x 4k became 142.
 - Tried and lost: slices of keys for a warp each (0.88 of FlashAttention-3 where this had 1.06: adding them up takes 5
