@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     reports = _in_children(given, list(sys.argv[1:] if argv is None else argv))
     for report in reports:
         print(report)
+    if not reports:
+        print(
+            "nothing to check: no variant claims a device that is here (--target), or no check has that name (--only)"
+        )
     return 0 if reports and all(report.passed for report in reports) else 1
 
 
