@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -54,7 +55,10 @@ class UnknownVariant(RegistryError, LookupError):
 
     def __init__(self, name: str, op: str, known: Sequence[str]) -> None:
         self.name, self.op, self.known = name, op, tuple(known)
-        super().__init__(f"no variant {name!r} of op {op!r}; known: {', '.join(sorted(known)) or 'none'}")
+        whose = "any op" if op == "any" else f"op {op!r}"
+        close = difflib.get_close_matches(name, self.known) if isinstance(name, str) else []
+        meant = f"did you mean {' or '.join(close)}? " if close else ""
+        super().__init__(f"no variant {shown(name)} of {whose}; {meant}known: {', '.join(sorted(known)) or 'none'}")
 
 
 class UnknownOp(RegistryError, LookupError):

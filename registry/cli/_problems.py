@@ -39,7 +39,11 @@ def problem_options(op: Op) -> list[click.Parameter]:
     sizes, others = _parameters(op)
     known = ",".join(name if p.default in (None, p.empty) else f"{name}={p.default}" for name, p in sizes.items())
     options: list[click.Parameter] = [
-        click.Option(["--shape"], metavar="SIZES", help=f"Sizes; those left out are as here: {known}"),
+        click.Option(
+            ["--shape"],
+            metavar="SIZES",
+            help=f"Sizes, and words as kreg tune takes them (causal); those left out are as here: {known}",
+        ),
         click.Option(
             ["--device"], metavar="NAME", help='A target: "H100", "RTX 3090", "sm90", "cpu". [default: this machine]'
         ),
@@ -52,9 +56,10 @@ def problem_options(op: Op) -> list[click.Parameter]:
 def problem_from(op: Op, values: Mapping[str, Any]) -> Problem:
     """The Problem that parsed options describe. Raises InvalidArgument, which names the argument."""
     sizes, others = _parameters(op)
-    given: dict[str, Any] = _shape(values.get("shape"), sizes)
+    given, words = _shape(values.get("shape"), sizes, others)
     for name in others:
         value = values.get(name)
+        value = words.get(name) if value is None else value
         if value is None:
             continue
         if "dtype" in name:
@@ -100,14 +105,35 @@ def _option(name: str, parameter: inspect.Parameter) -> click.Option:
     return click.Option([flag, name], type=float if kind is float else str, help=shown or None)
 
 
-def _shape(text: str | None, sizes: Mapping[str, inspect.Parameter]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for part in filter(None, (text or "").replace(" ", "").split(",")):
-        name, _, number = part.partition("=")
-        if name not in sizes or not number.lstrip("-").isdecimal():
-            raise InvalidArgument("--shape", repr(part), f"NAME=INTEGER with {', '.join(sizes)}")
-        found[name] = int(number)
-    return found
+def _shape(
+    text: str | None, sizes: Mapping[str, inspect.Parameter], others: Mapping[str, inspect.Parameter]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sizes, and what else is said as `kreg tune` says it: "b=4,s=1024,causal,window=255:0,dtype=float16"."""
+    found: dict[str, Any] = {}
+    words: dict[str, Any] = {}
+    for part in (text or "").replace(",", " ").split():
+        name, given, value = part.partition("=")
+        kind = _kind(others[name]) if name in others else None
+        if name in sizes and value.lstrip("-").isdecimal():
+            found[name] = int(value)
+        elif kind is bool and value.lower() in ("true", "false", "") and bool(value) == bool(given):
+            words[name] = value.lower() != "false"
+        elif kind is float and _is_number(value):
+            words[name] = float(value)
+        elif name in others and kind not in (bool, float) and value:
+            words[name] = value if kind is str else value.replace(":", ",")
+        else:
+            allowed = f"NAME=INTEGER with {', '.join(sizes)}, or a word or NAME=VALUE with {', '.join(others)}"
+            raise InvalidArgument("--shape", repr(part), allowed)
+    return found, words
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(name: str, text: str) -> int | tuple[int | None, ...] | None:

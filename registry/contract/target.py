@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from registry.errors import InvalidArgument
+from registry.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from torch import device as TorchDevice
@@ -41,9 +41,9 @@ class Target:
     @staticmethod
     def named(name: str) -> Target:
         """A made-up target by architecture ("sm90", "cpu") or device ("H100", "RTX 3090"), case and spaces aside."""
-        found = _CATALOGUE.get(_normal(name))
+        found = _CATALOGUE.get(_normal(name)) if isinstance(name, str) else None
         if found is None:
-            raise InvalidArgument("target", repr(name), ", ".join(known_names()))
+            raise InvalidArgument("target", shown(name), ", ".join(known_names()))
         return replace(found, torch=_version("torch"), triton=_version("triton"))
 
     @staticmethod

@@ -53,9 +53,11 @@ def _few(reasons: Sequence[Reason], shown: int = 2) -> list[str]:
 
 
 def evidence_text(evidence: Mapping[str, Any]) -> str:
-    """The measurement behind a table row in one line."""
-    text = ", ".join(f"{name} {value}" for name, value in evidence.items() if not isinstance(value, Mapping))
-    runner_up = evidence.get("runner_up")
+    """The measurement behind a table row in one line. Means over many cases say nothing of the one asked about."""
+    means = ("tflops", "runner_up") if evidence.get("cases", 1) > 1 else ()
+    shown = {name: value for name, value in evidence.items() if name not in means}
+    text = ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, Mapping))
+    runner_up = shown.get("runner_up")
     if runner_up:
         text += f"; runner-up {runner_up.get('variant')} {runner_up.get('tflops', '')}".rstrip()
     return text

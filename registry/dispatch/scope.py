@@ -184,6 +184,9 @@ class Recorder:
         self._counts: Counter[Ran] = Counter()
         self._elsewhere: Counter[str] = Counter()
 
+    def __repr__(self) -> str:
+        return f"<Recorder {self.counts}>"
+
     def add_elsewhere(self, because: str) -> None:
         """Count one call that was handed back."""
         with self._lock:

@@ -10,6 +10,7 @@ from registry import ops
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
+from registry.errors import InvalidArgument, shown
 from registry.ops.op import OPS, Op, op_named
 
 __all__ = ["all_ops", "op_named", "register", "reload_tables", "unregister"]
@@ -40,6 +41,8 @@ def all_ops() -> dict[str, Op]:
 
 def register(variant: Variant, *, replace: bool = False) -> Variant:
     """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
+    if not isinstance(variant, Variant):
+        raise InvalidArgument("variant", shown(variant), 'a Variant("vendor.name", op=..., run=..., requires=...)')
     op_named(variant.op)
     catalog.register(variant, REGISTERED, replace=replace)
     forget_plans()

@@ -16,6 +16,7 @@ import torch
 from registry.contract.capability import Config
 from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
+from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
@@ -53,6 +54,9 @@ class Op:
     def __reduce__(self) -> tuple[Callable[[str], Op], tuple[str]]:
         """Copies and pickles of an op are the op of that name: a module may hold one as an attribute."""
         return op_named, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}: {self.summary}>"
 
     @property
     def variants(self) -> Mapping[str, Variant]:
@@ -107,6 +111,9 @@ class Op:
         Takes what the call takes (real, fake or meta tensors) or a Problem; `target=Target.named("RTX 3090")` asks for
         a GPU that is not there.
         """
+        asked_for = kwargs.get("target")
+        if asked_for is not None and not isinstance(asked_for, Target):
+            raise InvalidArgument("target", shown(asked_for), 'None or a Target, such as Target.named("H100")')
         if args and isinstance(args[0], Problem):
             problem, target = args[0], kwargs.pop("target", None)
             scope = with_variant(self.name, current.get(), kwargs.pop("variant", None))

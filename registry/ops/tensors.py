@@ -125,12 +125,15 @@ _AUTOCAST_FROM = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors as autocast wants the operands of a matrix product; as they are where it is off."""
-    device_type = tensors[0].device.type
+    """The tensors as autocast wants the operands of a matrix product; as they are where it is off.
+
+    To be asked before they are checked: autocast is there so that operands may differ in dtype, and casts nothing else.
+    """
+    device_type = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(t.to(dtype) if t.dtype in _AUTOCAST_FROM else t for t in tensors)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _AUTOCAST_FROM else t for t in tensors)
 
 
 def ieee_float32() -> bool:

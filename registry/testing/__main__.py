@@ -2,6 +2,7 @@
 
     python -m registry.testing --variant acme.flash                    # on every device here that it claims
     python -m registry.testing --variant acme.flash --target H100      # without one: interpreted
+    python -m registry.testing --variant acme.flash --plugin flash.py  # of a file that nobody installed
 
 Checks run in processes of their own, for a kernel may end the one that runs it. Each is written down before it begins,
 and what came of it as it comes; after a crash the next process goes on with the check that follows.
@@ -28,8 +29,10 @@ import torch
 from registry import testing
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
+from registry.errors import RegistryError, UnknownVariant
 from registry.ops.known import all_ops
 from registry.testing import interpreted
+from registry.tuning.extra import load_plugins
 
 Subject = tuple[str, str, str]
 """What is checked, on which target, at which level."""
@@ -42,23 +45,38 @@ STICKY = 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check what the arguments name; 0 where everything passed."""
-    given = _parser().parse_args(argv)
+    parser = _parser()
+    given = parser.parse_args(argv)
     os.environ.setdefault(*testing.DETERMINISTIC_SETTING)
-    if given.target not in (None, "cuda", "cpu") and not given.compile_only and not torch.cuda.is_available():
-        interpreted.ask_for_it()
+    try:
+        if given.target not in (None, "cuda", "cpu"):
+            Target.named(given.target)
+            if not given.compile_only and not torch.cuda.is_available():
+                interpreted.ask_for_it()
+        load_plugins(given.plugin)
+        _names(given.variant)
+    except RegistryError as error:
+        parser.error(str(error))
     if given.list or given.journal:
         _in_this_process(given)
         return 0
     reports = _in_children(given, list(sys.argv[1:] if argv is None else argv))
     for report in reports:
         print(report)
+    if not reports:
+        print(
+            "nothing to check: no variant claims a device that is here (--target), or no check has that name (--only)"
+        )
     return 0 if reports and all(report.passed for report in reports) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m registry.testing", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m registry.testing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--variant", action="append", default=[], metavar="NAME", help="name or pattern, repeatable; default: all")
+    add("--plugin", action="append", default=[], metavar="FILE", help="also the variants of this file or module")
     add("--target", help="cuda, cpu, or a GPU's name: kernels are interpreted where none is here; default: all that is")
     add("--level", choices=("quick", "full"), default="quick")
     add("--repeats", type=int, help="how often deterministic launches are compared")
@@ -93,17 +111,27 @@ def _in_this_process(given: argparse.Namespace) -> None:
 
 
 def _chosen(patterns: Sequence[str], target: str | None) -> list[tuple[str, Target]]:
-    """(variant, target) of each pattern, in the order asked for; an unknown name is an error."""
-    known = sorted(catalog.get().variants)
-    names = [n for pattern in patterns or ["*"] for n in (fnmatch.filter(known, pattern) or [pattern])]
+    """(variant, target) of each pattern, in the order asked for."""
     found = []
-    for name in dict.fromkeys(names):
+    for name in _names(patterns):
         if target in (None, "cuda", "cpu"):
             places = testing.places(name)
             found += [(name, place) for place in places if target is None or (place.arch == "cpu") == (target == "cpu")]
         else:
             found.append((name, Target.named(str(target))))
     return found
+
+
+def _names(patterns: Sequence[str]) -> list[str]:
+    """The variants that the patterns name; one that names none is an error."""
+    known = sorted(catalog.get().variants)
+    names: list[str] = []
+    for pattern in patterns or ["*"]:
+        matching = fnmatch.filter(known, pattern)
+        if not matching:
+            raise UnknownVariant(pattern, "any", known)
+        names += matching
+    return list(dict.fromkeys(names))
 
 
 def _shard(checks: list[testing.Check], shard: str) -> list[testing.Check]:

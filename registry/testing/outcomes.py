@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from registry.ops.parts.judging import Verdict
 
-__all__ = ["Check", "Finding", "Outcome", "Report", "in_common"]
+__all__ = ["Check", "Finding", "Outcome", "Report", "in_common", "told"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,28 @@ class Check:
         try:
             found = _by_name(self.name, self.call)
         except (Exception, SystemExit) as error:
-            found = Finding((f"{type(error).__name__}: {error}",))
+            found = Finding((told(error),))
         seconds = time.perf_counter() - start
         numbers = found.error, found.yardstick, found.limit
         passed, detail = not found.complaints, "; ".join(found.complaints)
         return Outcome(self.name, passed, *numbers, detail, seconds, self.about, self.traits)
+
+
+_OTHERS = {"registry", "torch", "triton", *sys.stdlib_module_names}
+
+
+def told(error: BaseException) -> str:
+    """An error, and the last line of a plugin's own code on its way: where its author has to look."""
+    places = [
+        f"{Path(frame.f_code.co_filename).name}:{line}, in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_plugins(str(frame.f_globals.get("__name__", "")))
+    ]
+    return f"{type(error).__name__}: {error}" + (f" ({places[-1]})" if places else "")
+
+
+def _is_plugins(module: str) -> bool:
+    return module.startswith("registry.plugins.") or module.partition(".")[0] not in _OTHERS
 
 
 def _by_name(name: str, call: Callable[[], Finding]) -> Finding:
@@ -124,7 +144,9 @@ class Report:
         )
 
     def __str__(self) -> str:
-        lines = [self.line(), *(f"  - {case}" for case in self.failures)]
+        more = len(self.failures) - MOST_SHOWN
+        lines = [self.line(), *(f"  - {case}" for case in self.failures[:MOST_SHOWN])]
+        lines += [f"  - and {more} more (--json has them all)"] if more > 0 else []
         lines += [f"  {text}" for text in (in_common(self.cases), self.smallest) if text]
         return "\n".join(lines)
 
@@ -139,6 +161,8 @@ class Report:
         return Report(**found | {"cases": cases})
 
 
+MOST_SHOWN = 12
+"""Failures of a report that are printed in full."""
 MOST_WORDS = 6
 
 

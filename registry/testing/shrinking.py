@@ -8,7 +8,7 @@ from typing import Any
 
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.trials import Trial, named
-from registry.testing.outcomes import Finding
+from registry.testing.outcomes import Finding, told
 from registry.testing.subject import Subject
 
 SECONDS = 10.0
@@ -31,7 +31,7 @@ def smallest_failure(subject: Subject, trial: Trial, check: Fails) -> str:
             try:
                 complaints = check(subject, candidate).complaints
             except Exception as error:
-                complaints = (f"{type(error).__name__}: {error}",)
+                complaints = (told(error),)
                 if "CUDA error" in complaints[0]:
                     return _line(candidate, complaints[0])  # nothing can run in this process any more
             if complaints:

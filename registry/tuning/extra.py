@@ -15,6 +15,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import PluginFailed, catalog, contained
 from registry.errors import InvalidArgument
 from registry.notices import what_failed
+from registry.ops.known import all_ops
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         if declare is None:
             raise InvalidArgument("plugin", name, "a module with a function registry_variants()")
         for variant in _own_code(name, functools.partial(_listed, declare)):
+            if variant.op not in all_ops():
+                raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
             if variant.name not in catalog.get().variants:
                 catalog.register(variant, name)
                 added.append(variant)

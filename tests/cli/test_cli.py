@@ -97,6 +97,12 @@ def test_explain_as_json_is_the_decision(kreg):
         ("attention --layout bshd --dtype fp16", {"layout": "bshd", "dtype": "float16"}),
         ("attention --shape s=1,sk=4096,d=192,dv=128", {"seqlen_q": 1, "seqlen_k": 4096, "head_dim_v": 128}),
         ("attention_backward --shape d=64", {"head_dim": 64, "op": "attention_backward"}),
+        (
+            "attention --shape s=512,causal,window=255:0,softcap=2,dtype=fp16,layout=bshd",
+            {"causal": True, "window": [255, 0], "softcap": 2.0, "dtype": "float16", "layout": "bshd"},
+        ),
+        ("attention --shape causal,s=512 --dtype fp32", {"causal": True, "dtype": "float32"}),
+        ("grouped_mm --shape e=4,m=64,activation=silu,gated", {"groups": 4, "activation": "silu", "gated": True}),
         ("matmul --shape m=512,n=256,k=128,b=3 --layout nt", {"m": 512, "n": 256, "batch": 3, "layout": "nt"}),
         ("matmul --bias --activation gelu", {"bias": True, "activation": "gelu"}),
         ("matmul --dtype fp8 --dtype-b e5m2", {"dtype": "float8_e4m3fn", "dtype_b": "float8_e5m2"}),
@@ -143,6 +149,9 @@ def test_nothing_legal_lists_every_variant(kreg):
     [
         ("explain attention --shape d=x", ["--shape", "'d=x'", "hkv"]),
         ("explain attention --shape depth=4", ["--shape", "'depth=4'", "hkv"]),
+        ("explain attention --shape d=64,causl", ["--shape", "'causl'", "hkv", "causal", "window"]),
+        ("explain attention --shape causal=maybe", ["--shape", "'causal=maybe'"]),
+        ("explain attention --shape softcap=x", ["--shape", "'softcap=x'"]),
         ("explain attention --shape b=0", ["b:", "0", "positive"]),
         ("explain attention --shape hq=8,hkv=3", ["hkv", "3", "divisor"]),
         ("explain attention --device Z80", ["--device", "'Z80'", "H100"]),

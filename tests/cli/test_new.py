@@ -14,7 +14,13 @@ from registry.cli import OK, USAGE, main
 from registry.ops.known import all_ops
 
 STARTED = [name for name, op in all_ops().items() if op.starter is not None]
-FEW = {"attention": "refuses or bfloat16 and 1x16", "matmul": "refuses or 77x129x100", "attention_backward": "1x77"}
+FEW = {
+    "attention": "refuses or bfloat16 and 1x16",
+    "matmul": "refuses or 77x129x100",
+    "attention_backward": "1x77",
+    "grouped_mm": "refuses or 5x129x24x256",
+    "attention_varlen": "refuses or head_dim:40 and float16 and not causal",
+}
 
 
 def written(folder: Path) -> dict[str, str]:
@@ -32,7 +38,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 def test_the_ops_that_people_write_kernels_for_have_one():
-    assert {"attention", "attention_backward", "matmul"} <= set(STARTED)
+    assert {"attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"} <= set(STARTED)
 
 
 @pytest.mark.slow(15)

@@ -49,6 +49,29 @@ def test_errors_can_be_pickled():
     } - {errors.RegistryError}
 
 
+def test_a_name_that_is_nearly_right_is_pointed_out():
+    q = torch.randn(1, 1, 8, 16)
+    said = str(raised(registry.attention, q, q, q, variant="torch_mth"))
+    assert said.startswith("no variant 'torch_mth' of op 'attention'; did you mean torch_math")
+    with pytest.raises(errors.UnknownVariant, match="no variant 'gluon_fa4' of any op; did you mean gluon_fa3"):
+        registry.prefer(["gluon_fa4"]).__enter__()
+    with pytest.raises(errors.UnknownVariant, match="no variant None of any op; known"):
+        registry.use(None).__enter__()  # type: ignore[arg-type]
+
+
+def test_what_is_no_variant_and_no_target_is_said():
+    q = torch.randn(1, 1, 8, 16)
+    assert str(raised(registry.register, print)).startswith(
+        "variant: got <built-in function print>; allowed: a Variant("
+    )
+    for op, given in ((registry.attention, (q, q, q)), (registry.matmul, (q, q.mT))):
+        said = str(raised(op.explain, *given, target="H100"))
+        assert said == "target: got 'H100'; allowed: None or a Target, such as Target.named(\"H100\")"
+        problem = op.explain(*given).problem
+        assert str(raised(op.explain, problem, target="H100")) == said
+    assert str(raised(registry.Target.named, None)).startswith("target: got None; allowed: A10")
+
+
 def exceptions():
     """Every exception class of the package."""
     found = []

@@ -34,6 +34,13 @@ def test_copies_and_pickles_are_the_op(op):
         assert pickle.loads(pickle.dumps(op, protocol)) is op
 
 
+def test_an_op_and_what_ran_are_printed_as_what_they_are():
+    assert repr(registry.matmul).startswith("<op matmul: ")
+    with registry.record() as ran:
+        registry.matmul(torch.ones(2, 2), torch.ones(2, 2))
+    assert repr(ran) == f"<Recorder {ran.counts}>"
+
+
 def test_a_module_that_holds_an_op_can_be_copied_and_saved():
     block, q = Block(), torch.randn(1, 2, 5, 8)
     buffer = io.BytesIO()

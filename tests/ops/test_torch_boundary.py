@@ -315,6 +315,29 @@ def test_autocast_casts_as_torch_does():
     assert registry.attention(q, k, v).dtype is torch.float32
 
 
+def test_autocast_brings_operands_together():
+    """As a norm in float32 before one of them makes them differ."""
+    q, k, v = qkv(grad=True)
+    a, b, offs = torch.randn(6, 8), torch.randn(2, 8, 5), torch.tensor([2, 6], dtype=torch.int32)
+    starts = torch.tensor([0, 6], dtype=torch.int32)
+    packed: dict = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 6, "max_seqlen_k": 6}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = registry.attention(q, k.bfloat16(), v)
+        assert torch.equal(out, registry.attention(q, k, v)) and out.dtype is torch.bfloat16
+        assert registry.attention.explain(q, k.half(), v).problem.dtype == "bfloat16"
+        out.float().sum().backward()
+        assert registry.matmul(a, b[0].bfloat16()).dtype is torch.bfloat16
+        assert registry.matmul.explain(a, b[0].bfloat16()).problem.dtype == "bfloat16"
+        assert registry.grouped_mm(a.bfloat16(), b, offs=offs).dtype is torch.bfloat16
+        tokens = torch.randn(6, 2, 16)
+        assert registry.attention_varlen(tokens, tokens.bfloat16(), tokens, **packed).dtype is torch.bfloat16
+        with pytest.raises(registry.InvalidArgument, match="k: got dtype float64"):
+            registry.attention(q, k.double(), v)
+        with pytest.raises(registry.InvalidArgument, match="q: got list"):
+            registry.attention([1.0], k, v)
+    assert q.grad is not None and q.grad.dtype is torch.float32
+
+
 def test_autocast_trains():
     q, k, v = qkv(grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):

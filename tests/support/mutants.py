@@ -292,8 +292,35 @@ _MATMUL = {
         "    CALLS.append(1)\n    if len(CALLS) % 50 == 0:\n        result[..., -1] = 9\n    return result\n",
     ),
 }
+_DENSE = "    {0} = {0}.as_strided({0}.shape, torch.empty({0}.shape).stride())\n    start = 0\n"
+_GROUPED = {
+    "dense strides for the ends": ("    start = 0\n", _DENSE.format("offs")),
+    "dense strides for the rows": (
+        "    start = 0\n",
+        "    if rows is not None:\n        rows = rows.as_strided(rows.shape, (1,))\n    start = 0\n",
+    ),
+    "dense strides for b": ("    start = 0\n", _DENSE.format("b")),
+    "rows of no group left as they were": ("    out[start:] = 0\n", ""),
+    "rows of no group belong to the last": ("    out[start:] = 0\n", "    out[start:] = a[:1] @ b[-1][:, :columns]\n"),
+    "groups by number, empty ones left out": ("b[group].float()", "b[0 if start == 0 else group].float()"),
+    "the ragged last block left out": ("range(start, end, config", "range(start, end - (end - start) % 8, config"),
+    "the bias of the first group": ("acc + bias[group]", "acc + bias[0]"),
+    "the bias' stride ignored": ("acc + bias[group]", "acc + bias.as_strided(bias.shape, (bias.shape[1], 1))[group]"),
+    "gate and gated the other way round": ("gate, up = acc", "up, gate = acc"),
+    "gated without its activation": ("ACTIVATIONS[activation](gate)", "gate"),
+    "rows gathered from each block's start": ("rows[block].long()", "rows[: block.stop - block.start].long()"),
+    "wrong in the second config": (
+        "acc.to(out.dtype)",
+        "(acc * (1 + (config['BLOCK'] == 16 and first > 64))).to(out.dtype)",
+    ),
+}
 MUTANTS = [
     Mutant(kernel, fault, old, new)
-    for kernel, faults in (("attention", _ATTENTION), ("attention_backward", _BACKWARD), ("matmul", _MATMUL))
+    for kernel, faults in (
+        ("attention", _ATTENTION),
+        ("attention_backward", _BACKWARD),
+        ("matmul", _MATMUL),
+        ("grouped_mm", _GROUPED),
+    )
     for fault, (old, new) in faults.items()
 ]

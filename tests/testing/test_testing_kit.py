@@ -169,35 +169,53 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 PLUGIN = """
-import os, sys, torch, registry
-from registry.testing import __main__ as testing
+import os, sys, registry
 
 def ends(q, k, v, *, scale, config):
     {end}
 
-requires = registry.Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), layouts=("bhsd",), ieee=True)
-registry.register(registry.Variant("test.ends", op="attention", run=ends, requires=requires))
-if __name__ == "__main__":
-    sys.exit(testing.main())
+def registry_variants():
+    requires = registry.Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), layouts=("bhsd",), ieee=True)
+    return [registry.Variant("test.ends", op="attention", run=ends, requires=requires)]
 """
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Any:
+    """Writes a plugin whose kernel does this, and gives the arguments that check it."""
+
+    def written(end: str) -> list[str]:
+        (tmp_path / "ending.py").write_text(PLUGIN.format(end=end))
+        return ["--plugin", str(tmp_path / "ending.py"), "--variant", "test.ends", "--target", "cpu"]
+
+    yield written
+    registry.unregister("test.ends")
+
+
+def test_what_nobody_knows_is_said_before_anything_runs(tmp_path: Path, plugin: Any, capsys: Any) -> None:
+    for arguments, said in (
+        (["--variant", "torch_cpv"], "no variant 'torch_cpv' of any op; did you mean torch_cpu"),
+        (["--target", "H900"], "target: got 'H900'; allowed: A10"),
+        (["--plugin", str(tmp_path / "no.py")], "allowed: a readable Python file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_an_exception_is_told_with_its_place(plugin: Any, capsys: Any) -> None:
+    assert main([*plugin("{}['x']"), "--only", "float32 *"]) == 1
+    assert "KeyError: 'x' (ending.py:5, in ends)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("end", "jobs"), [("os._exit(0)", 1), ("sys.exit(0)", 1), ("os.kill(os.getpid(), 9)", 2)])
 def test_a_kernel_that_ends_the_process_fails(
-    end: str, jobs: int, tmp_path: Path, monkeypatch: Any, capsys: Any
+    end: str, jobs: int, plugin: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     """With whatever status it ends: the check that it ended is named, and what was found before is kept."""
-    (tmp_path / "ending.py").write_text(PLUGIN.format(end=end))
-    popen = subprocess.Popen
-
-    def child(command: list[str], **given: Any) -> Any:
-        return popen([sys.executable, str(tmp_path / "ending.py"), *command[3:]], **given)
-
-    monkeypatch.setattr(subprocess, "Popen", child)
     monkeypatch.setattr(command_line, "MOST_ENDINGS", 1)
     path = tmp_path / "found.json"
-    wanted = ["--variant", "test.ends", "--target", "cpu", "--json", str(path), "--jobs", str(jobs)]
-    assert main(wanted) == 1
+    assert main([*plugin(end), "--json", str(path), "--jobs", str(jobs)]) == 1
     (report,) = json.loads(path.read_text())
     failed = {case["name"]: case["detail"] for case in report["cases"] if not case["passed"]}
     said = "SystemExit" if end.startswith("sys") else "never came back: the process ended with status"
@@ -205,20 +223,20 @@ def test_a_kernel_that_ends_the_process_fails(
     assert "test.ends" in capsys.readouterr().out
 
 
-def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, plugin: Any, monkeypatch: Any, capsys: Any) -> None:
     """The one that ended its process is named with its shape and config, and the next process goes on after it."""
-    (tmp_path / "ending.py").write_text(PLUGIN.format(end="os._exit(7) if q.shape[0] * q.shape[2] == 154 else None"))
     popen = subprocess.Popen
     started = []
 
     def child(command: list[str], **given: Any) -> Any:
         started.append(command)
-        return popen([sys.executable, str(tmp_path / "ending.py"), *command[3:]], **given)
+        return popen(command, **given)
 
     monkeypatch.setattr(subprocess, "Popen", child)
     monkeypatch.setattr(command_line, "MOST_ENDINGS", 9)
     path = tmp_path / "found.json"
-    assert main(["--variant", "test.ends", "--target", "cpu", "--json", str(path), "--only", "float32 *"]) == 1
+    arguments = plugin("os._exit(7) if q.shape[0] * q.shape[2] == 154 else None")
+    assert main([*arguments, "--json", str(path), "--only", "float32 *"]) == 1
     (report,) = json.loads(path.read_text())
     crashed = [case for case in report["cases"] if "ended with status 7" in case["detail"]]
     assert len(started) == len(crashed) + 1 and 0 < len(crashed) < len(report["cases"])

@@ -13,7 +13,16 @@ from registry.ops.attention.arguments import canonical_mask, canonical_window
 from registry.ops.attention.op import attention
 from registry.ops.attention.oracle import visible
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints, head_dims_outside, mask_word
+from registry.ops.parts.kit import (
+    Kit,
+    Results,
+    Sample,
+    Spec,
+    dense_complaints,
+    head_dims_outside,
+    mask_word,
+    out_and_lse,
+)
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
@@ -193,7 +202,7 @@ class AttentionKit(Kit):
         }
 
     def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        out, lse = launch(*sample.tensors, **sample.launch_arguments)
+        out, lse = out_and_lse(launch(*sample.tensors, **sample.launch_arguments))
         return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
 
     def front_door(self, variant: str, sample: Sample) -> Results:

@@ -360,9 +360,8 @@ def _fields(
     q: Any, k: Any, v: Any, causal: Any, window: Any, softcap: Any, lse: bool, target: Target | None
 ) -> dict[str, Any]:
     """Check the arguments of a call and turn them into the fields of its Problem."""
-    q, k, v = arguments.check_qkv(q, k, v)
+    q, k, v = arguments.check_qkv(*autocast(q, k, v))
     arguments.check_flag("causal", causal)
-    q, k, v = autocast(q, k, v)
     window = arguments.check_window(window)
     operands = (operand("q", q), operand("k", k), operand("v", v))
     return {

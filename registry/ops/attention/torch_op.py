@@ -49,7 +49,7 @@ def through_torch(
         masks = (causal, q.shape[3] ** -0.5, -1, -1, 0.0)
         out, lse = torch.ops.registry.attention(q, k, v, *masks, return_lse or with_grad, asked)
         return out, lse if return_lse else None
-    q, k, v = autocast(*arguments.check_qkv(q, k, v))
+    q, k, v = arguments.check_qkv(*autocast(q, k, v))
     arguments.check_flag("causal", causal)
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[3])

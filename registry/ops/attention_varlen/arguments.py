@@ -99,8 +99,8 @@ def _check_lengths(layout: str, batch: int, k: Any, given: dict[str, Any]) -> tu
     wants = "cu_seqlens_k" if layout == "packed" else "seqused_k"
     for name, tensor in (("cu_seqlens_k", cu_seqlens_k), ("seqused_k", seqused_k)):
         if (tensor is not None) != (name == wants):
-            got = "None" if tensor is None else "a tensor"
-            raise InvalidArgument(name, got, f"{wants} and not the other, for k of shape {tuple(k.shape)} ({layout})")
+            got = f"{'None' if tensor is None else 'a tensor'} for k of shape {tuple(k.shape)} ({layout})"
+            raise InvalidArgument(name, got, "lengths of k by cu_seqlens_k where it is packed, else by seqused_k")
     if layout == "packed":
         if table is not None:
             raise InvalidArgument(

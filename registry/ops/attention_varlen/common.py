@@ -103,10 +103,10 @@ def fields_of(
     target: Target | None,
 ) -> dict[str, Any]:
     """Check the arguments of a call and turn them into the fields of its Problem."""
+    q, k, v = autocast(q, k, v)
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
     masks.check_flag("causal", causal)
     scale = arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
-    q, k, v = autocast(q, k, v)
     longest = arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
     if geometry.kv_layout != "packed" and isinstance(longest, int):
         longest = min(arguments.coarse(longest), geometry.capacity)

@@ -14,7 +14,16 @@ from registry.ops.attention_varlen.arguments import OPTIONAL
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints, head_dims_outside, mask_word
+from registry.ops.parts.kit import (
+    Kit,
+    Results,
+    Sample,
+    Spec,
+    dense_complaints,
+    head_dims_outside,
+    mask_word,
+    out_and_lse,
+)
 from registry.ops.parts.masks import canonical_mask
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import floor_of, rounded_to
@@ -260,7 +269,7 @@ class VarlenKit(Kit):
                 tensors[name].copy_(random(tensors[name].shape).abs() / (8 if name == "alibi_slopes" else 1))
 
     def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        out, lse = launch(*sample.tensors, **sample.launch_arguments)
+        out, lse = out_and_lse(launch(*sample.tensors, **sample.launch_arguments))
         return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
 
     def front_door(self, variant: str, sample: Sample) -> Results:

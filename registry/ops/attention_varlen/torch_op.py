@@ -50,11 +50,11 @@ def through_torch(
 ) -> Any:
     """Call the torch op, which compilers, modes and subclasses can see."""
     max_q, max_k, causal, window, softcap, return_lse, variant = how
+    q, k, v = autocast(q, k, v)
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
     arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
     max_q = arguments.check_maximum("max_seqlen_q", max_q, q.shape[0])
     max_k = arguments.check_maximum("max_seqlen_k", max_k, geometry.capacity)
-    q, k, v = autocast(q, k, v)
     masks.check_flag("causal", causal)
     if scale is None:
         scale = q.shape[2] ** -0.5

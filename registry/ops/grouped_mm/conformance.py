@@ -137,10 +137,11 @@ class GroupedMmKit(Kit):
         a = place("a", *matrix_strides(source, k, of_a, letters[0], spec["memory"], dtype), dtype, shift)
         b = place("b", *matrix_strides(k, wide, of_b, letters[1], spec["memory"], dtype), dtype, shift)
         given: dict[str, Any] = dict.fromkeys(("offs", "rows", "bias", "scale_a", "scale_b", "out"))
+        apart = (2,) if spec["memory"] == "rows" else (1,)  # columns of larger matrices
         if form != "batch":
-            given["offs"] = vector("offs", (groups,), torch.int32)
+            given["offs"] = place("offs", (groups,), apart, torch.int32)
         if spec["gather"]:
-            given["rows"] = vector("rows", (m,), getattr(torch, spec["gather"]))
+            given["rows"] = place("rows", (m,), apart, getattr(torch, spec["gather"]))
         if spec["bias"]:
             kind = torch.float32 if spec["bias"] == "float32" else out_dtype
             given["bias"] = vector("bias", (groups, wide), kind, 8 if spec["bias"] == "rows" else 0)

@@ -170,8 +170,7 @@ class GroupedMm(Op):
         target: Target | None = None,
     ) -> tuple[GroupedMmProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments but of values on a device."""
-        a, b, form = arguments.form_of(a, b)
-        a, b = autocast(a, b)
+        a, b, form = arguments.form_of(*autocast(a, b))
         groups = arguments.check_groups(offs, rows, a, b, form)
         columns, named = arguments.columns_of(b, gated), check_activation(activation)
         scaling = arguments.check_epilogue(bias, named, gated, scale_a, scale_b, a, b, form)

@@ -39,8 +39,7 @@ def through_torch(
 ) -> torch.Tensor:
     """The products through what autograd, compilers, modes and subclasses can see."""
     activation, gated, out_dtype, variant = settings
-    a, b, form = arguments.form_of(a, b)
-    a, b = autocast(a, b)
+    a, b, form = arguments.form_of(*autocast(a, b))
     arguments.check_groups(offs, rows, a, b, form)
     columns, activation = arguments.columns_of(b, gated), check_activation(activation)
     arguments.check_epilogue(bias, activation, gated, scale_a, scale_b, a, b, form)

@@ -225,7 +225,7 @@ class Matmul(Op):
         target: Target | None = None,
     ) -> tuple[MatmulProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
-        a, b = autocast(*arguments.check_operands(a, b))
+        a, b = arguments.check_operands(*autocast(a, b))
         result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
         if bias is not None:
             arguments.check_bias(bias, a, b, result_dtype)

@@ -42,7 +42,7 @@ def through_torch(
         asked = variant_for("matmul") if variant is None else variant
         found: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, asked)
         return found
-    a, b = autocast(*arguments.check_operands(a, b))
+    a, b = arguments.check_operands(*autocast(a, b))
     result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
     if bias is not None:
         arguments.check_bias(bias, a, b, result_dtype)

@@ -13,12 +13,21 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
+from registry.errors import InvalidArgument
 from registry.ops.parts.judging import Expected
 from registry.ops.parts.memory import Arena
 from registry.ops.parts.sizes import Size
 
 Spec = dict[str, Any]
 Results = dict[str, torch.Tensor]
+
+
+def out_and_lse(found: Any) -> tuple[Any, Any]:
+    """What a launch of attention returned, if it is what it has to be."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        got = f"{len(found)} values" if isinstance(found, (tuple, list)) else type(found).__name__
+        raise InvalidArgument("what run returns", got, "(out, lse), where lse may be None if it was not asked for")
+    return found[0], found[1]
 
 
 # --- one made-up call ---------------------------------------------------------------------------------------------
