@@ -21,6 +21,7 @@ WITH_NEWEST_TRITON = r"build\[d(128.*s4096-causal-.*3-any0?\]|256.*causal-)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 MEASURED_ON = H200.triton.startswith("3.6.")
+NEWEST_SPILLS = 48  # triton 3.9's ptxas keeps 24 words of one group's P in memory for a while: causal, 128 columns
 
 
 def problem(grad_lse=False, **sizes):
@@ -83,8 +84,7 @@ def test_build(p, config):
         assert {240, 24} <= set(found.setmaxnreg)
         assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
         assert found.counts["TMA load"] and found.counts["TMA store"] and found.counts["HMMA"] == 0
-        if MEASURED_ON:
-            assert loop_spills(found.sass) == []
+        assert len(loop_spills(found.sass)) <= (0 if MEASURED_ON else NEWEST_SPILLS)
     most = max(found.shared for found in kernels)
     assert most <= VARIANT.requires.shared_memory(p, config) < most + 1024
 

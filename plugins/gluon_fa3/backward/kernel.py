@@ -51,12 +51,21 @@ a later run, before and since tiles are drawn (D64, and D128 with at most 16 ste
   D64 causal            1k 287 -> 330, 303; 4k 476 -> 504, 484
   D128                  causal 1k 361 -> 377, 361; 4k 559 -> 550, 520; full 1k 479 -> 486, 468; 4k 644 -> 637, 572
   32/8 heads, causal    B 1: 2k 320 -> 457, 387; 8k 551 -> 651, 562; B 4: 2k 459 -> 473, 405; 8k 607 -> 599, 547
-  order "fixed" of it   D64 causal 319, 489; D128 causal 322, 514, full 443, 605; with 32/8 heads in a run before, whole
-                        and in two parts: B 1 2k 293, 317, 8k 461, 522; B 4 2k 359, 383, 8k 517, 557
+tiles walk downwards, of 16 heads in turns, over upwards, of heads that fit the L2 cache (another run)
+  D64                   full 1k, 16k 0.99, 1.02; causal 1.03, 1.03, 1.10
+  D128                  full 1.01, 1.04, 1.01; causal 1.02, 1.10, 1.18; with 32/8 heads B 1 2k 1.02, 8k 1.02, B 4 1.09,
+                        1.18
+order "fixed" over "any", both downwards (another run)
+  D64                   full 0.99, 0.98, 0.99; causal 0.92, 0.93, 0.98
+  D128                  full 0.92, 1.02, 0.98; causal 0.89, 0.93, 0.96; with 32/8 heads B 1 2k 0.90, 8k 0.91, B 4 0.95,
+                        0.98
+  what it was           shortest tiles first, walking upwards, a head at a time: D128 causal 0.85, 0.93, with 32/8 heads
+                        0.69 to 0.92
+  a turn looked up      beside the wait for the last part, with a release: D128 causal 1k 0.90 -> 0.91 of "any" then,
+                        32/8 heads B 1 2k 0.85 -> 0.90; relaxed 0.95 and 0.96, but not always the same bits
 tiles drawn at D128     full 4k 607 -> 542, 16k 664 -> 581, causal 16k 647 -> 615: inside the loop over tiles ptxas
                         keeps counters and addresses of the steady loop in ordinary registers, and moves them to uniform
                         ones at each use
-order "fixed"           D128 full with two stages, 1k / 16k: 458 / 633 -> 409 / 611
 after                   whole loads instead of gathered ones: 73 -> 57 us at D64, 79 -> 65 at D128 (causal 1k)
 counters, full, 4k      cycles and time of the matrix units: D64 before 4.78 M, 55%; FA3 4.20 M, 62%; FA3's order with
                         terms 4.26 M, 67%; D128 before 3.68 M, 72%; a step late with terms 3.22 M, 87%. Loads of LSE and
@@ -64,7 +73,7 @@ counters, full, 4k      cycles and time of the matrix units: D64 before 4.78 M, 
                         time
 did not
   tiles in turns of a fixed stride, a block an SM      D128 causal 1k, 4k: 349, 541 -> 276, 409: uneven
-  many heads as one section                            D64 causal 1k, 4k: 327, 498 -> 248, 338: their queries leave L2
+  many heads as one section, walking upwards           D64 causal 1k, 4k: 327, 498 -> 248, 338: their queries leave L2
   32 or 64 rows a program of `before`                  D64 causal 1k: 327 -> 332, 331; D128 causal 1k: 372 -> 371, 367
   exponentials held before the wait for products under way (an asm that ptxas may not move them across): D64 0.86 ->
                         0.85, D256's sweeps 386 / 467 -> 363 / 464 (1k, 16k, full); without it ptxas mixes exponentials
