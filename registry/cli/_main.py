@@ -87,13 +87,14 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `kreg` and return its exit code. A mistake in the arguments is one line on stderr, never a traceback."""
     try:
-        result: Any = cli.main(
-            args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
-        )
+        try:
+            result: Any = cli.main(
+                args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
+            )
+        except click.exceptions.NoArgsIsHelpError as error:
+            print(error.format_message())
+            result = USAGE
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context else ""
@@ -101,11 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _USAGE_ERRORS as error:
         return _refuse(str(error))
     except RegistryError as error:
-        print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
-        return FINDING
+        return _say(str(error), FINDING)
     except (click.Abort, KeyboardInterrupt):
-        _refuse("interrupted")
-        return INTERRUPTED
+        return _refuse("interrupted", INTERRUPTED)
     except (_ReaderGone, BrokenPipeError):
         _drop_output()
         return OK
@@ -122,6 +121,12 @@ def _drop_output() -> None:
         os.close(nowhere)
 
 
-def _refuse(message: str) -> int:
-    print(f"{PROGRAM}: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return USAGE
+def _refuse(message: str, status: int = USAGE) -> int:
+    """One line on stderr, and the status; who reads that may be gone, too."""
+    return _say(" ".join(message.split()), status)
+
+
+def _say(text: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{PROGRAM}: {printable(text)}", file=sys.stderr)
+    return status
