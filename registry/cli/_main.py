@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from registry.errors import InvalidArgument, RegistryError, UnknownOp, UnknownVariant
-from registry.notices import printable
+from registry.notices import drop_output, printable
 from registry.toolbox.compile_pool import WorkerFailed
 
 OK, FINDING, USAGE = 0, 1, 2
@@ -106,19 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _refuse("interrupted", INTERRUPTED)
     except (_ReaderGone, BrokenPipeError):
-        _drop_output()
+        drop_output()
         return OK
     except OSError as error:
         return _refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
     return result if isinstance(result, int) else OK
-
-
-def _drop_output() -> None:
-    """Send what is still to be written nowhere, or the interpreter would complain when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _refuse(message: str, status: int = USAGE) -> int:
