@@ -30,7 +30,7 @@ from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.notices import drop_output
 from registry.ops.known import all_ops
-from registry.testing import interpreted
+from registry.testing import interpreted, processes
 
 Subject = tuple[str, str, str]
 """What is checked, on which target, at which level."""
@@ -209,7 +209,7 @@ class _Shard:
     def __init__(self, folder: Path, job: int, arguments: list[str], shard: str) -> None:
         self.name, self.journal = f"process {job}", folder / f"{job}.journal"
         own = ["--jobs", "1", "--shard", shard, "--journal", str(self.journal)]
-        self._command = [sys.executable, "-m", "registry.testing", *arguments, *own]
+        self._command = processes.command(*arguments, *own)
         self._printed = folder / f"{job}.out"
         self._endings = 0
         self._start()

@@ -158,7 +158,11 @@ def test_ops_keep_their_promises_on_empty_tensors() -> None:
     assert {case.name for case in report.cases} == {"opcheck", "torch.compile", "empty tensors"}
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes take nothing from the working directory."""
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "found.json"
     arguments = ["--variant", "torch_cp?", "--target", "cpu", "--only", "refuses*", "--json", str(path)]
     assert main(arguments) == 0
