@@ -30,6 +30,7 @@ from registry.errors import (
     UnknownOp,
     UnknownVariant,
 )
+from registry.installed import warn_of_foreign as _warn_of_foreign
 from registry.ops.known import register, reload_tables, unregister
 from registry.ops.op import OPS as _OPS
 from registry.ops.op import Op
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from registry.ops.grouped_mm.op import grouped_mm
     from registry.ops.matmul.op import matmul
     from registry.warming import warm
+
+_warn_of_foreign(__path__[0])
 
 _LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "warm": "registry.warming"}
 """Names whose modules bring what most programs never need: pluggy, process pools."""

@@ -21,11 +21,11 @@ from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.quarantine import quarantine
 from registry.errors import TableError
+from registry.installed import DISTRIBUTION
 from registry.tables import TableSet
 from registry.tuning.lint import lint_tables
 from registry.version import __version__
 
-DISTRIBUTION = "kernel-registry"
 ENVIRONMENT_PREFIX = "REGISTRY_"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
 import threading
 from collections import Counter
 
-__all__ = ["clear", "clip", "counts", "notice", "printable", "shown", "what_failed"]
+__all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "what_failed"]
 
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
@@ -54,6 +57,15 @@ def clip(text: str, limit: int) -> str:
     """The text on one line and of bounded length: what others write must not write our messages."""
     shown = text if text.isprintable() else repr(text)
     return shown if len(shown) <= limit else shown[:limit] + "..."
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere, or the interpreter would complain when it ends: who read it, such as
+    `head`, has gone."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def counts() -> dict[str, int]:

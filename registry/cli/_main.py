@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from registry.errors import InvalidArgument, RegistryError, UnknownOp, UnknownVariant
-from registry.notices import printable
+from registry.notices import drop_output, printable
 from registry.toolbox.compile_pool import WorkerFailed
 
 OK, FINDING, USAGE = 0, 1, 2
@@ -87,13 +87,14 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `kreg` and return its exit code. A mistake in the arguments is one line on stderr, never a traceback."""
     try:
-        result: Any = cli.main(
-            args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
-        )
+        try:
+            result: Any = cli.main(
+                args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
+            )
+        except click.exceptions.NoArgsIsHelpError as error:
+            print(error.format_message())
+            result = USAGE
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context else ""
@@ -101,27 +102,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _USAGE_ERRORS as error:
         return _refuse(str(error))
     except RegistryError as error:
-        print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
-        return FINDING
+        return _say(str(error), FINDING)
     except (click.Abort, KeyboardInterrupt):
-        _refuse("interrupted")
-        return INTERRUPTED
+        return _refuse("interrupted", INTERRUPTED)
     except (_ReaderGone, BrokenPipeError):
-        _drop_output()
+        drop_output()
         return OK
     except OSError as error:
         return _refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
     return result if isinstance(result, int) else OK
 
 
-def _drop_output() -> None:
-    """Send what is still to be written nowhere, or the interpreter would complain when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+def _refuse(message: str, status: int = USAGE) -> int:
+    """One line on stderr, and the status; who reads that may be gone, too."""
+    return _say(" ".join(message.split()), status)
 
 
-def _refuse(message: str) -> int:
-    print(f"{PROGRAM}: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return USAGE
+def _say(text: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{PROGRAM}: {printable(text)}", file=sys.stderr)
+    return status

@@ -118,6 +118,9 @@ def report_lines(report: SweepReport) -> list[str]:
     lines = [f"measured {report.measured} shapes in {report.turns} turns; raw results: {report.path}"]
     if report.pruned:
         lines.append(f"{report.pruned} configs were ruled out by what they declare to need, before compiling")
+    if report.nobody:
+        shapes = "1 shape has" if len(report.nobody) == 1 else f"{len(report.nobody)} shapes have"
+        lines.append(f"{shapes} nothing to measure, such as {report.nobody[0]}")
     if report.restarts:
         lines.append(f"{report.restarts} contestants hung or fell and were left out; their process was replaced")
     if report.failed:

@@ -68,6 +68,21 @@ def is_virtual(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor)
 
 
+def hidden(tensor: torch.Tensor) -> bool:
+    """Whether functorch hides the values: vmap does; grad and jvp only follow them."""
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether the values can be read for nothing: on the CPU, where no compiler, mode or vmap hides them."""
+    if not tensor.is_cpu or type(tensor) not in _PLAIN_TYPES:
+        return False
+    return not (_is_compiling() or _dispatch_modes() or hidden(tensor))
+
+
 def operand(name: str, tensor: torch.Tensor) -> OperandFact:
     """The memory facts of a tensor. A tensor without memory counts as allocated on an aligned base."""
     if is_virtual(tensor):

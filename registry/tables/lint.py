@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reach import Taken
 
 Severity = Literal["error", "warning"]
+Complaint = Callable[[Table, Rule, Use], "tuple[Severity, str] | None"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Known:
 
     variants: Mapping[str, str]
     """Each variant's op, by name."""
-    config_complaint: Callable[[Table, Rule, Use], tuple[Severity, str] | None] | None = None
+    config_complaint: Complaint | None = None
     """Why a config is not among the variant's declared ones. Variants that are not known are not asked about."""
     stale: Callable[[Rule], Iterable[tuple[str, str]]] | None = None
     """Why a row's measurement may not hold here, each with a finding's code. Variants that are not known are not asked
@@ -132,9 +133,28 @@ def _lint_nearest(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Seve
         yield "error", ".nearest", "no-shapes", without_shapes(table, rule)
         return
     for name in sorted({name for name, _ in shapes.contestants}):
-        wrong = _wrong_variant(table.op, name, known.variants)
+        wrong, code = _wrong_variant(table.op, name, known.variants), "unknown-variant"
+        if not wrong and known.config_complaint:
+            wrong, code = (
+                _measured_undeclared(table, rule, name, shapes.contestants, known.config_complaint),
+                "unknown-config",
+            )
         if wrong:
-            yield "warning", ".nearest", "unknown-variant", f"measured shapes beside the table: {wrong}"
+            yield "warning", ".nearest", code, f"measured shapes beside the table: {wrong}"
+
+
+def _measured_undeclared(
+    table: Table, rule: Rule, name: str, contestants: Iterable[tuple[str, Mapping[str, Any]]], complaint: Complaint
+) -> str:
+    """What a variant was measured with and declares for no problem: a decision passes over such configs."""
+    asked = [
+        (config, complaint(table, rule, Use(name, config, rule.line))) for one, config in contestants if one == name
+    ]
+    found = [(config, answer[1]) for config, answer in asked if answer is not None and answer[0] == "error"]
+    if not found:
+        return ""
+    config, why = found[0]
+    return f"{name} declares {len(found)} of its {len(asked)} configs nowhere, such as {dict(config)}: {why}"
 
 
 def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Severity, str, str, str]]:

@@ -30,21 +30,38 @@ from registry import testing
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.errors import RegistryError, UnknownVariant
+from registry.notices import drop_output
 from registry.ops.known import all_ops
-from registry.testing import interpreted
+from registry.testing import interpreted, processes
 from registry.tuning.extra import load_plugins
 
 Subject = tuple[str, str, str]
 """What is checked, on which target, at which level."""
 Merged = dict[Subject, testing.Report]
+MOST_SECONDS = 1_000_000
 MOST_ENDINGS = 3
 """Of processes that run one share of the checks, before the rest is left out."""
+LAST_WORDS = 2000
+"""Bytes of what a process printed before it ended."""
 STICKY = 3
 """Exit status after a CUDA error, which breaks its process: the next one goes on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check what the arguments name; 0 where everything passed."""
+    """Check what the arguments name; 0 where everything passed, whether or not anybody reads what is printed."""
+    try:
+        status, lines = _checked(argv)
+    except SystemExit as end:  # of the parser, or of a broken device
+        status, lines = (end.code if isinstance(end.code, int) else 1), []
+    try:
+        print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+    except BrokenPipeError:
+        drop_output()
+    return status
+
+
+def _checked(argv: Sequence[str] | None) -> tuple[int, list[str]]:
+    """The exit status, and what there is to say."""
     parser = _parser()
     given = parser.parse_args(argv)
     os.environ.setdefault(*testing.DETERMINISTIC_SETTING)
@@ -58,16 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RegistryError as error:
         parser.error(str(error))
     if given.list or given.journal:
-        _in_this_process(given)
-        return 0
+        return 0, _in_this_process(given)
     reports = _in_children(given, list(sys.argv[1:] if argv is None else argv))
-    for report in reports:
-        print(report)
-    if not reports:
-        print(
-            "nothing to check: no variant claims a device that is here (--target), or no check has that name (--only)"
-        )
-    return 0 if reports and all(report.passed for report in reports) else 1
+    lines = list(map(str, reports)) or [
+        "nothing to check: no variant claims a device that is here (--target), or no check has that name (--only)"
+    ]
+    return 0 if reports and all(report.passed for report in reports) else 1, lines
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,12 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--plugin", action="append", default=[], metavar="FILE", help="also the variants of this file or module")
     add("--target", help="cuda, cpu, or a GPU's name: kernels are interpreted where none is here; default: all that is")
     add("--level", choices=("quick", "full"), default="quick")
-    add("--repeats", type=int, help="how often deterministic launches are compared")
+    add("--repeats", type=_positive, help="how often deterministic launches are compared")
     add("--only", default="*", metavar="PATTERN", help="run only checks whose name matches")
     add("--ops", action="store_true", help="check the ops too: opcheck, torch.compile, empty tensors")
-    add("--jobs", type=int, default=1, metavar="N", help="share the checks among N processes, which compile at once")
-    add("--shard", default="1/1", metavar="I/N", help="run only every Nth check, from the Ith on")
-    add("--timeout", type=float, default=300, help="seconds before a hanging check ends its process")
+    add(
+        "--jobs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="share the checks among N processes, which compile at once",
+    )
+    add("--shard", default=(1, 1), type=_part, metavar="I/N", help="run only every Nth check, from the Ith on")
+    add("--timeout", type=_seconds, default=300, help="seconds before a hanging check ends its process")
     add("--json", type=Path, help="write all outcomes here, as they come")
     add("--list", action="store_true", help="only show what would be checked")
     add("--compile-only", action="store_true", help="only the checks that compile; they need no GPU")
@@ -92,14 +111,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_this_process(given: argparse.Namespace) -> None:
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < MOST_SECONDS:
+            return seconds
+    raise argparse.ArgumentTypeError(f"got {text!r}; allowed: seconds, more than 0 and less than {MOST_SECONDS}")
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    found = _positive(index), _positive(count)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: I/N with I from 1 to N")
+    return found
+
+
+def _in_this_process(given: argparse.Namespace) -> list[str]:
     """List the checks, or run them and write down each as it begins and as it ends."""
+    listed = []
     for name, target in _chosen(given.variant, given.target):
         options = {"repeat": given.repeats, "compile_only": given.compile_only}
         checks = testing.checks_for(name, target, given.level, **options)
         checks = [check for check in _shard(checks, given.shard) if fnmatch.fnmatch(check.name, given.only)]
         if given.list:
-            print(f"{name} on {target.name}", *(check.name for check in checks), sep="\n  ")
+            listed.append("\n  ".join((f"{name} on {target.name}", *(check.name for check in checks))))
         else:
             _watched((name, target.name, given.level), checks, given)
     if given.ops and not given.list:
@@ -108,6 +149,7 @@ def _in_this_process(given: argparse.Namespace) -> None:
             _watched((f"op {op}", device, ""), _shard(testing.checks_of_op(op, device), given.shard), given)
     if given.journal:
         _note(given.journal, {"done": True})
+    return listed
 
 
 def _chosen(patterns: Sequence[str], target: str | None) -> list[tuple[str, Target]]:
@@ -134,8 +176,8 @@ def _names(patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _shard(checks: list[testing.Check], shard: str) -> list[testing.Check]:
-    index, count = map(int, shard.split("/"))
+def _shard(checks: list[testing.Check], shard: tuple[int, int]) -> list[testing.Check]:
+    index, count = shard
     return checks[index - 1 :: count]
 
 
@@ -194,7 +236,7 @@ class _Shard:
     def __init__(self, folder: Path, job: int, arguments: list[str], shard: str) -> None:
         self.name, self.journal = f"process {job}", folder / f"{job}.journal"
         own = ["--jobs", "1", "--shard", shard, "--journal", str(self.journal)]
-        self._command = [sys.executable, "-m", "registry.testing", *arguments, *own]
+        self._command = processes.command(*arguments, *own)
         self._printed = folder / f"{job}.out"
         self._endings = 0
         self._start()
@@ -211,7 +253,7 @@ class _Shard:
         lines = _lines(self.journal)
         if lines and "done" in lines[-1]:
             return False
-        said = self._printed.read_text(encoding="utf-8", errors="replace")[-2000:]
+        said = self._last_words()
         ending = f"the process ended with status {self.process.returncode}: {said}"
         if lines and "begins" in lines[-1]:
             last = lines[-1]
@@ -230,6 +272,11 @@ class _Shard:
         self._start()
         return True
 
+    def _last_words(self) -> str:
+        with self._printed.open("rb") as printed:
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - LAST_WORDS))
+            return printed.read().decode("utf-8", "replace")
+
 
 def _failed(name: str, detail: str, about: str = "") -> dict[str, Any]:
     return asdict(testing.Outcome(name, False, detail=detail, about=about))
@@ -237,7 +284,7 @@ def _failed(name: str, detail: str, about: str = "") -> dict[str, Any]:
 
 def _in_children(given: argparse.Namespace, arguments: list[str]) -> list[testing.Report]:
     """Every shard in processes of its own; what they write down is gathered as it comes."""
-    index, count = map(int, given.shard.split("/"))
+    index, count = given.shard
     with tempfile.TemporaryDirectory() as folder:
         shards = [
             _Shard(Path(folder), job, arguments, f"{index + job * count}/{count * given.jobs}")

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from registry.ops.known import op_named
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
 from registry.ops.parts.trials import Trial, problem_of, spec_conditions
-from registry.testing import interpreted
+from registry.testing import interpreted, processes
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present
 
@@ -155,8 +154,8 @@ def builds_compile(subject: Subject, trial: Trial) -> Finding:
 
 def builds_compile_elsewhere(subject: Subject, trial: Trial) -> Finding:
     """The same from a process whose kernels are interpreted, which cannot compile them: in another one."""
-    command = [sys.executable, "-m", "registry.testing", "--variant", subject.variant.name]
-    command += ["--target", subject.target.name, "--only", f"{BUILDS}*", "--compile-only"]
+    arguments = ("--target", subject.target.name, "--only", f"{BUILDS}*", "--compile-only")
+    command = processes.command("--variant", subject.variant.name, *arguments)
     environment = {name: value for name, value in os.environ.items() if name != interpreted.VARIABLE}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return Finding() if done.returncode == 0 else Finding(((done.stdout + done.stderr)[-2000:],))

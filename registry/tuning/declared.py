@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.contract.capability import Config, Reason
@@ -32,6 +32,7 @@ class DeclaredConfigs:
     def __init__(self) -> None:
         self._problems: dict[tuple[str, Target], list[tuple[Problem, Mapping[str, Any]]]] = {}
         self._declared: dict[tuple[str, Target], list[list[Config]]] = {}
+        self._by_rules: dict[tuple[str, int, str], tuple[list[Config], list[Config]]] = {}
 
     def complaint(self, table: Table, rule: Rule, use: Use) -> tuple[Severity, str] | None:
         """What is wrong with a row's config; None where it is declared, or where a declaration does not answer."""
@@ -48,19 +49,27 @@ class DeclaredConfigs:
         if not callable(variant.configs):
             found = against(variant.configs, config)
             return ("error", _said(found)) if found else None
-        target = _target(table, variant)
-        asked = self._asked(table.op, target)
-        declared = self._of(variant, target, [problem for problem, _ in asked])
-        facts_of = [{**facts, "arch": target.arch} for _, facts in asked]
-        here = [c for facts, configs in zip(facts_of, declared, strict=True) if rule.matches(facts) for c in configs]
+        here, everywhere = self._by_rule(table, rule, variant)
         if here and not against(here, config):
             return None
-        everywhere = [config for configs in declared for config in configs]
         if misfits(everywhere, config):
             return "error", _said(misfits(everywhere, config))
         where = "that this row takes" if here else "of the op's grids"
         found = against(here or everywhere, config)
         return ("warning", f"for no problem {where}: {_said(found)}") if found else None
+
+    def _by_rule(self, table: Table, rule: Rule, variant: Variant) -> tuple[list[Config], list[Config]]:
+        """What a variant declares for problems that a row takes, and for any."""
+        key = (table.file, rule.index, variant.name)
+        found = self._by_rules.get(key)
+        if found is None:
+            target = _target(table, variant)
+            asked = self._asked(table.op, target)
+            declared = self._of(variant, target, [problem for problem, _ in asked])
+            taken = [rule.matches({**facts, "arch": target.arch}) for _, facts in asked]
+            here = [config for takes, configs in zip(taken, declared, strict=True) if takes for config in configs]
+            found = self._by_rules[key] = _once(here), _once(config for configs in declared for config in configs)
+        return found
 
     def _asked(self, op: str, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
         found = self._problems.get((op, target))
@@ -78,6 +87,11 @@ class DeclaredConfigs:
         if found is None:
             found = self._declared[variant.name, target] = [variant.configs_for(problem) for problem in problems]
         return found
+
+
+def _once(configs: Iterable[Config]) -> list[Config]:
+    """Each config once; True is not 1, and a value may be of any kind."""
+    return list({repr(sorted(config.items())): config for config in configs}.values())
 
 
 def _target(table: Table, variant: Variant) -> Target:

@@ -15,6 +15,7 @@ from registry.ops.parts.draws import drawn
 
 TRIAL = ("tiny", "quick")
 """Grids that every op has, which "all" leaves out."""
+MOST_DRAWN = 10_000
 
 
 def names(op: str) -> list[str]:
@@ -25,19 +26,18 @@ def random_grid(op: str, name: str) -> list[Case]:
     """The shapes of "random:SEED:COUNT": no grid holds them, and none was ever looked at before a table was fitted."""
     draw = op_named(op).tuning.draw
     words = name.split(":")[1:]
-    if draw is None or len(words) != 2 or not all(word.isdecimal() and len(word) < 10 for word in words):
-        allowed = (
-            "random:SEED:COUNT, two whole numbers" if draw is not None else f"grids of {op}, which draws no shapes"
-        )
-        raise InvalidArgument("grid", repr(name), allowed)
+    whole = len(words) == 2 and all(word.isdecimal() and len(word) < 10 for word in words)
+    if draw is None or not whole or not 0 < int(words[1]) <= MOST_DRAWN:
+        allowed = f"random:SEED:COUNT, two whole numbers, COUNT of 1 to {MOST_DRAWN}"
+        raise InvalidArgument("grid", repr(name), allowed if draw else f"grids of {op}, which draws no shapes")
     return drawn(draw, *map(int, words))
 
 
 def grid(op: str, name: str) -> list[Case]:
     """The cases of a grid, or of several: "paper18+gqa"; "all" is everything but the trial grids."""
-    wanted = [n for n in names(op) if n not in TRIAL] if name == "all" else name.split("+")
+    every = [n for n in names(op) if n not in TRIAL]
     found: list[Case] = []
-    for one in wanted:
+    for one in (n for part in name.split("+") for n in (every if part == "all" else [part])):
         if one.startswith("random:"):
             found += random_grid(op, one)
             continue
@@ -59,6 +59,6 @@ def select(
             if not held:
                 raise InvalidArgument("shapes", str(path), "a file with at least one shape")
             found += held
-    if grid_name or not found:
-        found += grid(op, grid_name or "quick")
+    if grid_name is not None or not found:
+        found += grid(op, "quick" if grid_name is None else grid_name)
     return unique(found)

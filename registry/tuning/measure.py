@@ -69,6 +69,8 @@ class SweepReport:
     failed: list[str] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
     """Shapes not measured, or not to the end. What was measured of them is kept."""
+    nobody: list[str] = field(default_factory=list)
+    """Shapes that no variant taken part may run, with the reasons."""
     restarts: int = 0
     pruned: int = 0
     stopped: str = ""
@@ -79,7 +81,7 @@ class SweepReport:
         return replace(other, **added)
 
 
-_COUNTED = ("measured", "turns", "failed", "unreached", "restarts", "pruned")
+_COUNTED = ("measured", "turns", "failed", "unreached", "nobody", "restarts", "pruned")
 
 
 class Sweep:
@@ -156,6 +158,7 @@ class Sweep:
         pool = CompilePool(lambda: worker.child("cpu", plugins=self.plugins, environment=HIDE_GPU), self.processes)
         left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
         self.report.pruned = sum(planned.pruned for planned in plans)
+        self.report.nobody = [_why_nobody(planned) for planned in plans if not planned.contestants]
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
         guide = self._guide(left, held)
         self.report.unreached = [planned.case.text for planned in left]
@@ -372,6 +375,11 @@ class Sweep:
             self.journal.sync()
             self.synced = time.monotonic()
         journals.take(held, {"kind": kind, **values})
+
+
+def _why_nobody(planned: LineUp) -> str:
+    reasons = [f"{name}: {why}" for name, why in planned.illegal.items()]
+    return f"{planned.case.text}: " + ("; ".join(reasons[:2]) or "no variant is of that name")
 
 
 def _compile_commands(plans: Sequence[LineUp], target: Target, figures: bool) -> dict[tuple[str, str], dict[str, Any]]:

@@ -30,7 +30,6 @@ NEIGHBOURS = 8
 """So many are looked at; two are neighbours where no third is nearer to both."""
 BATCH = 24
 """Shapes measured before looking again."""
-_COUNTED = ("measured", "turns", "failed", "unreached", "restarts", "pruned")
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,18 @@ def between(cases: Sequence[CaseResults], target: Target, settings: Settings | N
 def refined(sweep: Callable[[list[Case], Effort], SweepReport], cases: list[Case], effort: Effort) -> SweepReport:
     """Sweep these cases, and then what lies between neighbours that disagree, all within one budget."""
     begun, report = time.monotonic(), sweep(cases, effort)
+    asked: set[str] = set()
+    """Half ways that nothing may run, or that could not be begun, leave no results: once is enough."""
     while not report.stopped:
         results = journal.read(report.path)
-        more = between(results.of(cases[0].op), target_of(results.machine))[:BATCH]
+        found = between(results.of(cases[0].op), target_of(results.machine))
+        more = [case for case in found if case.text not in asked][:BATCH]
+        asked.update(case.text for case in more)
         left = None if effort.budget_s is None else effort.budget_s - (time.monotonic() - begun)
         if not more or (left is not None and left <= 0):
             break
-        report = _together(report, sweep(more, replace(effort, budget_s=left)))
+        report = report.and_then(sweep(more, replace(effort, budget_s=left)))
     return report
-
-
-def _together(one: SweepReport, other: SweepReport) -> SweepReport:
-    """Of two sweeps into one file, one after the other."""
-    return replace(other, **{name: getattr(one, name) + getattr(other, name) for name in _COUNTED})
 
 
 def _measured(cases: Sequence[CaseResults], target: Target, settings: Settings) -> Iterator[_Measured]:

@@ -210,7 +210,7 @@ def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
     from registry.dispatch.quarantine import compile_failures
 
     text = f"{type(error).__name__}: {error}".strip()
-    detail = text if len(text) > 40 else "".join(traceback.format_exception(error)[-4:])
+    where = "" if len(text) > 40 else "\n" + "".join(traceback.format_exception(error)[-4:-1]).rstrip()
     if isinstance(error, compile_failures()):
         return refusal("does not compile", text)
     if "out of memory" in text.lower() or isinstance(error, MemoryError):
@@ -221,7 +221,7 @@ def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
         worker.synchronize()
     except Exception:
         return refusal("device error", text, fatal=True)
-    return refusal("error", detail)
+    return refusal("error", text + where)  # what it says first: readers show the beginning
 
 
 def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:

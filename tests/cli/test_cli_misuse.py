@@ -86,7 +86,7 @@ def test_a_plugin_file_that_fails_is_one_line(capsys, tmp_path, body):
     assert "bad.py" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--help"]])
+@pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--help"], []])
 def test_a_reader_who_has_seen_enough_is_no_error(command):
     reading, writing = os.pipe()
     os.close(reading)

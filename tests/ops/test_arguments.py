@@ -355,6 +355,32 @@ def test_int8_results_do_not_wrap():
         registry.matmul(a, a, out_dtype=torch.int8)
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_bias_that_an_int32_sum_does_not_hold_goes_around(activation):
+    """As torch adds int32, in the reference too."""
+    a, b = torch.tensor([[3, -4]], dtype=torch.int8), torch.ones(2, 4, dtype=torch.int8)
+    a = torch.cat((a, -a, a * 2))
+    bias = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2, 5], dtype=torch.int32)
+    want = torch.matmul(a.int(), b.int()) + bias
+    assert int((want.long() != a.long() @ b.long() + bias).sum()) == 3
+    want = want.relu() if activation else want
+    for given in (bias, bias.repeat_interleave(2)[::2]):
+        assert torch.equal(registry.matmul(a, b, bias=given, activation=activation), want)
+        reference = registry.matmul.reference(a, b, bias=given, activation=activation)
+        assert reference.dtype is torch.float64 and torch.equal(reference, want.double())
+    wide = registry.matmul.reference(a, b, bias=bias.double())
+    assert torch.equal(wide, (a.long() @ b.long()).double() + bias.double()), "a floating result goes around nowhere"
+
+
+def test_sums_of_int8_are_as_long_as_int32_holds_them_for_sure():
+    most = 2**17 - 1
+    a, b = torch.full((1, most + 1), -128, dtype=torch.int8), torch.full((most + 1, 1), -128, dtype=torch.int8)
+    assert registry.matmul(a[:, :most], b[:most]).item() == most * 2**14
+    for call in (registry.matmul, registry.matmul.explain, registry.matmul.reference):
+        with pytest.raises(InvalidArgument, match="a: got an inner size of 131072; allowed: up to 131071 for int8"):
+            call(a, b)
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_a_nested_tensor_is_refused_when_plans_are_kept(place):
     """torch's guards, which find a kept plan, abort the process at one."""

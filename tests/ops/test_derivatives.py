@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -182,3 +185,26 @@ def test_attention_over_sequences_says_what_it_cannot_differentiate(form, what):
             call(q), call(q.clone().requires_grad_()).sum().backward()
         with pytest.raises(NotImplementedError, match="allowed: "):
             ask()
+
+
+@pytest.mark.parametrize("way", ["eager", "warm", "grad", "made inside", "jvp", "autocast", "device"])
+def test_key_lengths_that_lie_are_called_so_whatever_follows_the_call(way):
+    q = torch.randn(2, 3, 2, 4)
+    lengths = torch.tensor([3, 2])
+    call = functools.partial(registry.attention, q, q, q)
+    with contextlib.ExitStack() as around:
+        if way == "warm":
+            call(key_lengths=lengths - 1)
+        elif way == "autocast":
+            around.enter_context(torch.autocast("cpu", enabled=False))
+        elif way == "device":
+            around.enter_context(torch.device("cpu"))
+        ways = {
+            "grad": lambda: torch.func.grad(lambda x: registry.attention(x, x, x, key_lengths=lengths).sum())(q),
+            "made inside": lambda: torch.func.grad(
+                lambda x: registry.attention(x, x, x, key_lengths=torch.tensor([3, 2])).sum()
+            )(q),
+            "jvp": lambda: torch.func.jvp(lambda x: registry.attention(x, x, x, key_lengths=lengths), (q,), (q,)),
+        }
+        with pytest.raises(registry.InvalidArgument, match="key_lengths: got 3 in entry 0; allowed: 0 to 2, the keys"):
+            ways.get(way, lambda: call(key_lengths=lengths))()

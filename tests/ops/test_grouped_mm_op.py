@@ -201,13 +201,16 @@ def test_values_are_checked_in_every_call_not_once_a_plan():
         grouped_mm(A, B, offs=offsets(12, 5, 5))
 
 
-@pytest.mark.parametrize("follow", ["backward", "jvp", "vmap"])
+@pytest.mark.parametrize("follow", ["backward", "jvp", "vmap", "made inside"])
 @pytest.mark.parametrize("rows", [(0, 12), (-1, 0)])
 def test_rows_that_are_not_there_are_refused_under_autograd_too(rows, follow):
     how = {"offs": offsets(1, 1, 2), "rows": torch.tensor(rows)}
     call = {
         "backward": lambda: grouped_mm(A.clone().requires_grad_(), B, **how),
         "jvp": lambda: torch.func.jvp(lambda a: grouped_mm(a, B, **how), (A,), (A,)),
+        "made inside": lambda: torch.func.grad(lambda a: grouped_mm(a, B, **{n: t + 0 for n, t in how.items()}).sum())(
+            A
+        ),
         "vmap": lambda: torch.func.vmap(lambda a: grouped_mm(a, B, **how))(torch.stack([A, A])),
     }[follow]
     with pytest.raises(InvalidArgument, match="rows: got"):

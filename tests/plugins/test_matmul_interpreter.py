@@ -10,6 +10,8 @@ import torch
 from again import INTERPRETED
 
 ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
+ENDS = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2**24, 0, 7, -(2**31) + 2**24]).int().repeat(4)
+"""A bias that sums go around with, modulo 2**32."""
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
 
 
@@ -35,6 +37,8 @@ def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
         expected = expected * epilogue["scale_a"].double().reshape(-1, 1) * epilogue["scale_b"].double()
     if epilogue.get("bias") is not None:
         expected = expected + epilogue["bias"].double()
+    if kind == torch.int32:
+        expected = expected.long().int().double()
     expected = ACTIVATIONS[epilogue.get("activation") or ""](expected)
     if out is None:
         out = torch.empty(expected.shape, dtype=kind)
@@ -184,8 +188,8 @@ if INTERPRETED:
         """Sums beyond 2^24, which float32 would round."""
         run, config = RUNS[way]
         a, b = torch.randint(120, 128, (16, 1216)).to(torch.int8), torch.full((24, 1216), 127, dtype=torch.int8).mT
-        bias = torch.randint(-9, 9, (24,), dtype=torch.int32)
-        check(run, a, b, config(k=128), bias=bias, activation=activation)
+        for bias in (torch.randint(-9, 9, (24,), dtype=torch.int32), ENDS):
+            check(run, a, b, config(k=128), bias=bias, activation=activation)
 
     @pytest.mark.parametrize("activation", ["", "relu", "gelu", "silu"])
     @pytest.mark.parametrize("way", RUNS)

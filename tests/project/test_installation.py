@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shared
 
-from registry import doctor
+from registry import doctor, installed
 
 ROOT = Path(__file__).parents[2]
 FROM_THE_SDIST = ("contract", "tables/test_tables_malformed.py", "project/test_rooms.py", "project/test_trust.py")
@@ -96,3 +96,42 @@ def test_doctor_names_who_ships_our_package(monkeypatch):
     assert [text.split()[0] for text in found] == ["registry-of-old", "by-files"]
     monkeypatch.setitem(sys.modules, "registry", type(sys)("registry"))
     assert "gives another package" in doctor.strangers()[-1]
+
+
+def install(site, *packages):
+    """A folder as pip leaves it behind: of each distribution its files and the list of them."""
+    for name, files in packages:
+        for file in files:
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).write_text("")
+        about = site / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "RECORD").write_text("".join(f"{file},sha256=x,0\n" for file in files))
+
+
+def test_importing_says_what_another_distribution_left_in_our_folder(tmp_path):
+    ours = ("kernel_registry", ["registry/__init__.py", "registry/ops/op.py", "registry/errors.py"])
+    install(tmp_path, ours)
+    folder = tmp_path / "registry"
+    (folder / "__pycache__").mkdir()
+    assert installed.foreign(str(folder)) == []
+    install(tmp_path, ("registry_of_old", ["registry/client.py", "registry/ops/far.py", "registry/api/x.py"]))
+    assert installed.foreign(str(folder)) == ["api", "client.py"]
+    with pytest.warns(RuntimeWarning, match=r"did not install \(api, client.py\): `kreg doctor` names who ships it"):
+        installed.warn_of_foreign(str(folder))
+    (tmp_path / "kernel_registry-1.0.dist-info" / "RECORD").unlink()  # as where nothing wrote a list
+    assert installed.foreign(str(folder)) == installed.foreign(str(tmp_path / "nowhere" / "registry")) == []
+
+
+def test_it_is_said_when_the_package_is_imported(tmp_path):
+    shutil.copytree(ROOT / "registry", tmp_path / "registry", ignore=shutil.ignore_patterns("__pycache__"))
+    ours = [path.relative_to(tmp_path).as_posix() for path in (tmp_path / "registry").rglob("*.*")]
+    (tmp_path / "kernel_registry-1.0.dist-info").mkdir()
+    (tmp_path / "kernel_registry-1.0.dist-info" / "RECORD").write_text("".join(f"{file},,\n" for file in ours))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import registry; print(registry.__file__)"
+    for stranger in (None, "client.py"):
+        if stranger:
+            (tmp_path / "registry" / stranger).write_text("")
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(tmp_path / "registry" / "__init__.py")
+        assert ("did not install (client.py)" in done.stderr) == bool(stranger), done.stderr

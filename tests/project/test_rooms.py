@@ -16,6 +16,7 @@ import registry
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     "version",
+    "installed",
     "errors",
     "notices",
     "contract",

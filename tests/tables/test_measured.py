@@ -11,7 +11,7 @@ from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.tables import Layer, Rule, Table, measured
 from registry.tables.match import compile_condition
-from registry.tables.nearest import Shape
+from registry.tables.nearest import Result, Shape
 from registry.tuning.lint import coverage, lint_tables, load_files
 
 TABLE = """op: matmul
@@ -211,3 +211,19 @@ def test_lint_of_a_rule_by_the_nearest_shapes(tmp_path, weights, first, codes):
     covered, past = coverage(tables)
     assert [finding.code for finding in (*past, *lint_tables(tables)) if finding.severity == "error"] == codes
     assert "the nearest: measured on 1 sizes: m 16..16, n 64..64" in str(covered[0])
+
+
+def test_lint_names_measured_configs_that_no_variant_declares(tmp_path):
+    """Which no decision takes: a variant's first legal config stands for them."""
+    text = NEAREST.format(weights="x: 1.0", first="triton_matmul", second="torch_matmul")
+    (tmp_path / "matmul.sm90.yaml").write_text(text)
+    shape = Shape((16, 64), (4.0,), (Result(0, 0.0, 0.0), Result(1, 0.1, 0.0)))
+    contestants = (("triton_matmul", {"BLOCK_M": -5}), ("torch_matmul", {}))
+    beside = measured.MeasuredSizes(("m", "n"), {0: (shape.sizes,)}, ("x",), {0: (shape,)}, contestants)
+    (tmp_path / "matmul.sm90.measured.json").write_text(measured.text(beside))
+    found = {finding.code: finding for finding in lint_tables(load_files([tmp_path]))}
+    assert found["unknown-config"].severity == "warning" and found["unknown-config"].line == 4
+    assert (
+        "triton_matmul declares 1 of its 1 configs nowhere, such as {'BLOCK_M': -5}" in found["unknown-config"].message
+    )
+    assert "torch_matmul declares" not in str(list(found.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -157,7 +158,11 @@ def test_ops_keep_their_promises_on_empty_tensors() -> None:
     assert {case.name for case in report.cases} == {"opcheck", "torch.compile", "empty tensors"}
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes take nothing from the working directory."""
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "found.json"
     arguments = ["--variant", "torch_cp?", "--target", "cpu", "--only", "refuses*", "--json", str(path)]
     assert main(arguments) == 0
@@ -166,6 +171,30 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert report["subject"] == "torch_cpu" and all(case["passed"] for case in report["cases"])
     assert main(["--variant", "torch_cpu", "--list", "--shard", "2/50"]) == 0
     assert len(capsys.readouterr().out.splitlines()) < 10
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does he change what came of the checks."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(["--variant", "torch_cpu", "--list"]) == 0
+        assert main(["--help"]) == 0
+        monkeypatch.setattr(command_line, "_checked", lambda arguments: (1, ["torch_cpu: FAILED"]))
+        assert main([]) == 1
+        print("what comes later goes nowhere", flush=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--shard", "x"], ["--shard", "3/2"], ["--shard", "0/1"], ["--jobs", "0"], ["--repeats", "-1"]]
+    + [["--timeout", text] for text in ("nan", "0", "1e9", "soon")]
+    + [["--level", "some"], ["--jobs", "9" * 5000]],
+)
+def test_arguments_that_are_none_are_an_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert f"argument {arguments[0]}: " in capsys.readouterr().err
 
 
 PLUGIN = """

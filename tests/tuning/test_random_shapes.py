@@ -8,7 +8,7 @@ from registry import Target
 from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
 from registry.ops.parts.cases import Case
-from registry.tuning.grids import grid
+from registry.tuning.grids import grid, select
 
 DRAWN = sorted(name for name, op in all_ops().items() if op.tuning.draw is not None)
 
@@ -32,7 +32,31 @@ def test_matmul_sizes_are_not_rounded():
     assert min(size["m"] for size in sizes) < 8 and max(size["m"] for size in sizes) > 4096
 
 
-@pytest.mark.parametrize("name", ["random", "random:", "random:1", "random:1:x", "random:-1:4", "random:1:2:3"])
+NO_DRAWS = [
+    "random",
+    "random:",
+    "random:1",
+    "random:1:x",
+    "random:-1:4",
+    "random:1:2:3",
+    "random:1:0",
+    "random:1:99999",
+]
+
+
+@pytest.mark.parametrize("name", NO_DRAWS)
 def test_a_draw_needs_a_seed_and_a_count(name):
     with pytest.raises(InvalidArgument, match="random:SEED:COUNT"):
         grid("matmul", name)
+
+
+def test_grids_are_joined():
+    both = grid("matmul", "all+random:5:3")
+    assert both[:-3] == grid("matmul", "all") and both[-3:] == grid("matmul", "random:5:3")
+    assert grid("matmul", "quick+tiny+quick") == [*grid("matmul", "quick"), *grid("matmul", "tiny")]
+
+
+@pytest.mark.parametrize("name", ["", "all+", "quick,tiny", "nothing"])
+def test_a_grid_that_is_none_is_an_error(name):
+    with pytest.raises(InvalidArgument, match="grid: got"):
+        select("matmul", grid_name=name)

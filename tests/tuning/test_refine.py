@@ -80,6 +80,21 @@ def test_it_ends_with_the_budget():
     assert len(passes) == 2
 
 
+def test_it_ends_where_half_ways_leave_no_results():
+    """Nothing may run there, say."""
+    cases, measured = products((64, 4096)), []
+
+    def sweep(cases, effort):
+        measured.append([case.text for case in cases])
+        assert len(measured) < 9
+        return SweepReport(Path("made-up.jsonl"), nobody=[case.text for case in cases[:1]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "read", lambda path: results_of(cases, times))
+        report = refine.refined(sweep, cases, Effort())
+    assert len(measured) == 2 and len(report.nobody) == 2
+
+
 def test_half_way_is_a_shape_that_exists():
     """Heads and masks are those of one of the two; a window that lists came back from a file is a window."""
     cases = [Case.of("attention", b=1, hq=8, hkv=h, s=s, d=128, window=(64, 0)) for s, h in ((256, 8), (4096, 2))]

@@ -15,7 +15,7 @@ import shared
 from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
 from registry.toolbox.compile_pool import WorkerFailed
-from registry.tuning import journal, worker
+from registry.tuning import contestants, journal, worker
 from registry.tuning.contestants import Selection
 from registry.tuning.measure import Effort, Sweep
 
@@ -80,7 +80,7 @@ def test_failures_say_what_happened(bad_company):
     assert "out" in failures["fake.wrong_tile"] and "allowed" in failures["fake.wrong_tile"]
     assert "finite" in failures["fake.not_a_number"]
     assert "changed its input k" in failures["fake.overwrites"]
-    assert "a plain mistake" in failures["fake.raises"]
+    assert failures["fake.raises"].startswith("ValueError: a plain mistake")
 
 
 def test_configs_that_cannot_fit_are_pruned_before_anything_runs(bad_company):
@@ -96,7 +96,7 @@ def test_slow_configs_are_dropped_after_one_turn(bad_company):
     assert len(found["fake.good", 50000].samples) == 1
 
 
-def test_a_finished_sweep_has_nothing_left_to_do(tmp_path, child):
+def test_a_finished_sweep_has_nothing_left_to_do(tmp_path, child, monkeypatch):
     path = tmp_path / "r.jsonl"
     first = sweep(path, only=("torch_cpu", "fake.raises"), child=child)
     assert first.turns == 3 and len(first.failed) == 1
@@ -104,6 +104,20 @@ def test_a_finished_sweep_has_nothing_left_to_do(tmp_path, child):
     assert again.turns == 0 and not again.failed
     retried = sweep(path, only=("torch_cpu", "fake.raises"), retry_failed=True, child=child)
     assert len(retried.failed) == 1
+    monkeypatch.setattr(contestants, "fingerprint_of", lambda variant: f"changed {variant.name}")
+    changed = sweep(path, only=("torch_cpu", "fake.raises"), child=child)
+    assert changed.turns == 3 and len(changed.failed) == 1, "failures expire with the sources"
+
+
+def test_shapes_that_nothing_may_run_are_named(tmp_path, child):
+    wide = Case.of("attention", hq=1, s=24, d=300, dtype="float32")
+    report = sweep(tmp_path / "r.jsonl", cases=[wide], only=("fake.good",), child=child)
+    assert (
+        "1 shape has nothing to measure, such as hq=1,s=24,d=300,dtype=float32: fake.good: head_dim: got 300"
+        in (report_lines(report)[1])
+    )
+    none = sweep(tmp_path / "none.jsonl", only=("no.such",), child=child)
+    assert none.nobody[0].endswith("causal: no variant is of that name")
 
 
 SCRIPT = """

@@ -14,7 +14,7 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import check_tensor, dtype_name, plain
+from registry.ops.tensors import check_tensor, dtype_name, readable
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
@@ -83,7 +83,7 @@ def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
         raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
     if lengths.device != q.device:
         raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")
-    if plain(lengths) and lengths.is_cpu:
+    if readable(lengths):
         for entry, length in enumerate(lengths.tolist()):
             if not 0 <= length <= keys:
                 raise InvalidArgument("key_lengths", f"{length} in entry {entry}", f"0 to {keys}, the keys there are")

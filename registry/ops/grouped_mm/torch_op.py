@@ -15,7 +15,7 @@ from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
 from registry.ops.parts.products import check_activation, check_out, refuse_grad
-from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
+from registry.ops.tensors import autocast, differentiated, forward_mode, hidden, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -51,7 +51,11 @@ def through_torch(
     refuse_grad("scale_a", scale_a, *inputs)
     refuse_grad("out", out, *inputs)
     variant = named_for("grouped_mm", variant)
-    if not a.is_cuda and not torch.compiler.is_compiling() and not _wrapped(offs, rows):
+    if (
+        not a.is_cuda
+        and not torch.compiler.is_compiling()
+        and not any(t is not None and hidden(t) for t in (offs, rows))
+    ):
         arguments.check_values(offs, rows, a, form)
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
@@ -74,11 +78,6 @@ def through_torch(
         return result  # type: ignore[no-any-return]
     check_out(out, shape, result_dtype, a.device)
     return out.copy_(result)
-
-
-def _wrapped(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of these is functorch's, whose values nobody may read."""
-    return any(t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def _call(*given: Any) -> torch.Tensor:

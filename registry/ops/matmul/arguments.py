@@ -21,6 +21,9 @@ DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64,
 OUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32))
 """int8 is not among them: sums of products would wrap."""
 
+MOST_INT8_TERMS = (2**31 - 1) // 128**2
+"""As many products of int8 fit into an int32, whatever their values."""
+
 
 def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
     """a and b if torch.matmul would multiply them, else InvalidArgument."""
@@ -39,6 +42,8 @@ def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
         raise InvalidArgument(
             "b", f"shape {tuple(b.shape)} for a of shape {tuple(a.shape)}", f"an inner size of {a.shape[-1]}"
         )
+    if a.dtype is torch.int8 and inner > MOST_INT8_TERMS:
+        raise InvalidArgument("a", f"an inner size of {inner}", f"up to {MOST_INT8_TERMS} for int8, summed in int32")
     try:
         torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:

@@ -20,7 +20,8 @@ BY_OP = {
             "activation": '`""`, or one of those claimed, applied last',
         },
         notes=(
-            "The order is: product, scales, bias, activation, rounding. int8 sums are exact.",
+            "The order is: product, scales, bias, activation, rounding. int8 sums are exact, an integer bias is added "
+            "to them modulo 2**32.",
             "Strides and dtype of `bias`, of scales and of `out` are no part of the Problem, so that a table need not "
             "know them; but a plan is kept by them. `prepare` cannot read them from the Problem, its launch can from "
             "its first call (`Interface.late`): all its later calls are alike.",

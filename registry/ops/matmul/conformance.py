@@ -214,7 +214,8 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
             if tensor.dtype is torch.int8:
                 values = torch.randint(-reach, reach, shape, device=a.device, generator=generator)
             elif tensor.dtype is torch.int32:
-                values = (values * 1000).round()
+                ends = torch.randint(-1, 2, shape, device=a.device, generator=generator)
+                values = (values * 1000).round().long() + ends * 2**31  # where sums with them go around, too
             tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
     for name in ("scale_a", "scale_b"):
         if name in arguments:

@@ -31,6 +31,7 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
+from registry.ops.parts.rounding import rounded_to
 from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -84,9 +85,9 @@ class Matmul(Op):
     ) -> torch.Tensor:
         """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
 
-        bias        [N], added to each row: floating for a floating result, integers for int32
+        bias        [N], added to each row: floating for a floating result, integers for int32, added modulo 2**32
         activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
-        out_dtype   default: the operands' dtype; int32 for int8 (exact up to K of 2**17), bfloat16 for fp8. An int32
+        out_dtype   default: the operands' dtype; int32 for int8 (exact; K to 131071), bfloat16 for fp8. An int32
                     result takes integers and relu alone: what has scales or another activation is floating
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
@@ -301,6 +302,8 @@ class Matmul(Op):
         if bias is not None:
             arguments.check_bias(bias, a, b)
             result = result + bias.to(dtype)
+            if a.dtype is torch.int8 and not bias.is_floating_point():
+                result = rounded_to(result, torch.int32).to(dtype)
         return activate(result, check_activation(activation))
 
     def flops(self, problem: MatmulProblem) -> float:

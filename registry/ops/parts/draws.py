@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from registry.ops.parts.cases import Case, unique
+from registry.ops.parts.cases import Case
 
 
 def log_uniform(rng: random.Random, low: int, high: int) -> int:
@@ -17,7 +17,7 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
 def drawn(draw: Callable[[random.Random], Case], seed: int, count: int) -> list[Case]:
     """The first `count` shapes of a seed. A longer draw of the same seed begins with a shorter one."""
     rng = random.Random(seed)
-    found: list[Case] = []
+    found: dict[Case, None] = {}
     while len(found) < count:
-        found = unique([*found, draw(rng)])
-    return found
+        found[draw(rng)] = None
+    return list(found)

@@ -30,8 +30,8 @@ def _as_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values as a result of this dtype holds them."""
-    return x.round().to(dtype) if dtype in (torch.int8, torch.int32) else x.to(dtype)
+    """The values as a result of this dtype holds them: integers beyond it modulo its size, as torch adds integers."""
+    return x.round().long().to(dtype) if dtype in (torch.int8, torch.int32) else x.to(dtype)
 
 
 def sum_eps(dtype: torch.dtype) -> float:
