@@ -17,7 +17,7 @@ from typing import Any
 from registry.toolbox.tensor_maps import Address, maps_for, with_base
 from registry.toolbox.triton_internals import c_launcher, internals
 
-__all__ = ["again", "bound_launch", "function", "listed", "scope_of"]
+__all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of"]
 
 GRID = ("grid_x_", "grid_y_", "grid_z_")
 
@@ -110,7 +110,8 @@ def _written(launch: Unbound, compiled: Any) -> _Form:
         "else: " + inside.launch_form.format(hooks="None, None, None", **holes),
     ]
     lines = ["return"] if 0 in launch.grid else lines
-    made = _written_function(f"bound({names})", tuple(lines), launch.kernel.__name__)
+    source = f"bound({names})", tuple(lines), launch.kernel.__name__
+    scope[_SOURCE], made = source, _written_function(*source)
     return _Form(made, scope, tuple(arguments.frozen), tuple(arguments.described), scratch)
 
 
@@ -191,7 +192,13 @@ def rest_name(place: int, number: int) -> str:
 def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel: str) -> Any:
     """The function of this source; what it calls is in `scope`. Numbers that differ from shape to shape belong there
     too: the source is then the same for all, and is compiled once."""
-    return _in(scope, _written_function(signature, tuple(lines), kernel))
+    source = signature, tuple(lines), kernel
+    scope[_SOURCE] = source
+    return _in(scope, _written_function(*source))
+
+
+_SOURCE = "source_"
+"""The name in a launch's scope of what it was written from."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -220,9 +227,13 @@ def scope_of(launch: Any) -> dict[str, Any]:
     return launch.__globals__  # type: ignore[no-any-return]
 
 
-def again(launch: Any, changes: dict[str, Any]) -> Any:
-    """The same launch with other things of some names. One kernel, one device, other sizes."""
-    return _in({**launch.__globals__, **changes}, launch)
+def renumbered(launch: Any, names: Sequence[str]) -> Any:
+    """The same function of what these names of its scope stand for, as its first argument, and of what it takes: one
+    for all sizes, to be filled in with functools.partial."""
+    signature, lines, kernel = scope_of(launch)[_SOURCE]
+    name, _, rest = signature.partition("(")
+    first = f"{', '.join(names)}, = numbers_"
+    return _in(scope_of(launch), _written_function(f"{name}(numbers_, {rest}", (first, *lines), kernel))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -10,13 +10,15 @@ for, so that sizes which meet them run the same ones.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from registry.contract.noted import Noted, Unnoted
-from registry.toolbox.bound_launch import GRID, again, frozen_name, maps_name, rest_name, scope_of
+from registry.toolbox.bound_launch import GRID, frozen_name, maps_name, renumbered, rest_name, scope_of
 from registry.toolbox.launch import StandIn, is_descriptor
 from registry.toolbox.operands import Zeroes, memory
+from registry.toolbox.tensor_maps import TensorMaps
 
 Call = Any
 """registry.toolbox.call.Call; that module imports this one."""
@@ -34,36 +36,58 @@ class Resizing:
         """Groups of code, of whose values `resized` makes launches: the outputs', then each kernel's integers and
         maps."""
         self.reference: Any = None
+        self._forms: dict[tuple[tuple[str, ...], ...], _Form] = {}
+        """By the names of the numbers that differ."""
 
     def bind(self) -> Launch:
         """The reference. It may compile, and wants the device of its tensors to be current."""
         self.reference = launch = self._bind()
         return launch
 
-    def resized(self, values: Sequence[dict[str, Any]], in_full: Callable[[], Launch]) -> Launch:
+    def resized(self, values: Sequence[Mapping[str, Any]], in_full: Callable[[], Launch]) -> Launch:
         """The launch of other sizes; of `values` those may be missing that are the reference's. What it does not answer
         goes to one that is then bound `in_full`: other alignment, another sign of the scale, another device, hooks."""
-        scope = scope_of(self.reference)
-        otherwise = _InFull(in_full)
-        changed: dict[str, Any] = {"otherwise_": otherwise}
-        for name, (shape, strides) in values[0].items():
-            like = self._outputs[name]
-            made = Zeroes(shape[0]) if isinstance(like, Zeroes) else StandIn(shape, like.dtype, strides)
-            changed[f"new_{name}"] = memory(made)
+        names = tuple(map(tuple, values))
+        form = self._forms.get(names)
+        if form is None:
+            form = self._forms[names] = _Form(self.reference, self._outputs, values)
+        return form.filled(values, _InFull(in_full))
+
+
+class _Form:
+    """The launches in which the same numbers are others than the reference's."""
+
+    def __init__(self, reference: Any, outputs: Mapping[str, StandIn], values: Sequence[Mapping[str, Any]]) -> None:
+        scope = scope_of(reference)
+        self._outputs = [outputs[name] for name in values[0]]
+        self._calls: list[tuple[int, str, Any, list[TensorMaps]]] = []
+        self._possible = True
         for number in range(len(values) // 2):
             integers, maps = values[1 + 2 * number : 3 + 2 * number]
-            if integers or maps:
-                name = f"launch_{number}"
-                bound = scope[name]
-                inner = scope_of(bound)
-                if "runtime_" not in inner or "scratch_" in inner:
-                    return otherwise  # launched through Triton's own, slower path, or with memory for each block
-                integers["slow_"] = _Slow(otherwise, name)
-                for which, (shape, strides) in maps.items():
-                    integers[which] = inner[which].resized(shape, strides)
-                changed[name] = again(bound, integers)
-        launch: Launch = again(self.reference, changed)
-        return launch
+            name = f"launch_{number}"
+            inner = scope_of(scope[name])
+            # not so where it goes through Triton's own, slower path, or wants memory for each of its blocks
+            self._possible &= "runtime_" in inner and "scratch_" not in inner
+            if self._possible and (integers or maps):
+                form = renumbered(scope[name], [*integers, *maps, "slow_"])
+                self._calls.append((1 + 2 * number, name, form, [inner[which] for which in maps]))
+        news = [f"new_{name}" for name in values[0]]
+        self._launch = renumbered(reference, ["otherwise_", *news, *(name for _, name, *_ in self._calls)])
+
+    def filled(self, values: Sequence[Mapping[str, Any]], otherwise: _InFull) -> Launch:
+        if not self._possible:
+            return otherwise
+        numbers: list[Any] = [otherwise]
+        for like, (shape, strides) in zip(self._outputs, values[0].values(), strict=True):
+            made = Zeroes(shape[0]) if isinstance(like, Zeroes) else StandIn(shape, like.dtype, strides)
+            numbers.append(memory(made))
+        for at, name, form, maps in self._calls:
+            own = [*values[at].values()]
+            for known, (shape, strides) in zip(maps, values[at + 1].values(), strict=True):
+                own.append(known.resized(shape, strides))
+            own.append(_Slow(otherwise, name))
+            numbers.append(functools.partial(form, own))
+        return functools.partial(self._launch, numbers)
 
 
 class _InFull:

@@ -55,13 +55,10 @@ def formats(compiled):
             yield "Q" if kind.startswith("*") else {"i32": "i", "i64": "q", "fp32": "f"}[kind]
 
 
-def launched(gpu, plan, tensors, **given):
+def launched(gpu, plan, tensors, kinds, **given):
     """All that the last kernel of a call is given, with names in the place of addresses."""
     gpu.expect()
     plan.launch(*tensors, **given)  # binds
-    bound = scope_of(plan.launch)
-    bound = bound[max(name for name in bound if name.startswith("launch_"))]
-    kinds = [*formats(scope_of(bound)["slow_"].compiled)]
     gpu.expect(*kinds)
     results = plan.launch(*tensors, **given)
     results = results if isinstance(results, tuple) else (results,)
@@ -78,6 +75,18 @@ def launched(gpu, plan, tensors, **given):
     return last.function, [*last.grid], last.threads, last.shared, [*map(named, kinds, gpu.parameters)], geometry
 
 
+def check(gpu, op, settings, tensors, **given):
+    """A plan of the op's cache launches what a plan made in full does."""
+    plan, fresh = op.find_plan(settings, *tensors), op.new_plan(settings, False, tensors)
+    gpu.expect()
+    fresh.launch(*tensors, **given)
+    scope = scope_of(fresh.launch)
+    last = scope[max(name for name in scope if name.startswith("launch_"))]
+    kinds = [*formats(scope_of(last)["slow_"].compiled)]
+    assert launched(gpu, plan, tensors, kinds, **given) == launched(gpu, fresh, tensors, kinds, **given)
+    return plan, fresh
+
+
 def heads(length, heads_kv, queries, dense):
     q = torch.empty(1, 8, queries or length, 128, dtype=torch.bfloat16)
     k = torch.empty(1, heads_kv, length if dense else 8192, 128, dtype=torch.bfloat16)[:, :, :length]
@@ -91,9 +100,7 @@ def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, dense, gpu, co
     with registry.use(variant):
         for length in range(1000, 1300):
             tensors = heads(length, 2, 1, dense)
-            plan = attention.find_plan(settings, *tensors)
-            fresh = attention.new_plan(settings, False, tensors)
-            assert launched(gpu, plan, tensors, scale=0.5) == launched(gpu, fresh, tensors, scale=0.5), length
+            check(gpu, attention, settings, tensors, scale=0.5)
     assert counted["resized"] > 270 and counted["bound"] < 10, counted
 
 
@@ -103,9 +110,7 @@ def test_outputs_and_grids_follow_the_lengths(gpu, counted):
     with registry.use("triton_fa2"):
         for length in range(300, 420):
             tensors = heads(length, 8, None, True)
-            plan = attention.find_plan(settings, *tensors)
-            fresh = attention.new_plan(settings, False, tensors)
-            assert launched(gpu, plan, tensors, scale=0.5) == launched(gpu, fresh, tensors, scale=0.5), length
+            check(gpu, attention, settings, tensors, scale=0.5)
     assert counted["resized"] > 90, counted
 
 
@@ -115,10 +120,7 @@ def test_what_a_made_launch_does_not_answer_is_bound_in_full(gpu, counted):
     with registry.use("triton_fa2"):
         for length in range(1000, 1010):
             tensors = heads(length, 2, 1, True)
-            plan = attention.find_plan(settings, *tensors)
-            fresh = attention.new_plan(settings, False, tensors)
-            expected = launched(gpu, fresh, tensors, scale=0.5)
-            assert launched(gpu, plan, tensors, scale=0.5) == expected
+            plan, fresh = check(gpu, attention, settings, tensors, scale=0.5)
             for scale in (-0.5, 0.0):
                 before = gpu.launches
                 plan.launch(*tensors, scale=scale)
@@ -159,7 +161,5 @@ def test_launches_of_several_kernels(gpu, counted):
         for length in range(300, 400):
             q, k, v = heads(length, 8, None, True)
             tensors = torch.empty_like(q), q, k, v, torch.empty_like(q), torch.empty(q.shape[:3])
-            plan = backward.find_plan(settings, *tensors)
-            fresh = backward.new_plan(settings, False, tensors)
-            assert launched(gpu, plan, tensors, scale=0.5) == launched(gpu, fresh, tensors, scale=0.5), length
+            check(gpu, backward, settings, tensors, scale=0.5)
     assert counted["resized"] > 60, counted
