@@ -75,7 +75,7 @@ class Following:
     """
 
     OFTEN = 4
-    """How many sizes that differ in the same places come before code is written for them."""
+    """How many sizes that differ in the same places it held for before code is written for them."""
     MOST = 64
     """Sets of places that are known; all are forgotten when there are more."""
 
@@ -87,24 +87,26 @@ class Following:
     def of(self, sizes: tuple[int, ...]) -> tuple[dict[str, Any], ...] | None:
         """None where a condition fails. Else numbers, of which those may be left out that are as they were."""
         where = tuple(itertools.compress(itertools.count(), map(operator.ne, sizes, self.at)))
-        found = self._where.get(where, 0)
-        if type(found) is int:
-            found = self._more(where, found)
+        written = self._where.get(where, 0)
         try:
-            return found(sizes)  # type: ignore[no-any-return]
+            if type(written) is not int:
+                return written(sizes)  # type: ignore[no-any-return]
+            found = self._all(sizes)
         except ArithmeticError:
             return None
+        if found is not None:
+            self._count(where, written)
+        return found  # type: ignore[no-any-return]
 
-    def _more(self, where: tuple[int, ...], seen: int) -> Callable[[tuple[int, ...]], Any]:
-        if seen == self.OFTEN:
-            places = set(where)
-            written = self._written(lambda code: not places.isdisjoint(map(int, _PLACE.findall(code))))
-            self._where[where] = written
-            return written
-        if len(self._where) >= self.MOST:
-            self._where.clear()
-        self._where[where] = seen + 1
-        return self._all
+    def _count(self, where: tuple[int, ...], seen: int) -> None:
+        """One more that it held for."""
+        if seen < self.OFTEN:
+            if len(self._where) >= self.MOST:
+                self._where.clear()
+            self._where[where] = seen + 1
+            return
+        places = set(where)
+        self._where[where] = self._written(lambda code: not places.isdisjoint(map(int, _PLACE.findall(code))))
 
     def _written(self, wanted: Callable[[str], bool]) -> Callable[[tuple[int, ...]], Any]:
         groups = [{name: code for name, code in group.items() if wanted(code)} for group in self._numbers]

@@ -115,8 +115,8 @@ class Alike:
                 return plan
         return None
 
-    def decided(self, kind: Hashable, sizes: Sizes, plan: Plan, settings: Any, tensors: Sequence[Any]) -> Plan:
-        """Take note of a plan that was made in full. Where its launch is known for other sizes, it is made of that."""
+    def decided(self, kind: Hashable, sizes: Sizes, plan: Plan, settings: Any, tensors: Sequence[Any]) -> None:
+        """Take note of a plan that was made in full."""
         known = self._kinds.get(kind)
         if known is None:
             if len(self._kinds) >= MOST:
@@ -128,9 +128,23 @@ class Alike:
             way = self._way(known, plan, settings, sizes, tensors)
             if way is not None:
                 known.ways = [way, *known.ways[: WAYS - 1]]
-                if way.launches is not None and way.launches.bound:
-                    return self.plan(kind, sizes, plan.with_grad) or plan
-        return plan
+        self._bind_as_known(known, plan, sizes)
+
+    def _bind_as_known(self, kind: _Kind, plan: Plan, sizes: Sizes) -> None:
+        """Have a plan that was made in full launch what is made of another launch, where one is known."""
+        decision = plan.decision
+        for (variant, config, problem_of), launches in kind.launches:
+            if launches is None or variant != decision.variant or config != decision.config:
+                continue
+            try:
+                same = problem_of(sizes) == decision.problem
+            except ArithmeticError:
+                continue
+            if same:
+                launch = launches.of(sizes, functools.partial(self._op.prepared, lambda: decision))
+                if launch is not None:
+                    plan.bind(launch)
+                return
 
     def _way(self, kind: _Kind, plan: Plan, settings: Any, sizes: Sizes, tensors: Sequence[Any]) -> _Way | None:
         notes, moment = Notes(), Moment.now()

@@ -33,11 +33,6 @@ class Launches:
         self._known: list[_Known] = []
         self._in_full = 0
 
-    @property
-    def bound(self) -> bool:
-        """Whether any was needed yet."""
-        return any(known.resizing.reference is not None for known in self._known)
-
     def learn(self, sizes: Sizes) -> None:
         """From these sizes."""
         notes = Notes()

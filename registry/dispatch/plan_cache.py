@@ -218,7 +218,7 @@ class PlanCache:
         plan = self._alike.plan(known, sizes, with_grad)
         if plan is None:
             plan = self._make(settings, with_grad, tensors)
-            plan = self._alike.decided(known, sizes, plan, settings, tensors)
+            self._alike.decided(known, sizes, plan, settings, tensors)
         return plan
 
     def _add_guard(

@@ -1,6 +1,7 @@
 """Launches of grown lengths: made of one that was bound before, they are what would be bound anew."""
 
 import itertools
+import random
 
 import pytest
 
@@ -162,4 +163,15 @@ def test_launches_of_several_kernels(gpu, counted):
             q, k, v = heads(length, 8, None, True)
             tensors = torch.empty_like(q), q, k, v, torch.empty_like(q), torch.empty(q.shape[:3])
             check(gpu, backward, settings, tensors, scale=0.5)
+    assert counted["resized"] > 60, counted
+
+
+def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
+    """Lengths of queries and keys that are decided in full."""
+    draw, settings = random.Random(5), (True, None, 0.0, False, None)
+    with registry.use("triton_fa2"):
+        for _ in range(120):
+            q = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
+            k = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
+            check(gpu, attention, settings, (q, k, torch.empty_like(k)), scale=0.5)
     assert counted["resized"] > 60, counted
