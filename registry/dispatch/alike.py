@@ -103,6 +103,8 @@ class Alike:
         moment = Moment.now()
         for way in known.ways:
             if way.moment is moment and way.holds.of(sizes) is not None:
+                if way is not known.ways[0]:
+                    known.ways = [way, *(one for one in known.ways if one is not way)]
                 decided = functools.partial(way.decided, sizes)
                 launch = way.launch
                 if way.launches is not None:
