@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_cuda import FakeCuda
+from launch_support import fake_gpu
 
 import registry
-from registry.dispatch.plan_cache import ENTRIES
+from registry.dispatch.plan_cache import ENTRIES, forget_plans
 from registry.ops.attention.op import attention
 from registry.ops.matmul.op import matmul
 
@@ -28,6 +30,8 @@ NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
+LAUNCHED_US = 60.0
+"""The same with its launch, over one of a length seen before: 23 to 36 were measured, more beside other work."""
 SHAPES = 100_000
 """How many different shapes a process may meet: the memo keeps a part of them."""
 FLAT_MIB, STALL_US = 16, 20_000
@@ -132,16 +136,20 @@ def test_a_new_shape_is_within_its_budget(op):
         pytest.fail(f"{taken:.0f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
 
 
-def grown_lengths(monkeypatch, length=1000):
-    """One query over a cache that is a token longer each time: its decision, as on an H200."""
+def grown_lengths(monkeypatch, length=1000, launched=False):
+    """One query over a cache that is a token longer each time: its decision, as on an H200, and its launch."""
     monkeypatch.setattr(registry.Target, "of", staticmethod(lambda device: H200))
     q = torch.empty(1, 32, 1, 128, dtype=torch.bfloat16)
     k, v = torch.empty(2, 1, 8, 1, 128, dtype=torch.bfloat16).expand(2, 1, 8, SHAPES + 2048, 128)
-    turn = itertools.count(length)
+    if launched:  # tensor maps want strides; what nobody writes to takes no memory
+        k, v = torch.empty(2, 1, 8, 1 << 14, 128, dtype=torch.bfloat16)
+    turn = itertools.count(length) if isinstance(length, int) else length
 
     def one_more():
         grown = next(turn)
-        return attention.find_plan((True, None, 0.0, False, None), q, k[:, :, :grown], v[:, :, :grown])
+        keys, values = k[:, :, :grown], v[:, :, :grown]
+        plan = attention.find_plan((True, None, 0.0, False, None), q, keys, values)
+        return plan.launch(q, keys, values, scale=0.1) if launched else plan
 
     return one_more
 
@@ -158,6 +166,33 @@ def test_a_grown_length_is_within_its_budget(monkeypatch):
             break
     else:
         pytest.fail(f"{taken:.0f} us, where work known to take {YARDSTICK_US} us took {known:.2f} us")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Triton's own driver over one that launches nothing; what it is given is looked at in tests/dispatch."""
+    pytest.importorskip("triton")
+    if not FakeCuda.possible():
+        pytest.skip("needs gcc, Python's headers and no real GPU")
+    yield from fake_gpu(monkeypatch)
+    forget_plans()
+
+
+@pytest.mark.parametrize("variant", ["gluon_fa3", "triton_fa2"])
+def test_a_grown_length_is_launched_within_its_budget(variant, monkeypatch, gpu):
+    """Decided, bound and launched, over a launch of a length that was there before."""
+    gpu.expect()
+    with registry.use(variant):
+        grown = grown_lengths(monkeypatch, 1026, launched=True)
+        seen = grown_lengths(monkeypatch, itertools.repeat(1026), launched=True)
+        for _ in range(130):  # the first compile, and show what the others have in common
+            grown()
+        for _ in range(9):
+            taken, warm, known = best_us(grown, seen, yardstick(), number=12, repeat=120)
+            if (taken - warm) / max(1.0, known / YARDSTICK_US) < LAUNCHED_US:
+                break
+        else:
+            pytest.fail(f"{taken:.0f} - {warm:.0f} us, where work of {YARDSTICK_US} us took {known:.2f} us")
 
 
 def resident_mib():

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from registry.plugins.triton_fa2.configs import head_tiles, padded
 from registry.plugins.triton_fa2.forward import attention_forward
 from registry.plugins.triton_fa2.key_pass import key_gradients
 from registry.plugins.triton_fa2.query_pass import query_gradients
+from registry.toolbox import integers as math
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 

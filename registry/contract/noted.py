@@ -7,13 +7,15 @@ sizes that meet all conditions take the same way through the same code, and so t
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Noted", "Notes", "Unnoted", "noting"]
+__all__ = ["Following", "Noted", "Notes", "Unnoted", "gcd", "noting"]
 
 
 class Unnoted(Exception):
@@ -50,7 +52,7 @@ class Notes:
         self.open, _here.notes = False, None
 
     def sizes(self, values: Iterable[int]) -> list[Noted]:
-        """One for each of these values; `holds` takes others in the same order."""
+        """One for each of these values; `Following` takes others in the same order."""
         return [Noted(value, f"x[{at}]", self) for at, value in enumerate(values)]
 
     def keep(self, condition: str) -> None:
@@ -60,15 +62,69 @@ class Notes:
             if self._length > self.MOST:
                 raise Unnoted("too much is asked of the sizes")
 
-    def conditions(self) -> Callable[[tuple[int, ...]], bool]:
-        """Whether other sizes meet all conditions."""
-        found: Callable[[tuple[int, ...]], bool] = compiled(" and ".join(self._conditions) or "True", {})
+    def following(self, at: tuple[int, ...], numbers: Sequence[Mapping[str, str]] = ()) -> Following:
+        """What follows for other sizes than these, which the question was put with."""
+        return Following(at, tuple(self._conditions), numbers)
+
+
+class Following:
+    """What follows from sizes: whether they meet all conditions, and then the numbers that code was noted for.
+
+    Sizes are told by where they differ from those of the question. Where few do, as in a cache that grows, only what
+    hangs on these is asked again.
+    """
+
+    OFTEN = 4
+    """How many sizes that differ in the same places it held for before code is written for them."""
+    MOST = 64
+    """Sets of places that are known; all are forgotten when there are more."""
+
+    def __init__(self, at: tuple[int, ...], conditions: Sequence[str], numbers: Sequence[Mapping[str, str]]) -> None:
+        self.at, self._conditions, self._numbers = at, conditions, numbers
+        self._all = self._written(lambda code: True)
+        self._where: dict[tuple[int, ...], Any] = {}
+
+    def of(self, sizes: tuple[int, ...]) -> tuple[dict[str, Any], ...] | None:
+        """None where a condition fails. Else numbers, of which those may be left out that are as they were."""
+        where = tuple(itertools.compress(itertools.count(), map(operator.ne, sizes, self.at)))
+        written = self._where.get(where, 0)
+        try:
+            if type(written) is not int:
+                return written(sizes)  # type: ignore[no-any-return]
+            found = self._all(sizes)
+        except ArithmeticError:
+            return None
+        if found is not None:
+            self._count(where, written)
+        return found  # type: ignore[no-any-return]
+
+    def _count(self, where: tuple[int, ...], seen: int) -> None:
+        """One more that it held for."""
+        if seen < self.OFTEN:
+            if len(self._where) >= self.MOST:
+                self._where.clear()
+            self._where[where] = seen + 1
+            return
+        places = set(where)
+        self._where[where] = self._written(lambda code: not places.isdisjoint(map(int, _PLACE.findall(code))))
+
+    def _written(self, wanted: Callable[[str], bool]) -> Callable[[tuple[int, ...]], Any]:
+        groups = [{name: code for name, code in group.items() if wanted(code)} for group in self._numbers]
+        numbers = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
+        holds = " and ".join(filter(wanted, self._conditions)) or "True"
+        found: Callable[[tuple[int, ...]], Any] = compiled(f"({numbers}) if {holds} else None", {})
         return found
+
+
+_PLACE = re.compile(r"\bx\[(\d+)\]")
 
 
 def compiled(code: str, scope: dict[str, Any]) -> Any:
     """A function of the sizes from code that was noted."""
-    return eval(f"lambda x: {code}", {"ceil": math.ceil, "floor": math.floor, "inf": math.inf, **scope})
+    return eval(f"lambda x: {code}", {**_FUNCTIONS, **scope})
+
+
+_FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
 
 
 class Noted:
@@ -143,6 +199,15 @@ def _code(value: Any) -> str | None:
     if type(value) is Noted:
         return value.code if value._notes.open else repr(value.value)
     return repr(value) if type(value) in (int, bool) or (type(value) is float and value == value) else None
+
+
+def gcd(*numbers: Any) -> int:
+    """math.gcd, of noted numbers too: it holds for all sizes that have the same one."""
+    found = math.gcd(*(one.value if type(one) is Noted else one for one in numbers))
+    noted = next((one for one in numbers if type(one) is Noted), None)
+    if noted is not None:
+        noted._notes.keep(f"gcd({', '.join(_code(one) or str(one) for one in numbers)}) == {found}")
+    return found
 
 
 def _arithmetic(symbol: str, how: Callable[[Any, Any], Any], turned: bool) -> Callable[[Noted, Any], Any]:

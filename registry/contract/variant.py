@@ -31,6 +31,8 @@ class Variant:
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
               the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
               Where all of that comes down to one of torch's functions of the tensors, `launch.bare` may name it.
+              `prepare.of_any_size(noted, problem, config)` may say how launches of other sizes are made of one, as that
+              of toolbox.call does: a toolbox.resized.Resizing.
     builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as toolbox.builds.Build.
     schedule  optional, for ops whose calls come in steps (the layers of a model): `schedule(problem, config)` gives a
               function of a step's operands that makes what its calls share; `run` and a prepared launch are handed

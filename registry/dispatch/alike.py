@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
-from registry.contract.noted import Noted, Notes, Unnoted, compiled
+from registry.contract.noted import Following, Noted, Notes, Unnoted, compiled
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.dispatch.decision import Decision
+from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import Scope
 from registry.dispatch.select import Moment, decide, moved
@@ -31,8 +32,8 @@ WAYS = 8
 AFTER = frozenset(1 << power for power in range(1, 20))
 """How many calls of a kind were decided in full when one is asked so: it costs some dozen decisions, and has to pay."""
 PAID = 16
-"""Calls that such an answer was found for: then it has, and the count begins anew. A cache grows out of one answer into
-the next."""
+"""Calls that such an answer was found for: then it has, and the next is looked for at once. A cache grows out of one
+answer into the next."""
 
 Sizes = tuple[int, ...]
 
@@ -46,6 +47,8 @@ class Asked(Protocol):
         self, decision: Callable[[], Decision], launch: Any, scope: Scope, with_grad: bool, default: Any
     ) -> Plan: ...
     def launch_of_any_size(self, variant: Variant, noted: Problem, config: Any) -> Any: ...
+    def launches(self, variant: Variant, problem_of: Callable[[Any], Problem], config: Any) -> Launches | None: ...
+    def prepared(self, decision: Callable[[], Decision]) -> Any: ...
     @property
     def variants(self) -> Mapping[str, Variant]: ...
     def default(self, problem: Problem) -> Any: ...
@@ -55,12 +58,14 @@ class Asked(Protocol):
 class _Way:
     """One answer, and for which sizes it is the answer."""
 
-    holds: Callable[[Sizes], bool]
-    problem: Callable[[Sizes], Problem]
+    holds: Following
+    problem: _Made
     moment: Moment
     decision: Decision
     launch: Any
     """One for all of these sizes; None where each has its own."""
+    launches: Launches | None
+    """Which are made of one another."""
     scope: Scope
     default: Any
 
@@ -73,6 +78,8 @@ class _Kind:
         self.decided = 0
         self.found = 0
         self.ways: list[_Way] = []
+        self.launches: list[tuple[Any, Launches | None]] = []
+        """Of (variant, config, how a Problem follows from the sizes): they outlive the ways."""
 
 
 class Alike:
@@ -95,13 +102,18 @@ class Alike:
             return None
         moment = Moment.now()
         for way in known.ways:
-            if way.moment is moment and way.holds(sizes):
+            if way.moment is moment and way.holds.of(sizes) is not None:
+                if way is not known.ways[0]:
+                    known.ways = [way, *(one for one in known.ways if one is not way)]
                 decided = functools.partial(way.decided, sizes)
-                plan = self._op.planned(decided, way.launch, way.scope, with_grad, way.default)
-                plan.once = True
+                launch = way.launch
+                if way.launches is not None:
+                    launch = way.launches.of(sizes, functools.partial(self._op.prepared, decided))
+                plan = self._op.planned(decided, launch, way.scope, with_grad, way.default)
+                plan.once, plan.passing = True, launch is not None
                 known.found += 1
                 if known.found >= PAID:
-                    known.decided = known.found = 0
+                    known.decided, known.found = 1, 0
                 return plan
         return None
 
@@ -115,11 +127,28 @@ class Alike:
             known = self._kinds[kind] = _Kind()
         known.decided += 1
         if known.decided in AFTER:
-            way = self._way(plan, settings, sizes, tensors)
+            way = self._way(known, plan, settings, sizes, tensors)
             if way is not None:
                 known.ways = [way, *known.ways[: WAYS - 1]]
+        self._bind_as_known(known, plan, sizes)
 
-    def _way(self, plan: Plan, settings: Any, sizes: Sizes, tensors: Sequence[Any]) -> _Way | None:
+    def _bind_as_known(self, kind: _Kind, plan: Plan, sizes: Sizes) -> None:
+        """Have a plan that was made in full launch what is made of another launch, where one is known."""
+        decision = plan.decision
+        for (variant, config, problem_of), launches in kind.launches:
+            if launches is None or variant != decision.variant or config != decision.config:
+                continue
+            try:
+                same = problem_of(sizes) == decision.problem
+            except ArithmeticError:
+                continue
+            if same:
+                launch = launches.of(sizes, functools.partial(self._op.prepared, lambda: decision))
+                if launch is not None:
+                    plan.bind(launch)
+                return
+
+    def _way(self, kind: _Kind, plan: Plan, settings: Any, sizes: Sizes, tensors: Sequence[Any]) -> _Way | None:
         notes, moment = Notes(), Moment.now()
         try:
             with notes:
@@ -129,26 +158,29 @@ class Alike:
                     return None
                 decision = decide(problem, scope)
                 default = _plain(self._op.default(problem))
-                problem_of: Callable[[Sizes], Problem] = _maker(problem)
                 config = _plain(decision.config)
-                launch = self._op.launch_of_any_size(self._op.variants[decision.variant], problem, config)
-            known = plan.decision
-            decision = moved(decision, known.problem)
-            way = _Way(_safely(notes.conditions()), problem_of, moment, decision, launch, scope, default)
+                variant = self._op.variants[decision.variant]
+                launch = self._op.launch_of_any_size(variant, problem, config)
+            problem_of, holds, known = _Made.like(problem), notes.following(sizes), plan.decision
             alike = (decision.variant, config, decision.because) == (known.variant, known.config, known.because)
-            return way if alike and way.holds(sizes) and way.problem(sizes) == known.problem else None
+            if not alike or holds.of(sizes) is None or problem_of(sizes) != known.problem:
+                return None
+            decision = moved(decision, known.problem)
+            launches = self._launches(kind, variant, config, problem_of, sizes) if launch is None else None
+            return _Way(holds, problem_of, moment, decision, launch, launches, scope, default)
         except Exception:  # of code that takes integers alone: its calls are decided one by one, as they would be
             return None
 
-
-def _safely(holds: Callable[[Sizes], bool]) -> Callable[[Sizes], bool]:
-    def safely(sizes: Sizes) -> bool:
-        try:
-            return holds(sizes)
-        except ArithmeticError:
-            return False
-
-    return safely
+    def _launches(self, kind: _Kind, variant: Variant, config: Any, problem_of: _Made, sizes: Sizes) -> Launches | None:
+        about = variant.name, config, problem_of
+        for known, launches in kind.launches:
+            if known == about:
+                return launches
+        found = self._op.launches(variant, problem_of, config)
+        if found is not None:
+            found.learn(sizes)
+        kind.launches = [(about, found), *kind.launches[: WAYS - 1]]
+        return found
 
 
 def _plain(value: Any) -> Any:
@@ -163,16 +195,28 @@ def _plain(value: Any) -> Any:
 # --- from noted problems to those of other sizes ------------------------------------------------------------------
 
 
-def _maker(problem: Problem) -> Callable[[Sizes], Problem]:
-    """What makes the Problem of other sizes."""
-    scope: dict[str, Any] = {"remade": _remade}
-    return compiled(_code(problem, scope), scope)  # type: ignore[no-any-return]
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """What makes the Problem of other sizes, noted ones too. Equal ones make equal Problems."""
+
+    code: str
+    scope: dict[str, Any]
+    make: Callable[[Any], Problem] = dataclasses.field(compare=False)
+
+    @classmethod
+    def like(cls, problem: Problem) -> _Made:
+        scope: dict[str, Any] = {"remade": _remade}
+        code = _code(problem, scope)
+        return cls(code, scope, compiled(code, scope))
+
+    def __call__(self, sizes: Any) -> Problem:
+        return self.make(sizes)
 
 
 def _code(value: Any, scope: dict[str, Any]) -> str:
     """Code that makes a value like this one, of other sizes. What has no size in it is shared."""
     if type(value) is Noted:
-        return f"int({value.code})" if isinstance(value.value, int) else value.code
+        return value.code
     if type(value) is tuple and any(map(has_sizes, value)):
         return f"({''.join(f'{_code(one, scope)}, ' for one in value)})"
     if dataclasses.is_dataclass(value) and has_sizes(value):

@@ -16,7 +16,7 @@ from registry.errors import CaptureError, IllegalVariant, NoLegalVariant, Regist
 from registry.toolbox.capturing import capturing
 
 
-def _device_of(tensor: Any) -> AbstractContextManager[Any]:
+def device_of(tensor: Any) -> AbstractContextManager[Any]:
     """Kernels are compiled and loaded for the current device, which need not be that of the tensors."""
     if not tensor.is_cuda:
         return contextlib.nullcontext()
@@ -55,11 +55,17 @@ class LateLaunch:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.prepared is None:
-            with _device_of(args[0]):
+            with device_of(args[0]):
                 launch = self._prepare()
-            unclaimed = [keyword for keyword in self._unclaimed if keyword not in getattr(launch, "takes", ())]
-            self.prepared = on_its_device(Dropping(launch, unclaimed) if unclaimed else launch)
+            self.prepared = finished(launch, self._unclaimed)
         return self.prepared(*args, **kwargs)
+
+
+def finished(launch: Callable[..., Any], unclaimed: list[str], takes: Any = None) -> Callable[..., Any]:
+    """A prepared launch that takes all that the op's calls bring. What it takes is said by itself, or by `takes`."""
+    known = getattr(launch if takes is None else takes, "takes", ())
+    drops = [keyword for keyword in unclaimed if keyword not in known]
+    return on_its_device(Dropping(launch, drops) if drops else launch)
 
 
 def settled(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +95,7 @@ class Plan:
     place, before anything was written. Any later failure is raised, never retried. After it, `launch` is the bound one.
     """
 
-    __slots__ = ("_bound", "_decision", "_lock", "_replan", "default", "launch", "once", "with_grad")
+    __slots__ = ("_bound", "_decision", "_lock", "_replan", "default", "launch", "once", "passing", "with_grad")
 
     def __init__(
         self,
@@ -107,6 +113,8 @@ class Plan:
         """Whether it was made for tensors that autograd follows."""
         self.once = False
         """Whether it may well be for one call: of a length that grows, say."""
+        self.passing = False
+        """Whether it could be made again in a few microseconds."""
         self._bound = bound
         self._replan = replan
         self._lock = threading.Lock()
@@ -118,6 +126,10 @@ class Plan:
         if not isinstance(found, Decision):
             self._decision = found = found()
         return found
+
+    def bind(self, launch: Callable[..., Any]) -> None:
+        """Launch this, which does the same sooner. For a plan that nobody else has yet."""
+        self._bound = launch
 
     def _first_launch(self, *args: Any, **kwargs: Any) -> Any:
         """Launch, replacing this plan's choice while kernels fail to compile, and then this launch by the bound one."""

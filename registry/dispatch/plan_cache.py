@@ -11,6 +11,7 @@ Problem  the op checks the arguments, makes the Problem and decides.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import threading
@@ -30,6 +31,9 @@ ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
 GUARDS = 8
 """Guards tried for one small key (shapes of one size, dtypes, layouts); calls beyond them go by their facts."""
+PASSING = 256
+"""Of these, entries of plans that were made of others in a few microseconds, such as those of a cache that grows: most
+of them never come again, and objects that pile up are what Python's garbage collector goes through again and again."""
 STRAIGHT = 256
 """Calls kept that go straight to a function of torch."""
 ALIGNED = 15
@@ -91,6 +95,7 @@ class PlanCache:
         self._entries: dict[Hashable, Any] = {}
         self._get = self._entries.get
         self._lock = threading.RLock()
+        self._passing: collections.deque[Hashable] = collections.deque()
         self._forgotten = 0
         self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
         """Calls that are one of torch's functions: numbers of elements -> a guard, the function, and the precision of
@@ -193,7 +198,7 @@ class PlanCache:
                     forgotten = self._forgotten
                     plan = self._new(key, settings, with_grad, tensors)
                     if self._forgotten == forgotten:  # what was asked on the way may have changed the variants
-                        self._keep(key, plan)
+                        self._keep(key, plan, plan)
         return plan
 
     def _new(self, key: tuple[Any, ...], settings: Any, with_grad: bool, tensors: tuple[Any, ...]) -> Plan:
@@ -234,9 +239,13 @@ class PlanCache:
         entry = guard, precision, _grad_enabled() if needs_grad else None, offsets if any(offsets) else None, plan
         with self._lock:
             if self._forgotten == plans_then and self._get(key, ()) is kept:
-                self._keep(key, (*kept, entry))
+                self._keep(key, (*kept, entry), plan)
 
-    def _keep(self, key: Hashable, entry: Any) -> None:
+    def _keep(self, key: Hashable, entry: Any, plan: Plan) -> None:
+        if plan.passing:
+            self._passing.append(key)
+            if len(self._passing) > min(PASSING, self.limit // 8):
+                self._entries.pop(self._passing.popleft(), None)
         if len(self._entries) >= self.limit:
             for old in list(itertools.islice(self._entries, max(1, self.limit // 64))):
                 del self._entries[old]
@@ -247,6 +256,7 @@ class PlanCache:
             self._forgotten += 1
             self._entries.clear()
             self.straight.clear()
+            self._passing.clear()
             if self._alike is not None:
                 self._alike.clear()
 

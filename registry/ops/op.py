@@ -21,6 +21,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import Decision
+from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
 from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import EMPTY, Forced, Scope, current
@@ -186,6 +187,24 @@ class Op:
             return None
         return self.bind(variant, noted, config)
 
+    def launches(self, variant: Variant, problem_of: Callable[[Any], Problem], config: Config) -> Launches | None:
+        """How launches of a variant follow from one another where only sizes differ; None where each is bound by
+        itself."""
+        of_any_size = getattr(variant.prepare, "of_any_size", None)
+        if of_any_size is None:
+            return None
+        return Launches(functools.partial(of_any_size, config=config), problem_of, self._unclaimed(variant))
+
+    def prepared(self, decision: Callable[[], Decision]) -> Any:
+        """A launch that is bound in full."""
+        found = decision()
+        prepare = self.variants[found.variant].prepare
+        assert prepare is not None
+        return prepare(found.problem, found.config)
+
+    def _unclaimed(self, variant: Variant) -> list[str]:
+        return [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
+
     def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:
         """A decision and its variant; decided again where another thread took that one back meanwhile."""
         while True:
@@ -211,13 +230,12 @@ class Op:
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
         if variant.prepare is not None:
-            unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
-            return LateLaunch(functools.partial(variant.prepare, problem, config), unclaimed)
+            return LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
         return on_its_device(self._running(variant, problem, config))
 
     def _running(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """`run` with what is fixed for a Problem, and without what it does not claim."""
-        unclaimed = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
+        unclaimed = self._unclaimed(variant)
         fixed = {
             keyword: getattr(problem, field)
             for keyword, (claim, field) in self.fixed_arguments.items()

@@ -15,6 +15,7 @@ hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memo
                  named barriers
 builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy
 sass             loops and opcodes of machine code, for tests of what the compiler made
+integers         `gcd` for host sides: of sizes that may be noted, so that launches of other sizes can be made of one
 capturing        whether a CUDA graph is being captured
 triton_internals what the launcher knows of Triton's inside; kernels have no use for it
 

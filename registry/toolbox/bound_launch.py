@@ -17,7 +17,9 @@ from typing import Any
 from registry.toolbox.tensor_maps import Address, maps_for, with_base
 from registry.toolbox.triton_internals import c_launcher, internals
 
-__all__ = ["bound_launch", "function", "listed"]
+__all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of"]
+
+GRID = ("grid_x_", "grid_y_", "grid_z_")
 
 Unbound = Any
 """registry.toolbox.launch.Unbound, which imports this."""
@@ -33,18 +35,15 @@ class _Form:
     """Names that every shape shares."""
     frozen: tuple[tuple[str, str], ...]
     """(name in the scope, parameter) of what is fixed for a shape."""
-    described: tuple[tuple[str, str, Any], ...]
-    """(prefix of names in the scope, parameter, what the compiled kernel says of it) of tensor maps."""
+    described: tuple[tuple[int, str, Any], ...]
+    """(place of a parameter, its name, what the compiled kernel says of it) of tensor maps."""
     scratch: tuple[int, int] | None
     """Bytes a block, and their alignment."""
 
-    def filled(self, launch: Unbound, compiled: Any) -> Any:
+    def filled(self, launch: Unbound) -> Any:
         """The launch of one shape."""
         x, y, z = launch.grid
-        scope = {**self.scope, "slow_": launch, "grid_x_": x, "grid_y_": y, "grid_z_": z}
-        scope["metadata_"] = lambda stream, *varying: compiled.launch_metadata(
-            launch.grid, stream, *launch.arguments(varying).values()
-        )
+        scope = {**self.scope, "slow_": launch, **dict(zip(GRID, launch.grid, strict=True))}
         if self.scratch is not None:
             scope["scratch_"] = self.scratch[0] * x * y * z, self.scratch[1]
         for name, parameter in self.frozen:
@@ -54,9 +53,9 @@ class _Form:
             template = launch.templates[parameter]
             if about is not None:
                 example = with_base(template, Address(0, launch.dtypes[parameter]))
-                scope[f"maps_{at}"] = maps_for(example, about, inside.encode)
+                scope[maps_name(at)] = maps_for(example, about, inside.encode)
             for number, value in enumerate(inside.descriptor_rest(template, about)):
-                scope[f"rest_{at}{number}"] = value
+                scope[rest_name(at, number)] = value
         return _in(scope, self.function)
 
 
@@ -67,7 +66,7 @@ def bound_launch(launch: Unbound, compiled: Any) -> Any:
     form = forms.get(key)
     if form is None:
         form = forms[key] = _written(launch, compiled)
-    return form.filled(launch, compiled)
+    return form.filled(launch)
 
 
 def _written(launch: Unbound, compiled: Any) -> _Form:
@@ -98,12 +97,12 @@ def _written(launch: Unbound, compiled: Any) -> _Form:
     if runner.global_scratch_size:
         scratch = runner.global_scratch_size * runner.num_ctas, runner.global_scratch_align
     holes = {
-        "grid": "grid_x_, grid_y_, grid_z_",
+        "grid": ", ".join(GRID),
         "flags": f"{runner.launch_cooperative_grid!r}, {runner.launch_pdl!r}",
         "scratch": "allocator_.get()(*scratch_, stream_)" if scratch else "None",
         "args": "".join(f"{one}, " for one in arguments.passed),
     }
-    hooks = f"metadata_(stream_, {names}), runtime_.launch_enter_hook, runtime_.launch_exit_hook"
+    hooks = f"slow_.metadata(stream_, {names}), runtime_.launch_enter_hook, runtime_.launch_exit_hook"
     lines += [
         "try: hooked_ = runtime_.launch_enter_hook.calls or runtime_.launch_exit_hook.calls",
         "except AttributeError: hooked_ = True",
@@ -111,7 +110,8 @@ def _written(launch: Unbound, compiled: Any) -> _Form:
         "else: " + inside.launch_form.format(hooks="None, None, None", **holes),
     ]
     lines = ["return"] if 0 in launch.grid else lines
-    made = _written_function(f"bound({names})", tuple(lines), launch.kernel.__name__)
+    source = f"bound({names})", tuple(lines), launch.kernel.__name__
+    scope[_SOURCE], made = source, _written_function(*source)
     return _Form(made, scope, tuple(arguments.frozen), tuple(arguments.described), scratch)
 
 
@@ -130,10 +130,11 @@ class _Arguments:
         self.guards: list[str] = []
         self.passed: list[str] = []
         self.frozen: list[tuple[str, str]] = []
-        self.described: list[tuple[str, str, Any]] = []
+        self.described: list[tuple[int, str, Any]] = []
         sixteenths: list[str] = []
         for name, kind in compiled.src.signature.items():
-            at = f"a{names.index(name)}_"
+            place = names.index(name)
+            at = f"a{place}_"
             if name in launch.dtypes:
                 self.addresses.append(f"{at} = {name} if type({name}) is int else {name}.data_ptr()")
                 if name in divisible or name in launch.templates:
@@ -142,28 +143,28 @@ class _Arguments:
                 sixteenths.append(name)
             if name in launch.templates:
                 about = next(about_descriptors)
-                self.described.append((at, name, about))
-                self.passed.append(at if about is None else f"maps_{at}[{at}]")
+                self.described.append((place, name, about))
+                self.passed.append(at if about is None else f"{maps_name(place)}[{at}]")
                 rest = inside.descriptor_rest(launch.templates[name], about)
-                self.passed += (f"rest_{at}{number}" for number in range(len(rest)))
+                self.passed += (rest_name(place, number) for number in range(len(rest)))
             elif name in launch.dtypes:
                 self.passed.append(at)
             elif kind == "constexpr":
                 self.passed.append("None")
                 if name in launch.vary:
-                    self.guards.append(f"{name} != {self._frozen(at, name)}")
+                    self.guards.append(f"{name} != {self._frozen(place, name)}")
             elif name in launch.vary:
                 self.passed.append(name)
                 if kind in _RANGES:
                     self.guards.append(f"not {_RANGES[kind][0]} <= {name} <= {_RANGES[kind][1]}")
             else:
-                self.passed.append(self._frozen(at, name))
+                self.passed.append(self._frozen(place, name))
         if sixteenths:
             self.guards.insert(0, f"({' | '.join(sixteenths)}) & 15")
 
-    def _frozen(self, at: str, parameter: str) -> str:
-        self.frozen.append((f"frozen_{at}", parameter))
-        return f"frozen_{at}"
+    def _frozen(self, place: int, parameter: str) -> str:
+        self.frozen.append((frozen_name(place), parameter))
+        return frozen_name(place)
 
 
 _RANGES = {
@@ -173,10 +174,31 @@ _RANGES = {
 }
 
 
+def frozen_name(place: int) -> str:
+    """In the scope of a launch: an argument that is fixed for a shape, by its place among the kernel's parameters."""
+    return f"frozen_a{place}_"
+
+
+def maps_name(place: int) -> str:
+    """The tensor maps of one, by address."""
+    return f"maps_a{place}_"
+
+
+def rest_name(place: int, number: int) -> str:
+    """What a kernel takes after a tensor map: the sizes, then the strides."""
+    return f"rest_a{place}_{number}"
+
+
 def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel: str) -> Any:
     """The function of this source; what it calls is in `scope`. Numbers that differ from shape to shape belong there
     too: the source is then the same for all, and is compiled once."""
-    return _in(scope, _written_function(signature, tuple(lines), kernel))
+    source = signature, tuple(lines), kernel
+    scope[_SOURCE] = source
+    return _in(scope, _written_function(*source))
+
+
+_SOURCE = "source_"
+"""The name in a launch's scope of what it was written from."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -198,6 +220,20 @@ def _in(scope: dict[str, Any], written: FunctionType) -> Any:
     made = FunctionType(written.__code__.replace(), scope, written.__name__, written.__defaults__)
     made.__kwdefaults__ = written.__kwdefaults__
     return made
+
+
+def scope_of(launch: Any) -> dict[str, Any]:
+    """Where a launch that was written here looks."""
+    return launch.__globals__  # type: ignore[no-any-return]
+
+
+def renumbered(launch: Any, names: Sequence[str]) -> Any:
+    """The same function of what these names of its scope stand for, as its first argument, and of what it takes: one
+    for all sizes, to be filled in with functools.partial."""
+    signature, lines, kernel = scope_of(launch)[_SOURCE]
+    name, _, rest = signature.partition("(")
+    first = f"{', '.join(names)}, = numbers_"
+    return _in(scope_of(launch), _written_function(f"{name}(numbers_, {rest}", (first, *lines), kernel))
 
 
 def listed(names: Sequence[str]) -> str:

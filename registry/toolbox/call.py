@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from registry.toolbox.bound_launch import function
 from registry.toolbox.launch import Launcher, StandIn, is_descriptor, plain_constants
+from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
+from registry.toolbox.resized import Resizing, numbers_of
 from registry.toolbox.tensor_maps import Address, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can
 
@@ -41,29 +43,6 @@ __all__ = ["Call", "Host", "Interface", "Kept", "PerCall", "Zeroes"]
 
 Launch = Callable[..., Any]
 Operands = Mapping[str, StandIn]
-
-
-@dataclass(frozen=True)
-class PerCall:
-    """A float argument: what the call passes as `name`, times `factor`."""
-
-    name: str
-    factor: float = 1.0
-
-
-class Zeroes(StandIn):
-    """int32 zeroes for one launch, which leaves them at zero: see registry.toolbox.counters."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__((count,), "int32", name="counters")
-
-
-class Kept(StandIn):
-    """Memory that outlives a launch: `find` gives it, of the first tensor of a call."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: str, name: str, find: Callable[[Any], Any]) -> None:
-        super().__init__(shape, dtype, name=name)
-        self.find = find
 
 
 @dataclass(frozen=True)
@@ -184,7 +163,12 @@ class Host:
         calls = self.calls(problem, config, self.interface.operands(problem), 1.0)
         return [call.build(problem.target) for call in calls]
 
-    def prepare(self, problem: Any, config: Mapping[str, Any]) -> Launch:
+    @functools.cached_property
+    def prepare(self) -> Prepare:
+        """For a Variant: what makes its launches."""
+        return Prepare(self)
+
+    def bound(self, problem: Any, config: Mapping[str, Any]) -> Launch:
         """A launch with all host work but the addresses done once, here or at its first call."""
         if not self.interface.late(problem):
             return self._bound(problem, config, self.interface.operands(problem), 1.0)
@@ -243,7 +227,7 @@ class Host:
             lines.insert(0, f"if not scale > 0.0: return otherwise_({', '.join(passed)})")
         for name, one in used.items():
             if name not in given:
-                scope[f"new_{name}"] = _memory(one)
+                scope[f"new_{name}"] = memory(one)
                 lines.append(f"{name} = new_{name}({first})")
         for number, (call, launch) in enumerate(zip(calls, launches, strict=True)):
             scope[f"launch_{number}"] = launch
@@ -253,6 +237,28 @@ class Host:
         made = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
         made.takes = self._keywords()
         return made  # type: ignore[no-any-return]
+
+
+class Prepare:
+    """`Host.bound`, and what it gives for problems that differ in sizes alone."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def __call__(self, problem: Any, config: Mapping[str, Any]) -> Launch:
+        return self._host.bound(problem, config)
+
+    def of_any_size(self, noted: Any, problem: Any, config: Mapping[str, Any]) -> Resizing | None:
+        """What makes launches of other sizes, from a problem and the same with noted sizes (contract/noted.py). They
+        hold where the conditions hold that are noted meanwhile. None where there is no such way."""
+        host, op = self._host, self._host.interface
+        if op.late(noted):
+            return None
+        given = op.operands(problem)
+        calls = host.calls(problem, config, given, 1.0)
+        numbers = numbers_of(host.calls(noted, config, op.operands(noted), 1.0), calls, given)
+        outputs = {one.name: one for call in calls for one in call.operands().values()}
+        return Resizing(functools.partial(host.bound, problem, config), outputs, numbers)
 
 
 class BoundByCall:
@@ -266,13 +272,3 @@ class BoundByCall:
         if self.bound is None:
             self.bound = self._bind(tensors, given)
         return self.bound(*tensors, **given)
-
-
-def _memory(one: StandIn) -> Callable[[Any], Any]:
-    """What gives a launch on its first tensor's device the memory that this stands for."""
-    from registry.toolbox.counters import zeroed
-    from registry.toolbox.outputs import allocator
-
-    if isinstance(one, Kept):
-        return one.find
-    return zeroed(one.shape[0]) if isinstance(one, Zeroes) else allocator(one.shape, one.dtype, one.strides)

@@ -149,6 +149,7 @@ class Launcher:
             notice(f"kernels are launched through Triton's own, slower path: {why}")
             bound: Any = slow.wrapped()
         else:
+            slow.compiled = compiled
             bound = slow.fast = bound_launch(slow, compiled)
         bound.parameters, bound.compiled, bound.fast = slow.varying, compiled, not why
         return bound  # type: ignore[no-any-return]
@@ -199,6 +200,10 @@ class Unbound:
                 found[name] = with_base(self.templates[name], found[name])
         return {name: found[name] for name in self.names}
 
+    def metadata(self, stream: int, *varying: Any) -> Any:
+        """What Triton's launch hooks are told."""
+        return self.compiled.launch_metadata(self.grid, stream, *self.arguments(varying).values())
+
     def launch(self, *varying: Any) -> None:
         """Launch as Triton does."""
         import torch
@@ -238,6 +243,7 @@ class Unbound:
             self.fast(*varying)
 
     fast: Callable[..., None]
+    compiled: Any
 
 
 @functools.lru_cache(maxsize=256)

@@ -53,13 +53,19 @@ class TensorMaps(dict[int, Any]):
     """
 
     def __init__(self, encode: Callable[[Any], Any], example: Any) -> None:
-        super().__init__()
         self._encode, self._address = encode, Address(0, example.base.dtype)
-        self._descriptor = with_base(
-            without_base(example), self._address
-        )  # one for all, changed and read under the lock
+        # one for all, changed and read under the lock
+        self._descriptor = with_base(without_base(example), self._address)
         self._old: dict[int, Any] = {}
         self._lock = threading.Lock()
+
+    def resized(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMaps:
+        """Maps of the same blocks, of tensors of other sizes."""
+        found = TensorMaps.__new__(TensorMaps)
+        found._encode, found._old, found._lock = self._encode, {}, threading.Lock()
+        found._address = address = Address(0, self._address.dtype)
+        found._descriptor = with_base(self._descriptor, address, shape=shape, strides=strides)
+        return found
 
     def __missing__(self, pointer: int) -> Any:
         with self._lock:

@@ -13,7 +13,8 @@ def asked(question, *sizes):
     notes = Notes()
     with notes:
         answer = question(*notes.sizes(sizes))
-    return answer, notes.conditions()
+    following = notes.following(sizes)
+    return answer, lambda other: following.of(other) is not None
 
 
 QUESTIONS = (

@@ -70,7 +70,7 @@ class FakeCuda:
 
     def expect(self, *formats: str) -> None:
         """The kernel's parameters as struct formats ("Q" a pointer, "i", "f", "128s" a tensor map)."""
-        self._formats = formats
+        self.formats = formats
         sizes = (ctypes.c_uint32 * PARAMETERS).in_dll(self._library, "fake_sizes")
         for i, one in enumerate(formats):
             sizes[i] = struct.calcsize(one)
@@ -83,8 +83,8 @@ class FakeCuda:
     @property
     def parameters(self) -> list[Any]:
         """What the last launch gave the kernel; a tensor map as its 16 words."""
-        raw = [bytes(one) for one in self.last.parameters[: len(self._formats)]]
-        values = [struct.unpack_from(how, data)[0] for how, data in zip(self._formats, raw, strict=True)]
+        raw = [bytes(one) for one in self.last.parameters[: len(self.formats)]]
+        values = [struct.unpack_from(how, data)[0] for how, data in zip(self.formats, raw, strict=True)]
         return [struct.unpack("16Q", one) if isinstance(one, bytes) else one for one in values]
 
     def element_types(self) -> list[int]:

@@ -69,6 +69,9 @@ class VarlenOp(Op):
     def launch_of_any_size(self, variant: Variant, noted: Problem, config: Config) -> Callable[..., Any] | None:
         return None  # where lengths are checked, the launch holds them to those of its Problem
 
+    def launches(self, variant: Variant, problem_of: Any, config: Config) -> None:
+        return None
+
     def trivial(self, problem: Problem) -> Decision | None:
         """Nothing to attend with, or nothing to attend over, whatever the lengths."""
         assert isinstance(problem, VarlenProblem)

@@ -1,0 +1,177 @@
+"""Launches of grown lengths: made of one that was bound before, they are what would be bound anew."""
+
+import itertools
+import random
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from launch_support import fake_gpu, needs_fake_cuda
+
+import registry
+from registry.contract.target import Target
+from registry.dispatch import launches
+from registry.dispatch.plan_cache import forget_plans
+from registry.ops.attention.op import attention
+from registry.ops.known import op_named
+from registry.toolbox.bound_launch import scope_of
+
+gpu = pytest.fixture(fake_gpu)
+pytestmark = needs_fake_cuda
+H200 = Target.named("H200")
+
+
+@pytest.fixture(autouse=True)
+def on_h200(monkeypatch):
+    monkeypatch.setattr(Target, "of", staticmethod(lambda device: H200))
+    forget_plans()
+    yield
+    forget_plans()
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Launches by how they came about."""
+    found = {"resized": 0, "bound": 0}
+    of = launches.Launches.of
+
+    def counting(self, sizes, in_full):
+        made = of(self, sizes, in_full)
+        found["bound" if made is None else "resized"] += 1
+        return made
+
+    monkeypatch.setattr(launches.Launches, "of", counting)
+    return found
+
+
+def formats(compiled):
+    """What a kernel takes, as struct formats."""
+    for kind in compiled.src.signature.values():
+        if kind.startswith("tensordesc"):
+            rank = kind[kind.index("[") : kind.index("]")].count(",") + 1
+            yield from ("128s", *"i" * rank, *"q" * rank)
+        elif kind != "constexpr":
+            yield "Q" if kind.startswith("*") else {"i32": "i", "i64": "q", "fp32": "f"}[kind]
+
+
+def launched(gpu, plan, tensors, kinds, **given):
+    """All that the last kernel of a call is given, with names in the place of addresses."""
+    gpu.expect()
+    plan.launch(*tensors, **given)  # binds
+    gpu.expect(*kinds)
+    results = plan.launch(*tensors, **given)
+    results = results if isinstance(results, tuple) else (results,)
+    known = {one.data_ptr(): f"in {at}" for at, one in enumerate(tensors)}
+    known |= {one.data_ptr(): f"out {at}" for at, one in enumerate(results) if one is not None}
+
+    def named(how, value):
+        if isinstance(value, tuple):
+            return (known[value[0]], *value[1:])
+        return known.get(value, "memory of its own") if how == "Q" and value else value
+
+    geometry = [(one.shape, one.stride(), one.dtype) for one in results if one is not None]
+    last = gpu.last
+    return last.function, [*last.grid], last.threads, last.shared, [*map(named, kinds, gpu.parameters)], geometry
+
+
+def check(gpu, op, settings, tensors, **given):
+    """A plan of the op's cache launches what a plan made in full does."""
+    plan, fresh = op.find_plan(settings, *tensors), op.new_plan(settings, False, tensors)
+    gpu.expect()
+    fresh.launch(*tensors, **given)
+    scope = scope_of(fresh.launch)
+    last = scope[max(name for name in scope if name.startswith("launch_"))]
+    kinds = [*formats(scope_of(last)["slow_"].compiled)]
+    assert launched(gpu, plan, tensors, kinds, **given) == launched(gpu, fresh, tensors, kinds, **given)
+    return plan, fresh
+
+
+def heads(length, heads_kv, queries, dense):
+    q = torch.empty(1, 8, queries or length, 128, dtype=torch.bfloat16)
+    k = torch.empty(1, heads_kv, length if dense else 8192, 128, dtype=torch.bfloat16)[:, :, :length]
+    return q, k, torch.empty_like(k) if dense else torch.empty(1, heads_kv, 8192, 128, dtype=k.dtype)[:, :, :length]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3"])
+def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, dense, gpu, counted):
+    settings = (True, None, 0.0, False, None)
+    with registry.use(variant):
+        for length in range(1000, 1300):
+            tensors = heads(length, 2, 1, dense)
+            check(gpu, attention, settings, tensors, scale=0.5)
+    assert counted["resized"] > 270 and counted["bound"] < 10, counted
+
+
+def test_outputs_and_grids_follow_the_lengths(gpu, counted):
+    """Queries and keys grow; and a matrix gets rows."""
+    settings = (False, None, 0.0, True, None)
+    with registry.use("triton_fa2"):
+        for length in range(300, 420):
+            tensors = heads(length, 8, None, True)
+            check(gpu, attention, settings, tensors, scale=0.5)
+    assert counted["resized"] > 90, counted
+
+
+def test_what_a_made_launch_does_not_answer_is_bound_in_full(gpu, counted):
+    """Another sign of the scale, and memory that is aligned otherwise than that of its call."""
+    settings = (True, None, 0.0, False, None)
+    with registry.use("triton_fa2"):
+        for length in range(1000, 1010):
+            tensors = heads(length, 2, 1, True)
+            plan, fresh = check(gpu, attention, settings, tensors, scale=0.5)
+            for scale in (-0.5, 0.0):
+                before = gpu.launches
+                plan.launch(*tensors, scale=scale)
+                made = gpu.parameters
+                fresh.launch(*tensors, scale=scale)
+                assert gpu.launches == before + 2
+                others = [how != "Q" for how in gpu.formats]
+                assert [*itertools.compress(made, others)] == [*itertools.compress(gpu.parameters, others)]
+            off = torch.empty(tensors[0].numel() + 4, dtype=torch.bfloat16)[4:].view(tensors[0].shape)
+            before = gpu.launches
+            plan.launch(off, *tensors[1:], scale=0.5)
+            assert gpu.launches == before + 1
+    assert counted["resized"] > 5, counted
+
+
+def test_host_code_that_takes_integers_alone_is_bound_each_time(gpu, counted, monkeypatch):
+    from registry.plugins.triton_fa2 import host
+
+    plain = host.heads_per_section
+
+    def only_integers(masked, row_bytes, rows, group, heads):
+        assert type(rows) is int
+        return plain(masked, row_bytes, rows, group, heads)
+
+    monkeypatch.setattr(host, "heads_per_section", only_integers)
+    with registry.use("triton_fa2"):
+        for length in range(1000, 1012):
+            tensors = heads(length, 2, 1, True)
+            attention.find_plan((True, None, 0.0, False, None), *tensors).launch(*tensors, scale=0.5)
+    assert counted["resized"] == 0 < counted["bound"]
+
+
+def test_launches_of_several_kernels(gpu, counted):
+    """The gradients: two kernels, and what the first leaves to the second."""
+    backward = op_named("attention_backward")
+    settings = (False, None, 0.0, False, None)
+    with registry.use("triton_fa2_backward"):
+        for length in range(300, 400):
+            q, k, v = heads(length, 8, None, True)
+            tensors = torch.empty_like(q), q, k, v, torch.empty_like(q), torch.empty(q.shape[:3])
+            check(gpu, backward, settings, tensors, scale=0.5)
+    assert counted["resized"] > 60, counted
+
+
+def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
+    """Lengths of queries and keys that are decided in full."""
+    draw, settings = random.Random(5), (True, None, 0.0, False, None)
+    with registry.use("triton_fa2"):
+        for _ in range(120):
+            q = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
+            k = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
+            check(gpu, attention, settings, (q, k, torch.empty_like(k)), scale=0.5)
+    assert counted["resized"] > 60, counted
