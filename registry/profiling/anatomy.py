@@ -64,7 +64,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
+class CodeStep:
     """One thing that a role's code does to a buffer, or a mark beside it; in the order of the code."""
 
     role: int
@@ -86,7 +86,7 @@ class Anatomy:
     buffers: tuple[Buffer, ...]
     shared: int
     """Bytes of shared memory of a block, the compiler's own use included."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CodeStep, ...] = ()
     """Where the module has marks."""
 
 
@@ -95,7 +95,7 @@ def anatomy_of(compiled: Any, arch: int = 90) -> Anatomy:
     return read(placed(compiled.asm["ttgir"], arch), compiled.metadata.name)
 
 
-def steps_of(build: Any, target: Any) -> tuple[Step, ...]:
+def steps_of(build: Any, target: Any) -> tuple[CodeStep, ...]:
     """What the code of a build does between its marks; compiled anew as far as that takes, with its marks in it."""
     import triton.profiler  # noqa: F401  (marks are put in where it is imported and its flag is set)
     from triton.compiler import make_backend
@@ -186,7 +186,7 @@ def read(text: str, kernel: str) -> Anatomy:
     captured: list[str] = []
     multiply: set[int] = set()
     send: set[int] = set()
-    steps: list[Step] = []
+    steps: list[CodeStep] = []
     role = -1
     for line in text.splitlines():
         found = _PARTITION.match(line)
@@ -207,7 +207,7 @@ def read(text: str, kernel: str) -> Anatomy:
         if any(word in line for word in _SENDS):
             send.add(max(role, 0))
         if mark := _MARK.search(line):
-            steps.append(Step(role, "enter" if mark[1] == "start" else "leave", mark[2]))
+            steps.append(CodeStep(role, "enter" if mark[1] == "start" else "leave", mark[2]))
             continue
         _take(line, role, buffers, views, steps)
     roles = [dataclasses.replace(r, multiplies=r.number in multiply, sends=r.number in send) for r in roles]
@@ -224,7 +224,7 @@ def read(text: str, kernel: str) -> Anatomy:
     )
 
 
-def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str], steps: list[Step]) -> None:
+def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str], steps: list[CodeStep]) -> None:
     """One line: an allocation, a view of one, or a use of some."""
     alloc = _ALLOC.search(line)
     if alloc:
@@ -258,19 +258,19 @@ def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str
         buffer = buffers[name]
         if _WAITS in line:
             buffer.waiters.add(role)
-            steps.append(Step(role, "wait", buffer.name))
+            steps.append(CodeStep(role, "wait", buffer.name))
         elif any(word in line for word in _BARRIERS) or any(word in line for word in _WRITES):
             buffer.writers.add(role)
             if counted := _ARRIVALS.search(line):
                 buffer.arrivals = int(counted[1])
             if "arrive_barrier" in line:
-                steps.append(Step(role, "arrive", buffer.name))
+                steps.append(CodeStep(role, "arrive", buffer.name))
             elif buffer.kind == "tiles":
                 announced = "".join(buffers[n].name for n in names if buffers[n].kind == "barriers")
-                steps.append(Step(role, "fill" if announced else "write", buffer.name, announced))
+                steps.append(CodeStep(role, "fill" if announced else "write", buffer.name, announced))
         elif "local_load" in line or "warp_group_dot" in line or any(word in line for word in _SENDS):
             buffer.readers.add(role)
-            steps.append(Step(role, "read", buffer.name))
+            steps.append(CodeStep(role, "read", buffer.name))
 
 
 def _has_code(text: str, number: int) -> bool:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from registry.profiling.anatomy import Anatomy, Buffer, Step
+from registry.profiling.anatomy import Anatomy, Buffer, CodeStep
 from registry.profiling.figures import Stretch, length, merged, window
 from registry.profiling.trace import Trace, WarpSpan
 from registry.toolbox.scopes import ASYNC
@@ -78,7 +78,7 @@ class Ring:
     let_go: dict[int, list[Place]] = field(default_factory=dict)
 
 
-def rings(anatomy: Anatomy, steps: Sequence[Step]) -> list[Ring]:
+def rings(anatomy: Anatomy, steps: Sequence[CodeStep]) -> list[Ring]:
     """The rings that the code says enough of."""
     sizes = {buffer.name: buffer for buffer in anatomy.buffers}
     found: dict[str, Ring] = {}
@@ -100,7 +100,7 @@ def rings(anatomy: Anatomy, steps: Sequence[Step]) -> list[Ring]:
     return [ring for ring in found.values() if _told(ring, steps)]
 
 
-def _told(ring: Ring, steps: Sequence[Step]) -> bool:
+def _told(ring: Ring, steps: Sequence[CodeStep]) -> bool:
     """Whether all waits are marked, and those of readers by spans in which they wait for this ring each time."""
     waits = [*ring.found_full.values(), ring.found_empty]
     if not ring.found_full or not ring.found_empty or any("" in spans for spans in waits):
@@ -114,7 +114,7 @@ def _told(ring: Ring, steps: Sequence[Step]) -> bool:
     return alone and ring.let_go.keys() == ring.found_full.keys()
 
 
-def _waited(steps: Sequence[Step], role: int, span: str) -> list[set[str]]:
+def _waited(steps: Sequence[CodeStep], role: int, span: str) -> list[set[str]]:
     """The barriers waited for in each of the places where a role enters a span."""
     found: list[set[str]] = []
     inside = False
@@ -135,7 +135,7 @@ def _stages(tiles: Buffer | None, barriers: Buffer | None) -> int:
     return of_barriers if of_barriers and count % of_barriers == 0 else 0  # a stage may hold several tiles
 
 
-def _places(steps: Sequence[Step], what: str, name: str) -> list[tuple[int, Place]]:
+def _places(steps: Sequence[CodeStep], what: str, name: str) -> list[tuple[int, Place]]:
     """(role, place) of each step that does something to a buffer."""
     found = []
     for role in sorted({step.role for step in steps}):
@@ -154,11 +154,11 @@ def _places(steps: Sequence[Step], what: str, name: str) -> list[tuple[int, Plac
     return found
 
 
-def _mark(step: Step) -> Mark:
+def _mark(step: CodeStep) -> Mark:
     return step.what, step.name
 
 
-def _around(before: Iterable[Step], what: str) -> str:
+def _around(before: Iterable[CodeStep], what: str) -> str:
     """The span that is open, the last to be entered; a product only for what is read."""
     opened: list[str] = []
     for step in before:
@@ -174,7 +174,9 @@ def _around(before: Iterable[Step], what: str) -> str:
 # --- the times ------------------------------------------------------------------------------------------------------
 
 
-def lives(anatomy: Anatomy, steps: Sequence[Step], trace: Trace, block: int, roles: Mapping[int, str]) -> list[Life]:
+def lives(
+    anatomy: Anatomy, steps: Sequence[CodeStep], trace: Trace, block: int, roles: Mapping[int, str]
+) -> list[Life]:
     """Of one block, while all its roles were recorded; from its beginning, as spans are."""
     spans = trace.of_block(block)
     by_role = {role.number: [s for s in spans if s.warp == role.first_warp] for role in anatomy.roles}
@@ -287,7 +289,7 @@ def _nearest(times: Sequence[float], others: Sequence[float], lag: float, period
     return found
 
 
-def _of_buffer(name: str, steps: Sequence[Step], by_role: Mapping[int, list[WarpSpan]]) -> list[Life]:
+def _of_buffer(name: str, steps: Sequence[CodeStep], by_role: Mapping[int, list[WarpSpan]]) -> list[Life]:
     found = []
     for what, said in (("fill", "written"), ("write", "written"), ("read", "read")):
         stretches: list[Stretch] = []
@@ -337,7 +339,7 @@ def _times(spans: Sequence[WarpSpan], places: Iterable[Place], exactly: bool) ->
 
 
 @dataclass(frozen=True)
-class Use:
+class BufferUse:
     """One buffer over all blocks. Shares of the time, means over its slots; medians in cycles."""
 
     buffer: str
@@ -355,7 +357,7 @@ class Use:
         return self.bytes * (self.ahead + self.held)
 
 
-def uses(anatomy: Anatomy, steps: Sequence[Step], trace: Trace, roles: Mapping[int, str]) -> list[Use]:
+def uses(anatomy: Anatomy, steps: Sequence[CodeStep], trace: Trace, roles: Mapping[int, str]) -> list[BufferUse]:
     """What buffers are in use how long; those of which the marks tell nothing are left out."""
     by_block = {block: lives(anatomy, steps, trace, block, roles) for block in trace.blocks}
     windows = {block: window(trace.of_block(block), roles) for block in trace.blocks}
@@ -370,7 +372,7 @@ def uses(anatomy: Anatomy, steps: Sequence[Step], trace: Trace, roles: Mapping[i
         later = [(block, one) for block, one in own if one.what in ("held", "read")]
         begins, lasts = (sorted(one.end - one.begin for _, one in some) for some in (first, later))
         found.append(
-            Use(
+            BufferUse(
                 buffer.name,
                 slots,
                 buffer.bytes,

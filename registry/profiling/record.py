@@ -12,7 +12,7 @@ from typing import Any
 
 from registry.errors import RegistryError
 from registry.notices import notice, what_failed
-from registry.profiling.anatomy import Anatomy, Step, anatomy_of, steps_of
+from registry.profiling.anatomy import Anatomy, CodeStep, anatomy_of, steps_of
 from registry.toolbox.builds import compile_build
 
 BYTES_A_SPAN = 16
@@ -31,7 +31,7 @@ def anatomy(variant: Any, problem: Any, config: Mapping[str, Any]) -> Anatomy:
     return max(all_found, key=lambda one: len(one.roles))
 
 
-def steps(variant: Any, problem: Any, config: Mapping[str, Any], kernel: str) -> tuple[Step, ...]:
+def steps(variant: Any, problem: Any, config: Mapping[str, Any], kernel: str) -> tuple[CodeStep, ...]:
     """What the code of that kernel does between its marks; nothing where this triton has no marks."""
     for build in variant.builds(problem, config):
         try:

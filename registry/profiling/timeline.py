@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.profiling.anatomy import Anatomy, Step
+from registry.profiling.anatomy import Anatomy, CodeStep
 from registry.profiling.figures import Figures, window
-from registry.profiling.lives import Life, Use, lives, uses
+from registry.profiling.lives import Life, BufferUse, lives, uses
 from registry.profiling.trace import Trace, WarpSpan, lanes
 from registry.report.charts import SCHEMA, Spec
 from registry.report.document import document
@@ -148,7 +148,7 @@ def page(
     roles: Mapping[int, str],
     sums: Figures | None,
     blocks: int,
-    steps: Sequence[Step] = (),
+    steps: Sequence[CodeStep] = (),
 ) -> str:
     """The whole profile as one file."""
     chosen = trace.blocks[:: max(1, len(trace.blocks) // max(1, blocks))][:blocks] if trace is not None else []
@@ -201,7 +201,7 @@ def figures_data(sums: Figures) -> dict[str, Any]:
     }
 
 
-def uses_data(found: Sequence[Use]) -> list[dict[str, Any]]:
+def uses_data(found: Sequence[BufferUse]) -> list[dict[str, Any]]:
     """When buffers are in use, as plain data; the same for --json."""
     return [
         {

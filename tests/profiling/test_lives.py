@@ -12,7 +12,7 @@ from registry import Target
 from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
 from registry.profiling import record
-from registry.profiling.anatomy import Anatomy, Buffer, Role, Step
+from registry.profiling.anatomy import Anatomy, Buffer, Role, CodeStep
 from registry.profiling.figures import role_names
 from registry.profiling.lives import lives, rings, uses
 from registry.profiling.timeline import MEMORY, rows
@@ -28,13 +28,13 @@ def ring_of_two(arrivals=1):
     buffers = (Buffer("k", "tiles", "2 x 64 x 64", 0, 16384), *barriers.values())
     roles = (Role(0, 0, 4, None, multiplies=True), Role(1, 4, 1, None))
     reader = [
-        *(Step(0, "enter", "wait K"), Step(0, "wait", "full"), Step(0, "leave", "wait K")),
-        *(Step(0, "enter", "async QK"), Step(0, "read", "k"), Step(0, "leave", "async QK")),
-        *(Step(0, "arrive", "empty"), Step(0, "enter", "softmax"), Step(0, "leave", "softmax")),
+        *(CodeStep(0, "enter", "wait K"), CodeStep(0, "wait", "full"), CodeStep(0, "leave", "wait K")),
+        *(CodeStep(0, "enter", "async QK"), CodeStep(0, "read", "k"), CodeStep(0, "leave", "async QK")),
+        *(CodeStep(0, "arrive", "empty"), CodeStep(0, "enter", "softmax"), CodeStep(0, "leave", "softmax")),
     ]
     writer = [
-        *(Step(1, "enter", "wait slot"), Step(1, "wait", "empty"), Step(1, "leave", "wait slot")),
-        Step(1, "fill", "k", "full"),
+        *(CodeStep(1, "enter", "wait slot"), CodeStep(1, "wait", "empty"), CodeStep(1, "leave", "wait slot")),
+        CodeStep(1, "fill", "k", "full"),
     ]
     return Anatomy("k", 8, roles, buffers, 16384), (*reader, *writer)
 
