@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.profiling.anatomy import Anatomy, CodeStep
 from registry.profiling.figures import Figures, window
-from registry.profiling.lives import Life, BufferUse, lives, uses
+from registry.profiling.lives import BufferUse, Life, lives, uses
 from registry.profiling.trace import Trace, WarpSpan, lanes
 from registry.report.charts import SCHEMA, Spec
 from registry.report.document import document

@@ -12,7 +12,7 @@ from registry import Target
 from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
 from registry.profiling import record
-from registry.profiling.anatomy import Anatomy, Buffer, Role, CodeStep
+from registry.profiling.anatomy import Anatomy, Buffer, CodeStep, Role
 from registry.profiling.figures import role_names
 from registry.profiling.lives import lives, rings, uses
 from registry.profiling.timeline import MEMORY, rows
