@@ -16,7 +16,7 @@ from pathlib import Path
 from registry.contract.target import Target
 from registry.tuning import journal, observed
 from registry.tuning.guided import Guidance, Guide, of_results
-from registry.tuning.journal import Results
+from registry.tuning.journal import Entry, Results
 from registry.tuning.timing import quantile
 
 DROP = 1.1
@@ -55,18 +55,20 @@ def replay(results: Results, op: str, guidance: Guidance | None = None) -> Repla
     plans = [(case, of_results(case, Target.named(results.machine["device"]))) for case in results.of(op) if case.timed]
     guide = Guide([planned for _, planned in plans], guidance)
     found = Replay(len(plans), 0, 0, 0, 0, [])
-    for place, (case, planned) in enumerate(plans):
-        tried = []
-        while (one := guide.next(place)) is not None:
-            entry = case.timed[one.key]
-            guide.tell(place, one.key, entry.ms)
-            tried.append(entry)
-        best = min(entry.ms for entry in tried)
+    tried: list[list[Entry]] = [[] for _ in plans]
+    for looked in (lambda: range(len(plans)), guide.worth_another_look):
+        for place in looked():
+            while (one := guide.next(place)) is not None:
+                entry = plans[place][0].timed[one.key]
+                guide.tell(place, one.key, entry.ms)
+                tried[place].append(entry)
+    for (case, planned), own in zip(plans, tried, strict=True):
+        best = min(entry.ms for entry in own)
         found.lost.append(best / min(entry.ms for entry in case.timed.values()) - 1)
         found.contestants += len(planned.contestants)
-        found.tried += len(tried)
+        found.tried += len(own)
         found.turns += sum(len(entry.samples) for entry in case.timed.values())
-        found.guided_turns += sum(len(e.samples) if e.first or e.ms <= best * DROP else 1 for e in tried)
+        found.guided_turns += sum(len(e.samples) if e.first or e.ms <= best * DROP else 1 for e in own)
     return found
 
 

@@ -50,6 +50,7 @@ def command(variant: str, shape: str, **options: Any) -> int:
     from registry.errors import UnknownVariant
     from registry.ops.parts.cases import Case
     from registry.profiling import figures, record, timeline
+    from registry.profiling.lives import lives
     from registry.profiling.trace import read
     from registry.tuning.extra import load_plugins
 
@@ -76,18 +77,19 @@ def command(variant: str, shape: str, **options: Any) -> int:
             kept.unlink()
     roles = figures.role_names(anatomy.roles)
     sums = figures.figures(trace, roles) if trace is not None else None
-    data = _data(variant, case, config, anatomy, roles, sums)
+    steps = record.steps(found, problem, config, anatomy.kernel) if trace is not None else ()
+    data = _data(variant, case, config, anatomy, roles, sums) | {"uses": _uses(anatomy, steps, trace, roles)}
     if options["collected"] and sums is not None:
         _collect(options["collected"].absolute(), data)
     if options["as_json"]:
         print_json(data)
         return OK
     about = _about(variant, case, config, problem)
-    text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"])
+    text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"], steps)
     _write(out, text, trace, roles, options["blocks"])
     if options["svg"] and trace is not None:
-        _picture(options["svg"], trace, roles, options["cycles"])
-    _print(out, anatomy, roles, sums, trace)
+        _picture(options["svg"], trace, roles, options["cycles"], lives(anatomy, steps, trace, trace.blocks[0], roles))
+    _print(out, anatomy, roles, sums, trace, data["uses"])
     return OK
 
 
@@ -145,6 +147,13 @@ def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: 
     }
 
 
+def _uses(anatomy: Any, steps: Any, trace: Any, roles: dict[int, str]) -> list[dict[str, Any]]:
+    from registry.profiling.lives import uses
+    from registry.profiling.timeline import uses_data
+
+    return uses_data(uses(anatomy, steps, trace, roles)) if trace is not None else []
+
+
 def _collect(path: Path, data: dict[str, Any]) -> None:
     """Add a recording to a file of them, in place of an older one of the same config and shape."""
     import json
@@ -156,7 +165,7 @@ def _collect(path: Path, data: dict[str, Any]) -> None:
     held = observed.rows(path) if path.exists() else []
     same = ("variant", "op", "shape", "config")
     held = [row for row in held if any(row.get(name) != data[name] for name in same)]
-    data = {name: value for name, value in data.items() if name != "buffers"}
+    data = {name: value for name, value in data.items() if name not in ("buffers", "uses")}
     make_folder(path.parent)
     lines = ",\n".join(json.dumps(row) for row in [*held, data])
     write_atomic(path, f'{{"timelines": [\n{lines}\n]}}\n')
@@ -176,17 +185,17 @@ def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int)
         )
 
 
-def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int) -> None:
+def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int, memory: Any) -> None:
     from registry.profiling.timeline import chart, rows
     from registry.report import library
     from registry.tuning.store import write_atomic
 
-    shown = rows(trace, trace.blocks[0], roles, cycles)
+    shown = rows(trace, trace.blocks[0], roles, cycles, memory)
     spec = chart(shown, "What each role of a block does over time", zoom=False, width=860, cycles=cycles)
     write_atomic(path.absolute(), library.svg({**spec, "background": "white"}, {"rows": shown}))
 
 
-def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any) -> None:
+def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any, uses: list[dict[str, Any]]) -> None:
     page = Page()
     page.title(f"{anatomy.kernel}: {anatomy.shared} bytes of shared memory, {anatomy.warps} warps")
     for role in anatomy.roles:
@@ -205,6 +214,13 @@ def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any
             )
             covered = "" if one.covered is None else f"; {100 * one.covered:.1f}% of its own work beside a product"
             page.line(f"{one.role}: stalled {100 * one.stalled:.1f}% ({waits}){covered}", indent=2)
+        for one in uses:
+            slots = f" ({one['slots']} slots)" if one["slots"] > 1 else ""
+            ahead, held = 100 * one["ahead"], 100 * one["held"]
+            shares = f"ahead {ahead:.1f}%, held {held:.1f}%, free {max(0.0, 100 - ahead - held):.1f}%"
+            page.line(
+                f"{one['buffer']}{slots}: {shares}; {one['in_use']} of {one['bytes']} bytes in use on average", indent=2
+            )
         if trace.damaged:
             page.line(f"{trace.damaged} damaged events were passed over", style="yellow")
     page.line(f"page: {out}")

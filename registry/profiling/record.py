@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import RegistryError
-from registry.profiling.anatomy import Anatomy, anatomy_of
+from registry.notices import notice, what_failed
+from registry.profiling.anatomy import Anatomy, CodeStep, anatomy_of, steps_of
 from registry.toolbox.builds import compile_build
 
 BYTES_A_SPAN = 16
@@ -28,6 +29,19 @@ def anatomy(variant: Any, problem: Any, config: Mapping[str, Any]) -> Anatomy:
         raise CannotRecord(f"{variant.name} declares no builds, so nothing is known of its kernels")
     all_found = [anatomy_of(compile_build(build, problem.target)) for build in variant.builds(problem, config)]
     return max(all_found, key=lambda one: len(one.roles))
+
+
+def steps(variant: Any, problem: Any, config: Mapping[str, Any], kernel: str) -> tuple[CodeStep, ...]:
+    """What the code of that kernel does between its marks; nothing where this triton has no marks."""
+    for build in variant.builds(problem, config):
+        try:
+            found = steps_of(build, problem.target) if build.name == kernel else ()
+        except (ImportError, AttributeError, TypeError) as error:  # how Triton compiles changes
+            notice(f"{kernel}: when its buffers are in use cannot be told with this triton: {what_failed(error)}")
+            continue
+        if any(step.what == "enter" for step in found):
+            return found
+    return ()
 
 
 def record(variant: Any, case: Any, config: Mapping[str, Any], found: Anatomy, spans: int, out: Path) -> Path:

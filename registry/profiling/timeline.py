@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.profiling.anatomy import Anatomy
+from registry.profiling.anatomy import Anatomy, CodeStep
 from registry.profiling.figures import Figures, window
+from registry.profiling.lives import BufferUse, Life, lives, uses
 from registry.profiling.trace import Trace, WarpSpan, lanes
 from registry.report.charts import SCHEMA, Spec
 from registry.report.document import document
@@ -16,14 +17,19 @@ from registry.version import __version__
 PRODUCTS = ["#2e86ab", "#5b8e3f", "#1a9988", "#8d5fc7"]
 WORK = ["#e4572e", "#d99a00", "#c04b87", "#a0662a"]
 WAITS = ["#9aa0a8", "#b9bec5", "#7c828b", "#cfd3d8", "#686e77", "#dfe2e6"]
+USES = {"ahead": "#d8c56c", "held": "#8a7420", "written": "#d8c56c", "read": "#8a7420"}
+MEMORY = "shared: "
 AT_FIRST = 20_000
 """Cycles that a timeline shows before anyone zooms: the steady state, span by span."""
 MOST_SPANS = 3000
 """In one picture: beyond, a browser becomes slow."""
 
 
-def rows(trace: Trace, block: int, roles: Mapping[int, str], cycles: float | None = None) -> list[dict[str, Any]]:
-    """The spans of one block while all roles were recorded; `cycles` cuts off what comes later."""
+def rows(
+    trace: Trace, block: int, roles: Mapping[int, str], cycles: float | None = None, memory: Sequence[Life] = ()
+) -> list[dict[str, Any]]:
+    """The spans of one block while all roles were recorded, and when its buffers are in use; `cycles` cuts off what
+    comes later."""
     spans = trace.of_block(block)
     low, high = window(spans, roles)
     high = min(high, low + cycles) if cycles else high
@@ -32,8 +38,16 @@ def rows(trace: Trace, block: int, roles: Mapping[int, str], cycles: float | Non
         for lane, held in lanes([span for span in spans if span.warp == warp]).items():
             name = f"{role}: {lane}" if lane else role
             found += [_row(span, name, low) for span in held if span.end > low and span.begin < high]
+    found += [_held(one, low) for one in memory if one.end > low and one.begin < high]
     found.sort(key=lambda row: row["from"])
     return found[:MOST_SPANS]
+
+
+def _held(one: Life, low: float) -> dict[str, Any]:
+    slot = "" if one.slot is None else f" [{one.slot}]"
+    begin, end = round(max(0.0, one.begin - low)), round(one.end - low)
+    lane = f"{MEMORY}{one.buffer}{slot}"
+    return {"lane": lane, "span": one.what, "kind": "memory", "from": begin, "to": end, "cycles": end - begin}
 
 
 def _row(span: WarpSpan, lane: str, low: float) -> dict[str, Any]:
@@ -58,7 +72,7 @@ def chart(
     width: int | str = "container",
     cycles: int = AT_FIRST,
 ) -> Spec:
-    """Waits in greys, work in warm colours, products in cool ones; drag and scroll zoom along the clock."""
+    """Waits in greys, work in warm colours, products in cool ones, memory in yellows; drag and scroll zoom in time."""
     kinds = {row["span"]: row["kind"] for row in shown}
     names: list[str] = []
     colours: list[str] = []
@@ -66,7 +80,9 @@ def chart(
         of_kind = sorted(name for name, its in kinds.items() if its == kind)
         names += of_kind
         colours += [palette[number % len(palette)] for number in range(len(of_kind))]
-    order = sorted({row["lane"] for row in shown})
+    used = [name for name in USES if kinds.get(name) == "memory"]
+    names, colours = names + used, colours + [USES[name] for name in used]
+    order = sorted({row["lane"] for row in shown}, key=lambda lane: (lane.startswith(MEMORY), lane))
     spec: Spec = {
         "$schema": SCHEMA,
         "description": title,
@@ -132,13 +148,14 @@ def page(
     roles: Mapping[int, str],
     sums: Figures | None,
     blocks: int,
+    steps: Sequence[CodeStep] = (),
 ) -> str:
     """The whole profile as one file."""
     chosen = trace.blocks[:: max(1, len(trace.blocks) // max(1, blocks))][:blocks] if trace is not None else []
     timelines = []
     for block in chosen:
         assert trace is not None
-        shown = rows(trace, block, roles)
+        shown = rows(trace, block, roles, memory=lives(anatomy, steps, trace, block, roles))
         spec = chart(shown, f"What each role of block {block} does over time; the tables hold the sums")
         timelines.append({"block": block, "rows": shown, "spec": spec})
     held = [
@@ -156,6 +173,7 @@ def page(
         "shared": anatomy.shared,
         "memory": {"rows": tiles, "spec": memory_chart(anatomy)},
         "buffers": buffers_data(anatomy, roles),
+        "uses": uses_data(uses(anatomy, steps, trace, roles)) if trace is not None else [],
     }
     return document(about["title"], data, "profile.js")
 
@@ -181,6 +199,24 @@ def figures_data(sums: Figures) -> dict[str, Any]:
             for one in sums.roles
         ],
     }
+
+
+def uses_data(found: Sequence[BufferUse]) -> list[dict[str, Any]]:
+    """When buffers are in use, as plain data; the same for --json."""
+    return [
+        {
+            "buffer": one.buffer,
+            "slots": one.slots,
+            "bytes": one.bytes,
+            "ahead": round(one.ahead, 4),
+            "held": round(one.held, 4),
+            "times": one.times,
+            "median_ahead": None if one.median_ahead is None else round(one.median_ahead),
+            "median_held": round(one.median_held),
+            "in_use": round(one.in_use),
+        }
+        for one in found
+    ]
 
 
 def _rounded(share: float | None) -> float | None:

@@ -1,5 +1,6 @@
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
+const PACKED = Uint8Array.from(atob(document.getElementById("data").textContent), (one) => one.charCodeAt(0));
+const DATA = JSON.parse(await new Response(new Blob([PACKED]).stream().pipeThrough(new DecompressionStream("gzip"))).text());
 const redraws = [];
 
 // --- small things ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 
 function timelineSection(timelines) {
   const section = el("section", { id: "timeline", "aria-labelledby": "timeline-title" }, el("h2", { id: "timeline-title" }, "Timeline"),
-    el("p", { class: "quiet" }, "Greys are waits, warm colours a warp's own work, cool ones products in flight. Scroll or pinch to zoom, drag to move. Recording takes time of its own: some tens of cycles a span."));
+    el("p", { class: "quiet" }, "Greys are waits, warm colours a warp's own work, cool ones products in flight; below, when each buffer and slot of shared memory is in use. Scroll or pinch to zoom, drag to move. Recording takes time of its own: some tens of cycles a span."));
   for (const one of timelines) figure(section, `Block ${one.block}`, "", one.spec, { rows: one.rows });
   return section;
 }
@@ -20,9 +20,13 @@ function figuresSection(found) {
 function resourcesSection() {
   const section = el("section", { id: "resources", "aria-labelledby": "resources-title" }, el("h2", { id: "resources-title" }, "Registers and shared memory"),
     table(["role", "warps", "registers a thread"], DATA.roles.map((role) => [role.role, role.warps, role.registers === null ? "as launched" : String(role.registers)]), "Roles"));
-  figure(section, "Memory plan", `${DATA.shared.toLocaleString("en")} bytes of shared memory a block. Every buffer lives as long as the kernel does; within it the slots of a ring are used again and again.`, DATA.memory.spec, { rows: DATA.memory.rows });
+  figure(section, "Memory plan", `${DATA.shared.toLocaleString("en")} bytes of shared memory a block. Buffers keep their place as long as the kernel runs; the slots of a ring are used again and again.`, DATA.memory.spec, { rows: DATA.memory.rows });
   section.append(table(["buffer", "kind", "shape", "first byte", "bytes", "written by", "read by", "waited for by", "lives"],
     DATA.buffers.map((one) => [one.buffer, one.kind, one.shape, String(one.offset), String(one.bytes), one.written, one.read, one.waited, one.lives]), "Buffers in shared memory"));
+  if (DATA.uses.length)
+    section.append(el("h3", {}, "When they are in use"), el("p", { class: "quiet" }, "Ahead: from when the role that fills a slot found it empty until the first reader found it full (the copy is on its way, or waits to be asked for). Held: until the last reader let go of it. Of buffers that are no ring: written, and read. The rest of the time it is free. Slots that are ahead for long hide more latency than there is; slots that are never free are what the producer waits for."),
+      table(["buffer", "slots", "ahead or written", "held or read", "free", "uses", "median cycles ahead", "median cycles held", "bytes in use, mean", "of"],
+        DATA.uses.map((one) => [one.buffer, String(one.slots), percent(one.ahead), percent(one.held), percent(Math.max(0, 1 - one.ahead - one.held)), String(one.times), one.median_ahead === null ? "" : String(one.median_ahead), String(one.median_held), one.in_use.toLocaleString("en"), one.bytes.toLocaleString("en")]), "When buffers are in use"));
   return section;
 }
 

@@ -14,6 +14,7 @@ from registry.dispatch.in_force import errata_reasons
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, digest
 from registry.tuning.journal import contestant_key
+from registry.tuning.machine import target_data
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,24 @@ def line_up(case: Case, target: Target, selection: Selection | None = None) -> L
         configs = _once([dict(config) for config in legal])[: selection.max_configs]
         found += [Contestant(name, config, index == 0, fingerprint) for index, config in enumerate(configs)]
     return LineUp(case, problem, op.flops(problem), tuple(found), illegal, pruned)
+
+
+def compile_commands(plans: Sequence[LineUp], target: Target, figures: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """A worker's command for every contestant that names its builds, by case and contestant."""
+    variants, goal = catalog.get().variants, target_data(target)
+    return {
+        (planned.key, one.key): {
+            "do": "compile",
+            "case": planned.case.data(),
+            "variant": one.variant,
+            "config": one.config,
+            "target": goal,
+            "figures": figures,
+        }
+        for planned in plans
+        for one in planned.contestants
+        if variants[one.variant].builds is not None and target.arch != "cpu"
+    }
 
 
 def _once(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """Which contestants are worth measuring: a model of the measurements so far says what the next one could gain.
 
-A Gaussian process over shapes and configs predicts the time of each contestant, as a multiple of the least time that
-the work and the bytes could take. What it knows of a contestant: the variant, its config's values, the shared memory
+`registry.tuning.expectation` predicts the time of each contestant, as a multiple of the least time that the work and
+the bytes could take. What it knows of a contestant: the variant and its source, its config's values, the shared memory
 and registers that it declares to need, how early its variant lists it, what its recorded timeline says of the time in
 which its warps stand still, and, once it is compiled, whether it keeps values in memory that no register was left for;
-of a shape: its facts. Within a shape that
-contestant comes next whose expected improvement on the best so far is largest; a shape is done when no more is to be
-expected, or its share of the budget is spent. What early shapes leave of theirs, later ones may use.
+of a shape: its facts, that least time, and the work for each byte. Within a shape that contestant comes next whose
+expected improvement on the best so far is largest; a shape is done when no more is to be expected, or its share of the
+budget is spent. What early shapes leave of theirs, later ones may use; and when all shapes have taught what they can,
+a part of the budget that was kept back goes to those in which most is still expected.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 AHEAD = 3
 """Shapes whose likely contestants are compiled while others are measured."""
+FIRST_LOOK = 0.75
+"""Of the share; the rest is for a second look at the shapes that are worth it."""
 CHEAPEST = 10.0
 """Contestants left of the share beyond which more of them make none cheaper."""
-NEAR = 250
-"""Measurements that a prediction looks back at: those on the most alike shapes."""
 LEAST_MS = 4e-3
 """What a launch takes however little it does."""
 RATES = {"gbs": 4000.0, "tflops": 700.0}
@@ -45,7 +46,7 @@ RATES = {"gbs": 4000.0, "tflops": 700.0}
 
 @dataclass(frozen=True)
 class Guidance:
-    """How much is measured, and how alike things are. The latter were chosen on sweeps of an H200."""
+    """How much is measured, and what is known before."""
 
     share: float = 0.33
     """Of the contestants, on average over shapes."""
@@ -54,18 +55,8 @@ class Guidance:
     elastic: float = 3.0
     """So many contestants beyond the share make the next one e times as dear. A shape unlike all others may be worth
     them, and the share holds in the long run."""
-    size: float = 8.0
-    """Octaves of a size over which shapes resemble each other."""
-    flag: float = 1.5
-    """How much one differing flag or name sets shapes apart: larger is less."""
-    config: float = 2.0
-    """Octaves of a config's value over which configs resemble each other."""
     later: float = 0.05
     """Log time that each place further down its variant's own list is expected to cost."""
-    shape_variance: float = 1.0
-    variant_variance: float = 0.1
-    config_variance: float = 0.02
-    noise: float = 4e-4
     learnt: tuple[CaseResults, ...] = ()
     """Earlier measurements of the op, on whatever shapes, of a device like this one."""
     observed: tuple[Observed, ...] = ()
@@ -84,26 +75,30 @@ class Guide:
     def __init__(self, plans: Sequence[LineUp], guidance: Guidance | None = None) -> None:
         import torch
 
+        from registry.tuning.expectation import Expectation, Features
+
         self.guidance = guidance or Guidance()
         learnt = [case for case in self.guidance.learnt if case.timed]
         plans = [*plans, *(of_results(case, plans[0].problem.target) for case in learnt if plans)]
         self.rows = [(place, one) for place, planned in enumerate(plans) for one in planned.contestants]
         self.first_row = dict(_first_rows(plans))
         self._floor = [_floor(planned) for planned in plans]
-        self._shapes = _Features([dict(planned.problem.facts()) for planned in plans])
         seen = coordinates(self.guidance.observed)
-        self._configs = _Features([_told_of(plans[place], one, seen) for place, one in self.rows])
         names: dict[str, int] = {}
-        self._variant = torch.tensor([names.setdefault(one.variant, len(names)) for _, one in self.rows])
-        self._place = torch.tensor([place for place, _ in self.rows])
-        self._offset = self.guidance.later * _ranks(plans)
-        self._told = torch.full((len(self.rows),), math.nan, dtype=torch.float64)
-        """Log time over the floor, less the offset, of what was measured."""
+        self.expected = Expectation(
+            Features.of([_facts(planned) for planned in plans]),
+            Features.of([_told_of(plans[place], one, seen) for place, one in self.rows]),
+            torch.tensor([names.setdefault(one.variant, len(names)) for _, one in self.rows], dtype=torch.long),
+            torch.tensor([place for place, _ in self.rows], dtype=torch.long),
+            self.guidance.later * _ranks(plans),
+        )
+        """Of log time over the floor."""
         self._gone: set[int] = set()
         self.compiling: set[tuple[int, str]] = set()
         """Contestants, by shape and key, of which the compiler has said nothing yet."""
         self._allowed = 0.0
         self._begun: set[int] = set()
+        self._again = False
         self._recall(len(plans) - len(learnt), learnt)
 
     def tell(self, place: int, key: str, ms: float | None) -> None:
@@ -115,38 +110,59 @@ class Guide:
         self._gone.add(row)
         self._allowed -= 1
         if ms is not None:
-            self._told[row] = math.log(ms) - self._floor[place] - self._offset[row]
+            self.expected.tell(row, math.log(ms) - self._floor[place])
 
     def compiled(self, place: int, key: str, figures: Mapping[str, Any]) -> None:
         """What the compiler said of a contestant of shape `place`, before it is measured."""
         row = self._row(place, key)
-        if row is not None and math.isnan(self._told[row]) and figures.get("stack"):
-            self._offset[row] += self.guidance.spilled
+        if row is not None and not self.expected.knows(row) and figures.get("stack"):
+            self.expected.offset[row] += self.guidance.spilled
 
     def _recall(self, place: int, learnt: Sequence[CaseResults]) -> None:
         for number, case in enumerate(learnt if self.rows else (), place):
             for row in range(*self.first_row[number]):
                 ms = case.timed[self.rows[row][1].key].ms
-                self._told[row] = math.log(ms) - self._floor[number] - self._offset[row]
+                self.expected.tell(row, math.log(ms) - self._floor[number])
 
     def next(self, place: int) -> Contestant | None:
         """The contestant of shape `place` to measure now; None where the shape is done."""
+        self._begin(place)
+        if self._again and self._allowed < 1:
+            return None
+        rest = self._rest(place)
+        if not rest:
+            return None
+        if not any(map(self.expected.knows, range(*self.first_row[place]))):
+            row = self._ordered(place, rest)[0]
+        else:
+            gain, row = self._most(place, rest)
+            if gain < self._price():
+                return None
+        self.expected.ask(place, row)
+        return self.rows[row][1]
+
+    def worth_another_look(self) -> list[int]:
+        """Once all shapes were looked at: those in which most is still expected first, to be asked about again."""
+        self._again = True
+        sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
+        self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
+        gains = {place: self._most(place, rest)[0] for place in sizes if (rest := self._rest(place))}
+        return sorted(gains, key=lambda place: -gains[place])
+
+    def _most(self, place: int, rest: Sequence[int]) -> tuple[float, int]:
+        """The largest expected improvement on the best so far, in log time, and whose."""
+        gains = self.expected.gains(place, rest)
+        return float(gains.max()), rest[int(gains.argmax())]
+
+    def _rest(self, place: int) -> list[int]:
+        return [row for row in range(*self.first_row[place]) if row not in self._gone]
+
+    def _ordered(self, place: int, rest: Sequence[int]) -> list[int]:
+        """Those that may be fast first."""
         import torch
 
-        self._begin(place)
-        low, high = self.first_row[place]
-        rest = torch.tensor([row for row in range(low, high) if row not in self._gone], dtype=torch.long)
-        measured = [row for row in range(low, high) if not math.isnan(self._told[row])]
-        if not len(rest):
-            return None
-        mean, deviation = self._predict(place, rest)
-        if not measured:
-            return self.rows[int(rest[(mean - deviation / 2).argmin()])][1]
-        best = (self._told[measured] + self._offset[measured]).min()
-        normal = torch.distributions.Normal(0.0, 1.0)
-        ahead = (best - mean) / deviation
-        gain = deviation * (ahead * normal.cdf(ahead) + normal.log_prob(ahead).exp())
-        return self.rows[int(rest[gain.argmax()])][1] if float(gain.max()) >= self._price() else None
+        mean, deviation = self.expected.predict(place, torch.tensor(rest))
+        return [rest[int(i)] for i in (mean - deviation / 2).argsort()]
 
     def _price(self) -> float:
         """What a measurement must promise, in log time: more the further the sweep is beyond its share, less before."""
@@ -155,55 +171,19 @@ class Guide:
 
     def likely(self, place: int, count: int) -> list[Contestant]:
         """Those that would be asked for first as things stand, to be compiled meanwhile."""
-        import torch
-
-        low, high = self.first_row[place]
-        rest = torch.tensor([row for row in range(low, high) if row not in self._gone], dtype=torch.long)
-        if not len(rest):
-            return []
-        mean, deviation = self._predict(place, rest)
-        return [self.rows[int(rest[i])][1] for i in (mean - deviation / 2).argsort()[:count]]
+        rest = self._rest(place)
+        return [self.rows[row][1] for row in self._ordered(place, rest)[:count]] if rest else []
 
     def _begin(self, place: int) -> None:
         if place not in self._begun:
             self._begun.add(place)
             low, high = self.first_row[place]
-            self._allowed += self.guidance.share * (high - low)
+            self._allowed += FIRST_LOOK * self.guidance.share * (high - low)
+            self.expected.learn()
 
     def _row(self, place: int, key: str) -> int | None:
         low, high = self.first_row[place]
         return next((row for row in range(low, high) if self.rows[row][1].key == key), None)
-
-    def _predict(self, place: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation of the log time over the floor."""
-        import torch
-
-        g = self.guidance
-        known = (~self._told.isnan()).nonzero()[:, 0]
-        prior = g.shape_variance + g.variant_variance + g.config_variance
-        if not len(known):
-            return self._offset[rows], torch.full((len(rows),), prior**0.5, dtype=torch.float64)
-        alike = self._alike(torch.tensor([place]), self._place[known])[0]
-        known = known[alike.argsort(descending=True)[:NEAR]]
-        values = self._told[known]
-        among = self._covariance(known, known) + g.noise * torch.eye(len(known), dtype=torch.float64)
-        factor = torch.linalg.cholesky(among)
-        across = self._covariance(rows, known)
-        centre = values.mean()
-        mean = centre + self._offset[rows] + (across @ torch.cholesky_solve((values - centre)[:, None], factor))[:, 0]
-        known_part = torch.linalg.solve_triangular(factor, across.T, upper=False).square().sum(0)
-        return mean, (prior - known_part).clamp_min(1e-9).sqrt()
-
-    def _alike(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        g = self.guidance
-        return (-0.5 * self._shapes.distance(one, other, 1 / g.size**2, 1 / g.flag**2)).exp()
-
-    def _covariance(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        g = self.guidance
-        same = (self._variant[one][:, None] == self._variant[other][None]).double()
-        configs = (-0.5 / g.config**2 * self._configs.distance(one, other, 1.0, 1.0)).exp()
-        beside = g.shape_variance + same * (g.variant_variance + g.config_variance * configs)
-        return self._alike(self._place[one], self._place[other]) * beside
 
 
 @dataclass
@@ -215,9 +195,10 @@ class Chooser:
     plans: Sequence[LineUp]
     commands: Mapping[tuple[str, str], dict[str, Any]]
     pool: CompilePool
+    ahead: int = AHEAD
 
     def next(self) -> Contestant | None:
-        for place in range(self.place, min(self.place + AHEAD, len(self.plans))):
+        for place in range(self.place, min(self.place + self.ahead, len(self.plans))):
             likely = self.guide.likely(place, max(2, len(self.plans[place].contestants) // 3))
             self._compile(place, likely)
         self._hear()
@@ -244,40 +225,11 @@ class Chooser:
                 self.guide.compiled(place, key, answer)
 
 
-class _Features:
-    """Facts as numbers to be far apart in, and names to differ in."""
-
-    def __init__(self, facts: Sequence[Mapping[str, Any]]) -> None:
-        import torch
-
-        names = sorted({name for one in facts for name in one})
-        sizes = [name for name in names if any(_is_size(one.get(name)) for one in facts)]
-        others = [name for name in names if name not in sizes]
-        octaves = [[_octave(one.get(name)) for name in sizes] for one in facts]
-        codes: dict[tuple[str, str], int] = {}
-        named = [[codes.setdefault((name, str(one.get(name))), len(codes)) for name in others] for one in facts]
-        self.sizes = torch.tensor(octaves, dtype=torch.float64).reshape(len(facts), len(sizes))
-        self.names = torch.tensor(named, dtype=torch.long).reshape(len(facts), len(others))
-
-    def distance(self, one: torch.Tensor, other: torch.Tensor, of_sizes: float, of_names: float) -> torch.Tensor:
-        """Squared distances, all pairs."""
-        sizes = (self.sizes[one][:, None] - self.sizes[other][None]).square().sum(-1)
-        return of_sizes * sizes + of_names * (self.names[one][:, None] != self.names[other][None]).sum(-1)
-
-
 def of_results(case: CaseResults, target: Target) -> LineUp:
     """A measured shape as a line-up of what was timed there."""
     asked = Case.from_data(case.shape)
     entries = tuple(Contestant(e.variant, e.config, e.first, e.fingerprint) for e in case.timed.values())
     return LineUp(asked, asked.problem(target), case.flops, entries, case.illegal)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _octave(value: Any) -> float:
-    return math.log2(max(value, 0.5)) if _is_size(value) else -1.0
 
 
 def _floor(planned: LineUp) -> float:
@@ -287,9 +239,21 @@ def _floor(planned: LineUp) -> float:
     return math.log(least)
 
 
+def _work_per_byte(planned: LineUp) -> float:
+    moved = op_named(planned.case.op).bytes_moved(planned.problem)
+    return max(planned.flops, 1.0) / max(moved, 1.0)
+
+
+def _facts(planned: LineUp) -> dict[str, Any]:
+    """A shape's facts, and what makes shapes alike in every op."""
+    more = {"least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+    return {**planned.problem.facts(), **more}
+
+
 def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """What is known of a contestant before it was compiled; `seen` is what timelines say (observed.coordinates)."""
-    told: dict[str, Any] = {**one.config, **seen.get(one.key, seen.get(one.variant, {}))}
+    source = {f"source of {one.variant}": one.fingerprint}
+    told: dict[str, Any] = {**one.config, **source, **seen.get(one.key, seen.get(one.variant, {}))}
     variant = catalog.get().variants.get(one.variant)
     if variant is not None and not config_reasons(variant.requires, planned.problem, one.config):
         for name in ("shared_memory", "registers"):

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from registry.contract.target import Target
-from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool, WorkerDied
 from registry.tuning import journal as journals
 from registry.tuning import worker
-from registry.tuning.contestants import Contestant, LineUp, Selection, line_up
+from registry.tuning.contestants import Contestant, LineUp, Selection, compile_commands, line_up
 from registry.tuning.extra import load_plugins
 from registry.tuning.fit import check_number
 from registry.tuning.guided import Chooser, Guidance, Guide
 from registry.tuning.journal import CaseResults, Journal
-from registry.tuning.machine import target_data, target_from
+from registry.tuning.machine import target_from
 from registry.tuning.timing import turn_order
 from registry.tuning.watching import Silent, Watcher
 
@@ -163,7 +162,7 @@ class Sweep:
         guide = self._guide(left, held)
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            commands = _compile_commands(left, target, guide is not None)
+            commands = compile_commands(left, target, guide is not None)
             if guide is None:
                 pool.submit(commands)
             if target.arch != "cpu" and not held.limits:
@@ -176,8 +175,26 @@ class Sweep:
                 else:
                     self.report.stopped = "the budget is spent"
                     break
+            else:
+                if guide is not None:
+                    self._look_again(left, held, pool, guide, commands)
         finally:
             pool.stop()
+
+    def _look_again(
+        self, left: Sequence[LineUp], held: journals.Results, pool: CompilePool, guide: Guide, commands: dict[Any, Any]
+    ) -> None:
+        """Measure more of the shapes in which the guide expects most, now that it knows them all."""
+        for index in guide.worth_another_look():
+            planned, chooser = left[index], Chooser(guide, index, left, commands, pool, ahead=1)
+            if self._time_left() <= 0:
+                break
+            if chooser.next() is not None:
+                self.report.measured -= 1  # until it is complete again
+                if not self._case(planned, held, pool, self._time_left(), chooser):
+                    self.report.unreached.append(planned.case.text)
+                    self.report.stopped = "the budget is spent"
+                    break
 
     def _time_left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - self.now()
@@ -380,24 +397,6 @@ class Sweep:
 def _why_nobody(planned: LineUp) -> str:
     reasons = [f"{name}: {why}" for name, why in planned.illegal.items()]
     return f"{planned.case.text}: " + ("; ".join(reasons[:2]) or "no variant is of that name")
-
-
-def _compile_commands(plans: Sequence[LineUp], target: Target, figures: bool) -> dict[tuple[str, str], dict[str, Any]]:
-    """A worker's command for every contestant that names its builds, by case and contestant."""
-    variants, goal = catalog.get().variants, target_data(target)
-    return {
-        (planned.key, one.key): {
-            "do": "compile",
-            "case": planned.case.data(),
-            "variant": one.variant,
-            "config": one.config,
-            "target": goal,
-            "figures": figures,
-        }
-        for planned in plans
-        for one in planned.contestants
-        if variants[one.variant].builds is not None and target.arch != "cpu"
-    }
 
 
 def _named(contestant: Contestant) -> dict[str, Any]:

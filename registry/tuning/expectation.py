@@ -1,0 +1,250 @@
+"""What contestants of some shapes are expected to take, from what was measured so far: a Gaussian process.
+
+Two contestants have in common what their shapes share (all of it on one shape, and the more the more alike two are),
+what their variant does on all shapes, on shapes like these and on this one, and the same for configs as alike as
+theirs. How much each of these counts, and how far each fact of a shape or value of a config sets things apart, is
+learnt from the measurements themselves as they come (the likeliest, given what is usual). Where measurements on a
+shape, or on those like it, were further off than they should have been, the next are held to be as unsure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NEAR = 300
+"""Measurements that a prediction looks back at: those on the most alike shapes."""
+LEARNT_FROM = 300
+"""Measurements that the weights are learnt from, those of whole shapes drawn at random."""
+FIRST, AGAIN = 200, 1.5
+"""Weights are learnt when there are so many measurements (in fewer there is too much chance), and again whenever there
+are so many times more."""
+STEPS, RATE = 40, 0.1
+HOPELESS = 1.2
+"""Log time behind the best of a shape beyond which it does not matter how slow a contestant is."""
+
+USUAL = {
+    "shape": 1.0,
+    "this shape": 0.02,
+    "variant": 0.05,
+    "variant, shape": 0.05,
+    "variant, this shape": 0.005,
+    "config": 0.01,
+    "config, shape": 0.02,
+    "config, this shape": 0.002,
+    "noise": 4e-4,
+}
+"""Variances of log time, before anything is known."""
+SIZE, NAME, VALUE, WORD = 1 / 8.0**2, 1 / 1.5**2, 1 / 2.0**2, 1.0
+"""Weights of a squared octave of a shape's size, of a name that differs, of a config's octave, of its words."""
+SPREAD = 1.0
+"""How far from usual, in log, a weight usually is."""
+CALM, OWN, MOST = 2.0, 3.0, 6.0
+"""Of surprises: how many measurements without any are taken for granted, for how many one on the same shape counts, and
+how many deviations the largest is taken for."""
+
+
+@dataclass
+class Features:
+    """Facts as numbers to be far apart in, and names to differ in."""
+
+    sizes: torch.Tensor
+    names: torch.Tensor
+
+    @classmethod
+    def of(cls, facts: Sequence[Mapping[str, Any]]) -> Features:
+        names = sorted({name for one in facts for name in one})
+        sizes = [name for name in names if any(_is_size(one.get(name)) for one in facts)]
+        others = [name for name in names if name not in sizes]
+        octaves = [[_octave(one.get(name)) for name in sizes] for one in facts]
+        codes: dict[tuple[str, str], int] = {}
+        named = [[codes.setdefault((name, str(one.get(name))), len(codes)) for name in others] for one in facts]
+        found = cls(
+            torch.tensor(octaves, dtype=torch.float64).reshape(len(facts), len(sizes)),
+            torch.tensor(named, dtype=torch.long).reshape(len(facts), len(others)),
+        )
+        return found.varying()
+
+    def varying(self) -> Features:
+        """Without what is the same for all."""
+        if not len(self.sizes):
+            return self
+        return Features(
+            self.sizes[:, (self.sizes != self.sizes[0]).any(0)], self.names[:, (self.names != self.names[0]).any(0)]
+        )
+
+    def distance(
+        self, one: torch.Tensor, other: torch.Tensor, sizes: torch.Tensor, names: torch.Tensor
+    ) -> torch.Tensor:
+        """Squared distances, all pairs, by a weight for each size and name."""
+        root = sizes.sqrt()
+        a, b = self.sizes[one] * root, self.sizes[other] * root
+        squared = (a.square().sum(-1)[:, None] + b.square().sum(-1)[None] - 2 * a @ b.T).clamp_min(0.0)
+        differ = (self.names[one][:, None] != self.names[other][None]).double()
+        return squared + differ @ names
+
+
+class Expectation:
+    """Tells mean and deviation of rows: row r is a contestant of variant `variant[r]` on shape `place[r]`."""
+
+    def __init__(
+        self, shapes: Features, configs: Features, variant: torch.Tensor, place: torch.Tensor, offset: torch.Tensor
+    ) -> None:
+        self.shapes, self.configs, self.variant, self.place = shapes, configs, variant, place
+        self.offset = offset
+        """What is expected of each row before anything was measured."""
+        self.told = torch.full((len(place),), math.nan, dtype=torch.float64)
+        """Log time over the floor, less the offset, of what was measured."""
+        self.usual = torch.tensor([math.log(value) for value in USUAL.values()], dtype=torch.float64)
+        scales = ((shapes.sizes, SIZE), (shapes.names, NAME), (configs.sizes, VALUE), (configs.names, WORD))
+        parts = [torch.full((held.shape[1],), math.log(weight), dtype=torch.float64) for held, weight in scales]
+        self.sections = [len(USUAL), *(len(part) for part in parts)]
+        self.usual = torch.cat([self.usual, *parts])
+        self.weights = self.usual.clone()
+        self.learnt = 0
+        self.asked: dict[int, tuple[float, float]] = {}
+        """By row, the mean and deviation expected when it was asked for."""
+        self.surprises: list[tuple[int, float]] = []
+        """By place, the square of how many deviations off a measurement was."""
+        self.draw = torch.Generator().manual_seed(0)
+
+    def knows(self, row: int) -> bool:
+        return not math.isnan(self.told[row])
+
+    def ask(self, place: int, row: int) -> None:
+        """A row is about to be measured: what is expected of it will be compared with what it is."""
+        mean, deviation = self.predict(place, torch.tensor([row]))
+        self.asked[row] = float(mean[0]), float(deviation[0])
+
+    def tell(self, row: int, value: float) -> None:
+        """What was measured of a row."""
+        self.told[row] = value - self.offset[row]
+        if row in self.asked:
+            mean, deviation = self.asked[row]
+            off = min(abs(value - mean) / deviation, MOST)
+            self.surprises.append((int(self.place[row]), off**2))
+
+    def gains(self, place: int, rows: Sequence[int]) -> torch.Tensor:
+        """Of rows on one shape, the expected improvement on the best that is known there; none where nothing is."""
+        mean, deviation = self.predict(place, torch.tensor(rows))
+        here = ((self.place == place) & ~self.told.isnan()).nonzero()[:, 0]
+        if not len(here):
+            return torch.zeros(len(rows), dtype=torch.float64)
+        best = (self.told[here] + self.offset[here]).min()
+        deviation = deviation * self._unsure(place)
+        normal = torch.distributions.Normal(0.0, 1.0)
+        ahead = (best - mean) / deviation
+        found: torch.Tensor = deviation * (ahead * normal.cdf(ahead) + normal.log_prob(ahead).exp())
+        return found
+
+    def _unsure(self, place: int) -> float:
+        """By how much what happened here and on shapes like this was further off than was expected."""
+        if not self.surprises:
+            return 1.0
+        places = torch.tensor([other for other, _ in self.surprises])
+        squares = torch.tensor([square for _, square in self.surprises], dtype=torch.float64)
+        with torch.no_grad():
+            alike = self._alike(torch.tensor([place]), places, self.weights)[0]
+        counts = alike**4 + OWN * (places == place)
+        return float(((CALM + (counts * squares).sum()) / (CALM + counts.sum())).sqrt())
+
+    def predict(self, place: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the log time over the floor, of rows on one shape."""
+        known = self._known()
+        with torch.no_grad():
+            variances, *_ = self._split(self.weights)
+            prior = variances[:-1].sum()
+            if not len(known):
+                return self.offset[rows], prior.sqrt().expand(len(rows))
+            alike = self._alike(torch.tensor([place]), self.place[known], self.weights)[0]
+            alike = alike + (self.place[known] == place)
+            known = known[alike.argsort(descending=True, stable=True)[:NEAR]]
+            values = self._values(known)
+            factor = self._factor(known, self.weights)
+            across = self._covariance(rows, known, self.weights)
+            centre = values.mean()
+            mean = (
+                centre + self.offset[rows] + (across @ torch.cholesky_solve((values - centre)[:, None], factor))[:, 0]
+            )
+            known_part = torch.linalg.solve_triangular(factor, across.T, upper=False).square().sum(0)
+            return mean, (prior - known_part).clamp_min(1e-9).sqrt()
+
+    def learn(self) -> None:
+        """Make the weights likelier, where there is enough more to learn from than the last time."""
+        known = self._known()
+        if len(known) < max(FIRST, AGAIN * self.learnt):
+            return
+        self.learnt = len(known)
+        rows = self._drawn(known)
+        values = self._values(rows)
+        values = values - values.mean()
+        weights = self.weights.clone().requires_grad_()
+        optimizer = torch.optim.Adam([weights], lr=RATE)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            try:
+                factor = self._factor(rows, weights)
+            except RuntimeError:
+                return
+            solved = torch.linalg.solve_triangular(factor, values[:, None], upper=False)
+            unlikely = solved.square().sum() / 2 + factor.diagonal().log().sum()
+            unlikely = unlikely + ((weights - self.usual) / SPREAD).square().sum() / 2
+            unlikely.backward()
+            optimizer.step()
+        self.weights = weights.detach()
+
+    def _known(self) -> torch.Tensor:
+        return (~self.told.isnan()).nonzero()[:, 0]
+
+    def _values(self, rows: torch.Tensor) -> torch.Tensor:
+        """What is known of rows, but of the hopeless only that they are."""
+        values = self.told[rows] + self.offset[rows]
+        best = torch.full((int(self.place.max()) + 1,), math.inf, dtype=torch.float64)
+        best = best.scatter_reduce(0, self.place[rows], values, "amin")
+        return torch.minimum(values, best[self.place[rows]] + HOPELESS) - self.offset[rows]
+
+    def _drawn(self, known: torch.Tensor) -> torch.Tensor:
+        places = self.place[known].unique()
+        places = places[torch.randperm(len(places), generator=self.draw)]
+        order = torch.empty(int(self.place.max()) + 1, dtype=torch.long)
+        order[places] = torch.arange(len(places))
+        return known[order[self.place[known]].argsort(stable=True)[:LEARNT_FROM]]
+
+    def _split(self, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(weights.exp().split(self.sections))
+
+    def _alike(self, one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        _, sizes, names, *_ = self._split(weights)
+        return (-0.5 * self.shapes.distance(one, other, sizes, names)).exp()
+
+    def _factor(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        variances, *_ = self._split(weights)
+        among = self._covariance(rows, rows, weights)
+        among = among + (variances[-1] + 1e-8) * torch.eye(len(rows), dtype=torch.float64)
+        factor: torch.Tensor = torch.linalg.cholesky(among)
+        return factor
+
+    def _covariance(self, one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        v, _, _, values, words = self._split(weights)
+        alike = self._alike(self.place[one], self.place[other], weights)
+        here = (self.place[one][:, None] == self.place[other][None]).double()
+        same = (self.variant[one][:, None] == self.variant[other][None]).double()
+        configs = same * (-0.5 * self.configs.distance(one, other, values, words)).exp()
+        return (
+            v[0] * alike
+            + v[1] * here
+            + same * (v[2] + v[3] * alike + v[4] * here)
+            + configs * (v[5] + v[6] * alike + v[7] * here)
+        )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _octave(value: Any) -> float:
+    return math.log2(max(value, 0.5)) if _is_size(value) else -1.0
