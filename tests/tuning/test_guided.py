@@ -16,6 +16,8 @@ from registry.tuning.contestants import Contestant, LineUp, Selection
 from registry.tuning.guided import Guidance, Guide
 from registry.tuning.measure import Effort, Sweep
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 ROOT = Path(__file__).parents[2]
 FAKES = str(ROOT / "tests" / "support" / "tuning_fakes.py")
 QUICK = Effort(rounds=2, settle_ms=0.5, measure_ms=1.0, check_timeout=20.0, turn_timeout=10.0, drop=1.1)
