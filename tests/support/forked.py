@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import shared
 
-HEAVY = ("torch", "numpy", "pytest", "yaml", "pluggy", "jsonschema", "rich.console")
+HEAVY = ("torch", "numpy")
 LONGEST_START_S = 60.0
 REAL = sys.executable
 """The Python of this process, whatever sys.executable is said to be by then."""
