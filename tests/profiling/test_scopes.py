@@ -33,7 +33,7 @@ def machine_code(found):
     return ["\n".join(code).count("HGMMA"), hashed(*code)]
 
 
-@pytest.mark.slow(30)
+@pytest.mark.slow(4)
 @pytest.mark.parametrize("name", MARKED)
 def test_a_plain_build_is_the_one_without_marks(name, tmp_path):
     variant = catalog.get().variants[name]
