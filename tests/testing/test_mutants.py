@@ -29,8 +29,7 @@ def test_a_right_kernel_passes(kernel: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_is_caught(mutant: Mutant) -> None:
     checks = checks_for(mutant.variant())
-    both_ends = [check for pair in zip(checks, reversed(checks), strict=True) for check in pair][: len(checks)]
-    assert any(not check.run().passed for check in both_ends), f"all {len(checks)} checks passed"
+    assert any(not check.run().passed for check in checks), f"all {len(checks)} checks passed"
 
 
 def test_there_are_enough_of_them() -> None:
