@@ -101,6 +101,8 @@ def write() -> list[Path]:
         readings, builds = files.setdefault(file, ({}, {}))
         readings[fact] = reading
         builds.setdefault(build, {})[fact] = kept
+    if not files:  # nothing was run
+        return []
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.json"):
         if path.stem not in files:
