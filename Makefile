@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz lint format docs schema plots pictures bench bench-compare sanitize replay clean
+.PHONY: help demo test checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,20 +20,23 @@ help: ## this list
 demo: $(VENV)/.installed ## attention and matmul on this machine, what would run on an H100, and a refusal
 	$(PY) examples/demo.py
 
-test: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## lint, type checks and all tests
+test: $(VENV)/.installed-dev ## lint, type checks and all tests
+	@$(MAKE) --no-print-directory -j2 checked $(KREG_NEWEST_TRITON)/.installed
+	$(PY) -m pytest -n auto --dist worksteal
+	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
+
+checked: $(VENV)/.installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest -n auto --dist worksteal
-	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
+
+builds: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## after a kernel changed: compile it, and keep what came of it in tests/builds
+	$(PY) -m pytest tests --keep-builds -n auto --dist worksteal
 
 fuzz: $(VENV)/.installed-dev ## look for longer than `make test` does for inputs that break a promise of docs/trust.md
 	$(PY) -m pytest tests/fuzz --hypothesis-profile=long -n auto --dist worksteal
 
-lint: $(VENV)/.installed-dev ## ruff, mypy, dispatch tables, generated files
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy
+lint: checked ## ruff, mypy, dispatch tables, generated files
 	$(PY) -m registry.cli tables lint
 	$(PY) -m registry.cli schema --check dispatch_tables
 	$(PY) tools/docs.py --check

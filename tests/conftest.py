@@ -6,6 +6,8 @@ Also what the processes of a session share, and the order of the tests among the
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +17,32 @@ import shared
 _end_of_session = shared.begin()  # before anything imports torch
 
 import again  # noqa: E402
+import forked  # noqa: E402
+import kept_builds  # noqa: E402
 from made_up import math_run  # noqa: E402
 
 import registry  # noqa: E402
 from registry import notices  # noqa: E402
 from registry.dispatch.quarantine import quarantine  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "run the tests that compile, and write what came of it to tests/builds"
+    parser.addoption("--keep-builds", action="store_true", help=about)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--keep-builds"):
+        os.environ[kept_builds.KEEPING] = "1"  # also for the processes that this one starts
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if again.WITHIN_ANOTHER:
+        return
+    if config.getoption("--keep-builds"):
+        terminalreporter.write_line(f"written: {', '.join(path.name for path in kept_builds.write())}")
+    elif missing := kept_builds.missing():
+        terminalreporter.write_line(f"{len(missing)} builds were compiled: `make builds` keeps what came of them")
 
 
 def pytest_unconfigure() -> None:
@@ -40,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With --dist worksteal each worker begins with its own stretch of the list: each stretch gets its share of them.
     """
     items[:] = again.chosen(items)
+    if kept_builds.KEEPING in os.environ:
+        items[:] = kept_builds.that_ask(items)
     seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
     slow = sorted(seconds, key=lambda item: -seconds[item])  # type: ignore[arg-type]
     rest = [item for item in items if item not in seconds]
@@ -61,6 +86,14 @@ def clean_registry() -> Iterator[None]:
     quarantine.clear()
     notices.clear()
     registry.forget_plans()
+
+
+@pytest.fixture(scope="module")
+def quick_python() -> Iterator[None]:
+    """For the tests of a module sys.executable is one that has imported torch already; `forked.REAL` has not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forked.python())
+        yield
 
 
 @pytest.fixture

@@ -10,14 +10,18 @@ pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="this is the run under the interpreter"),
 ]
 
+PARTS = 3
+"""So that several workers share the kernels."""
 
-@pytest.mark.slow(60)
-def test_under_the_interpreter():
+
+@pytest.mark.slow(25)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_under_the_interpreter(part):
     pytest.importorskip("triton")
-    run_interpreted(*files_that("from again import INTERPRETED"))
+    run_interpreted(*files_that("from again import INTERPRETED")[part::PARTS])
 
 
-@pytest.mark.slow(140)
+@pytest.mark.slow(30)
 @needs_newest_triton
 def test_with_the_newest_triton():
     run_with_newest_triton(*files_that("WITH_NEWEST_TRITON = "))

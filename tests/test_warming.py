@@ -19,6 +19,8 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 H100 = Target.named("H100")
 SHAPE = "hq=2,s=128,d=64,dtype=float16"
 

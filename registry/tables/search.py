@@ -61,8 +61,7 @@ def _grown(points: Sequence[Point], places: list[int]) -> Tree:
 
 
 def _spread(column: Sequence[float]) -> float:
-    mean = sum(column) / len(column)
-    return sum((value - mean) ** 2 for value in column)
+    return math.dist(column, (math.fsum(column) / len(column),) * len(column))
 
 
 def nearest(tree: Tree, here: Point, count: int) -> Found:

@@ -88,22 +88,18 @@ def fit(
     problems = [problem_of(case, target) for case in fair]
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
-    contestants = tuple(
-        dict.fromkeys(
-            _key(entry)
-            for case, problem in zip(fair, problems, strict=True)
-            for entry in _asked(case, problem, settings)
-        )
-    )
+    sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
+    asked = [_asked(case, problem, settings, sources) for case, problem in zip(fair, problems, strict=True)]
+    contestants = tuple(dict.fromkeys(_key(entry) for entries in asked for entry in entries))
     places = {key: place for place, key in enumerate(contestants)}
     leading = op_named(op).tuning.leading
     shapes = [
         Shape(
             tuple(problem.facts()[name] for name in leading),
             tuple(round(found.get(name, 0.0), 3) for name in coordinates),
-            _results(case, problem, places, settings),
+            _results(case, problem, entries, places, settings),
         )
-        for case, problem, found in zip(fair, problems, likenesses, strict=True)
+        for case, problem, found, entries in zip(fair, problems, likenesses, asked, strict=True)
     ]
     named = tuple((name, dict(config)) for name, config in contestants)
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
@@ -135,7 +131,7 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
     return entry.variant, tuple(entry.config.items())
 
 
-def _asked(case: CaseResults, problem: Any, settings: Settings) -> list[Entry]:
+def _asked(case: CaseResults, problem: Any, settings: Settings, sources: Mapping[str, str]) -> list[Entry]:
     """The contestants that could run by a table, and those that must never run.
 
     Of a variant that guesses no costs that is its own first config alone, where it was timed. Of one that does, but was
@@ -145,7 +141,7 @@ def _asked(case: CaseResults, problem: Any, settings: Settings) -> list[Entry]:
     timed = candidates(case, settings)
     chooses = {e.variant for e in timed if e.variant in variants and variants[e.variant].cost is not None}
     firsts = {name: own_first(name, problem, timed) for name in {e.variant for e in timed} - chooses}
-    stale = {e.variant for e in timed if e.variant in chooses and e.fingerprint != fingerprint_of(variants[e.variant])}
+    stale = {e.variant for e in timed if e.variant in chooses and e.fingerprint != sources[e.variant]}
     firsts |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
     kept = [e for e in timed if firsts.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
@@ -161,7 +157,9 @@ def own_first(name: str, problem: Any, timed: Sequence[Entry]) -> Entry | None:
     return today or next((entry for entry in own if entry.first), None)
 
 
-def _results(case: CaseResults, problem: Any, places: Mapping[Any, int], settings: Settings) -> tuple[Result, ...]:
+def _results(
+    case: CaseResults, problem: Any, asked: Sequence[Entry], places: Mapping[Any, int], settings: Settings
+) -> tuple[Result, ...]:
     best = min(entry.ms for entry in candidates(case, settings))
     return tuple(
         Result(
@@ -169,7 +167,7 @@ def _results(case: CaseResults, problem: Any, places: Mapping[Any, int], setting
             NEVER if entry.failure is not None else round(math.log(entry.ms / best), 4),
             round(guess_of(entry, problem), 4),
         )
-        for entry in _asked(case, problem, settings)
+        for entry in asked
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import click
+import forked
 import pytest
 
 import registry
@@ -22,6 +23,8 @@ from registry.dispatch import catalog as discovery
 from registry.dispatch.catalog import catalog
 from registry.dispatch.quarantine import quarantine
 from registry.ops.op import OPS, Op
+
+pytestmark = pytest.mark.usefixtures("quick_python")
 
 FLAGSHIP = [
     "explain",
@@ -185,7 +188,7 @@ def test_in_a_pipe_there_is_no_colour_and_the_exit_code_is_mains(tmp_path):
     """The installed entry point, for once in a process of its own."""
     environment = dict(os.environ) | {"TERM": "xterm-256color", "REGISTRY_CACHE": str(tmp_path)}
     arguments = "-m registry.cli explain attention --device A100 --variant torch_cpu"
-    command = [sys.executable, *arguments.split()]
+    command = [forked.REAL, *arguments.split()]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == FINDING and done.stderr == ""
     assert "\x1b" not in done.stdout and "arch: got sm80, allowed cpu" in done.stdout

@@ -13,6 +13,8 @@ import pytest
 from registry.cli import OK, USAGE, main
 from registry.ops.known import all_ops
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 STARTED = [name for name, op in all_ops().items() if op.starter is not None]
 FEW = {
     "attention": "refuses or bfloat16 and 1x16",

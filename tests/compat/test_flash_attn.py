@@ -173,9 +173,18 @@ def test_a_cache_is_written_and_attended_to(form, new, mask):
     want, want_lse, want_k, want_v = cache.by_hand(q, k, v, **ours(mask), alibi_slopes=slopes, sinks=sinks)
     seqlens = torch.tensor(cache.lengths, dtype=torch.int32)
     out, lse = flash_attn_with_kvcache(
-        q, cache.k, cache.v, k, v, cache_seqlens=seqlens, **cache.given, **mask, alibi_slopes=slopes, s_aux=sinks,
+        q,
+        cache.k,
+        cache.v,
+        k,
+        v,
+        cache_seqlens=seqlens,
+        **cache.given,
+        **mask,
+        alibi_slopes=slopes,
+        s_aux=sinks,
         return_softmax_lse=True,
-    )  # fmt: skip
+    )
     close(out, want)
     close(lse, want_lse)
     assert torch.equal(cache.k, want_k) and torch.equal(cache.v, want_v)
@@ -216,9 +225,17 @@ def test_rotary(causal, interleaved):
                     right[b, i, h] = turned(x[b, i, h], at, interleaved)
     want, _, want_k, _ = cache.by_hand(right_q, right_k, v, causal=causal)
     out = flash_attn_with_kvcache(
-        q, cache.k, cache.v, k, v, angles.cos(), angles.sin(), torch.tensor(cache.lengths, dtype=torch.int32),
-        causal=causal, rotary_interleaved=interleaved,
-    )  # fmt: skip
+        q,
+        cache.k,
+        cache.v,
+        k,
+        v,
+        angles.cos(),
+        angles.sin(),
+        torch.tensor(cache.lengths, dtype=torch.int32),
+        causal=causal,
+        rotary_interleaved=interleaved,
+    )
     close(out, want)
     torch.testing.assert_close(cache.k, want_k, rtol=1e-5, atol=1e-5)
 

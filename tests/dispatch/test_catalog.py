@@ -17,6 +17,8 @@ import registry
 from registry import DuplicateVariant, Requires, Variant, hookimpl
 from registry.dispatch import catalog as discovery
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 def plugin_module(name, **hooks):
     module = types.ModuleType(name)

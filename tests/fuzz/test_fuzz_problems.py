@@ -18,6 +18,8 @@ from registry.ops.known import all_ops, op_named
 from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 FRESH = """
 import json, pickle, sys
 sys.path[:0] = json.loads(sys.argv[1])

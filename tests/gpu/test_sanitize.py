@@ -16,6 +16,8 @@ from registry import Target
 from registry.ops.known import op_named
 from registry.ops.parts import memory
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 SCRIPT = Path(__file__).with_name("sanitize.py")
 
 

@@ -13,9 +13,16 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 
 def flux():
     model = diffusers.FluxTransformer2DModel(
-        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
-    )  # fmt: skip
+        patch_size=1,
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    )
     return model, dict(
         hidden_states=torch.randn(1, 16, 4),
         encoder_hidden_states=torch.randn(1, 5, 32),
@@ -28,10 +35,15 @@ def flux():
 
 def unet():
     model = diffusers.UNet2DConditionModel(
-        sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, cross_attention_dim=32,
-        attention_head_dim=4, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        sample_size=8,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        norm_num_groups=4,
+        cross_attention_dim=32,
+        attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
+    )
     return model, dict(sample=torch.randn(1, 4, 8, 8), timestep=1, encoder_hidden_states=torch.randn(1, 5, 32))
 
 

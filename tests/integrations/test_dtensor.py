@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 WORKER = Path(__file__).with_name("dtensor_worker.py")
 
 

@@ -227,9 +227,16 @@ def test_encoders(padding):
 
 def test_cross_attention_over_a_padded_encoder():
     config = transformers.BartConfig(
-        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=64, max_position_embeddings=64,
-    )  # fmt: skip
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        vocab_size=64,
+        max_position_embeddings=64,
+    )
     model = transformers.BartModel(config).eval()
     mask = torch.tensor(PADDINGS["right"])
 

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import registry
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 class Layer(torch.nn.Module):
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ def keep_attention(context, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if wanted else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def train(rank: int, world: int, store: str) -> None:
+def train(world: int, store: str, rank: int) -> None:
     """Three steps with sharded parameters give the gradients of the plain model."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
@@ -71,7 +73,10 @@ def train(rank: int, world: int, store: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_fsdp_with_selective_checkpointing(world, tmp_path):
-    torch.multiprocessing.spawn(train, (world, str(tmp_path / "store")), nprocs=world)
+    command = [sys.executable, __file__, str(world), str(tmp_path / "store")]
+    running = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(world)]
+    said = [one.communicate(timeout=300)[1] for one in running]
+    assert [one.returncode for one in running] == [0] * world, said
 
 
 class Program(torch.nn.Module):
@@ -100,3 +105,7 @@ def test_a_compiled_package_runs_where_only_registry_was_imported(tmp_path):
     command = [sys.executable, "-c", LOADED, package, str(tmp_path / "tensors.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    train(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

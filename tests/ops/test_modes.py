@@ -17,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 import registry
 from registry.ops.parts import counting
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 OPS = torch.ops.registry
 CU = torch.tensor([0, 3, 8], dtype=torch.int32)
 LENGTHS = ((3, 3), (5, 5))

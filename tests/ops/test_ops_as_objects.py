@@ -14,6 +14,8 @@ import torch
 import registry
 from registry.ops.known import all_ops
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 class Block(torch.nn.Module):
     """A module that holds an op as people do."""

@@ -6,7 +6,7 @@ import torch
 import registry
 from registry.dispatch import traced
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = pytest.mark.slow(4)
 
 
 def code_of(function, *tensors):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 ROOT = Path(__file__).parents[2]
 TOY = ROOT / "tests" / "support" / "toy_op"
 NO_CACHES = shutil.ignore_patterns("__pycache__", "results", "saved", "*.cubin")

@@ -8,11 +8,10 @@ import pytest
 
 from registry import Target
 from registry.ops.attention.problem import AttentionProblem
-from registry.toolbox.builds import loop_spills
 
 pytest.importorskip("triton")
 
-from compiled import resources
+from compiled import loop_spills, reading, resources
 from covering import all_of, covering_builds, named
 
 from registry.plugins import gluon_fa3
@@ -62,7 +61,7 @@ def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
     assert len(hot_loops(found)) == t.groups, "one steady loop for each consumer warp group"
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
-    assert loop_spills(found.sass) == []
+    assert loop_spills(found) == []
     assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
@@ -86,27 +85,42 @@ def test_features_cost_the_plain_path_nothing(p, config):
         assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
 
 
+@reading
+def exponentials_beside(found):
+    """In each steady loop, how many come between the two waits: for the scores, and for the product."""
+    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
+    counted = []
+    for loop in hot_loops(found):
+        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
+        scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
+        counted.append(sum("MUFU.EX2" in step for step in steps[scores:product]))
+    return counted
+
+
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN + BETWEEN, first)))
 def test_exponentials_run_beside_the_product(p, config):
     """They come before the wait for it. Else groups would overlap each other only, not each itself."""
     found = built(p, config)
-    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
-    for loop in hot_loops(found):
-        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
-        scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
-        beside = sum("MUFU.EX2" in step for step in steps[scores:product])
-        assert beside == loop.counts["MUFU"], "none is left for after the wait"
+    assert exponentials_beside(found) == [loop.counts["MUFU"] for loop in hot_loops(found)], "none after the wait"
+
+
+@reading
+def jumps_after_votes(found):
+    """Of each vote of a warp: how much later it jumps by it, and the instruction that is jumped over first."""
+    code = re.findall(r"^\s+/\*\w{4}\*/\s+(.*);", found.sass, re.MULTILINE)
+    jumps = []
+    for i, any_lane in [(i, step.split()[1].strip(",")) for i, step in enumerate(code) if "VOTE.ANY" in step]:
+        jump = next(j for j in range(i, len(code)) if code[j].startswith(f"@!{any_lane} BRA"))
+        jumps.append([jump - i, code[jump + 1].split()[0].split(".")[0]])
+    return jumps
 
 
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
 def test_what_was_summed_is_rescaled_behind_a_branch(p, config):
     """Of a warp as one: its 32 lanes vote, and jump over the multiplications unless one of them must."""
-    code = re.findall(r"^\s+/\*\w{4}\*/\s+(.*);", built(p, config).sass, re.MULTILINE)
-    votes = [(i, step.split()[1].strip(",")) for i, step in enumerate(code) if "VOTE.ANY" in step]
-    assert len(votes) >= config["consumers"], "one in each steady loop"
-    for i, any_lane in votes:
-        jump = next(j for j in range(i, len(code)) if code[j].startswith(f"@!{any_lane} BRA"))
-        assert jump < i + 100 and code[jump + 1].startswith("FMUL")
+    found = jumps_after_votes(built(p, config))
+    assert len(found) >= config["consumers"], "one in each steady loop"
+    assert all(later < 100 and then == "FMUL" for later, then in found)
 
 
 def test_parts_of_a_head_dim_hold_it():
@@ -121,17 +135,24 @@ def test_parts_of_a_head_dim_hold_it():
         assert sum(wide for _, wide in t.value_parts) <= {80: 80, 96: 96, 192: 192}.get(d, 256)
 
 
+@reading
+def messages(found):
+    """Each read of a message, and each write after a wait, with the step before it and the two behind it."""
+    steps = re.findall(r"\b(LDS\.64|STS\.64|BAR\.SYNC|SYNCS\.PHASECHK|SYNCS\.ARRIVE\.\S+A1T0)\b", found.sass)
+    around = [steps[i - 1 : i + 3] for i in range(1, len(steps))]
+    reads = [each for each in around if each[1] == "LDS.64"]
+    return {"reads": reads, "writes": [each for each in around if each[:2] == ["SYNCS.PHASECHK", "STS.64"]]}
+
+
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))
 def test_a_message_is_let_go_after_all_warps_of_a_group_have_read_it(p, config):
     """The tile messages between producer and consumers, which compute-sanitizer's racecheck cannot follow."""
-    steps = re.findall(r"\b(LDS\.64|STS\.64|BAR\.SYNC|SYNCS\.PHASECHK|SYNCS\.ARRIVE\.\S+A1T0)\b", built(p, config).sass)
-    reads = [i for i, step in enumerate(steps) if step == "LDS.64"]
-    writes = [i for i, step in enumerate(steps) if step == "STS.64" and i and steps[i - 1] == "SYNCS.PHASECHK"]
-    assert len(reads) == 2 * config["consumers"], "each group's first message and its later ones"
-    assert len(writes) == 2 and all(steps[i + 1].startswith("SYNCS.ARRIVE") for i in writes), "wait, write, announce"
-    for i in reads:
-        assert steps[i - 1] == "SYNCS.PHASECHK", "read when it is announced"
-        assert steps[i + 1] == "BAR.SYNC" and steps[i + 2].startswith("SYNCS.ARRIVE"), "let go once all have read it"
+    found = messages(built(p, config))
+    assert len(found["reads"]) == 2 * config["consumers"], "each group's first message and its later ones"
+    assert len(found["writes"]) == 2 and all(then.startswith("SYNCS.ARRIVE") for _, _, then, *_ in found["writes"])
+    for before, _, after, later in found["reads"]:
+        assert before == "SYNCS.PHASECHK", "read when it is announced"
+        assert after == "BAR.SYNC" and later.startswith("SYNCS.ARRIVE"), "let go once all have read it"
 
 
 def test_every_config_is_legal_somewhere_and_differs():

@@ -7,11 +7,10 @@ import pytest
 
 from registry import Target
 from registry.ops.attention_varlen.problem import VarlenProblem
-from registry.toolbox.builds import loop_spills
 
 pytest.importorskip("triton")
 
-from compiled import resources
+from compiled import loop_spills, resources
 from covering import all_of, covering_builds, named
 
 from registry.plugins.gluon_fa3 import varlen
@@ -62,7 +61,7 @@ def test_build(p, config):
     assert len(loops) - (t.mask == "shifted") * len(masked) == t.groups, "one steady loop for each consumer warp group"
     assert len(masked) == (0 if t.mask == "tail" else t.groups), "the end of a sequence is in the first block"
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
-    assert loop_spills(found.sass) == []
+    assert loop_spills(found) == []
     assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024

@@ -30,7 +30,7 @@ def compiled(variant, arch="sm90", **sizes):
     assert found.spills == 0
     assert found.shared <= variant.requires.shared_memory(p, config) <= p.target.shared_memory
     assert matrix_units(found)
-    return found, instructions(found.ptx)
+    return found, instructions(found)
 
 
 @pytest.mark.parametrize(

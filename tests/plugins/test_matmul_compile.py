@@ -8,11 +8,10 @@ from registry import Target
 from registry.contract.problem import OperandFact
 from registry.ops.matmul.calls import MATMUL
 from registry.ops.matmul.problem import MatmulProblem
-from registry.toolbox.builds import loop_spills
 
 pytest.importorskip("triton")
 
-from compiled import instructions, matrix_units, resources
+from compiled import instructions, loop_spills, matrix_units, mentions, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 from registry.plugins.gluon_matmul_ws.cost import cost
@@ -34,7 +33,7 @@ def compiled(variant, p, config, slack=0):
     (build,) = variant.builds(p, config)
     found = resources(build, p.target)
     # Triton 3.9 parks a few registers beside the loops of split float32 products; in a loop it must not.
-    assert not found.spills or (not Target.named("H100").triton.startswith("3.6.") and not loop_spills(found.sass))
+    assert not found.spills or (not Target.named("H100").triton.startswith("3.6.") and not loop_spills(found))
     declared = variant.requires.shared_memory(p, config)
     assert found.shared <= declared <= found.shared + slack
     assert (
@@ -50,7 +49,7 @@ def test_pointers_everywhere(arch):
     p = problem(arch)
     first = POINTERS.legal_configs(p)[0]
     found = compiled(POINTERS, p, first)
-    assert first["num_stages"] > 1 and instructions(found.ptx)["cp.async"] >= 8
+    assert first["num_stages"] > 1 and instructions(found)["cp.async"] >= 8
     assert matrix_units(found) == {{"sm90": "wgmma", "sm100": "tcgen05"}.get(arch, "mma")}
 
 
@@ -100,7 +99,7 @@ def test_pointers_features(arch, more):
 def test_descriptors(arch, more):
     p = problem(arch, **more)
     found = compiled(DESCRIPTORS, p, DESCRIPTORS.legal_configs(p)[0], slack=1 << 16 if "n" in more else 1024)
-    asked = instructions(found.ptx)
+    asked = instructions(found)
     assert asked["TMA load"] and asked["cp.async"] == 0
     assert bool(asked["TMA store"]) == ("n" not in more)
 
@@ -128,7 +127,7 @@ def test_warp_specialized(which, more):
     config = SPECIALIZED.legal_configs(p)[which]
     found = compiled(SPECIALIZED, p, config, slack=256)
     assert {240, 24} <= set(found.setmaxnreg)
-    asked = instructions(found.ptx)
+    asked = instructions(found)
     assert asked["wgmma"] >= 8
     assert asked["TMA load"] and bool(asked["TMA store"]) == (more.get("n") != 4100)
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
@@ -157,7 +156,7 @@ INT8 = {"dtype": "int8", "layout": "nt", "bias": True}
 def test_no_bias_turns_into_an_integer(variant, arch, more):
     p = problem(arch, **INT8, **more)
     found = compiled(variant, p, variant.legal_configs(p)[0], slack=1 << 16)
-    assert "cvt.rn.f32.s32" in found.ptx and "cvt.rzi" not in found.ptx
+    assert mentions(found, r"cvt\.rn\.f32\.s32") and not mentions(found, r"cvt\.rzi")
     assert variant is not SPECIALIZED or not [line for line in found.ptxas_warnings if "C75" in line]
 
 
@@ -165,7 +164,7 @@ def test_no_bias_turns_into_an_integer(variant, arch, more):
 def test_integers_stay_integers(variant):
     p = problem(**INT8, out_dtype="int32", activation="relu")
     found = compiled(variant, p, variant.legal_configs(p)[0], slack=1 << 16)
-    assert "cvt.rn.f32.s32" not in found.ptx and "cvt.rzi" not in found.ptx
+    assert not mentions(found, r"cvt\.rn\.f32\.s32|cvt\.rzi")
 
 
 # --- Ampere's rule: cp.async moves at least four contiguous bytes -------------------------------------------------
@@ -194,7 +193,7 @@ def strided(letter_strides, base=16, arch="sm86", size=8192):
 def test_cp_async_where_it_is_legal():
     p = problem("sm86", 8192, 8192, 8192, dtype="float16")
     assert not list(POINTERS.requires.rule(p, CLASSIC))
-    assert compiled(POINTERS, p, CLASSIC, slack=1 << 14).ptx.count("cp.async.c") >= 16
+    assert mentions(compiled(POINTERS, p, CLASSIC, slack=1 << 14), r"cp\.async\.c") >= 16
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,7 @@ def test_single_elements_rule_out_the_pipeline(strides, base, field, words):
 def test_single_stage_builds_cleanly():
     p = strided((8193, 1))
     found = compiled(POINTERS, p, POINTERS.legal_configs(p)[0], slack=1 << 14)
-    assert instructions(found.ptx)["cp.async"] == 0 and matrix_units(found) == {"mma"}
+    assert instructions(found)["cp.async"] == 0 and matrix_units(found) == {"mma"}
 
 
 def test_an_unlucky_edge_is_named():
@@ -246,7 +245,7 @@ def test_hopper_does_not_pipeline_four_bytes_at_a_time(more):
     p = problem(**more)
     legal = POINTERS.legal_configs(p)
     assert legal and all(config["num_stages"] == 1 for config in legal)
-    assert instructions(compiled(POINTERS, p, legal[0], slack=1 << 14).ptx)["cp.async"] == 0
+    assert instructions(compiled(POINTERS, p, legal[0], slack=1 << 14))["cp.async"] == 0
 
 
 @pytest.mark.parametrize("n, first", [(4096, True), (4100, False)])
@@ -294,7 +293,7 @@ def test_long_k_is_split(m, n, k):
     first = SPECIALIZED.legal_configs(p)[0]
     assert first["SPLIT_K"] != 1 and first["SPLIT_K"] <= -(-k // first["BLOCK_K"])
     found = compiled(SPECIALIZED, p, first, slack=256)
-    assert "atom.global.gpu.acq_rel.add" in found.ptx and "ld.global.cg" in found.ptx
+    assert mentions(found, r"atom\.global\.gpu\.acq_rel\.add") and mentions(found, r"ld\.global\.cg")
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
 
 
@@ -306,7 +305,7 @@ def test_equal_shares_of_few_rows(swap, more):
     depth = 128 // p.operands[0].itemsize
     config = gluon_matmul_ws.config("coop", 128, 64, 6, depth, split_k=0) | ({"SWAP": True} if swap else {})
     found = compiled(SPECIALIZED, p, config, slack=256)
-    assert "ld.global.cg.v4" in found.ptx.replace(".L1::no_allocate", "") and "st.global.v4" in found.ptx
+    assert mentions(found, r"ld\.global\.cg(\.L1::no_allocate)?\.v4") and mentions(found, r"st\.global\.v4")
     (build,) = SPECIALIZED.builds(p, config)
     few = build.constants["cfg"].FEW
     assert few == (48 if swap else 24)

@@ -39,7 +39,7 @@ if INTERPRETED:
 
 else:
     from autows_forms import FORMS, ILLEGAL, LEGAL, PAGE, SPECIALIZED, outcome, problem, with_forms
-    from compiled import instructions, resources
+    from compiled import instructions, mentions, resources
 
     @pytest.mark.parametrize("title", FORMS)
     def test_the_compiler_does_what_is_known_of_it(title):
@@ -70,9 +70,9 @@ else:
         for config in configs:
             (build,) = variant.builds(p, config)
             found = resources(build)
-            assert found.threads == 384 and ".reqntid 384" in found.ptx, "three warp groups from num_warps=4"
+            assert found.threads == 384 and mentions(found, r"\.reqntid 384"), "three warp groups from num_warps=4"
             assert {40, 232} <= set(found.setmaxnreg), "the producer hands its registers to the consumers"
-            asked = instructions(found.ptx)
+            asked = instructions(found)
             assert asked["wgmma"] and asked["TMA load"] and asked["mbarrier"]
             assert found.spills == 0 and not found.ptxas_warnings
             assert found.shared <= variant.requires.shared_memory(p, config) <= found.shared + 128

@@ -14,11 +14,10 @@ import torch
 from registry import Target, variants
 from registry.dispatch.select import decide
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
-from registry.toolbox.builds import loop_spills
 
 triton = pytest.importorskip("triton")
 
-from compiled import instructions, lost_addresses, matrix_units, resources  # noqa: E402
+from compiled import instructions, loop_spills, lost_addresses, matrix_units, mentions, resources  # noqa: E402
 
 WITH_NEWEST_TRITON = r"on_hopper.*128|elsewhere.*sm80|leave_the_pipeline.*16-"
 PREFILL, SPLIT, BACKWARD = "triton_varlen", "triton_varlen_split", "triton_varlen_backward"
@@ -48,7 +47,7 @@ def built(name, p, config=None):
 def check(found):
     """No spills inside loops, few outside (ptxas parks what it needs later), no wgmma one after the other."""
     for one in found:
-        assert not one.spills or not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
+        assert not one.spills or not loop_spills(one), f"{one.name} spills in its loop"
         assert one.spills <= 384, f"{one.name} spills {one.spills} bytes"
         assert not any("C75" in line for line in one.ptxas_warnings), f"{one.name}: wgmma serialised"
 
@@ -90,7 +89,7 @@ def test_pages_leave_the_pipeline_to_keys_and_values(page, kv_dtype):
     check([one])
     itemsize = 1 if kv_dtype else 2
     assert one.shared >= (config["num_stages"] - 1) * config["BLOCK_N"] * 2 * 128 * itemsize
-    assert instructions(one.ptx)["cp.async"] and "cp.async.ca" not in one.ptx
+    assert instructions(one)["cp.async"] and not mentions(one, r"cp\.async\.ca")
 
 
 @pytest.mark.parametrize("sizes", [dict(), dict(b=64, hq=64), dict(kv_dtype="float8_e4m3fn")], ids=str)
@@ -138,7 +137,7 @@ def test_products_of_8_bit_values_read_addresses_that_they_were_written_to(dtype
     config = dict(zip(("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"), tile, strict=True))
     assert config in variants()[PREFILL].configs_for(p)
     (one,) = built(PREFILL, p, config)
-    assert one.counts["HGMMA"] and not lost_addresses(one.sass)
+    assert one.counts["HGMMA"] and not lost_addresses(one)
 
 
 CROWDED = dict(window=(255, 127), causal=False, softcap=30.0, sinks=True, alibi=True)
@@ -155,7 +154,7 @@ CROWDED = dict(window=(255, 127), causal=False, softcap=30.0, sinks=True, alibi=
 )
 def test_crowded_problems(name, features):
     for one in built(name, problem(name, **features)):
-        assert not one.spills or not loop_spills(one.sass, innermost=True), f"{one.name} spills in its loop"
+        assert not one.spills or not loop_spills(one), f"{one.name} spills in its loop"
 
 
 @pytest.mark.parametrize("ieee", [False, True], ids=["tf32", "ieee"])
@@ -171,7 +170,7 @@ def test_unaligned_keys_run_without_a_pipeline():
     configs = variants()[SPLIT].legal_configs(p)
     assert configs and all(config["num_stages"] == 1 for config in configs)
     (one,) = built(SPLIT, p)
-    assert "cp.async" not in one.ptx
+    assert not mentions(one, r"cp\.async")
 
 
 def test_fp8_is_refused_where_the_gpu_cannot_convert_it():

@@ -19,6 +19,8 @@ from registry.dispatch.catalog import BUILTIN_PACKAGE, ENTRY_POINT_GROUP, catalo
 from registry.ops.known import all_ops
 from registry.tables import Layer, files_at, load_tables
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_the_wheel_carries_licence_types_and_entry_points(wheel):
 
 def test_an_installed_wheel_works_from_another_folder(elsewhere, tmp_path):
     site, environment = elsewhere
-    found = json.loads(run([sys.executable, "-c", FROM_ELSEWHERE], cwd=tmp_path, env=environment))
+    found = json.loads(run([forked.python(), "-c", FROM_ELSEWHERE], cwd=tmp_path, env=environment))
     file, error, counts, variants, because = found
     assert Path(file).is_relative_to(site)
     assert error < 1e-5

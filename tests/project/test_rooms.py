@@ -6,7 +6,7 @@ All import statements count: those inside of functions, which run later, and tho
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import pytest
@@ -53,9 +53,10 @@ def files() -> dict[str, Path]:
     return found
 
 
-def imports(name: str) -> Iterator[tuple[str, str]]:
+@functools.cache
+def imports(name: str) -> list[tuple[str, str]]:
     """What a module imports of the package, lazily and for types too, and where."""
-    path = FILES[name]
+    path, found = FILES[name], []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             asked = [alias.name for alias in node.names]
@@ -65,15 +66,12 @@ def imports(name: str) -> Iterator[tuple[str, str]]:
             asked = [full if full in FILES else str(node.module) for full in asked]
         else:
             continue
-        for module in asked:
-            if module in FILES and module != name:
-                yield module, f"{path.relative_to(ROOT)}:{node.lineno}"
+        where = f"{path.relative_to(ROOT)}:{node.lineno}"
+        found += [(module, where) for module in asked if module in FILES and module != name]
+    return found
 
 
 FILES = files()
-IMPORTS = {name: list(imports(name)) for name in FILES}
-
-
 PLUGINS = [name for name in FILES if name.startswith("registry.plugins.")]
 GENERIC = [name for name in FILES if not name.startswith("registry.plugins")]
 
@@ -100,18 +98,18 @@ def test_every_room_has_its_place():
 
 def test_no_room_imports_a_later_one():
     for name in GENERIC:
-        for to, where in IMPORTS[name]:
+        for to, where in imports(name):
             assert ROOMS.index(part(to, 1)) <= ROOMS.index(part(name, 1)), f"{where} imports {to}"
 
 
 def test_nothing_imports_a_door():
     for name in FILES:
-        doors = {to for to, _ in IMPORTS[name] if part(to, 1) in DOORS and part(to, 1) != part(name, 1)}
+        doors = {to for to, _ in imports(name) if part(to, 1) in DOORS and part(to, 1) != part(name, 1)}
         assert not doors, f"{name} imports {doors}"
 
 
 def test_no_import_circle():
-    assert not circles({name: {to for to, _ in IMPORTS[name]} for name in FILES})
+    assert not circles({name: {to for to, _ in imports(name)} for name in FILES})
 
 
 def test_circles_are_found():
@@ -122,7 +120,7 @@ def test_an_op_is_imported_by_itself_and_the_front_door_alone():
     folders = {f"registry.ops.{path.parent.name}" for path in (ROOT / "registry" / "ops").glob("*/op.py")}
     assert len(folders) > 1
     for name in GENERIC:
-        for to, where in IMPORTS[name]:
+        for to, where in imports(name):
             op = ".".join(to.split(".")[:3])
             if op in folders and name not in {"registry"}:
                 assert name == op or name.startswith(op + "."), f"{where} imports {to}"
@@ -130,7 +128,7 @@ def test_an_op_is_imported_by_itself_and_the_front_door_alone():
 
 def test_a_plugin_imports_the_registry_and_itself_alone():
     for name in PLUGINS:
-        for to, where in IMPORTS[name]:
+        for to, where in imports(name):
             allowed = (
                 to in ("registry", "registry.errors")
                 or part(to, 1) in ("contract", "toolbox")
@@ -146,10 +144,11 @@ def docstrings(tree: ast.AST) -> set[ast.AST]:
 
 
 def test_generic_code_names_no_variant():
+    variants = set(registry.variants())
     for name in GENERIC:
         tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
         texts = {node for node in ast.walk(tree) if isinstance(node, ast.Constant)} - docstrings(tree)
-        assert not {node.value for node in texts} & set(registry.variants()), name
+        assert not {node.value for node in texts} & variants, name
 
 
 def test_no_two_public_classes_share_a_name():

@@ -15,14 +15,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
 _WITHIN = "KREG_TESTS_NEWEST_WITHIN"
+WITHIN_ANOTHER = _WITHIN in os.environ or INTERPRETED
 _TESTS = Path(__file__).parents[1]
 
 needs_newest_triton = pytest.mark.skipif(
@@ -61,7 +62,7 @@ def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _run(*files: str, **environment: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", "-rs", *files]
+    command = [forked.python(), "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", "-rs", *files]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

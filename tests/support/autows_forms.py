@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import re
 import sys
@@ -19,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import shared
 import torch
 import triton
 import triton.language as tl
 from compiled import resources
+from kept_builds import hashed
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import Target, variants
 from registry.ops.attention.problem import AttentionProblem
-from registry.toolbox.builds import Build, compile_build
+from registry.toolbox.builds import Build, compile_build, inspect
 from registry.toolbox.launch import StandIn
 
 ROOT = Path(__file__).parents[2]
@@ -193,8 +192,8 @@ def compile_here(title: str) -> Outcome:
     """Compile a form in this process, which a failing compiler may end."""
     form = FORMS[title]
     try:
-        found = resources(form.build(), form.arch)
-        compiled = compile_build(form.build(), form.arch)  # from Triton's cache
+        compiled = compile_build(form.build(), form.arch)
+        found = inspect(compiled)
     except Exception:
         return Outcome(FAILS)
     registers = tuple(sorted(set(found.setmaxnreg)))
@@ -228,9 +227,8 @@ def verdict_of_split(ttgir: str, rows: int) -> str:
 @functools.cache
 def outcome(title: str) -> Outcome:
     """What comes of a form; several tests ask about each."""
-    form, reading = FORMS[title], Path(__file__).read_bytes()
-    question = f"{triton.__version__} {form.build().source(form.arch).hash()} {form.arch} {form.known} {reading!r}"
-    found = json.loads(shared.kept(question, lambda: json.dumps(vars(_outcome(title))).encode()))
+    form, reading = FORMS[title], hashed(Path(__file__).read_bytes())
+    found = resources(form.build(), form.arch).kept("outcome", reading, lambda: vars(_outcome(title)))
     return Outcome(found["verdict"], found["threads"], tuple(found["setmaxnreg"]))
 
 

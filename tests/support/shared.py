@@ -4,27 +4,21 @@ A folder that the first of these processes makes and removes. Triton's cache lie
 ask for is compiled once, and so do answers that cost seconds (`once`). Each process computes with one thread: the
 workers are as many as the cores.
 
-What a compiler made of a kernel stays for the next session (`kept`): most of a session's time goes there, and the
-question holds all that the answer hangs on. `make clean` forgets it.
+What a compiler made of a kernel is kept for all sessions: see kept_builds.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-import time
-import zlib
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 FOLDER = "KREG_TESTS_SHARED"
-KEPT = Path(__file__).parents[2] / ".pytest_cache" / "builds"
-KEPT_DAYS = 14
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -39,7 +33,6 @@ def begin(environment: MutableMapping[str, str] = os.environ) -> Callable[[], No
     sys.dont_write_bytecode = False
     if FOLDER in environment:
         return lambda: None
-    _forget_what_nobody_asks_for()
     folder = tempfile.mkdtemp(prefix="kernel-registry-tests-")
     environment[FOLDER] = folder
     environment.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
@@ -73,17 +66,6 @@ def folder(name: str, fill: Callable[[Path], object]) -> Path:
     return path
 
 
-def kept(question: str, answer: Callable[[], bytes]) -> bytes:
-    """The same, found by an earlier session perhaps."""
-    if FOLDER not in os.environ:
-        return answer()
-    try:
-        KEPT.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a tree that cannot be written
-        return once(question, answer)
-    return zlib.decompress(_answer_in(KEPT, question, lambda: zlib.compress(answer(), 1)))
-
-
 def _answer_in(folder: Path, question: str, answer: Callable[[], bytes]) -> bytes:
     path = folder / hashlib.sha256(question.encode()).hexdigest()
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -95,10 +77,3 @@ def _answer_in(folder: Path, question: str, answer: Callable[[], bytes]) -> byte
             unfinished.rename(path)
     path.touch()
     return path.read_bytes()
-
-
-def _forget_what_nobody_asks_for() -> None:
-    for path in KEPT.glob("*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEPT_DAYS * 86400:
-                path.unlink()

@@ -22,6 +22,8 @@ from registry.tables import Layer, TableSet, TableStore, environment_files, file
 from registry.tables.lint import Known, lint
 from registry.tables.match import arch_covers, same_device
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 FOLDER = Path(__file__).parents[2] / "dispatch_tables"
 
 

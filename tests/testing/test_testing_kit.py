@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -25,6 +26,8 @@ from registry.testing import Check, Report, check_op, check_variant, checks_for,
 from registry.testing import __main__ as command_line
 from registry.testing.__main__ import main
 from registry.testing.outcomes import Finding
+
+pytestmark = pytest.mark.usefixtures("quick_python")
 
 CLAIMS: dict[str, Any] = {
     "arch": ("cpu",),
@@ -353,7 +356,7 @@ def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text("import sys\ndef test_light(): assert 'torch' not in sys.modules\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_light.py"]
+    command = [forked.REAL, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_light.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout
 

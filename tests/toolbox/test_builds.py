@@ -176,7 +176,7 @@ def test_gluon_with_a_tensor_descriptor():
 def test_spills_are_seen():
     """Far too few registers for the tile: also the hot loop spills."""
     build = _product_build(num_warps=4, maxnreg=64)
-    while_compiling = resources(build, "sm80")
+    while_compiling = resources(build, "sm80").resources
     found = inspect(compile_build(build, "sm80"))
     as_it_compiled, asked_again = dataclasses.asdict(while_compiling), dataclasses.asdict(found)
     del as_it_compiled["cubin"], asked_again["cubin"]  # names its source's folder: a kept build had it elsewhere

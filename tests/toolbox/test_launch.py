@@ -33,7 +33,7 @@ from registry.toolbox.bound_launch import function  # noqa: E402
 from registry.toolbox.builds import Build, compile_build  # noqa: E402
 from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
 
-pytestmark = needs_fake_cuda
+pytestmark = [needs_fake_cuda, pytest.mark.usefixtures("quick_python")]
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="replays a commit: needs a git checkout")
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="replays a commit: needs a git checkout"),
+    pytest.mark.usefixtures("quick_python"),
+]
 
 
 def replay(base, tree, *arguments):

@@ -16,6 +16,8 @@ from registry.tuning.contestants import Contestant, LineUp, Selection
 from registry.tuning.guided import Guidance, Guide
 from registry.tuning.measure import Effort, Sweep
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 ROOT = Path(__file__).parents[2]
 FAKES = str(ROOT / "tests" / "support" / "tuning_fakes.py")
 QUICK = Effort(rounds=2, settle_ms=0.5, measure_ms=1.0, check_timeout=20.0, turn_timeout=10.0, drop=1.1)
@@ -210,9 +212,15 @@ def test_a_guided_sweep_measures_some_and_goes_on_where_it_was(tmp_path):
     cases = [Case.of("attention", hq=2, s=8 * (n + 1), d=8, dtype="float32", causal=True) for n in range(2)]
     with worker.child("cpu", plugins=[FAKES]) as child:
         sweep = lambda **more: Sweep(  # noqa: E731
-            cases, path, device="cpu", effort=QUICK, selection=Selection(("fake.good", "torch_*")),
-            plugins=[FAKES], child=child, **more,
-        ).run()  # fmt: skip
+            cases,
+            path,
+            device="cpu",
+            effort=QUICK,
+            selection=Selection(("fake.good", "torch_*")),
+            plugins=[FAKES],
+            child=child,
+            **more,
+        ).run()
         report = sweep(guidance=Guidance(share=0.5))
         results = journal.read(path)
         tried = [len(case.entries) for case in results.cases.values()]

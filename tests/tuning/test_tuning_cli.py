@@ -15,6 +15,8 @@ from registry.dispatch import in_force
 from registry.tuning import evidence, extra, grids, journal
 from registry.tuning.lint import load_files
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 TUNE = ("tune", "attention", "--device", "cpu", "--only", "torch_*", "--rounds", "3", "--turn", "2")

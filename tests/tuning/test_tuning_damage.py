@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict
 
+import forked
 import pytest
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
@@ -22,6 +23,8 @@ from registry.toolbox.compile_pool import Child, WorkerDied, WorkerFailed
 from registry.tuning import journal, store
 from registry.tuning.grids import select
 from registry.tuning.measure import Effort
+
+pytestmark = pytest.mark.usefixtures("quick_python")
 
 WRONG = [
     [],
@@ -164,6 +167,7 @@ def answerer():
 def odd_worker(tmp_path, monkeypatch):
     (tmp_path / "odd_worker.py").write_text(ODD_WORKER)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "executable", forked.REAL)  # about groups of processes
     with Child("odd_worker", {}) as child:
         yield child
 
@@ -242,7 +246,7 @@ def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache):
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "shapes.txt").write_text("b=1,hq=1,s=16,d=16,dtype=float32\n")
     who, out = tmp_path / "who", tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "registry.cli", "tune", "attention", "--device", "cpu", "--turn", "1"]
+    command = [forked.REAL, "-m", "registry.cli", "tune", "attention", "--device", "cpu", "--turn", "1"]
     command += ["--shapes", str(tmp_path / "shapes.txt"), "--plugin", str(tmp_path / "hanging.py"), "--out", str(out)]
     command += ["--only", "test.hangs", "--only", "torch_cpu", "--timeout", "10m"]
     with subprocess.Popen(

@@ -17,6 +17,8 @@ from registry.dispatch.fingerprint import fingerprint_of
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.tuning import journal, store
 
+pytestmark = pytest.mark.usefixtures("quick_python")
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):

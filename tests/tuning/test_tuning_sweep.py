@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import shared
 
@@ -18,6 +19,8 @@ from registry.toolbox.compile_pool import WorkerFailed
 from registry.tuning import contestants, journal, worker
 from registry.tuning.contestants import Selection
 from registry.tuning.measure import Effort, Sweep
+
+pytestmark = pytest.mark.usefixtures("quick_python")
 
 FAKES = str(Path(__file__).parents[1] / "support" / "tuning_fakes.py")
 QUICK = Effort(rounds=3, settle_ms=0.5, measure_ms=2.0, check_timeout=4.0, turn_timeout=2.0)
@@ -134,7 +137,7 @@ Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selectio
 
 def test_a_killed_sweep_loses_at_most_one_turn_and_goes_on(tmp_path, child):
     path = tmp_path / "r.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)])
+    process = subprocess.Popen([forked.REAL, "-c", SCRIPT, str(path)])
     try:
         deadline = time.monotonic() + 60
         while path.exists() < 1 or path.read_text().count('"sample"') < 5:
@@ -197,7 +200,7 @@ def test_the_worker_dies_with_its_parent(tmp_path):
         "c.send({'do': 'check', 'variant': 'fake.hangs', 'config': {}, 'key': 'x'})\n"
         "print('sent', flush=True)\ntime.sleep(99)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([forked.REAL, "-c", script], stdout=subprocess.PIPE, text=True)
     worker = int(parent.stdout.readline())
     assert parent.stdout.readline().strip() == "sent"
     parent.kill()

@@ -134,8 +134,15 @@ def test_maxima_are_bounds():
 
 def test_a_growing_cache_is_one_problem_for_many_steps():
     assert [coarse(n) for n in (1, 64, 65, 1000, 1024, 1025, 4097, 131072)] == [
-        64, 64, 128, 1024, 1024, 1152, 4608, 131072,
-    ]  # fmt: skip
+        64,
+        64,
+        128,
+        1024,
+        1024,
+        1152,
+        4608,
+        131072,
+    ]
     assert all(n <= coarse(n) <= 1.125 * n + 64 for n in range(1, 5000))
     (q, _, _), how = batch("cache")
     k, v = torch.randn(2, len(KEYS), 500, 2, 8, dtype=torch.float64)
