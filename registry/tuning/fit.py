@@ -134,18 +134,24 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
 def _asked(case: CaseResults, problem: Any, settings: Settings, sources: Mapping[str, str]) -> list[Entry]:
     """The contestants that could run by a table, and those that must never run.
 
-    Of a variant that guesses no costs that is its own first config alone, where it was timed. Of one that does, but was
-    measured with an earlier source, it is the fastest alone: it tells how good the variant is, not which config is.
+    Of a variant that guesses no costs that is its own first config alone. Of one that does, but was measured with an
+    earlier source, and of one whose first config was not timed since, it is the fastest alone: it tells how good the
+    variant is, not which config is.
     """
     variants = catalog.get().variants
     timed = candidates(case, settings)
     chooses = {e.variant for e in timed if e.variant in variants and variants[e.variant].cost is not None}
     firsts = {name: own_first(name, problem, timed) for name in {e.variant for e in timed} - chooses}
-    stale = {e.variant for e in timed if e.variant in chooses and e.fingerprint != sources[e.variant]}
+    stale = {e.variant for e in timed if e.variant in sources and e.fingerprint != sources[e.variant]}
+    stale -= {name for name, first in firsts.items() if first is not None and _is_first_today(first, problem)}
     firsts |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
     kept = [e for e in timed if firsts.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
     return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
+
+
+def _is_first_today(entry: Entry, problem: Any) -> bool:
+    return [entry.config] == catalog.get().variants[entry.variant].legal_configs(problem)[:1]
 
 
 def own_first(name: str, problem: Any, timed: Sequence[Entry]) -> Entry | None:
