@@ -151,7 +151,8 @@ def _asked(case: CaseResults, problem: Any, settings: Settings, sources: Mapping
 
 
 def _is_first_today(entry: Entry, problem: Any) -> bool:
-    return [entry.config] == catalog.get().variants[entry.variant].legal_configs(problem)[:1]
+    variant = catalog.get().variants.get(entry.variant)
+    return variant is not None and [entry.config] == variant.legal_configs(problem)[:1]
 
 
 def own_first(name: str, problem: Any, timed: Sequence[Entry]) -> Entry | None:

@@ -32,6 +32,15 @@ from registry.toolbox.builds import Build, Loop, Resources, compile_build, gpu_t
 Reading = Callable[..., Any]
 
 
+def _by_module(names: dict[str, Any]) -> str:
+    """Triton's hash of a kernel takes the constants that it and what it calls read, those of one name (`ROWS` of two
+    modules) in the order in which the modules' names lie in memory. With this for its `id` they stay in one order."""
+    return str(names.get("__name__", id(names)))
+
+
+triton.runtime.jit.id = _by_module  # type: ignore[attr-defined]
+
+
 class Found:
     """A build, of which each answer is kept; `.resources` compiles."""
 

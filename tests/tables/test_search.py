@@ -38,7 +38,7 @@ def test_the_cost_hardly_grows_with_the_points(monkeypatch):
         looked.append(one)
         return math.dist(one, other)
 
-    monkeypatch.setattr(search, "math", SimpleNamespace(dist=dist, inf=math.inf))
+    monkeypatch.setattr(search, "math", SimpleNamespace(dist=dist, fsum=math.fsum, inf=math.inf))
     costs = []
     for count in (1000, 8000):
         tree = search.tree_of(drawn(count, "anywhere", dims=3))
