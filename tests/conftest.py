@@ -42,7 +42,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.getoption("--keep-builds"):
         terminalreporter.write_line(f"written: {', '.join(path.name for path in kept_builds.write())}")
     elif missing := kept_builds.missing():
-        terminalreporter.write_line(f"{len(missing)} builds were compiled: `make builds` keeps what came of them")
+        some = ", ".join(sorted(missing)[:3])
+        terminalreporter.write_line(f"{len(missing)} builds were compiled ({some}, ...): `make builds` keeps them")
 
 
 def pytest_unconfigure() -> None:
