@@ -58,7 +58,7 @@ _SMALL = 64 * 64
 _SINGLES = 64 * 32
 """Elements of an operand's block that four warps load one by one without a spill."""
 ROUNDS = 8
-"""So many rounds of small tiles over the chip are never the fastest."""
+"""With more rounds over the chip than these small tiles are not tried."""
 
 
 def config_of(m: int, n: int, k: int, warps: int, stages: int, split: int = 1, group: int = 8) -> Config:
