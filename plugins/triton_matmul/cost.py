@@ -1,9 +1,9 @@
 """A guess at how long a config takes on an H200: rounds of programs over the chip, each a number of blocks of K.
 
 Fitted to 5,200 timings of 1,100 random products (2 bytes an element, no activation), a good half of them with configs
-drawn at random. Fitted to one half of the products, the config that it puts first on the other half was 5.5% slower than
-the best that was measured, in the mean (95th percentile about 30%); the ladder of rules that stood here before was 8 to
-15% slower. What stands here is fitted to all.
+drawn at random. Fitted to one half of the products, the config that it puts first on the other half was 5.5% slower
+than the best that was measured, in the mean (95th percentile about 30%); the ladder of rules that stood here before was
+8 to 15% slower. What stands here is fitted to all.
 """
 
 from __future__ import annotations
