@@ -120,8 +120,15 @@ def compile_one(step: Step, index: int, target: Target) -> float:
     return time.monotonic() - begun
 
 
-def hide_gpu() -> None:
+def stand_back() -> None:
+    """A process that compiles sees no GPU, and leaves the processor to the one that launches."""
     os.environ.update(HIDE_GPU)
+    os.nice(10)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def in_order(needs: Sequence[frozenset[str]]) -> list[int]:
@@ -213,7 +220,8 @@ class Tally:
     not_reached: int = 0
     worst: dict[str, float] = field(default_factory=dict)
     compiled: int = 0
-    compile_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Spent planning, waiting for kernels and running, and by all compiling processes together."""
 
     def take(self, shape: dict[str, Any], steps: dict[str, Step], shares: dict[str, float]) -> None:
         for name, share in shares.items():
@@ -232,7 +240,8 @@ class Tally:
         lines[0] += f"refused {len(self.refused)}; cases not reached: {self.not_reached}"
         lines += [f"  {count:5} {name}" for name, count in sorted(self.passed.items())]
         lines += [f"  worst share of the limit, {name}: {share:.3f}" for name, share in self.worst.items()]
-        lines += [f"  {self.compiled} kernels compiled in {self.compile_seconds:.0f} s of all processes together"]
+        spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in self.seconds.items())
+        lines += [f"  {self.compiled} kernels compiled; seconds: {spent}"]
         lines += [f"  failed: {text}" for text in self.failed[:ENOUGH_FAILURES]]
         lines += [f"  refused: {text}" for text in self.refused[:ENOUGH_FAILURES]]
         return "\n".join(lines)
@@ -240,9 +249,10 @@ class Tally:
 
 def measure(shapes: Sequence[dict[str, Any]], seconds: float, jobs: int) -> Tally:
     """All of it, as far as the time goes. Processes are forked before this one touches the GPU."""
-    deadline = time.monotonic() + seconds
-    ahead = Target.named("H200")
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), hide_gpu) as pool:
+    begun = time.monotonic()
+    deadline, ahead = begun + seconds, Target.named("H200")
+    steps_of(shapes[0], ahead)  # imports once what all processes need
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), stand_back) as pool:
         planned = list(pool.map(steps_of, shapes, itertools.repeat(ahead), chunksize=8))
         needs = [frozenset(itertools.chain.from_iterable(step.builds for step in steps.values())) for steps in planned]
         order = in_order(needs)
@@ -252,10 +262,12 @@ def measure(shapes: Sequence[dict[str, Any]], seconds: float, jobs: int) -> Tall
                 for index, build in enumerate(step.builds):
                     if build not in compiling:
                         compiling[build] = pool.submit(compile_one, step, index, ahead)
-        tally = Tally(cases=len(shapes))
+        tally = Tally(cases=len(shapes), seconds={"planning": time.monotonic() - begun, "waiting": 0.0, "running": 0.0})
         target = Target.of(torch.device("cuda"))
         for count, place in enumerate(order):
+            since = time.monotonic()
             refusal = waited(planned[place], compiling, deadline)
+            tally.seconds["waiting"] += time.monotonic() - since
             if refusal is None:
                 tally.not_reached = len(order) - count
                 break
@@ -263,6 +275,7 @@ def measure(shapes: Sequence[dict[str, Any]], seconds: float, jobs: int) -> Tall
             if refusal:
                 tally.refused.append(f"{text}: {refusal}")
                 continue
+            since = time.monotonic()
             try:
                 tally.take(shapes[place], planned[place], run(shapes[place], planned[place], target, "cuda", place))
                 torch.cuda.synchronize()
@@ -272,8 +285,9 @@ def measure(shapes: Sequence[dict[str, Any]], seconds: float, jobs: int) -> Tall
                 break
             except Exception as error:
                 tally.failed.append(f"{text}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            tally.seconds["running"] += time.monotonic() - since
         done = [one for one in compiling.values() if one.done() and not one.cancelled() and not one.exception()]
-        tally.compiled, tally.compile_seconds = len(done), sum(one.result() for one in done)
+        tally.compiled, tally.seconds["compiling"] = len(done), sum(one.result() for one in done)
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():  # what they still compile nobody waits for
             child.terminate()
@@ -299,7 +313,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="the I-th (from 0) of N parts")
     parser.add_argument("--seconds", type=float, default=3600, help="when to stop, in good order")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    parser.add_argument("--jobs", type=int, default=cores(), help="processes that compile")
     parser.add_argument("--json", type=Path, help="where to write the figures, too")
     parser.add_argument("--dry-run", action="store_true", help="only count; launch and compile nothing")
     given = parser.parse_args()
@@ -322,7 +336,7 @@ def main() -> int:
     print(tally)
     if given.json:
         found = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "shard": given.shard}
-        given.json.write_text(json.dumps({**found, **vars(tally), "seconds": given.seconds}, indent=1) + "\n")
+        given.json.write_text(json.dumps({**found, **vars(tally), "limit": given.seconds}, indent=1) + "\n")
     return 1 if tally.failed or tally.refused else 0
 
 
