@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import functools
 import importlib.metadata
 import json
@@ -266,6 +267,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("skipped: there is no CUDA GPU")
         return 0
+    faulthandler.enable()  # a peer's library may take the process with it
     deadline = time.monotonic() + given.seconds
     os.environ.setdefault("PEER_FLEX", "0")
     load_plugins([str(Path(__file__).with_name("peers.py"))])
