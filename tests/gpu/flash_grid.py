@@ -128,7 +128,7 @@ def stand_back() -> None:
 
 def cores() -> int:
     """Those that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(needs: Sequence[frozenset[str]]) -> list[int]:
