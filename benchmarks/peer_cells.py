@@ -2,6 +2,7 @@
 
 The first line of a file says what ran ("kind": "run"), the others are cells: what was timed ("backward", "forward back
 to back", "forward single", "training"), the shape, and the TFLOPS of each contestant in that run, "ours" among them.
+measure_cells.py writes them; its lines of "kind": "failed" name who could not run, and cells that were not reached.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ Cell = Mapping[str, Any]
 
 def read_cells(path: Path) -> tuple[Cell, list[Cell]]:
     """(what ran, the cells) of one file."""
-    first, *cells = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    first, *others = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     if first["kind"] != "run":
         raise ValueError(f"{path}: the first line is of kind {first['kind']!r}, not 'run'")
-    return first, cells
+    return first, [line for line in others if line["kind"] == "cell"]
 
 
 def of_best(cell: Cell) -> float:
@@ -30,10 +31,11 @@ def of_best(cell: Cell) -> float:
 
 def peer_cells(folder: Path) -> str:
     """Markdown: for each run and what was timed, ours over the best peer and over each."""
-    return "\n\n".join("\n".join(_table(*read_cells(path))) for path in sorted(folder.rglob("peer_cells_*.jsonl")))
+    return "\n\n".join("\n".join(table(*read_cells(path))) for path in sorted(folder.rglob("peer_cells_*.jsonl")))
 
 
-def _table(run: Cell, cells: list[Cell]) -> Iterator[str]:
+def table(run: Cell, cells: list[Cell]) -> Iterator[str]:
+    """Markdown, line by line, of one run."""
     peers = list(dict.fromkeys(name for cell in cells for name in cell["tflops"] if name != "ours"))
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     yield f"{run['machine']}; {versions}; {run['of']}"
