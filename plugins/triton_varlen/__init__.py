@@ -91,6 +91,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3, persistent=True),
             design_of=configs.split_design,
             configs=dense_host.tiles,
+            cost=dense_host.unknown_cost,
             summary="few queries over many keys, shared out equally among all SMs in one launch: decoding",
         ),
         Variant(

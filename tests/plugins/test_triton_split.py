@@ -37,6 +37,8 @@ def built(p):
         ("sm90", dict(d=64)),
         ("sm90", dict(d=256)),
         ("sm90", dict(s=16, causal=True, lse=True)),
+        ("sm90", dict(s=16, d=64, causal=True)),
+        ("sm90", dict(s=8, d=256)),
         ("sm90", dict(d=80, hkv=32, window=(1023, 0), softcap=30.0, s=3)),
         ("sm80", dict()),
     ],
@@ -49,6 +51,11 @@ def test_first_configs(arch, sizes):
     assert instructions(one)["cp.async"] and not mentions(one, r"cp\.async\.ca"), "all bytes come by copies of 16"
     fit = 65536 // (-(-one.registers // 8) * 8 * 32 * config["num_warps"])
     assert fit == config["PER_SM"], "where more fit an SM than are launched for it, some SMs get more than others"
+
+
+def test_where_tiles_are_many_two_programs_of_an_sm_come_first():
+    first = [variants()[NAME].configs_for(problem(s=16, b=b))[0]["PER_SM"] for b in (1, 24)]
+    assert first == [1, 2]
 
 
 def test_a_length_that_grows_builds_nothing_new():
