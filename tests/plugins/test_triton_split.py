@@ -13,6 +13,7 @@ from compiled import instructions, loop_spills, matrix_units, mentions, resource
 
 from registry.plugins.triton_varlen.dense_host import MOST_QUERIES, lines_of, shares  # noqa: E402
 
+WITH_NEWEST_TRITON = r"first_configs.*sm80"
 NAME = "triton_split"
 
 
