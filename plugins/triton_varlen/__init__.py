@@ -6,6 +6,7 @@ Its files:
     rows.py         the rows of a tile: queries, and the heads that share a key head
     scores.py       scale, cap, alibi, masks, sinks, and one step of the streaming softmax
     prefill.py      forward: one program a tile          split.py      forward: the keys shared out among all SMs
+    dense.py        the same where all sequences are as long: attention of few queries over many keys
     query_pass.py   backward: dQ                         key_pass.py   backward: dK and dV
     switches.py     what is fixed when a kernel is compiled
     host.py         the call of each launch              configs.py    tiles, warps, stages, and what they need
@@ -16,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.triton_varlen import configs, host
+from registry.plugins.triton_varlen import configs, dense_host, host
 
 _CLAIMS: dict[str, Any] = dict(
     arch=("sm80+",),
@@ -31,14 +32,12 @@ _CLAIMS: dict[str, Any] = dict(
     window=True,
     softcap=True,
     gqa=True,
-    sinks=True,
-    alibi=True,
     lse=True,
-    checks_lengths=True,
     toolchain={"triton": ">=3.6,<4"},
 )
+_RAGGED_CLAIMS: dict[str, Any] = dict(**_CLAIMS, sinks=True, alibi=True, checks_lengths=True)
 _FORWARD_CLAIMS: dict[str, Any] = dict(
-    **_CLAIMS,
+    **_RAGGED_CLAIMS,
     kv_layouts=("packed", "cache", "paged"),
     page_size=(1, 1 << 20),
     kv_dtypes=("float8_e4m3fn", "int8"),
@@ -77,13 +76,32 @@ def registry_variants() -> list[Variant]:
             summary="the keys of all sequences shared out equally among all SMs, in one launch: decoding",
         ),
         Variant(
+            "triton_split",
+            op="attention",
+            run=dense_host.FORWARD.run,
+            prepare=dense_host.FORWARD.prepare,
+            builds=dense_host.FORWARD.builds,
+            requires=Requires(
+                **_CLAIMS,
+                layouts=("bhsd", "bshd", "strided"),
+                cross_length=True,
+                rule=dense_host.reasons,
+                shared_memory=dense_host.shared_memory,
+            ),
+            design=Design(pipeline_stages=3, persistent=True),
+            design_of=configs.split_design,
+            configs=dense_host.tiles,
+            cost=dense_host.unknown_cost,
+            summary="few queries over many keys, shared out equally among all SMs in one launch: decoding",
+        ),
+        Variant(
             "triton_varlen_backward",
             op="attention_varlen_backward",
             run=host.BACKWARD.run,
             prepare=host.BACKWARD.prepare,
             builds=host.BACKWARD.builds,
             requires=Requires(
-                **_CLAIMS,
+                **_RAGGED_CLAIMS,
                 kv_layouts=("packed",),
                 grad_lse=True,
                 rule=configs.backward_reasons,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from registry.plugins.triton_varlen.prefill import prefill
 from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
 from registry.plugins.triton_varlen.split import split
 from registry.plugins.triton_varlen.switches import VarlenSwitches
+from registry.toolbox import integers as math
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
@@ -53,7 +53,7 @@ def _steps(tensor: StandIn) -> list[int]:
     return found if len(found) == 3 else [0, *found]
 
 
-def _strides(named: Mapping[str, StandIn], dims: tuple[str, ...]) -> tuple[dict[str, int], int]:
+def strides_in_units(named: Mapping[str, StandIn], dims: tuple[str, ...]) -> tuple[dict[str, int], int]:
     """The strides of tensors that share a unit, and how many elements that is."""
     found = {name: _steps(tensor)[-len(dims) :] for name, tensor in named.items()}
     unit = math.gcd(16 // next(iter(named.values())).dtype.itemsize, *(s for steps in found.values() for s in steps))
@@ -144,8 +144,8 @@ def switches(problem: Any, config: Mapping[str, Any], **known: Any) -> VarlenSwi
 def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[dict[str, Any], VarlenSwitches]:
     """What both forward kernels are given."""
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
-    q_strides, q_unit = _strides({"q": q, "out": out}, ("row", "head"))
-    k_strides, k_unit = _strides({"k": k, "v": v}, ("outer", "row", "head"))
+    q_strides, q_unit = strides_in_units({"q": q, "out": out}, ("row", "head"))
+    k_strides, k_unit = strides_in_units({"k": k, "v": v}, ("outer", "row", "head"))
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -190,24 +190,30 @@ def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scal
     return [Call(prefill, (slots * problem.heads_kv,), arguments, {"cfg": cfg}, configs.options(config))]
 
 
+def for_parts(problem: Any, config: Mapping[str, Any], cfg: VarlenSwitches) -> tuple[VarlenSwitches, dict[str, Any]]:
+    """(switches, launch options) of a kernel whose programs leave parts: of how many rows, and how many are added up at
+    once, as far as registers go."""
+    rows = min(cfg.BLOCK_M, 1 << (problem.max_seqlen_q * cfg.GROUP - 1).bit_length())
+    together = max(1, (configs.registers(config) + 1) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
+    pdl = problem.target.sm >= 90
+    options = configs.split_options(config) | ({"launch_pdl": True} if pdl else {})
+    return replace(cfg, ROWS=rows, AT_ONCE=min(32, 1 << together.bit_length() - 1), PDL=pdl), options
+
+
 def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     arguments, cfg = _forward(problem, config, given)
     at_once = problem.target.sm_count * config["PER_SM"]  # programs
     chunks = max(1, at_once // problem.heads_kv)
     programs = chunks * problem.heads_kv
-    rows = min(cfg.BLOCK_M, 1 << (problem.max_seqlen_q * cfg.GROUP - 1).bit_length())
+    cfg, options = for_parts(problem, config, cfg)
     arguments |= {
-        "parts_ptr": StandIn((2 * programs * rows * (cfg.PADDED_V + 2),), "float32", name="parts"),
+        "parts_ptr": StandIn((2 * programs * cfg.ROWS * (cfg.PADDED_V + 2),), "float32", name="parts"),
         "counters_ptr": Zeroes(programs),
         "least_share": config["LEAST"],
         "overhead": OVERHEAD,
         "checker": min(at_once, programs) - 1,  # of those that begin at once, one that may have nothing else to do
     }
-    together = max(1, (configs.registers(config) + 1) // 2 * 32 * config["num_warps"] // (rows * cfg.PADDED_V))
-    pdl = problem.target.sm >= 90
-    known = dict(ROWS=rows, AT_ONCE=min(32, 1 << together.bit_length() - 1), PDL=pdl)
-    options = configs.split_options(config) | ({"launch_pdl": True} if pdl else {})
-    return [Call(split, (problem.heads_kv, chunks), arguments, {"cfg": replace(cfg, **known)}, options)]
+    return [Call(split, (problem.heads_kv, chunks), arguments, {"cfg": cfg}, options)]
 
 
 def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -233,8 +239,8 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
     del common["most_q"], common["most_k"]
 
     rows, units = ("row", "head"), {}
-    q_strides, units["Q_UNIT"] = _strides({"q": q, "out": out, "do": grad_out, "dq": dq}, rows)
-    k_strides, units["K_UNIT"] = _strides({"k": k, "v": v}, rows)
+    q_strides, units["Q_UNIT"] = strides_in_units({"q": q, "out": out, "do": grad_out, "dq": dq}, rows)
+    k_strides, units["K_UNIT"] = strides_in_units({"k": k, "v": v}, rows)
     tile = {"BLOCK_M": config["QUERY_M"], "BLOCK_N": config["QUERY_N"]}
     wide = max(k_strides["k_row"], k_strides["v_row"]) * units["K_UNIT"] >= 2**22
     cfg = switches(problem, tile, WIDE=wide, GRAD_LSE=problem.grad_lse, **units)
@@ -256,8 +262,8 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
     grid = (slots * problem.heads_kv,)
     found = [Call(query_pass, grid, arguments, {"cfg": cfg}, configs.options(config, configs.QUERY))]
 
-    q_strides, units["Q_UNIT"] = _strides({"q": q, "do": grad_out}, rows)
-    k_strides, units["K_UNIT"] = _strides({"k": k, "v": v, "dk": dk, "dv": dv}, rows)
+    q_strides, units["Q_UNIT"] = strides_in_units({"q": q, "do": grad_out}, rows)
+    k_strides, units["K_UNIT"] = strides_in_units({"k": k, "v": v, "dk": dk, "dv": dv}, rows)
     tile = {"BLOCK_M": config["KEY_M"], "BLOCK_N": config["KEY_N"]}
     wide = max(q_strides["q_row"], q_strides["do_row"]) * units["Q_UNIT"] >= 2**22
     cfg = switches(problem, tile, WIDE=wide, **units)

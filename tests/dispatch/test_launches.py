@@ -95,7 +95,7 @@ def heads(length, heads_kv, queries, dense):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3"])
+@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3", "triton_split"])
 def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, dense, gpu, counted):
     settings = (True, None, 0.0, False, None)
     with registry.use(variant):

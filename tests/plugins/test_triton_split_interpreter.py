@@ -1,0 +1,123 @@
+"""triton_split under Triton's interpreter, against the float64 oracle: no GPU needed.
+
+As test_triton_fa2_interpreter.py, this file runs itself once more in a process of its own, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from again import INTERPRETED
+
+ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
+BASE = dict(
+    b=2,
+    hq=4,
+    hk=2,
+    s=1,
+    sk=70,
+    d=16,
+    dv=16,
+    causal=False,
+    window=None,
+    softcap=0.0,
+    scale=0.3,
+    dtype=torch.float16,
+    order="bhsd",
+    m=16,
+    n=16,
+    programs=5,
+    least=1,
+)
+CORNERS = [
+    dict(),
+    dict(s=3, causal=True, order="bshd"),
+    dict(b=1, hq=8, hk=1, sk=200, programs=40),  # one tile for all programs
+    dict(b=3, hk=1, hq=1, sk=240, programs=20),  # equal tiles: each program gets a third of one
+    dict(b=3, hk=1, hq=1, sk=490, programs=14),  # a half, and a block less where a tile begins
+    dict(s=3, hq=16, hk=2, sk=90, causal=True, programs=16),  # two tiles a head
+    dict(hq=7, hk=7, sk=100, programs=15),  # heads of one line
+    dict(hq=6, hk=6, sk=50, programs=13),  # of several
+    dict(b=5, sk=40, programs=1),  # tiles that nobody shares
+    dict(sk=33, programs=40, least=3),
+    dict(s=5, window=(7, 2), sk=300, order="odd"),
+    dict(s=40, window=(9, 0), causal=True, sk=60, m=32),
+    dict(s=20, sk=7, hk=4, causal=True),  # rows that see no key
+    dict(s=3, sk=1),
+    dict(scale=-0.3, s=2),
+    dict(scale=0.0, s=2, causal=True),
+    dict(scale=-0.3, softcap=2.0, sk=33),
+    dict(d=24, dv=40, order="broadcast"),
+    dict(dtype=torch.float32, s=2, causal=True),
+]
+
+
+def sampled(count: int) -> list[dict]:
+    """Cases drawn from all features at once, the same on every run."""
+    draw = random.Random(3)
+    cases = []
+    for _ in range(count):
+        hk = draw.choice([1, 2, 3, 5])
+        cases.append(
+            dict(
+                b=draw.choice([1, 2, 3]),
+                hq=hk * draw.choice([1, 2, 4]),
+                hk=hk,
+                s=draw.choice([1, 2, 5, 17]),
+                sk=draw.choice([1, 16, 33, 150, 300]),
+                d=draw.choice([16, 24, 64]),
+                dv=draw.choice([16, 40]),
+                m=draw.choice([16, 32]),
+                n=draw.choice([16, 32]),
+                programs=draw.choice([1, 4, 11, 40]),
+                least=draw.choice([1, 2, 3]),
+                order=draw.choice(["bhsd", "bshd", "odd"]),
+                causal=draw.random() < 0.5,
+                window=draw.choice([None, None, (9, 0), (12, 3)]),
+                softcap=draw.choice([0.0, 2.0]),
+            )
+        )
+    return cases
+
+
+def made(c: dict) -> list[torch.Tensor]:
+    """q, k and v; beyond an odd order's columns there is NaN."""
+    torch.manual_seed(0)
+
+    def tensor(heads: int, rows: int, columns: int) -> torch.Tensor:
+        if c["order"] == "broadcast":
+            return torch.randn(1, heads, rows, columns).to(c["dtype"]).expand(c["b"], -1, -1, -1)
+        if c["order"] == "odd":
+            wide = torch.full((c["b"], rows, heads, columns + 5), float("nan"), dtype=c["dtype"])
+            wide[..., :columns] = torch.randn(*wide.shape[:3], columns)
+            return wide.transpose(1, 2)[..., :columns]
+        dense = torch.randn(c["b"], rows, heads, columns).to(c["dtype"]).transpose(1, 2)
+        return dense.contiguous() if c["order"] == "bhsd" else dense
+
+    return [tensor(c["hq"], c["s"], c["d"]), tensor(c["hk"], c["sk"], c["d"]), tensor(c["hk"], c["sk"], c["dv"])]
+
+
+if INTERPRETED:
+    import interpreter  # noqa: F401 (it mends Triton's)
+
+    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(8)], ids=lambda c: "-".join(map(str, c.values())))
+    def test_forward(changes, monkeypatch):
+        from registry import Target, attention
+        from registry.plugins.triton_varlen import dense_host
+
+        c = {**BASE, **changes}
+        q, k, v = made(c)
+        features = {name: c[name] for name in ("causal", "window", "softcap", "scale")}
+        expected, expected_lse = attention.reference(q, k, v, **features, return_lse=True)
+        config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=1, PER_SM=c["programs"], LEAST=c["least"])
+        assert Target.of(q.device).sm_count == 1, "PER_SM says how many programs there are"
+        out, lse = dense_host.FORWARD.run(q, k, v, config=config, return_lse=True, **features)
+        assert out.dtype == q.dtype and out.shape == expected.shape and lse.dtype == torch.float32
+        seen = torch.isfinite(expected_lse)
+        assert torch.equal(torch.isneginf(lse), ~seen) and (out[~seen] == 0).all()
+        assert not seen.any() or (lse - expected_lse)[seen].abs().max() < 1e-3
+        error = (out.double() - expected).norm() / expected.norm().clamp_min(1.0)
+        assert error < ALLOWED[c["dtype"]], f"{error:.1e}"
