@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-attention_peers, peer_cells, regret, guided, call_overhead or transformers_door;
+peer_cells, regret, guided, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -251,19 +251,6 @@ def guided(folder: Path) -> str:
     return "\n".join([*rows, "", f"{total} the mean, {near} of {len(lost)} within 1%."])
 
 
-def attention_peers(folder: Path) -> str:
-    """Per run of shapes/peers.txt: gluon_fa3 over the best peer of each shape, by set."""
-    sets = shape_sets("attention", "peers")
-    lines = [f"| run | {' | '.join(sets)} |", "|---|" + "--:|" * len(sets)]
-    for path in sorted(folder.rglob("peers_*.jsonl")):
-        cells = []
-        for cases in of_sets(journal.read(path), sets).values():
-            pairs = [(fastest(case, "torch_*", "peer.fa3"), fastest(case, "gluon_fa3")) for case in cases]
-            cells.append(ratios_text([peers / ours for peers, ours in pairs if peers and ours]))
-        lines.append(f"| {path.stem.removeprefix('peers_')} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def call_overhead(folder: Path) -> str:
     """Markdown: microseconds of CPU time per call, the medians of call_overhead.json."""
     lines = []
@@ -402,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, attention_peers, peer_cells, regret, guided, transformers_door)
+    writers = (call_overhead, matmul_ratios, peer_cells, regret, guided, transformers_door)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

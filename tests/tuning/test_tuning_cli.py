@@ -204,7 +204,7 @@ def test_cells_beside_peers_become_a_table(plots, tmp_path):
         plots.peer_cells(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("peers", "attention"), ("warp_groups", "attention")])
+@pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("warp_groups", "attention")])
 def test_every_preset_is_measured_on_its_own_configs_too(plots, name, op):
     cases = {case.text: case for case in grids.select(op, shapes=BENCHMARKS / "shapes" / f"{name}.txt")}
     sets = plots.shape_sets(op, name)
