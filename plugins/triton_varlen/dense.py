@@ -8,8 +8,9 @@ A line holds the tiles of some of the key heads: those of other lines lie beside
 which matters where memory holds the heads of a token side by side. Tiles of the same keys follow one another.
 
 Measured facts (NVIDIA H200, torch 2.11, triton 3.6, bf16, CUDA graphs over rotated inputs, 24 shapes of 1 to 16 queries
-over 520 to 130,001 keys, batches of 1 to 64, against the fastest of cuDNN's, torch's flash kernel and gluon_fa3):
-- 1.31 of it by geometric mean, least 0.81 (two sequences of 20,011 keys of one head: 104 parts of each are added up by
+over 520 to 130,001 keys, batches of 1 to 64, against the fastest of cuDNN's, torch's flash and, on 8, gluon_fa3):
+- The best of four tiles a shape (some of today's were tried after, beside them, and are faster where said): 1.31 of it
+  by geometric mean, least 0.81 (two sequences of 20,011 keys of one head: 104 parts of each are added up by
   one program; half as many, of 8 warps and one an SM, take 14.0 us instead of 16.6, cuDNN 13.4).
 - 32/8 heads, D128, one query: 6.0 us at 1k (cuDNN 7.5), 68.1 at 16 x 4k (65.5), 251.8 at 64 x 4,099 (246.8); 128.1 at
   one sequence of 130,001 (127.3), 4.16 TB/s. A window of 1,024 over 5 x 8,000: 10.5 us, torch's flash kernel 42.3.
