@@ -66,9 +66,8 @@ def test_tests_pass_from_the_sdist(sdist, tmp_path):
     start += "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-rN", *(f"tests/{part}" for part in FROM_THE_SDIST)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [forked.python(), "-c", start, *options], cwd=sdist, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [forked.python(), "-c", start, *options]
+    done = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     assert len(packages) == 4
 
