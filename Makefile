@@ -11,7 +11,8 @@ NEWEST_TRITON := 3.9.0
 export KREG_NEWEST_TRITON ?= $(abspath $(VENV))/triton-newest
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# Python compiles what is imported, which is a part of what is installed.
+INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install --no-compile
 INPUTS := pyproject.toml constraints.txt Makefile
 
 help: ## this list
@@ -20,12 +21,12 @@ help: ## this list
 demo: $(VENV)/.installed ## attention and matmul on this machine, what would run on an H100, and a refusal
 	$(PY) examples/demo.py
 
-test: $(VENV)/.installed-dev ## lint, type checks and all tests
-	@$(MAKE) --no-print-directory -j2 checked $(KREG_NEWEST_TRITON)/.installed
+test: $(PY) ## lint, type checks and all tests
+	@$(MAKE) --no-print-directory -j2 checked $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed
 	$(PY) -m pytest -n auto --dist worksteal
 	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
 
-checked: $(VENV)/.installed-dev
+checked: $(VENV)/.installed-lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
@@ -87,16 +88,21 @@ TRITON := import importlib.metadata as m, sys; \
 	brought = any(r.startswith('triton') for r in m.requires('torch')); \
 	print('' if brought or sys.platform != 'linux' else 'triton==$(OLDEST_TRITON)')
 
+# In steps: while one core looks at types, which takes no more than what our package imports, the other installs the rest.
 $(VENV)/.installed: $(INPUTS) | $(PY)
-	$(PIP) install -c constraints.txt torch numpy setuptools
-	$(PIP) install -c constraints.txt -e . $$($(PY) -c "$(TRITON)")
+	$(INSTALL) -c constraints.txt torch numpy setuptools
+	$(INSTALL) -c constraints.txt --no-build-isolation -e . $$($(PY) -c "$(TRITON)")
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev]'
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(INSTALL) -c constraints.txt ruff mypy pytest types-pyyaml vl-convert-python
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-lint
+	$(INSTALL) -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 # The other end of the range of tritons, for tests that compile without a GPU, each in a process of its own.
 $(KREG_NEWEST_TRITON)/.installed: Makefile | $(PY)
-	$(if $(filter Linux,$(shell uname -s)),$(PIP) install --no-deps --upgrade --target $(@D) triton==$(NEWEST_TRITON),mkdir -p $(@D))
+	$(if $(filter Linux,$(shell uname -s)),$(INSTALL) --no-deps --upgrade --target $(@D) triton==$(NEWEST_TRITON),mkdir -p $(@D))
 	@touch $@

@@ -9,6 +9,7 @@ there, or is no such file, the rule's own order counts, and lint, doctor, `expla
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -69,15 +70,16 @@ class MeasuredSizes:
         here = [facts.get(name) for name in self.facts]
         if not all(isinstance(size, int) for size in here):
             return None
-        shapes = self.rules.get(rule.index, ())
-        far = [
-            max((_factor(size, other) for size, other in zip(here, shape, strict=True)), default=1.0)
-            for shape in shapes
-        ]
-        if not far:
-            return None
-        least = min(range(len(far)), key=far.__getitem__)
-        return Nearest(dict(zip(self.facts, shapes[least], strict=True)), far[least])
+        found, least = None, math.inf
+        for shape in self.rules.get(rule.index, ()):
+            far = 1.0
+            for size, other in zip(here, shape, strict=True):
+                far = max(far, _factor(size, other))
+                if far >= least:
+                    break  # most shapes are far in their first sizes
+            if far < least:
+                found, least = shape, far
+        return None if found is None else Nearest(dict(zip(self.facts, found, strict=True)), least)
 
     def bounds(self, rule: Rule) -> dict[str, tuple[int, int]]:
         """The smallest and the largest measured size of each fact."""
@@ -102,8 +104,8 @@ class MeasuredSizes:
 
 def _factor(one: Any, other: Any) -> float:
     """How many times the larger is the smaller; sizes of zero count as one."""
-    small, large = sorted((max(1, one), max(1, other)))
-    return float(large / small)
+    one, other = one if one > 1 else 1, other if other > 1 else 1
+    return float(one / other if one > other else other / one)
 
 
 def beside(table_path: Path) -> Path:

@@ -22,14 +22,17 @@ __all__ = ["Internals", "c_launcher", "encoder_can", "internals", "refusal", "tr
 # The arguments that CudaLauncher.__call__ hands to its C function, and the same call as a generated launch writes it.
 _GRID = "gridX, gridY, gridZ, stream, function, self.launch_cooperative_grid, self.launch_pdl, "
 _HOOKS = "kernel_metadata, launch_metadata, launch_enter_hook, launch_exit_hook, "
+_SIGNED = f"{_GRID}{_HOOKS}global_scratch, profile_scratch, self.arg_annotations, self.kernel_signature, "
+_SIGNED_FORM = (
+    "launch_({grid}, stream_, function_, {flags}, packed_, {hooks}, {scratch}, None, "
+    "annotations_, kernel_signature_, ({args}))"
+)
 _FORMS = {
     f"{_GRID}global_scratch, profile_scratch, *args": (
         "launch_({grid}, stream_, function_, {flags}, {scratch}, None, packed_, {hooks}, {args})"
     ),
-    f"{_GRID}{_HOOKS}global_scratch, profile_scratch, self.arg_annotations, self.kernel_signature, kernel_args": (
-        "launch_({grid}, stream_, function_, {flags}, packed_, {hooks}, {scratch}, None, "
-        "annotations_, kernel_signature_, ({args}))"
-    ),
+    f"{_SIGNED}args": _SIGNED_FORM,  # 3.7
+    f"{_SIGNED}kernel_args": _SIGNED_FORM,
 }
 # What JITFunction.run hands to CudaLauncher.__call__.
 _JIT_CALL = (

@@ -123,16 +123,16 @@ class Sweep:
 
     def run(self) -> SweepReport:
         """Measure what is not measured yet. Stopping it, at any time and in any way, keeps what was measured."""
-        held = journals.read(self.report.path)
+        self.held = journals.read(self.report.path)
         with self._child_for_now(), Journal(self.report.path) as self.journal:
             load_plugins(self.plugins)
             self.child.start()
             target = target_from(self.child.welcome["target"])
             header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
-            journals.take(held, {"kind": "run", **header})  # refuses to mix machines in one file
+            journals.take(self.held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
             plans = [line_up(case, target, self.selection) for case in self.cases]
-            self._measure(plans, held, target)
+            self._measure(plans, target)
         return self.report
 
     def _limits(self) -> None:
@@ -153,45 +153,43 @@ class Sweep:
             if self.own_child:
                 self.child.stop()
 
-    def _measure(self, plans: list[LineUp], held: journals.Results, target: Target) -> None:
-        pool = CompilePool(lambda: worker.child("cpu", plugins=self.plugins, environment=HIDE_GPU), self.processes)
-        left = [planned for planned in plans if planned.contestants and not self._complete(planned, held)]
+    def _measure(self, plans: list[LineUp], target: Target) -> None:
+        self.pool = CompilePool(lambda: worker.child("cpu", plugins=self.plugins, environment=HIDE_GPU), self.processes)
+        left = [planned for planned in plans if planned.contestants and not self._complete(planned)]
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.report.nobody = [_why_nobody(planned) for planned in plans if not planned.contestants]
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
-        guide = self._guide(left, held)
+        guide = self._guide(left)
         self.report.unreached = [planned.case.text for planned in left]
         try:
             commands = compile_commands(left, target, guide is not None)
             if guide is None:
-                pool.submit(commands)
-            if target.arch != "cpu" and not held.limits:
+                self.pool.submit(commands)
+            if target.arch != "cpu" and not self.held.limits:
                 self._limits()  # while the first kernels are compiled
             for index, planned in enumerate(left):
-                chooser = Chooser(guide, index, left, commands, pool) if guide is not None else None
+                chooser = Chooser(guide, index, left, commands, self.pool) if guide is not None else None
                 share = self._time_left() / (len(left) - index)
-                if self._time_left() > 0 and self._case(planned, held, pool, share, chooser):
+                if self._time_left() > 0 and self._case(planned, share, chooser):
                     self.report.unreached.remove(planned.case.text)
                 else:
                     self.report.stopped = "the budget is spent"
                     break
             else:
                 if guide is not None:
-                    self._look_again(left, held, pool, guide, commands)
+                    self._look_again(left, guide, commands)
         finally:
-            pool.stop()
+            self.pool.stop()
 
-    def _look_again(
-        self, left: Sequence[LineUp], held: journals.Results, pool: CompilePool, guide: Guide, commands: dict[Any, Any]
-    ) -> None:
+    def _look_again(self, left: Sequence[LineUp], guide: Guide, commands: dict[Any, Any]) -> None:
         """Measure more of the shapes in which the guide expects most, now that it knows them all."""
         for index in guide.worth_another_look():
-            planned, chooser = left[index], Chooser(guide, index, left, commands, pool, ahead=1)
+            planned, chooser = left[index], Chooser(guide, index, left, commands, self.pool, ahead=1)
             if self._time_left() <= 0:
                 break
             if chooser.next() is not None:
                 self.report.measured -= 1  # until it is complete again
-                if not self._case(planned, held, pool, self._time_left(), chooser):
+                if not self._case(planned, self._time_left(), chooser):
                     self.report.unreached.append(planned.case.text)
                     self.report.stopped = "the budget is spent"
                     break
@@ -199,9 +197,9 @@ class Sweep:
     def _time_left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - self.now()
 
-    def _complete(self, planned: LineUp, held: journals.Results) -> bool:
+    def _complete(self, planned: LineUp) -> bool:
         """Whether every contestant has failed, was dropped, or has all its rounds, with the source it has now."""
-        known = held.cases.get(planned.key)
+        known = self.held.cases.get(planned.key)
         if known is None or not known.done:
             return False
         if self.guidance is not None:
@@ -218,17 +216,15 @@ class Sweep:
 
     # --- one case -------------------------------------------------------------------------------------------------
 
-    def _case(
-        self, planned: LineUp, held: journals.Results, pool: CompilePool, share: float, chooser: Chooser | None = None
-    ) -> bool:
+    def _case(self, planned: LineUp, share: float, chooser: Chooser | None = None) -> bool:
         """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
         begun, self.loaded, self.refused = self.now(), None, None
-        self._record_case(planned, [] if chooser else planned.contestants, held)
+        self._record_case(planned, [] if chooser else planned.contestants)
         if chooser:
-            alive = self._chosen(planned, chooser, held, pool)
+            alive = self._chosen(planned, chooser)
         else:
-            alive = [c for c in planned.contestants if self._admit(planned, c, held.cases[planned.key], held, pool)]
-        known = held.cases[planned.key]
+            alive = [c for c in planned.contestants if self._admit(planned, c)]
+        known = self.held.cases[planned.key]
         rounds, number = self.effort.rounds, 0
         while number < rounds and alive:
             round_begun = self.now()
@@ -237,7 +233,7 @@ class Sweep:
                 break
             for contestant in order:
                 if number not in known.entries[contestant.key].samples:
-                    self._turn(planned, contestant, number, held)
+                    self._turn(planned, contestant, number)
             alive = [c for c in alive if known.entries[c.key].failure is None]
             before, alive = len(alive), self._drop_slow(alive, known, number)
             self.watcher.resize(-(before - len(alive)) * (rounds - 1 - number))
@@ -246,14 +242,13 @@ class Sweep:
                 rounds = self._affordable(share - spent, each * max(1, len(alive)) / max(1, len(order)), rounds)
             number += 1
         if alive and number >= rounds:
-            self._record(held, "done", case=planned.key, rounds=number)
+            self._record("done", case=planned.key, rounds=number)
             self.report.measured += 1
         return number >= rounds or (not alive and self._time_left() > 0)
 
-    def _record_case(self, planned: LineUp, contestants: Sequence[Contestant], held: journals.Results) -> None:
+    def _record_case(self, planned: LineUp, contestants: Sequence[Contestant]) -> None:
         """What is measured of a case, in full or, where a guide chooses, so far."""
         self._record(
-            held,
             "case",
             case=planned.key,
             op=planned.case.op,
@@ -265,29 +260,28 @@ class Sweep:
             contestants={c.key: [c.variant, c.config, c.first, c.fingerprint] for c in contestants},
         )
 
-    def _guide(self, left: Sequence[LineUp], held: journals.Results) -> Guide | None:
+    def _guide(self, left: Sequence[LineUp]) -> Guide | None:
         """A guide that knows what an earlier run has measured of these shapes already."""
         if self.guidance is None:
             return None
         guide = Guide(left, self.guidance)
         for place, planned in enumerate(left):
-            known = held.cases.get(planned.key)
+            known = self.held.cases.get(planned.key)
             for one in planned.contestants:
                 entry = known.entries.get(one.key) if known is not None else None
                 if entry is not None and entry.timed and entry.fingerprint == one.fingerprint:
                     guide.tell(place, one.key, entry.ms)
         return guide
 
-    def _chosen(self, planned: LineUp, chooser: Chooser, held: journals.Results, pool: CompilePool) -> list[Contestant]:
+    def _chosen(self, planned: LineUp, chooser: Chooser) -> list[Contestant]:
         """One turn of each contestant that the guide asks for, and those of an earlier run."""
-        before = held.cases[planned.key].entries
+        before = self.held.cases[planned.key].entries
         tried = [one for one in planned.contestants if one.key in before and before[one.key].timed]
         while self._time_left() > 0 and (one := chooser.next()) is not None:
-            self._record_case(planned, [one], held)
-            known = held.cases[planned.key]
-            if self._admit(planned, one, known, held, pool):
-                self._turn(planned, one, 0, held)
-            entry = known.entries[one.key]
+            self._record_case(planned, [one])
+            if self._admit(planned, one):
+                self._turn(planned, one, 0)
+            entry = self.held.cases[planned.key].entries[one.key]
             chooser.tell(one, entry.ms if entry.timed else None)
             if entry.timed:
                 tried.append(one)
@@ -304,33 +298,31 @@ class Sweep:
         best = min((known.entries[c.key].ms for c in alive), default=0.0)
         return [c for c in alive if known.entries[c.key].ms <= best * allowed]
 
-    def _admit(
-        self, planned: LineUp, contestant: Contestant, known: CaseResults, held: journals.Results, pool: CompilePool
-    ) -> bool:
+    def _admit(self, planned: LineUp, contestant: Contestant) -> bool:
         """Compile and gate a contestant, unless an earlier sweep did."""
-        entry = known.entries[contestant.key]
+        entry = self.held.cases[planned.key].entries[contestant.key]
         self.watcher.step(f"{planned.case.text}  {contestant}")
         if entry.failure is not None and not self.retry_failed:
             return False
         if entry.failure is None and entry.check is not None:
             return True
-        compiled = pool.result((planned.key, contestant.key), self._time_left())
+        compiled = self.pool.result((planned.key, contestant.key), self._time_left())
         if self._time_left() <= 0:
             return False
         if compiled is not None and not compiled["ok"]:
-            self._fail(planned, contestant, compiled, held)
+            self._fail(planned, contestant, compiled)
             return False
         answer = self._ask(planned, {"do": "check", **_named(contestant)})
         if not answer["ok"]:
-            self._fail(planned, contestant, answer, held)
+            self._fail(planned, contestant, answer)
             return False
         if compiled is not None:
             answer["compile_s"] = compiled.get("seconds")
         answer.pop("ok")
-        self._record(held, "check", case=planned.key, key=contestant.key, **answer)
+        self._record("check", case=planned.key, key=contestant.key, **answer)
         return True
 
-    def _turn(self, planned: LineUp, contestant: Contestant, number: int, held: journals.Results) -> None:
+    def _turn(self, planned: LineUp, contestant: Contestant, number: int) -> None:
         """One turn of one contestant: timed, then written at once."""
         self.watcher.step(f"{planned.case.text}  round {number + 1}  {contestant}")
         command = {
@@ -341,9 +333,9 @@ class Sweep:
         }
         answer = self._ask(planned, command)
         if not answer.pop("ok"):
-            self._fail(planned, contestant, answer, held)
+            self._fail(planned, contestant, answer)
             return
-        self._record(held, "sample", case=planned.key, key=contestant.key, round=number, **answer)
+        self._record("sample", case=planned.key, key=contestant.key, round=number, **answer)
         self.report.turns += 1
 
     def _ask(self, planned: LineUp, command: dict[str, Any]) -> dict[str, Any]:
@@ -376,14 +368,14 @@ class Sweep:
             self.refused = {**answer, "why": f"inputs: {answer['why']}"}
         return dict(self.refused)
 
-    def _fail(self, planned: LineUp, contestant: Contestant, answer: dict[str, Any], held: journals.Results) -> None:
+    def _fail(self, planned: LineUp, contestant: Contestant, answer: dict[str, Any]) -> None:
         why = {name: value for name, value in answer.items() if name not in ("ok", "fatal")}
         text = f"{contestant} on {planned.case.text}: {why['why']}: {why.get('detail', '')}"
         self.report.failed.append(text)
         self.watcher.note(text[:400])
-        self._record(held, "failed", case=planned.key, key=contestant.key, **why)
+        self._record("failed", case=planned.key, key=contestant.key, **why)
 
-    def _record(self, held: journals.Results, kind: str, **values: Any) -> None:
+    def _record(self, kind: str, **values: Any) -> None:
         """Write a record, and take it in as a reader would. A write survives this process; a sync, the machine."""
         if kind in ("case", "done"):
             values["at"] = round(time.time(), 1)
@@ -391,7 +383,7 @@ class Sweep:
         if kind in ("failed", "done") or time.monotonic() - self.synced > SYNC_EVERY_S:
             self.journal.sync()
             self.synced = time.monotonic()
-        journals.take(held, {"kind": kind, **values})
+        journals.take(self.held, {"kind": kind, **values})
 
 
 def _why_nobody(planned: LineUp) -> str:

@@ -89,12 +89,6 @@ class Loaded:
 
     rows: list[Row] = field(default_factory=list)
     stale: list[Stale] = field(default_factory=list)
-    bad_lines: list[int] = field(default_factory=list)
-    """Lines of the file that are no rows."""
-
-    @property
-    def unreadable(self) -> int:
-        return len(self.bad_lines)
 
 
 def folder() -> Path:
@@ -212,7 +206,7 @@ def load(op: str, machine: Mapping[str, Any]) -> Loaded:
     """The rows of an op that hold on this machine with these versions and sources; the others with their reasons."""
     found = Loaded()
     try:
-        rows, found.bad_lines = _read(path_for(op, str(machine["device"])))
+        rows, _ = _read(path_for(op, str(machine["device"])))
     except OSError:
         return found
     variants = catalog.get().of(op)

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from again import INTERPRETED, run_interpreted
+from again import INTERPRETED
 
-if not INTERPRETED:
-
-    def test_interpreted():
-        run_interpreted(__file__)
-
-else:
+if INTERPRETED:
     import triton
     import triton.language as tl
 

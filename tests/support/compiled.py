@@ -17,6 +17,7 @@ import inspect as python
 import io
 import pickle
 import re
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,7 +39,15 @@ def _by_module(names: dict[str, Any]) -> str:
     return str(names.get("__name__", id(names)))
 
 
-triton.runtime.jit.id = _by_module  # type: ignore[attr-defined]
+def _hashed_first(update: Callable[..., None]) -> Callable[..., None]:
+    """It also takes the constants of what a kernel calls before it hashes that: so only of what another kernel, hashed
+    earlier, has called already. With this it has them always, and a key no longer hangs on who was hashed first."""
+    return lambda finder, called: [called.cache_key, update(finder, called)][1]
+
+
+jit = triton.runtime.jit
+jit.id = _by_module  # type: ignore[attr-defined]
+jit.DependenciesFinder._update_hash = _hashed_first(jit.DependenciesFinder._update_hash)  # type: ignore[method-assign]
 
 
 class Found:
@@ -259,14 +268,20 @@ def _hash_of(read: Reading) -> str:
 
 
 def _source(read: Any, seen: dict[str, str]) -> list[str]:
-    seen[read.__name__] = text = python.getsource(read)
-    for word in set(re.findall(r"\w+", text)) - set(seen):
-        named = python.unwrap(value) if callable(value := read.__globals__.get(word)) else value
+    seen[read.__name__] = python.getsource(read)
+    for name in _names(read.__code__) - set(seen):
+        value = read.__globals__.get(name)
+        named = python.unwrap(value) if callable(value) else value
         if python.isfunction(named) and named.__module__ == read.__module__:
             _source(named, seen)
-        elif word.isupper() and named is not None:
-            seen[word] = repr(named)
+        elif name.isupper() and named is not None:
+            seen[name] = repr(named)
     return list(seen.values())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What code reads by name; not the words of its docstring, which may be names too."""
+    return {*code.co_names}.union(*(_names(part) for part in code.co_consts if isinstance(part, types.CodeType)))
 
 
 _READING = hashed(*map(python.getsource, (sass, builds.inspect, builds.Resources, builds._ptxas)), builds.GROUPS)

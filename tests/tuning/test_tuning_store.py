@@ -36,7 +36,7 @@ def test_rows_come_back_and_newer_ones_replace_older_ones():
     store.merge([row(ms=0.5)])
     loaded = store.load("attention", MACHINE)
     assert {r.case: r.ms for r in loaded.rows} == {"s=64": 0.5, "s=128": 2.0}
-    assert not loaded.stale and not loaded.unreadable
+    assert not loaded.stale
     assert loaded.rows[0].machine == MACHINE
 
 
@@ -68,12 +68,12 @@ def test_a_device_has_its_own_file():
     ]
 
 
-def test_damaged_rows_are_counted_and_do_not_hide_the_others():
+def test_damaged_rows_are_named_and_do_not_hide_the_others():
     store.merge([row()])
     (path,) = store.folder().glob("*.jsonl")
     path.write_text('{"half a row\n' + path.read_text() + '{"op": 1}\n\xff\n')
-    loaded = store.load("attention", MACHINE)
-    assert len(loaded.rows) == 1 and loaded.unreadable == 3
+    assert len(store.load("attention", MACHINE).rows) == 1
+    assert len(store.damaged("attention", MACHINE["device"])) == 3
 
 
 MERGER = """

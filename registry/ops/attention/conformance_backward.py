@@ -28,8 +28,6 @@ from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
-TENSORS = ("grad_out", "q", "k", "v", "out", "lse")
-
 
 class BackwardKit(AttentionKit):
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
