@@ -46,7 +46,7 @@ def found_weights(
     coordinates, points = [coordinates[place] for place in varying], points[:, varying]
     if len(shapes) < LEAST or not varying:
         return dict.fromkeys(coordinates, START) | same
-    lost = _lost(contestants, shapes)
+    _, lost = lost_of(contestants, shapes)
     weights = min((_searched(points, lost, seed, steps) for seed in range(SEARCHES)), key=lambda pair: pair[0])[1]
     found = {name: round(float(w), 3) for name, w in zip(coordinates, weights, strict=True)}
     return {name: weight for name, weight in found.items() if weight} | same
@@ -71,8 +71,8 @@ def _searched(points: torch.Tensor, lost: torch.Tensor, seed: int, steps: int) -
     return least, weights
 
 
-def _lost(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) -> torch.Tensor:
-    """What the best config of each variant lost on each shape; NaN where it was not measured."""
+def lost_of(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) -> tuple[list[str], torch.Tensor]:
+    """The variants, and what the best config of each lost on each shape; NaN where it was not measured."""
     import torch
 
     names = sorted({name for name, _ in contestants})
@@ -82,7 +82,7 @@ def _lost(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) ->
             column = names.index(contestants[contestant][0])
             if not found[row, column] <= lost:
                 found[row, column] = lost
-    return found
+    return names, found
 
 
 def _regret(points: torch.Tensor, lost: torch.Tensor) -> float:
