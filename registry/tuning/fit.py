@@ -1,7 +1,7 @@
-"""Measurements -> what a table ranks by: the measured shapes, and weights of the coordinates in which they are near.
+"""Measurements -> what a table ranks by: the measured shapes, weights of the coordinates in which they are near, trees.
 
 Weights are found by leaving out one shape at a time: those are good under which the shapes that are then nearest speak
-for what was fastest on it. There is nothing else to fit: more measurements are more shapes.
+for what was fastest on it. Trees (tuning/trees.py) are fitted where there are shapes enough.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 _Firsts = dict[str, tuple[Entry | None, bool]]
-"""Of each variant its own first config, as far as that was timed, and whether it is the one that it puts first today."""
+"""Of each variant its own first config, if that was timed, and whether it is the one that it puts first today."""
 
 
 def _firsts(timed: Sequence[Entry], problem: Any) -> _Firsts:

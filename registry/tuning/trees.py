@@ -84,7 +84,9 @@ class _Boosted:
         self._points, self._variants = points, lost.shape[1]
         self._edges = [_edges(points[:, at]) for at in range(points.shape[1])]
         self._bins = max(len(edges) for edges in self._edges) + 1
-        columns = [torch.bucketize(points[:, at].contiguous(), edges, right=True) for at, edges in enumerate(self._edges)]
+        columns = [
+            torch.bucketize(points[:, at].contiguous(), edges, right=True) for at, edges in enumerate(self._edges)
+        ]
         self._binned = torch.stack(columns, 1)
         known = (~lost.isnan()).double()
         lost = lost.nan_to_num(0.0)
@@ -146,7 +148,8 @@ def _edges(column: torch.Tensor) -> torch.Tensor:
     values = column.unique()
     between = (values[1:] + values[:-1]) / 2
     step = -(-len(between) // EDGES) or 1
-    return between[step // 2 :: step].contiguous()
+    found: torch.Tensor = between[step // 2 :: step].contiguous()
+    return found
 
 
 def _rounded(values: torch.Tensor) -> tuple[float, ...]:
