@@ -58,7 +58,7 @@ class MeasuredSizes:
     shapes: Mapping[int, tuple[Shape, ...]] = field(default_factory=dict)
     contestants: tuple[tuple[str, Config], ...] = ()
     trees: Mapping[int, Trees] = field(default_factory=dict)
-    """Of rules with shapes enough."""
+    """Of rules that rank by them."""
 
     def neighbours(self, rule: Rule) -> Neighbours | None:
         """What a rule that ranks by the nearest shapes asks; None where it does not, or where it has no shapes."""

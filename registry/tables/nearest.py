@@ -2,8 +2,8 @@
 
 A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with
 what every contestant lost there to the fastest. What a variant is expected to lose is told by trees that were fitted to
-all shapes (tables/trees.py); where there are too few for trees, it is what the variant lost on the nearest, the nearer
-the more it counts. What compiles here is put before a library's kernel only where a measured shape is near.
+all shapes (tables/trees.py); where a rule has none, it is what the variant lost on the nearest, the nearer the more it
+counts. What compiles here is put before a library's kernel only where a measured shape is near.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Neighbours:
     contestants: Sequence[tuple[str, Config]]
     shapes: Sequence[Shape]
     trees: Trees | None = None
-    """What ranks the variants where there are shapes enough; else the nearest do."""
+    """What ranks the variants, where the rule has them; else the nearest do."""
     _tree: Tree | None = field(init=False, default=None)
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""

@@ -105,7 +105,7 @@ class RuleEntry(_Strict, frozen=True):
             Meta(
                 min_length=1,
                 description="Ranks the candidates by measured shapes, which lie beside the table, in "
-                "*.measured.json: by trees fitted to all of them, or by the nearest where there are few. Here are the "
+                "*.measured.json: by trees fitted to all of them, or by the nearest where it has none. Here are the "
                 "weights of the coordinates in which they are near. `use` is the order where none is near: a library's "
                 "kernel first.",
             ),
