@@ -76,11 +76,10 @@ def test_trees_are_kept_where_they_serve_unseen_shapes_better_than_the_nearest()
     found = shapes(300, by_a_flag_and_a_size)
     trees = fitted_trees(COORDINATES, CONTESTANTS, found)
     by_noise = {"noise": 1.0}
-    by_all = {"size": 0.5, "flag": 2.0}
     assert worth_it(trees, by_noise, COORDINATES, CONTESTANTS, found) is trees
     chance = random.Random(7)
     alike = shapes(150, lambda point: _either(chance))
-    alike = [shape for shape in alike for _ in range(2)]  # each twice: the nearest knows, and no tree so much by heart
+    alike = [shape for shape in alike for _ in range(2)]  # what was measured twice is known by its twin
     learnt = fitted_trees(COORDINATES, CONTESTANTS, alike)
-    assert worth_it(learnt, by_all | {"noise": 2.0}, COORDINATES, CONTESTANTS, alike) is None
-    assert worth_it(None, by_all, COORDINATES, CONTESTANTS, found) is None
+    assert worth_it(learnt, {"size": 50.0, "noise": 50.0}, COORDINATES, CONTESTANTS, alike) is None
+    assert worth_it(None, by_noise, COORDINATES, CONTESTANTS, found) is None
