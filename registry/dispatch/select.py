@@ -215,7 +215,7 @@ def _nearest(match: Match, problem: Problem) -> str:
     beside = read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)
-    said = f"; near here {advice}" if advice is not None else ""
+    said = f"; {'near' if advice.expected is None else 'expected'} here {advice}" if advice is not None else ""
     return f"{found}{said}" if found is not None else ""
 
 

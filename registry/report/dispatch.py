@@ -79,7 +79,7 @@ def _advisers(found: Sheet) -> dict[str, Any]:
 
 def _far(adviser: Any, problem: Any) -> float | None:
     advice = adviser.ask(problem.likeness()) if adviser is not None else None
-    return advice.near[0][0] if advice is not None and advice.near else None
+    return advice.distance if advice is not None else None
 
 
 def _source(table: Table, rule: Rule) -> str:

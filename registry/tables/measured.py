@@ -26,6 +26,7 @@ from registry.tables.model import Layer, Rule, Table
 from registry.tables.nearest import Config, Neighbours, Result, Shape
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE
 from registry.tables.schema import Coordinate, Name
+from registry.tables.trees import Trees, trees_of
 
 SUFFIX = ".measured.json"
 MOST_BYTES = 64 * MAX_BYTES
@@ -57,13 +58,15 @@ class MeasuredSizes:
     coordinates: tuple[str, ...] = ()
     shapes: Mapping[int, tuple[Shape, ...]] = field(default_factory=dict)
     contestants: tuple[tuple[str, Config], ...] = ()
+    trees: Mapping[int, Trees] = field(default_factory=dict)
+    """Of rules that rank by them."""
 
     def neighbours(self, rule: Rule) -> Neighbours | None:
         """What a rule that ranks by the nearest shapes asks; None where it does not, or where it has no shapes."""
         shapes = self.shapes.get(rule.index)
         if not rule.nearest or not shapes or not set(rule.nearest) <= set(self.coordinates):
             return None
-        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes)
+        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes, self.trees.get(rule.index))
 
     def nearest(self, rule: Rule, facts: Mapping[str, Any]) -> Nearest | None:
         """The shape behind a rule that these facts are nearest to, None where the rule has none."""
@@ -173,6 +176,12 @@ _Number = Annotated[float, Meta(ge=-MOST, le=MOST)]
 _Flat = tuple[list[Annotated[int, Meta(ge=0)]], list[_Number], list[_Number]]
 
 
+class _Trees(Struct, forbid_unknown_fields=True):
+    coordinates: list[Coordinate]
+    variants: list[Name]
+    parts: list[list[Any]]
+
+
 class _File(Struct, forbid_unknown_fields=True):
     """As it is written: `text`."""
 
@@ -180,6 +189,7 @@ class _File(Struct, forbid_unknown_fields=True):
     coordinates: list[Coordinate]
     contestants: list[tuple[Name, dict[str, int | str | bool]]]
     rules: dict[str, list[_Flat]]
+    trees: dict[str, _Trees] = {}
 
 
 def _checked(file: _File) -> MeasuredSizes:
@@ -202,6 +212,7 @@ def _checked(file: _File) -> MeasuredSizes:
         tuple(file.coordinates),
         shapes,
         tuple(file.contestants),
+        {int(index): trees_of(found.coordinates, found.variants, found.parts) for index, found in file.trees.items()},
     )
 
 
@@ -219,8 +230,19 @@ def text(found: MeasuredSizes) -> str:
     contestants = ",\n".join(json.dumps([name, dict(config)]) for name, config in found.contestants)
     return (
         f'{{"facts": {json.dumps(found.facts)}, "coordinates": {json.dumps(found.coordinates)},\n'
-        f'"contestants": [\n{contestants}\n],\n"rules": {{\n' + ",\n".join(parts) + "\n}}\n"
+        f'"contestants": [\n{contestants}\n],\n"rules": {{\n' + ",\n".join(parts) + "\n}" + _trees_text(found) + "}\n"
     )
+
+
+def _trees_text(found: MeasuredSizes) -> str:
+    """A line each."""
+    rules = []
+    for index, trees in sorted(found.trees.items()):
+        listed = trees.listed()
+        lines = [",\n".join(json.dumps(tree, separators=(",", ":")) for tree in part) for part in listed.pop("parts")]
+        parts = "\n],[\n".join(lines)
+        rules.append(f'"{index}": {json.dumps(listed)[:-1]}, "parts": [[\n{parts}\n]]}}')
+    return ',\n"trees": {\n' + ",\n".join(rules) + "\n}" if rules else ""
 
 
 def _flat(shape: Shape) -> list[list[float]]:

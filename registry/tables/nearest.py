@@ -1,8 +1,9 @@
-"""What was fastest on the measured shapes nearest to a problem: how a rule with `nearest` ranks, and picks configs.
+"""What measured shapes say of a problem: how a rule with `nearest` ranks, and picks configs.
 
 A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with
-what every contestant lost there to the fastest. A variant is expected to lose what it lost on the nearest shapes, the
-nearer the more it counts. What compiles here is put before a library's kernel only where such a shape is near.
+what every contestant lost there to the fastest. What a variant is expected to lose is told by trees that were fitted to
+all shapes (tables/trees.py); where a rule has none, it is what the variant lost on the nearest, the nearer the more it
+counts. What compiles here is put before a library's kernel only where a measured shape is near.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from registry.tables.search import Point, Tree, nearest, tree_of
+from registry.tables.trees import Trees
 
 Config = Mapping[str, Any]
 Key = frozenset[tuple[str, Any]]
@@ -67,16 +69,48 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """What the nearest shapes say of one problem."""
+    """What the measured shapes of a rule say of one problem. What nobody asks of it is not looked for."""
 
-    near: tuple[tuple[float, float, Shape], ...]
-    """(distance, weight, shape), nearest first."""
-    said: Sequence[Mapping[str, _Known]]
-    """What each of these shapes says, by variant."""
+    asked: Neighbours
+    here: Point
+    without: Shape | None = None
+    """A shape that must not answer."""
+    expected: Mapping[str, float] | None = None
+    """What trees expect each variant to lose, where the rule has any."""
+
+    @functools.cached_property
+    def _found(self) -> list[tuple[float, int]]:
+        return self.asked.found(self.here, COUNT, self.without)
+
+    @functools.cached_property
+    def near(self) -> tuple[tuple[float, float, Shape], ...]:
+        """(distance, weight, shape), nearest first."""
+        shapes = self.asked.shapes
+        return tuple([(d, math.exp(-d * d) + 1e-4 / (1 + d * d), shapes[place]) for d, place in self._found])
+
+    @functools.cached_property
+    def said(self) -> Sequence[Mapping[str, _Known]]:
+        """What each of these shapes says, by variant."""
+        return [self.asked.known(place) for _, place in self._found]
+
+    @functools.cached_property
+    def distance(self) -> float:
+        """How far the nearest shape is."""
+        if self.expected is None:
+            return self.near[0][0] if self.near else math.inf
+        return next((away for away, _ in self.asked.found(self.here, 1, self.without)), math.inf)
 
     @functools.cached_property
     def lost(self) -> Mapping[str, float]:
         """What each variant is expected to lose, in log time."""
+        if self.expected is None:
+            return self._lost_nearby
+        failed = {name for name in self.asked.failing if self._lost_nearby.get(name, 0.0) > CAP}
+        return {**self.expected, **{name: self._lost_nearby[name] for name in failed}} if failed else self.expected
+
+    @functools.cached_property
+    def _lost_nearby(self) -> Mapping[str, float]:
+        """On the nearest shapes, by those that ran on one of them."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
         for (_, weight, _), said in zip(self.near, self.said, strict=True):
@@ -91,7 +125,7 @@ class Advice:
 
     def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
         """These variants, that which is expected to lose least first. Ties stay in the order given."""
-        far = not self.near or self.near[0][0] >= REACH
+        far = self.distance >= REACH
         expected = {name: self.lost.get(name, UNKNOWN) for name in names}
         return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
 
@@ -115,7 +149,7 @@ class Advice:
         return sorted(configs, key=expected)
 
 
-@dataclass
+@dataclass(eq=False)
 class Neighbours:
     """The measured shapes of one rule, ready to be asked about problems."""
 
@@ -124,10 +158,12 @@ class Neighbours:
     weights: Mapping[str, float]
     contestants: Sequence[tuple[str, Config]]
     shapes: Sequence[Shape]
+    trees: Trees | None = None
+    """What ranks the variants, where the rule has them; else the nearest do."""
     _tree: Tree | None = field(init=False, default=None)
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
-    _answers: dict[Point, Advice] = field(init=False, default_factory=dict)
+    _answers: dict[tuple[Point, Point], Advice] = field(init=False, default_factory=dict)
     """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
@@ -139,27 +175,39 @@ class Neighbours:
             self._tree = tree_of([tuple(w * shape.point[place] for w, place in pairs) for shape in self.shapes])
 
     def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
-        """What the nearest shapes say of a problem, leaving one out; None where there are none."""
+        """What the shapes say of a problem, leaving one out; None where there are none."""
         if self._tree is None:
             return None
         here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
+        asked = self.trees.at(likeness) if self.trees is not None else ()
         if without is not None:
-            return self._advice(here, without)
-        found = self._answers.get(here)
+            unseen = next(place for place, shape in enumerate(self.shapes) if shape is without)
+            return Advice(self, here, without, self._expected(asked, unseen))
+        found = self._answers.get((here, asked))
         if found is None:
             if len(self._answers) >= ANSWERS:
                 self._answers = {}
-            found = self._answers[here] = self._advice(here, None)
+            found = self._answers[here, asked] = Advice(self, here, None, self._expected(asked))
         return found
 
-    def _advice(self, here: Point, without: Shape | None) -> Advice:
-        assert self._tree is not None
-        found = nearest(self._tree, here, COUNT + 1)
-        places = [(d, place) for d, place in found if self.shapes[place] is not without][:COUNT]
-        near = tuple([(d, math.exp(-d * d) + 1e-4 / (1 + d * d), self.shapes[place]) for d, place in places])
-        return Advice(near, [self._of(place) for _, place in places])
+    def _expected(self, asked: Point, unseen: int | None = None) -> Mapping[str, float] | None:
+        return self.trees.lost(asked, unseen) if self.trees is not None else None
 
-    def _of(self, place: int) -> dict[str, _Known]:
+    @functools.cached_property
+    def failing(self) -> frozenset[str]:
+        """Variants that gave a wrong result, hung or crashed on one of the shapes."""
+        return frozenset(self.contestants[r.contestant][0] for s in self.shapes for r in s.results if r.lost >= NEVER)
+
+    def found(self, here: Point, count: int, without: Shape | None) -> list[tuple[float, int]]:
+        """(distance, place) of so many shapes, nearest first."""
+        assert self._tree is not None
+        if without is None:
+            return nearest(self._tree, here, count)
+        found = nearest(self._tree, here, count + 1)
+        return [(d, place) for d, place in found if self.shapes[place] is not without][:count]
+
+    def known(self, place: int) -> dict[str, _Known]:
+        """What one of the shapes says, by variant."""
         found = self._known.get(place)
         if found is None:
             found = {}

@@ -104,9 +104,10 @@ class RuleEntry(_Strict, frozen=True):
             dict[Coordinate, Annotated[float, Meta(gt=0, le=1000)]],
             Meta(
                 min_length=1,
-                description="Ranks the candidates by what was fastest on the measured shapes nearest to a problem: the "
-                "weights of the coordinates in which they are near. The shapes lie beside the table, in "
-                "*.measured.json. `use` is the order where none is near: a library's kernel first.",
+                description="Ranks the candidates by measured shapes, which lie beside the table, in "
+                "*.measured.json: by trees fitted to all of them, or by the nearest where it has none. Here are the "
+                "weights of the coordinates in which they are near. `use` is the order where none is near: a library's "
+                "kernel first.",
             ),
         ]
         | None

@@ -68,7 +68,7 @@ def load_text(text: str, op: str) -> TableSet:
 
 
 def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
-    """What the other shapes make the dispatcher run on each shape."""
+    """What the other shapes make the dispatcher run on each shape; None where that was timed as it no longer is."""
     neighbours = found.beside.neighbours(Rule(0, 0, (), (), nearest=found.weights))
     names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
     picks: list[Pick] = []
@@ -76,7 +76,9 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
         here = dict(zip(found.coordinates, shape.point, strict=True))
         advice = neighbours.ask(here, without=shape) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
-        picks.append((case, _picked(case, ranked, advice, found.target, settings)))
+        entry = _picked(case, ranked, advice, found.target, settings)
+        told = {found.contestants[result.contestant][0] for result in shape.results}
+        picks.append((case, entry if entry is not None and entry.variant in told else None))
     return picks
 
 
@@ -208,7 +210,7 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     claimed: Any = rule.evidence
     run = claimed.run
     try:
-        fitted = fit(results.of(op), results.machine, settings, rule.nearest)
+        fitted = fit(results.of(op), results.machine, settings, rule.nearest, beside.trees.get(rule.index))
     except ValueError as error:
         return [f"{run}: {error}"]
     found = []

@@ -1,7 +1,8 @@
-"""Measurements -> what a table ranks by: the measured shapes, and weights of the coordinates in which they are near.
+"""Measurements -> what a table ranks by: the measured shapes, weights of the coordinates in which they are near, trees.
 
 Weights are found by leaving out one shape at a time: those are good under which the shapes that are then nearest speak
-for what was fastest on it. There is nothing else to fit: more measurements are more shapes.
+for what was fastest on it. Trees (tuning/trees.py) are fitted where there are shapes enough,
+and kept where they serve shapes that they have not seen better than the nearest do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +23,10 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.tables.measured import MeasuredSizes
 from registry.tables.nearest import NEVER, Config, Result, Shape
+from registry.tables.trees import Trees
 from registry.tuning.journal import CaseResults, Entry
-from registry.tuning.weights import found_weights
+from registry.tuning.trees import fitted_trees, worth_it
+from registry.tuning.weights import LEAST, found_weights
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
@@ -56,6 +60,7 @@ class Fit:
     coordinates: tuple[str, ...]
     contestants: tuple[tuple[str, Config], ...]
     weights: dict[str, float]
+    trees: Trees | None
     libraries: frozenset[str]
     """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     target: Target
@@ -67,7 +72,8 @@ class Fit:
         """What lies beside the table."""
         sizes = {0: tuple(shape.sizes for shape in self.shapes)}
         facts = op_named(self.op).tuning.leading
-        return MeasuredSizes(facts, sizes, self.coordinates, {0: tuple(self.shapes)}, self.contestants)
+        trees = {0: self.trees} if self.trees is not None else {}
+        return MeasuredSizes(facts, sizes, self.coordinates, {0: tuple(self.shapes)}, self.contestants, trees)
 
 
 def fit(
@@ -75,8 +81,9 @@ def fit(
     machine: Mapping[str, Any],
     settings: Settings | None = None,
     weights: Mapping[str, float] | None = None,
+    trees: Trees | None = None,
 ) -> Fit:
-    """Fit the cases of one op, measured on one machine; with `weights`, as they were found before.
+    """Fit the cases of one op, measured on one machine; with `weights`, as they and the trees were found before.
 
     Raises ValueError where nothing was measured.
     """
@@ -89,7 +96,10 @@ def fit(
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
     sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
-    asked = [_asked(case, problem, settings, sources) for case, problem in zip(fair, problems, strict=True)]
+    firsts = [_firsts(candidates(case, settings), problem) for case, problem in zip(fair, problems, strict=True)]
+    shown = Counter(name for found in firsts for name, (_, is_today) in found.items() if is_today)
+    settled = {name for name, count in shown.items() if count >= LEAST}
+    asked = [_asked(case, found, settings, sources, settled) for case, found in zip(fair, firsts, strict=True)]
     contestants = tuple(dict.fromkeys(_key(entry) for entries in asked for entry in entries))
     places = {key: place for place, key in enumerate(contestants)}
     leading = op_named(op).tuning.leading
@@ -103,13 +113,16 @@ def fit(
     ]
     named = tuple((name, dict(config)) for name, config in contestants)
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
-    weights = found_weights(coordinates, named, shapes) if weights is None else dict(weights)
-    kept = [place for place, name in enumerate(coordinates) if name in weights]
+    if weights is None:
+        weights = found_weights(coordinates, named, shapes)
+        trees = worth_it(fitted_trees(coordinates, named, shapes), weights, coordinates, named, shapes)
+    asked_about = {*weights, *(trees.coordinates if trees is not None else ())}
+    kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]
     coordinates = tuple(coordinates[place] for place in kept)
     taken = {id(case) for case in fair}
     skipped = [case.text for case in cases if id(case) not in taken]
-    return Fit(op, fair, shapes, coordinates, named, weights, libraries, target, skipped)
+    return Fit(op, fair, shapes, coordinates, named, dict(weights), trees, libraries, target, skipped)
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:
@@ -131,21 +144,34 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
     return entry.variant, tuple(entry.config.items())
 
 
-def _asked(case: CaseResults, problem: Any, settings: Settings, sources: Mapping[str, str]) -> list[Entry]:
+_Firsts = dict[str, tuple[Entry | None, bool]]
+"""Of each variant its own first config, if that was timed, and whether it is the one that it puts first today."""
+
+
+def _firsts(timed: Sequence[Entry], problem: Any) -> _Firsts:
+    found = {name: own_first(name, problem, timed) for name in dict.fromkeys(entry.variant for entry in timed)}
+    return {name: (first, first is not None and _is_first_today(first, problem)) for name, first in found.items()}
+
+
+def _asked(
+    case: CaseResults, firsts: _Firsts, settings: Settings, sources: Mapping[str, str], settled: Collection[str]
+) -> list[Entry]:
     """The contestants that could run by a table, and those that must never run.
 
     Of a variant that guesses no costs that is its own first config alone. Of one that does, but was measured with an
     earlier source, and of one whose first config was not timed since, it is the fastest alone: it tells how good the
-    variant is, not which config is.
+    variant is, not which config is. A variant whose first config was timed on shapes enough (`settled`) is judged by
+    those: what the best of many earlier configs took is less than it will take.
     """
     variants = catalog.get().variants
     timed = candidates(case, settings)
-    chooses = {e.variant for e in timed if e.variant in variants and variants[e.variant].cost is not None}
-    firsts = {name: own_first(name, problem, timed) for name in {e.variant for e in timed} - chooses}
+    chooses = {name for name in firsts if name in variants and variants[name].cost is not None}
+    own = {name: first for name, (first, _) in firsts.items() if name not in chooses}
     stale = {e.variant for e in timed if e.variant in sources and e.fingerprint != sources[e.variant]}
-    stale -= {name for name, first in firsts.items() if first is not None and _is_first_today(first, problem)}
-    firsts |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
-    kept = [e for e in timed if firsts.get(e.variant) in (None, e)]
+    stale -= {name for name in own if firsts[name][1]}
+    own |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
+    gone = (stale & set(settled)) - chooses
+    kept = [e for e in timed if e.variant not in gone and own.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
     return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
 

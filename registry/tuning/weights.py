@@ -46,7 +46,7 @@ def found_weights(
     coordinates, points = [coordinates[place] for place in varying], points[:, varying]
     if len(shapes) < LEAST or not varying:
         return dict.fromkeys(coordinates, START) | same
-    lost = _lost(contestants, shapes)
+    _, lost = lost_of(contestants, shapes)
     weights = min((_searched(points, lost, seed, steps) for seed in range(SEARCHES)), key=lambda pair: pair[0])[1]
     found = {name: round(float(w), 3) for name, w in zip(coordinates, weights, strict=True)}
     return {name: weight for name, weight in found.items() if weight} | same
@@ -58,21 +58,21 @@ def _searched(points: torch.Tensor, lost: torch.Tensor, seed: int, steps: int) -
 
     chance = random.Random(seed)
     weights = torch.full((points.shape[1],), START)
-    least = _regret(points * weights, lost) + EACH * len(weights)
+    least = regret_nearby(points * weights, lost) + EACH * len(weights)
     for _ in range(steps):
         tried = weights.clone()
         for _ in range(chance.choice((1, 1, 2))):
             place = chance.randrange(len(weights))
             now = float(tried[place])
             tried[place] = now * chance.choice(FACTORS) if now else chance.choice(RETURNS)
-        cost = _regret(points * tried, lost) + EACH * int(tried.count_nonzero())
+        cost = regret_nearby(points * tried, lost) + EACH * int(tried.count_nonzero())
         if cost < least:
             least, weights = cost, tried
     return least, weights
 
 
-def _lost(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) -> torch.Tensor:
-    """What the best config of each variant lost on each shape; NaN where it was not measured."""
+def lost_of(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) -> tuple[list[str], torch.Tensor]:
+    """The variants, and what the best config of each lost on each shape; NaN where it was not measured."""
     import torch
 
     names = sorted({name for name, _ in contestants})
@@ -82,14 +82,14 @@ def _lost(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) ->
             column = names.index(contestants[contestant][0])
             if not found[row, column] <= lost:
                 found[row, column] = lost
-    return found
+    return names, found
 
 
-def _regret(points: torch.Tensor, lost: torch.Tensor) -> float:
-    """What shapes lose where the others pick for them: the mean, and the worst of them once more."""
+def regret_nearby(points: torch.Tensor, lost: torch.Tensor, most: int = ASKED) -> float:
+    """What shapes lose where the nearest of the others pick for them: about so many of the shapes."""
     import torch
 
-    rows = torch.arange(len(points))[:: -(-len(points) // ASKED)]
+    rows = torch.arange(len(points))[:: -(-len(points) // most)]
     away = torch.cdist(points[rows], points, compute_mode="use_mm_for_euclid_dist").square()
     away[torch.arange(len(rows)), rows] = float("inf")
     near, who = away.topk(COUNT, largest=False)
@@ -98,8 +98,15 @@ def _regret(points: torch.Tensor, lost: torch.Tensor) -> float:
     known = ~theirs.isnan()
     held = torch.where(theirs < NEVER, theirs.clamp(max=CAP), theirs).nan_to_num(0.0)
     sums, whole = (weight * held * known).sum(1), (weight * known).sum(1)
-    expected = torch.where(whole > 0, sums / whole.clamp_min(1e-30), UNKNOWN)
-    own = lost[rows]
+    return regret_of_picks(torch.where(whole > 0, sums / whole.clamp_min(1e-30), UNKNOWN), lost[rows])
+
+
+def regret_of_picks(expected: torch.Tensor, own: torch.Tensor) -> float:
+    """What is lost, to the best of the variants that are known there, where that runs which is expected to lose least:
+    the mean, and the worst once more."""
+    import torch
+
+    own = own - own.nan_to_num(float("inf")).min(1, keepdim=True).values
     expected = torch.where(own.isnan(), float("inf"), expected)
     picked = own.gather(1, expected.argmin(1, keepdim=True))[:, 0].clamp(max=CAP).expm1()
     worst = max(1, int(WORST * len(picked)))

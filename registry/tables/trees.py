@@ -1,0 +1,90 @@
+"""What variants are expected to lose on a problem: small trees of questions about its coordinates, added up.
+
+A tree asks of one coordinate after the other whether it lies below an edge; the leaf that it comes to adds to what each
+variant loses, in log time. The trees come in parts: one part has not seen every fourth of the measured shapes, so that
+it can be asked about those as if they had not been measured. A problem asks all parts, whose mean counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+DEEPEST = 32
+"""Questions in a row."""
+Tree = tuple[Any, ...]
+"""(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
+
+
+class _Listed(NamedTuple):
+    """As a file has it."""
+
+    coordinates: list[str]
+    variants: list[str]
+    parts: list[list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """The trees of one rule."""
+
+    coordinates: tuple[str, ...]
+    """What they ask about."""
+    variants: tuple[str, ...]
+    """Whose losses the leaves hold."""
+    parts: tuple[tuple[Tree, ...], ...]
+
+    def at(self, likeness: Mapping[str, float]) -> tuple[float, ...]:
+        """Where a problem lies, in the coordinates that are asked about."""
+        return tuple([likeness.get(name, 0.0) for name in self.coordinates])
+
+    def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
+        """What each variant is expected to lose to that which loses least; with `unseen`, the place of a measured
+        shape, by the part that has not seen it."""
+        parts = self.parts if unseen is None else (self.parts[unseen % len(self.parts)],)
+        reached = []
+        for part in parts:
+            for tree in part:
+                while (place := tree[0]) >= 0:
+                    tree = tree[2] if here[place] < tree[1] else tree[3]
+                reached.append(tree[1])
+        sums = [sum(column) for column in zip(*reached, strict=True)]
+        least = min(sums)
+        return {name: (lost - least) / len(parts) for name, lost in zip(self.variants, sums, strict=True)}
+
+    def listed(self) -> dict[str, Any]:
+        """As plain data: a question is [place of its coordinate, edge, below, from there on], a leaf its numbers."""
+        parts = [[_listed(tree) for tree in part] for part in self.parts]
+        return {"coordinates": list(self.coordinates), "variants": list(self.variants), "parts": parts}
+
+
+def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Sequence[Any]]) -> Trees:
+    """What was listed, held against itself. Raises ValueError."""
+    if not variants or not parts or not all(parts):
+        raise ValueError("trees without variants, or without trees")
+    counts = len(coordinates), len(variants)
+    grown = tuple(tuple(_grown(tree, *counts, DEEPEST) for tree in part) for part in parts)
+    return Trees(tuple(coordinates), tuple(variants), grown)
+
+
+def _listed(tree: Tree) -> list[Any]:
+    return list(tree[1]) if tree[0] < 0 else [*tree[:2], _listed(tree[2]), _listed(tree[3])]
+
+
+def _grown(listed: Any, coordinates: int, variants: int, depth: int) -> Tree:
+    if not isinstance(listed, list) or depth < 0:
+        raise ValueError("a tree is not of lists, or asks too much")
+    if len(listed) == 4 and isinstance(listed[3], list):
+        place, edge, below, above = listed
+        if type(place) is not int or not 0 <= place < coordinates or not _is_number(edge):
+            raise ValueError("a tree asks about a coordinate that is not listed, or has no number for an edge")
+        return (place, edge, *(_grown(side, coordinates, variants, depth - 1) for side in (below, above)))
+    if len(listed) != variants or not all(map(_is_number, listed)):
+        raise ValueError("a leaf has not one number for each variant")
+    return -1, tuple(listed)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

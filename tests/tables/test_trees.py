@@ -1,0 +1,135 @@
+"""Trees beside a table: what they answer, what they ask, and what of a file is refused."""
+
+import json
+import math
+
+import pytest
+
+from registry.tables import measured
+from registry.tables.nearest import CAP, NEVER, Neighbours, Result, Shape
+from registry.tables.trees import Trees, trees_of
+
+TREE = [0, 2.5, [0.0, 0.2], [1, 0.5, [0.3, 0.0], [0.1, 0.1]]]
+OTHER = [[0.05, 0.0]]
+CONTESTANTS = (("ours", {}), ("library", {}))
+
+
+def two_parts() -> Trees:
+    return trees_of(["size", "flag"], ["ours", "library"], [[TREE], [TREE, *OTHER]])
+
+
+def shapes(lost: float = 0.1) -> tuple[Shape, ...]:
+    return tuple(Shape((x,), (float(x), 0.0), (Result(0, 0.0, 0.0), Result(1, lost, 0.0))) for x in range(4))
+
+
+@pytest.mark.parametrize(
+    ("likeness", "ours", "library"),
+    [
+        ({"size": 2.0}, 0.0, 0.175),
+        ({"size": 2.5}, 0.325, 0.0),
+        ({"size": 9.0, "flag": 1.0}, 0.025, 0.0),
+        ({"another": 9.0}, 0.0, 0.175),
+    ],
+)
+def test_leaves_add_up_and_parts_have_a_mean(likeness, ours, library):
+    trees = two_parts()
+    assert trees.lost(trees.at(likeness)) == pytest.approx({"ours": ours, "library": library})
+
+
+def test_a_measured_shape_is_told_by_the_part_that_has_not_seen_it():
+    trees = two_parts()
+    here = trees.at({"size": 2.0})
+    assert trees.lost(here, unseen=2) == pytest.approx({"ours": 0.0, "library": 0.2})
+    assert trees.lost(here, unseen=3) == pytest.approx({"ours": 0.0, "library": 0.15})
+
+
+def asked(trees: Trees | None, found: tuple[Shape, ...] | None = None, weight: float = 1.0) -> Neighbours:
+    return Neighbours(("size", "flag"), {"size": weight}, CONTESTANTS, found or shapes(), trees)
+
+
+def test_trees_rank_in_the_place_of_the_nearest_shapes():
+    names = ["library", "ours"]
+    assert asked(None).ask({"size": 3.0}).ranked(names, ["library"]) == ["ours", "library"]
+    assert asked(two_parts()).ask({"size": 3.0}).ranked(names, ["library"]) == ["library", "ours"]
+
+
+def test_far_from_all_shapes_the_librarys_kernel_is_first_whatever_trees_say():
+    advice = asked(two_parts(), weight=9.0).ask({"size": -1.0})
+    assert advice.lost["ours"] == 0.0 and advice.ranked(["library", "ours"], ["library"]) == ["library", "ours"]
+
+
+def test_what_failed_nearby_is_behind_whatever_trees_say():
+    failing = (*shapes()[1:], Shape((0,), (0.0, 0.0), (Result(0, NEVER, 0.0), Result(1, 0.0, 0.0))))
+    neighbours = asked(two_parts(), failing, weight=2.0)
+    assert neighbours.ask({"size": 0.0}).lost["ours"] > CAP
+    assert neighbours.ask({"size": 0.0}).ranked(["ours", "library"], ["library"]) == ["library", "ours"]
+    assert neighbours.ask({"size": 2.4}).lost["ours"] == 0.0
+
+
+def test_a_ranking_by_trees_looks_for_one_shape_and_not_for_eight(monkeypatch):
+    neighbours = asked(two_parts())
+    counts = []
+    looked = neighbours.found
+    monkeypatch.setattr(
+        neighbours, "found", lambda here, count, without: counts.append(count) or looked(here, count, without)
+    )
+    neighbours.ask({"size": 1.0}).ranked(["ours", "library"], ["library"])
+    assert counts == [1]
+
+
+def file_with(parts, coordinates=("size", "flag"), variants=("ours", "library")) -> bytes:
+    found = measured.MeasuredSizes(("m",), {0: ((1,),)}, ("size", "flag"), {0: shapes()[:1]}, CONTESTANTS)
+    data = json.loads(measured.text(found))
+    data["trees"] = {"0": {"coordinates": list(coordinates), "variants": list(variants), "parts": parts}}
+    return json.dumps(data).encode()
+
+
+def read(data: bytes) -> measured.MeasuredSizes:
+    return measured._checked(measured.Decoder(measured._File).decode(data))
+
+
+def test_what_is_written_is_what_is_read():
+    found = read(file_with([[TREE], [TREE, *OTHER]]))
+    assert found.trees == {0: two_parts()}
+    assert read(measured.text(found).encode()) == found
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [0.1],
+        [0.1, 0.2, 0.3],
+        [2, 0.5, [0.0, 0.0], [0.0, 0.0]],
+        [-1, 0.5, [0.0, 0.0], [0.0, 0.0]],
+        [0.0, 0.5, [0.0, 0.0], [0.0, 0.0]],
+        [True, 0.5, [0.0, 0.0], [0.0, 0.0]],
+        [0, "edge", [0.0, 0.0], [0.0, 0.0]],
+        [0, 0.5, 1.0, [0.0, 0.0]],
+        [0, 0.5, [0.0, 0.0], [0.0]],
+        ["0.1", 0.2],
+        [],
+        7,
+    ],
+)
+def test_what_is_no_tree_is_refused(tree):
+    with pytest.raises(ValueError):
+        read(file_with([[tree]]))
+
+
+@pytest.mark.parametrize("parts", [[], [[]], [[TREE], []], "trees"])
+def test_trees_that_are_not_there_are_refused(parts):
+    with pytest.raises(ValueError):
+        read(file_with(parts))
+
+
+def test_a_tree_that_never_ends_is_refused():
+    deep = [0.0, 0.0]
+    for _ in range(100):
+        deep = [0, 0.5, deep, [0.0, 0.0]]
+    with pytest.raises(ValueError):
+        read(file_with([[deep]]))
+
+
+def test_no_number_is_no_leaf():
+    with pytest.raises(ValueError):
+        trees_of(["size"], ["ours"], [[[math.inf]]])

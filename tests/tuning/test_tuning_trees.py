@@ -1,0 +1,85 @@
+"""Trees fitted to measured shapes: what they find, and that they do not learn by heart."""
+
+import math
+import random
+
+from registry.tables.nearest import NEVER, Result, Shape
+from registry.tuning import trees as fitting
+from registry.tuning.trees import fitted_trees, worth_it
+
+COORDINATES = ("size", "flag", "noise")
+CONTESTANTS = (("even", {}), ("flagged", {}), ("rare", {}))
+
+
+def shapes(count: int, lost, seed: int = 1) -> list[Shape]:
+    chance = random.Random(seed)
+    points = [(chance.uniform(0, 10), float(chance.random() < 0.5), chance.random()) for _ in range(count)]
+    return [Shape((at,), point, tuple(Result(*one, 0.0) for one in lost(point))) for at, point in enumerate(points)]
+
+
+def by_a_flag_and_a_size(point):
+    faster = point[0] > 6 and point[1]
+    return [(0, 0.3 if faster else 0.0), (1, 0.0 if faster else 0.3)]
+
+
+def test_a_border_of_a_flag_and_a_size_is_found():
+    trees = fitted_trees(COORDINATES, CONTESTANTS, shapes(400, by_a_flag_and_a_size))
+    for size, flag, best in ((9.0, 1.0, "flagged"), (9.0, 0.0, "even"), (3.0, 1.0, "even"), (6.5, 1.0, "flagged")):
+        lost = trees.lost(trees.at({"size": size, "flag": flag, "noise": 0.5}))
+        assert lost[best] == 0.0 and max(lost.values()) > 0.2, (size, flag, lost)
+
+
+def test_the_same_shapes_always_give_the_same_trees():
+    found = shapes(300, by_a_flag_and_a_size)
+    assert fitted_trees(COORDINATES, CONTESTANTS, found) == fitted_trees(COORDINATES, CONTESTANTS, found)
+
+
+def test_how_fast_a_shape_is_at_all_does_not_count():
+    found = shapes(400, by_a_flag_and_a_size)
+    slower = [Shape(s.sizes, s.point, tuple(r._replace(lost=r.lost + 0.1) for r in s.results)) for s in found]
+    one, other = (fitted_trees(COORDINATES, CONTESTANTS, which) for which in (found, slower))
+    here = {"size": 9.0, "flag": 1.0, "noise": 0.5}
+    assert math.isclose(one.lost(one.at(here))["even"], other.lost(other.at(here))["even"], abs_tol=0.01)
+
+
+def test_a_part_has_not_seen_its_shapes():
+    """What is pure chance cannot be told of a shape that was not seen."""
+    chance = random.Random(7)
+    found = shapes(400, lambda point: _either(chance))
+    trees = fitted_trees(COORDINATES, CONTESTANTS, found)
+    right = 0
+    for place, shape in enumerate(found):
+        lost = trees.lost(trees.at(dict(zip(COORDINATES, shape.point, strict=True))), unseen=place)
+        right += min(lost, key=lost.get) == CONTESTANTS[min(shape.results, key=lambda r: r.lost).contestant][0]
+    assert 0.4 < right / len(found) < 0.6
+
+
+def _either(chance: random.Random) -> list[tuple[int, float]]:
+    first = chance.choice((0, 1))
+    return [(first, 0.0), (1 - first, 0.5)]
+
+
+def test_few_shapes_and_a_single_variant_have_no_trees():
+    assert fitted_trees(COORDINATES, CONTESTANTS, shapes(fitting.LEAST - 1, by_a_flag_and_a_size)) is None
+    assert fitted_trees(COORDINATES, CONTESTANTS, shapes(300, lambda point: [(0, 0.0)])) is None
+
+
+def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
+    found = shapes(300, lambda p: [*by_a_flag_and_a_size(p), *([(2, 0.0)] if p[2] < 0.1 else [])])
+    assert fitted_trees(COORDINATES, CONTESTANTS, found).variants == ("even", "flagged")
+    failing = shapes(300, lambda p: [(0, 0.2), (1, NEVER if p[0] > 6 else 0.0)])
+    trees = fitted_trees(COORDINATES, CONTESTANTS, failing)
+    assert max(trees.lost(trees.at({"size": 3.0, "flag": 0.0, "noise": 0.5})).values()) < 0.3
+
+
+def test_trees_are_kept_where_they_serve_unseen_shapes_better_than_the_nearest():
+    found = shapes(300, by_a_flag_and_a_size)
+    trees = fitted_trees(COORDINATES, CONTESTANTS, found)
+    by_noise = {"noise": 1.0}
+    assert worth_it(trees, by_noise, COORDINATES, CONTESTANTS, found) is trees
+    chance = random.Random(7)
+    alike = shapes(150, lambda point: _either(chance))
+    alike = [shape for shape in alike for _ in range(2)]  # what was measured twice is known by its twin
+    learnt = fitted_trees(COORDINATES, CONTESTANTS, alike)
+    assert worth_it(learnt, {"size": 50.0, "noise": 50.0}, COORDINATES, CONTESTANTS, alike) is None
+    assert worth_it(None, by_noise, COORDINATES, CONTESTANTS, found) is None
