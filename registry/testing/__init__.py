@@ -12,6 +12,7 @@ torch's own error in the same dtype as the yardstick.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import zlib
@@ -111,16 +112,18 @@ def checks_for(
     compile, which need no GPU.
     """
     subject = _subject(_resolved(variant), target, level, compile_only)
-    drawn = draw(subject.variant, subject.op, subject.kit, subject.target, subject.size)
+    made = functools.partial(draw, subject.variant, subject.op, subject.kit, subject.target, subject.size)
     if compile_only:
-        return _compiled(subject, drawn.trials)
+        return _compiled(subject, made().trials)
+    with subject.where_it_runs():
+        drawn = made()
     found = [_check(subject, trial, trial.name, runs) for trial in drawn.trials]
     found += _coverage(subject, drawn)
     if drawn.trials:
         found += _refusals(subject, drawn.trials[0])
         found += _under_load(subject, drawn.trials, repeat or subject.size.repeats)
         found += _compiled(subject, drawn.trials)
-    return found
+    return [_where_it_runs(subject, check) for check in found] if subject.interpreted else found
 
 
 def check_variant(
@@ -214,6 +217,18 @@ def _check(subject: Subject, trial: Trial, name: str, check: Fails) -> Check:
     """A check of one problem, which knows how to make it smaller."""
     smaller = functools.partial(smallest_failure, subject, trial, check)
     return Check(name, functools.partial(check, subject, trial), trial.about, trial.traits, smaller)
+
+
+def _where_it_runs(subject: Subject, check: Check) -> Check:
+    def inside(call: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with subject.where_it_runs():
+                return call()
+
+        return run
+
+    smallest = check.smallest
+    return dataclasses.replace(check, call=inside(check.call), smallest=None if smallest is None else inside(smallest))
 
 
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:

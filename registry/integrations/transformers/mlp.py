@@ -1,0 +1,254 @@
+"""The gated MLPs of transformers (Llama, Mistral, Qwen, Gemma) by the registry's products.
+
+    from registry.integrations import transformers
+    transformers.fuse(model)          # and transformers.unfuse(model)
+
+`act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is never
+written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; the parameters stay
+what they are to optimizers, state dicts and `.to()`. Where gradients are needed, or the activation is none of a
+kernel's (Gemma's), or something has moved the weights apart, the products are `registry.matmul`'s, each for itself. What an
+adapter, a quantizer or a hook has taken hold of is the library's own, which `registry.record()` counts under "elsewhere".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+
+import registry
+from registry.dispatch.scope import went_elsewhere
+from registry.errors import InvalidArgument
+from registry.notices import notice
+from registry.ops.parts.counting import counted
+from registry.ops.tensors import plain
+
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_ORDINARY = (torch.Tensor, nn.Parameter)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def fuse(model: nn.Module) -> tuple[str, ...]:
+    """Let the gated MLPs of a model run by the registry, in place; the names of those that now do.
+
+    Those that cannot are left as they are, which a notice tells with the reason; a model in which there is none that can is
+    an error. Again after weights have moved apart (`parameter.data = ...`), it lays them side by side anew.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument("model", type(model).__name__, "a torch.nn.Module of transformers")
+    fused, left, taken = [], [], set[int]()
+    for parent, key, name, module in list(_children(model)):
+        if isinstance(module, GatedMlp):
+            module.lay_side_by_side()
+            fused.append(name)
+        elif all(hasattr(module, part) for part in (*_PROJECTIONS, "act_fn")):
+            weights = {id(parameter) for parameter in module.parameters()}
+            why = "it shares weights with another" if weights & taken else _why_not(module)
+            taken |= weights
+            if why is None:
+                parent._modules[key] = GatedMlp(module)
+                fused.append(name)
+            else:
+                left.append(f"{name}: {why}")
+    if not fused:
+        found = "; ".join(left) or "none of its modules has gate_proj, up_proj, down_proj and act_fn"
+        raise InvalidArgument("model", found, "a model with MLPs that compute down_proj(act_fn(gate_proj(x)) * up_proj(x))")
+    for each in left:
+        notice(f"transformers.fuse leaves {each}")
+    return tuple(fused)
+
+
+def unfuse(model: nn.Module) -> tuple[str, ...]:
+    """Undo `fuse`: the library's own modules again, with the parameters and the parts that they have by now."""
+    undone = []
+    for parent, key, name, module in list(_children(model)):
+        if isinstance(module, GatedMlp):
+            parent._modules[key] = module.given_back()
+            undone.append(name)
+    return tuple(undone)
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
+    """(parent, its name for the child, the child's full name, the child)."""
+    for name, parent in model.named_modules():
+        for key, child in parent.named_children():
+            yield parent, key, f"{name}.{key}" if name else key, child
+
+
+class GatedMlp(nn.Module):
+    """Stands where a gated MLP of transformers stood, with its parts under its names."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        super().__init__()
+        own = {name: value for name, value in vars(theirs).items() if name not in vars(self)}
+        vars(self).update(own, training=theirs.training, _theirs=theirs)  # nobody's child: its children are here
+        for kept in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            getattr(self, kept).update(getattr(theirs, kept))
+        self.lay_side_by_side()
+        self.register_load_state_dict_post_hook(_side_by_side_again)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        why = _taken_hold_of(gate) or _taken_hold_of(up) or _taken_hold_of(down)
+        if why:
+            went_elsewhere("transformers", f"a gated MLP with {why}")
+            return down(self.act_fn(gate(x)) * up(x))  # type: ignore[no-any-return]
+        activation, weights = _activation_of(self.act_fn), (gate.weight, up.weight)
+        fused = activation is not None and gate.bias is None and up.bias is None and x.dim() > 1
+        if fused and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))):
+            if plain(x, *weights):
+                return _product(_gated_product(x, *weights, activation), down)
+            if _in_a_graph(x):
+                return _product(torch.ops.registry.gated_product(x, *weights, activation), down)
+        return _product(self.act_fn(_product(x, gate)) * _product(x, up), down)
+
+    def lay_side_by_side(self) -> None:
+        """The two weights as halves of one new matrix, where they are ordinary and do not lie so."""
+        gate, up = self.gate_proj.weight, self.up_proj.weight
+        if gate.is_meta or type(gate.data) is not torch.Tensor or _both(gate, up) is not None:
+            return
+        with torch.no_grad():
+            whole = torch.cat((gate.data, up.data))
+            gate.data, up.data = whole.split(len(gate))
+
+    def given_back(self) -> nn.Module:
+        theirs: nn.Module = self._theirs
+        theirs._modules.update(self._modules)
+        theirs.training = self.training
+        return theirs
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> GatedMlp:
+        """What `.to()`, `.half()`, `.to_empty()` come to."""
+        super()._apply(fn, recurse)
+        self.lay_side_by_side()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What a copy and an unpickled module come to."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.lay_side_by_side()
+
+
+def _side_by_side_again(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, GatedMlp)
+    module.lay_side_by_side()
+
+
+# --- what can be fused ------------------------------------------------------------------------------------------------
+
+
+def _llama(self: Any, x: Any) -> Any:
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    return down_proj
+
+
+def _at_once(self: Any, x: Any) -> Any:
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _text(code: CodeType) -> tuple[Any, ...]:
+    """What a function does, whatever its names for its arguments."""
+    return code.co_code, code.co_names, code.co_argcount, code.co_kwonlyargcount
+
+
+_KNOWN = {_text(function.__code__) for function in (_llama, _at_once)}
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Why a module with the parts of a gated MLP cannot be fused; None where it can."""
+    code = getattr(type(module).forward, "__code__", None)
+    if "forward" in vars(module) or code is None or _text(code) not in _KNOWN:
+        return f"{type(module).__name__}.forward is another than down_proj(act_fn(gate_proj(x)) * up_proj(x))"
+    if any(getattr(module, hooks) for hooks in _HOOKS):
+        return "it has hooks"
+    for name in _PROJECTIONS:
+        why = _taken_hold_of(getattr(module, name))
+        if why:
+            return f"{name} is {why}"
+    gate, up = module.gate_proj.weight, module.up_proj.weight
+    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:  # type: ignore[union-attr]
+        return "the weights of gate_proj and up_proj differ in shape, dtype or device"
+    return None
+
+
+def _taken_hold_of(linear: nn.Module) -> str | None:
+    """What makes of a projection more than the product with its weight."""
+    if type(linear) is not nn.Linear:
+        return f"a {type(linear).__name__}"
+    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
+        return "a Linear with hooks"
+    if "forward" in vars(linear):
+        return "a Linear with a forward of its own"
+    if type(linear.weight) not in _ORDINARY:
+        return f"a {type(linear.weight).__name__}"
+    return None
+
+
+_ACTIVATIONS = {
+    ("torch.nn.modules.activation", "SiLU"): "silu",
+    ("torch.nn.modules.activation", "ReLU"): "relu",
+    ("transformers.activations", "SiLUActivation"): "silu",
+}
+
+
+def _activation_of(module: nn.Module) -> str | None:
+    """What kernels call an activation; None where they have none, or where somebody looks at it."""
+    kind = type(module)
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    return _ACTIVATIONS.get((kind.__module__, kind.__qualname__))
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def _in_a_graph(x: torch.Tensor) -> bool:
+    """Whether a compiler is at work that runs its graph here: an exported one must do with what `import registry` defines."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
+
+
+def _product(x: torch.Tensor, linear: Any) -> torch.Tensor:
+    return registry.matmul(x, linear.weight.t(), bias=linear.bias)
+
+
+def _both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+    """The two as one matrix, where they lie so in memory."""
+    if gate.shape != up.shape or gate.dtype != up.dtype or not gate.is_contiguous() or not up.is_contiguous():
+        return None
+    if up.data_ptr() != gate.data_ptr() + gate.numel() * gate.element_size() or not _is_alias_of(gate, up):
+        return None
+    rows, columns = gate.shape
+    return gate.detach().as_strided((2 * rows, columns), (columns, 1))
+
+
+def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    both = _both(gate, up)
+    if both is None:  # something has moved them apart
+        return registry.matmul(x, gate.t(), activation=activation) * registry.matmul(x, up.t())  # type: ignore[no-any-return]
+    rows = x.flatten(0, -2)
+    end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
+    found = registry.grouped_mm(rows, both.t()[None], offs=end, activation=activation, gated=True)
+    return found.unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+
+
+_library = torch.library.Library("registry", "FRAGMENT")
+_library.define(
+    "gated_product(Tensor x, Tensor gate, Tensor up, str activation) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_library.impl("gated_product", _gated_product, "CompositeExplicitAutograd")
+
+
+def _fake(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], gate.shape[0]))
+
+
+torch.library.register_fake("registry::gated_product", _fake, lib=_library)
+counted("gated_product", lambda x, gate, up, *rest, **out: 2 * x.numel() * (len(gate) + len(up)))
+
+__all__ = ["GatedMlp", "fuse", "unfuse"]
