@@ -1,4 +1,4 @@
-"""Models of transformers by torch's attention, by ours, and with fused MLPs too: training, prefill, padded prefill, decoding.
+"""Models of transformers by torch's attention, by ours, and with fused MLPs: training, prefill (padded, too), decoding.
 
     python benchmarks/transformers_door.py --out transformers.jsonl         # bf16, 8 layers, hidden 2048, length 4096
     python benchmarks/transformers_door.py --tiny --out tiny.jsonl          # to see that it runs, on a CPU too

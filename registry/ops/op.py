@@ -191,7 +191,7 @@ class Op:
         """How launches of a variant follow from one another where only sizes differ; None where each is bound by
         itself."""
         of_any_size = getattr(variant.prepare, "of_any_size", None)
-        if of_any_size is None:
+        if of_any_size is None or interpreted_as() is not None:
             return None
         return Launches(functools.partial(of_any_size, config=config), problem_of, self._unclaimed(variant))
 

@@ -17,6 +17,7 @@ import functools
 import os
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 

@@ -3,11 +3,12 @@
     from registry.integrations import transformers
     transformers.fuse(model)          # and transformers.unfuse(model)
 
-`act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is never
-written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; the parameters stay
-what they are to optimizers, state dicts and `.to()`. Where gradients are needed, or the activation is none of a
-kernel's (Gemma's), or something has moved the weights apart, the products are `registry.matmul`'s, each for itself. What an
-adapter, a quantizer or a hook has taken hold of is the library's own, which `registry.record()` counts under "elsewhere".
+`act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is
+never written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; parameters stay
+what they are to optimizers, state dicts and `.to()`. Where gradients are wanted, where no such kernel was measured to be
+the fastest, where the activation is none of a kernel's (Gemma's) or something has moved the weights apart, there are two
+products of `registry.matmul`. What an adapter, a quantizer or a hook has taken hold of is the library's own, which
+`registry.record()` counts under "elsewhere".
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ import torch
 from torch import nn
 
 import registry
-from registry.dispatch.scope import went_elsewhere
+from registry.dispatch.scope import current, went_elsewhere
+from registry.dispatch.select import Moment
 from registry.errors import InvalidArgument
 from registry.notices import notice
 from registry.ops.parts.counting import counted
+from registry.ops.parts.products import activate
 from registry.ops.tensors import plain
 
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _ORDINARY = (torch.Tensor, nn.Parameter)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def fuse(model: nn.Module) -> tuple[str, ...]:
     """Let the gated MLPs of a model run by the registry, in place; the names of those that now do.
 
-    Those that cannot are left as they are, which a notice tells with the reason; a model in which there is none that can is
-    an error. Again after weights have moved apart (`parameter.data = ...`), it lays them side by side anew.
+    Those that cannot are left as they are, which a notice tells with the reason; a model in which there is none that
+    can is an error. Again after weights have moved apart (`parameter.data = ...`), it lays them side by side anew.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgument("model", type(model).__name__, "a torch.nn.Module of transformers")
@@ -56,7 +60,9 @@ def fuse(model: nn.Module) -> tuple[str, ...]:
                 left.append(f"{name}: {why}")
     if not fused:
         found = "; ".join(left) or "none of its modules has gate_proj, up_proj, down_proj and act_fn"
-        raise InvalidArgument("model", found, "a model with MLPs that compute down_proj(act_fn(gate_proj(x)) * up_proj(x))")
+        raise InvalidArgument(
+            "model", found, "a model with MLPs that compute down_proj(act_fn(gate_proj(x)) * up_proj(x))"
+        )
     for each in left:
         notice(f"transformers.fuse leaves {each}")
     return tuple(fused)
@@ -92,24 +98,35 @@ class GatedMlp(nn.Module):
         self.register_load_state_dict_post_hook(_side_by_side_again)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        gate, up, down, act_fn = self._parts()
         why = _taken_hold_of(gate) or _taken_hold_of(up) or _taken_hold_of(down)
         if why:
             went_elsewhere("transformers", f"a gated MLP with {why}")
-            return down(self.act_fn(gate(x)) * up(x))  # type: ignore[no-any-return]
-        activation, weights = _activation_of(self.act_fn), (gate.weight, up.weight)
-        fused = activation is not None and gate.bias is None and up.bias is None and x.dim() > 1
-        if fused and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))):
+            return down(act_fn(gate(x)) * up(x))  # type: ignore[no-any-return]
+        activation, weights = _activation_of(act_fn), (gate.weight, up.weight)
+        with_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
+        if activation is not None and not with_grad and gate.bias is None and up.bias is None and x.dim() > 1:
             if plain(x, *weights):
                 return _product(_gated_product(x, *weights, activation), down)
             if _in_a_graph(x):
                 return _product(torch.ops.registry.gated_product(x, *weights, activation), down)
-        return _product(self.act_fn(_product(x, gate)) * _product(x, up), down)
+        first, second = _product(x, gate), _product(x, up)
+        if activation is not None and with_grad and _has_kernels(first, second):
+            from registry.integrations.transformers.gate import gated
+
+            return _product(gated(first, second, activation), down)
+        return _product(act_fn(first) * second, down)
+
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
+        return self.gate_proj, self.up_proj, self.down_proj, self.act_fn
 
     def lay_side_by_side(self) -> None:
         """The two weights as halves of one new matrix, where they are ordinary and do not lie so."""
-        gate, up = self.gate_proj.weight, self.up_proj.weight
-        if gate.is_meta or type(gate.data) is not torch.Tensor or _both(gate, up) is not None:
+        first, second, _, _ = self._parts()
+        if _taken_hold_of(first) or _taken_hold_of(second):
+            return
+        gate, up = first.weight, second.weight
+        if gate.is_meta or type(gate.data) is not torch.Tensor or not _alike(gate, up) or _both(gate, up) is not None:
             return
         with torch.no_grad():
             whole = torch.cat((gate.data, up.data))
@@ -169,8 +186,7 @@ def _why_not(module: nn.Module) -> str | None:
         why = _taken_hold_of(getattr(module, name))
         if why:
             return f"{name} is {why}"
-    gate, up = module.gate_proj.weight, module.up_proj.weight
-    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:  # type: ignore[union-attr]
+    if not _alike(module.gate_proj.weight, module.up_proj.weight):  # type: ignore[union-attr, arg-type]
         return "the weights of gate_proj and up_proj differ in shape, dtype or device"
     return None
 
@@ -206,8 +222,14 @@ def _activation_of(module: nn.Module) -> str | None:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
+def _has_kernels(*tensors: torch.Tensor) -> bool:
+    if not all(tensor.is_cuda and tensor.is_contiguous() and tensor.dtype in _DTYPES for tensor in tensors):
+        return False
+    return plain(*tensors)
+
+
 def _in_a_graph(x: torch.Tensor) -> bool:
-    """Whether a compiler is at work that runs its graph here: an exported one must do with what `import registry` defines."""
+    """Whether a compiler is at work that runs its graph here: an exported one has what `import registry` defines."""
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
     return not torch.is_autocast_enabled(x.device.type)
@@ -217,9 +239,13 @@ def _product(x: torch.Tensor, linear: Any) -> torch.Tensor:
     return registry.matmul(x, linear.weight.t(), bias=linear.bias)
 
 
+def _alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
+    return gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
+
+
 def _both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
     """The two as one matrix, where they lie so in memory."""
-    if gate.shape != up.shape or gate.dtype != up.dtype or not gate.is_contiguous() or not up.is_contiguous():
+    if not _alike(gate, up) or not gate.is_contiguous() or not up.is_contiguous():
         return None
     if up.data_ptr() != gate.data_ptr() + gate.numel() * gate.element_size() or not _is_alias_of(gate, up):
         return None
@@ -229,14 +255,37 @@ def _both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
 
 def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     both = _both(gate, up)
-    if both is None:  # something has moved them apart
-        return registry.matmul(x, gate.t(), activation=activation) * registry.matmul(x, up.t())  # type: ignore[no-any-return]
-    rows = x.flatten(0, -2)
-    end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
-    found = registry.grouped_mm(rows, both.t()[None], offs=end, activation=activation, gated=True)
-    return found.unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+    if both is not None:
+        rows, whole = x.flatten(0, -2), both.t()[None]
+        end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
+        how: dict[str, Any] = {"offs": end, "activation": activation, "gated": True}
+        if _is_worth_it(rows, whole, how):
+            return registry.grouped_mm(rows, whole, **how).unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+    first, second = registry.matmul(x, gate.t()), registry.matmul(x, up.t())
+    return activate(first, activation).mul_(second)
 
 
+def _is_worth_it(rows: torch.Tensor, whole: torch.Tensor, how: dict[str, Any]) -> bool:
+    """Whether a kernel that ends with its gate was measured to be the fastest for sizes like these: elsewhere a
+    library's grouped product would come first, which is slower for one group than its plain products."""
+    global _known
+    if not rows.is_cuda:
+        return True
+    moment, scope = Moment.now(), current.get()
+    if _known[0] is not moment:
+        _known = moment, {}
+    key = (tuple(rows.shape), whole.shape[2], rows.dtype, rows.device, how["activation"], scope.key)
+    found = _known[1].get(key)
+    if found is None:
+        decision = registry.grouped_mm.explain(rows, whole, **how)
+        compiled_here = registry.grouped_mm.variants[decision.variant].design.dsl in ("triton", "gluon")
+        asked_for = scope.forced_for("grouped_mm") is not None or decision.variant in scope.preferred
+        found = _known[1][key] = asked_for or (compiled_here and bool(decision.evidence))
+    return found
+
+
+_known: tuple[Any, dict[Any, bool]] = (None, {})
+"""What was found out under the tables of a moment."""
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
     "gated_product(Tensor x, Tensor gate, Tensor up, str activation) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
