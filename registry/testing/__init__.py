@@ -25,6 +25,7 @@ from registry.contract.capability import arch_matches
 from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
+from registry.dispatch.select import INTERPRETED
 from registry.errors import InvalidArgument, UnknownVariant
 from registry.ops.known import REGISTERED, op_named
 from registry.ops.op import Op
@@ -237,7 +238,9 @@ def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
     idle = [label for label in drawn.uncovered if label.split("=")[0].split(":")[0] in subject.kit.claims]
     complaints = tuple(f"no legal problem found for {label}" for label in idle)
     if not drawn.trials:
-        complaints = (*complaints, "no legal problem found at all")
+        dsl = subject.variant.design.dsl
+        because = f": {dsl} kernels are not interpreted" if subject.interpreted and dsl not in INTERPRETED else ""
+        complaints = (*complaints, f"no legal problem found at all{because}")
     return [Check("every claim can be used", lambda: Finding(complaints))]
 
 

@@ -4,11 +4,11 @@
     transformers.fuse(model)          # and transformers.unfuse(model)
 
 `act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is
-never written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; parameters stay
-what they are to optimizers, state dicts and `.to()`. Where gradients are wanted, where no such kernel was measured to be
-the fastest, where the activation is none of a kernel's (Gemma's) or something has moved the weights apart, there are two
-products of `registry.matmul`. What an adapter, a quantizer or a hook has taken hold of is the library's own, which
-`registry.record()` counts under "elsewhere".
+never written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; parameters
+stay what they are to optimizers, state dicts and `.to()`. Where gradients are wanted, where no such kernel was
+measured to be the fastest, where the activation is none of a kernel's (Gemma's) or something has moved the weights
+apart, there are two products of `registry.matmul`. What an adapter, a quantizer or a hook has taken hold of is the
+library's own, which `registry.record()` counts under "elsewhere".
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ class GatedMlp(nn.Module):
             gate.data, up.data = whole.split(len(gate))
 
     def given_back(self) -> nn.Module:
-        theirs: nn.Module = self._theirs
+        theirs: Any = self._theirs
         theirs._modules.update(self._modules)
         theirs.training = self.training
-        return theirs
+        return theirs  # type: ignore[no-any-return]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> GatedMlp:
         """What `.to()`, `.half()`, `.to_empty()` come to."""
