@@ -4,11 +4,11 @@
     transformers.fuse(model)          # and transformers.unfuse(model)
 
 `act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is
-never written. It takes both weights as one matrix, so `fuse` lays each pair side by side in memory, once; parameters
-stay what they are to optimizers, state dicts and `.to()`. Where gradients are wanted, where no such kernel was
-measured to be the fastest, where the activation is none of a kernel's (Gemma's) or something has moved the weights
-apart, there are two products of `registry.matmul`. What an adapter, a quantizer or a hook has taken hold of is the
-library's own, which `registry.record()` counts under "elsewhere".
+never written. It is `registry.grouped_mm` with one group, and takes both weights as one matrix, so `fuse` lays each
+pair side by side in memory, once; the parameters stay what they are to optimizers, state dicts and `.to()`. Training
+has the library's products, and the gate in one pass between them. Whatever else is left to the library (an activation
+that is none of a kernel's, as Gemma's, adapters, hooks, a few rows, sizes far from all that were measured) is computed
+by its own modules, and counted by `registry.record()` under "elsewhere".
 """
 
 from __future__ import annotations
@@ -99,23 +99,30 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down, act_fn = self._parts()
-        why = _taken_hold_of(gate) or _taken_hold_of(up) or _taken_hold_of(down)
-        if why:
-            went_elsewhere("transformers", f"a gated MLP with {why}")
-            return down(act_fn(gate(x)) * up(x))  # type: ignore[no-any-return]
-        activation, weights = _activation_of(act_fn), (gate.weight, up.weight)
-        with_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights))
-        if activation is not None and not with_grad and gate.bias is None and up.bias is None and x.dim() > 1:
-            if plain(x, *weights):
-                return _product(_gated_product(x, *weights, activation), down)
-            if _in_a_graph(x):
-                return _product(torch.ops.registry.gated_product(x, *weights, activation), down)
-        first, second = _product(x, gate), _product(x, up)
-        if activation is not None and with_grad and _has_kernels(first, second):
+        why = _taken_hold_of(gate) or _taken_hold_of(up)
+        activation = _activation_of(act_fn)
+        if why is not None:
+            why = f"with {why}"
+        elif activation is None:
+            why = f"whose activation is {type(act_fn).__name__}, or looked at"
+        elif gate.bias is not None or up.bias is not None:
+            why = "with biases"
+        elif torch.is_grad_enabled() and (x.requires_grad or gate.weight.requires_grad or up.weight.requires_grad):
+            why = "that needs gradients"
+        elif plain(x, gate.weight, up.weight):
+            return down(_gated_product(x, gate.weight, up.weight, activation))  # type: ignore[no-any-return]
+        elif _in_a_graph(x):
+            found = torch.ops.registry.gated_product(x, gate.weight, up.weight, activation)
+            return down(found)  # type: ignore[no-any-return]
+        else:
+            why = "under autocast, a mode or an export"
+        went_elsewhere("transformers", f"a gated MLP {why}")
+        first, second = gate(x), up(x)
+        if activation is not None and _has_kernels(first, second):
             from registry.integrations.transformers.gate import gated
 
-            return _product(gated(first, second, activation), down)
-        return _product(act_fn(first) * second, down)
+            return down(gated(first, second, activation))  # type: ignore[no-any-return]
+        return down(act_fn(first) * second)  # type: ignore[no-any-return]
 
     def _parts(self) -> tuple[Any, Any, Any, Any]:
         return self.gate_proj, self.up_proj, self.down_proj, self.act_fn
@@ -182,7 +189,7 @@ def _why_not(module: nn.Module) -> str | None:
         return f"{type(module).__name__}.forward is another than down_proj(act_fn(gate_proj(x)) * up_proj(x))"
     if any(getattr(module, hooks) for hooks in _HOOKS):
         return "it has hooks"
-    for name in _PROJECTIONS:
+    for name in _PROJECTIONS[:2]:
         why = _taken_hold_of(getattr(module, name))
         if why:
             return f"{name} is {why}"
@@ -223,9 +230,10 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _has_kernels(*tensors: torch.Tensor) -> bool:
-    if not all(tensor.is_cuda and tensor.is_contiguous() and tensor.dtype in _DTYPES for tensor in tensors):
+    """Whether the gate's own kernels can do it, and need be: nothing but training asks for them."""
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
         return False
-    return plain(*tensors)
+    return plain(*tensors) and all(t.is_cuda and t.is_contiguous() and t.dtype in _DTYPES for t in tensors)
 
 
 def _in_a_graph(x: torch.Tensor) -> bool:
@@ -233,10 +241,6 @@ def _in_a_graph(x: torch.Tensor) -> bool:
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
     return not torch.is_autocast_enabled(x.device.type)
-
-
-def _product(x: torch.Tensor, linear: Any) -> torch.Tensor:
-    return registry.matmul(x, linear.weight.t(), bias=linear.bias)
 
 
 def _alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
@@ -254,15 +258,18 @@ def _both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
 
 
 def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    both = _both(gate, up)
+    both, rows = _both(gate, up), x.flatten(0, -2)
+    why = "whose weights were moved apart: call fuse(model) again"
     if both is not None:
-        rows, whole = x.flatten(0, -2), both.t()[None]
+        whole = both.t()[None]
         end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
         how: dict[str, Any] = {"offs": end, "activation": activation, "gated": True}
         if _is_worth_it(rows, whole, how):
             return registry.grouped_mm(rows, whole, **how).unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
-    first, second = registry.matmul(x, gate.t()), registry.matmul(x, up.t())
-    return activate(first, activation).mul_(second)
+        why = "of a size for which no fused kernel was measured to be the fastest"
+    went_elsewhere("transformers", f"a gated MLP {why}")
+    linear = torch.nn.functional.linear
+    return activate(linear(x, gate), activation).mul_(linear(x, up))
 
 
 def _is_worth_it(rows: torch.Tensor, whole: torch.Tensor, how: dict[str, Any]) -> bool:
@@ -280,10 +287,13 @@ def _is_worth_it(rows: torch.Tensor, whole: torch.Tensor, how: dict[str, Any]) -
         decision = registry.grouped_mm.explain(rows, whole, **how)
         compiled_here = registry.grouped_mm.variants[decision.variant].design.dsl in ("triton", "gluon")
         asked_for = scope.forced_for("grouped_mm") is not None or decision.variant in scope.preferred
-        found = _known[1][key] = asked_for or (compiled_here and bool(decision.evidence))
+        measured = compiled_here and bool(decision.evidence) and len(rows) >= FEW
+        found = _known[1][key] = asked_for or measured
     return found
 
 
+FEW = 64
+"""Rows below which a step waits for the host, and a grouped product takes it longer than plain ones."""
 _known: tuple[Any, dict[Any, bool]] = (None, {})
 """What was found out under the tables of a moment."""
 _library = torch.library.Library("registry", "FRAGMENT")
