@@ -1,12 +1,12 @@
-"""Models of transformers by our attention and by torch's: training, prefill, padded prefill, decoding.
+"""Models of transformers by torch's attention, by ours, and with fused MLPs: training, prefill (padded, too), decoding.
 
     python benchmarks/transformers_door.py --out transformers.jsonl         # bf16, 8 layers, hidden 2048, length 4096
     python benchmarks/transformers_door.py --tiny --out tiny.jsonl          # to see that it runs, on a CPU too
     python benchmarks/transformers_door.py --rounds 0 --out /dev/null       # compiles all that a later run needs
 
-Both implementations take turns in shuffled rounds; a line holds the median of each in milliseconds (`ms` until the
+The implementations take turns in shuffled rounds; a line holds the median of each in milliseconds (`ms` until the
 device is done, `host_ms` until the last call returned) and what ran. Decoding goes on from turn to turn in one cache
-for both, so every length is new, as it is where text is generated; `static` does it in a cache of fixed size.
+for all, so every length is new, as it is where text is generated; `static` does it in a cache of fixed size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import transformers
 import registry
 from registry.integrations import transformers as door
 
-IMPLEMENTATIONS = ("sdpa", door.NAME)
+FUSED = f"{door.NAME}+mlp"
+IMPLEMENTATIONS = ("sdpa", door.NAME, FUSED)
 FAMILIES = ("Llama", "Mistral")
 PHASES = ("train", "prefill", "padded", "decode", "static")
 TOKENS = 16
@@ -47,6 +48,15 @@ def model_of(family: str, tiny: bool, device: str) -> torch.nn.Module:
     with torch.device(device):
         model = getattr(transformers, f"{family}ForCausalLM")._from_config(config)
     return model  # type: ignore[no-any-return]
+
+
+def take(model: torch.nn.Module, name: str) -> None:
+    """Let the model run by an implementation."""
+    model.set_attn_implementation(name.removesuffix("+mlp"))
+    if name == FUSED:
+        door.fuse(model)
+    else:
+        door.unfuse(model)
 
 
 class Step:
@@ -95,13 +105,13 @@ def compare(family: str, phases: list[str], tiny: bool, rounds: int, device: str
     model = model_of(family, tiny, device)
     lines: list[dict[str, object]] = []
     for phase in phases:
-        model.set_attn_implementation(door.NAME)
+        take(model, door.NAME)
         step = Step(model, phase, 128 if tiny else 4096, rounds + 2)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in IMPLEMENTATIONS}
         ran = {}
         for turn in range(rounds + 2):
             for name in random.sample(IMPLEMENTATIONS, len(IMPLEMENTATIONS)):
-                model.set_attn_implementation(name)
+                take(model, name)
                 with registry.record() as recorder:
                     took = step.timed()
                 ran[name] = recorder.counts
@@ -121,10 +131,8 @@ def compare(family: str, phases: list[str], tiny: bool, rounds: int, device: str
                 "host_ms": round(host, 3),
             }
             lines.append({**line, "turns": [round(took[0], 3) for took in times[name]], "ran": ran[name]})
-        one, other = (found[name] for name in IMPLEMENTATIONS)
-        print(
-            f"{family:8} {phase:8} {one:9.2f} ms by sdpa, {one / other:.3f} times as fast by the registry", flush=True
-        )
+        times_as_fast = ", ".join(f"{found['sdpa'] / found[name]:.3f} by {name}" for name in IMPLEMENTATIONS[1:])
+        print(f"{family:8} {phase:8} {found['sdpa']:9.2f} ms by sdpa; times as fast: {times_as_fast}", flush=True)
     return lines
 
 

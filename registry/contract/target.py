@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -52,8 +55,30 @@ class Target:
         if device.type == "cuda":
             return _cuda_target(device.index if device.index is not None else _current_cuda_device())
         if device.type == "cpu":
-            return Target.named("cpu")
+            return interpreted_as() or Target.named("cpu")
         raise InvalidArgument("device", device, "cpu or cuda; for meta tensors pass target=Target.named(...)")
+
+
+_interpreting: list[Target] = []
+_guard = threading.Lock()
+
+
+def interpreted_as() -> Target | None:
+    """The GPU whose kernels an interpreter runs on this process's CPU tensors; None outside of the conformance kit."""
+    return _interpreting[-1] if _interpreting else None
+
+
+@contextlib.contextmanager
+def interpreting(target: Target) -> Iterator[None]:
+    """CPU tensors count as this GPU's inside the block, in every thread and context: a kernel's host side that asks
+    what runs, or calls the registry again, then hears what it would on that GPU."""
+    with _guard:
+        _interpreting.append(target)
+    try:
+        yield
+    finally:
+        with _guard:
+            _interpreting.remove(target)
 
 
 @dataclass(frozen=True)

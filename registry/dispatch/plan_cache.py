@@ -107,6 +107,8 @@ class PlanCache:
 
     def find(self, settings: Hashable, *tensors: Any) -> Plan | None:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
+        if _dispatch_modes():  # guards overlook them, and fake tensors have no memory to be asked about
+            return None
         try:
             key: Any = (tensors[0].numel(), tensors[1].numel(), len(tensors), settings, _scope().key, _deterministic())
             low = 0
@@ -126,8 +128,8 @@ class PlanCache:
                         else:
                             fits = offsets == [tensor.data_ptr() & ALIGNED for tensor in tensors]
                         if fits:
-                            # guards overlook some modes, and the tangents of forward-mode autograd
-                            if not _dispatch_modes() and not _function_modes() and _forward_ad._current_level < 0:
+                            # nor do they see other modes, and the tangents of forward-mode autograd
+                            if not _function_modes() and _forward_ad._current_level < 0:
                                 found: Plan = plan
                                 return found
                             break

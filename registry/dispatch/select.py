@@ -11,6 +11,7 @@ from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
 from registry.contract.describe import config_text
 from registry.contract.problem import Problem
+from registry.contract.target import interpreted_as
 from registry.contract.variant import Order, Variant
 from registry.dispatch.catalog import Catalog, catalog
 from registry.dispatch.configs import undeclared, unfit
@@ -59,6 +60,8 @@ class Moment:
         return latest
 
 
+INTERPRETED = ("triton", "aten")
+"""`Design.dsl` of what runs on CPU tensors that stand for a GPU's."""
 _latest: Moment | None = None
 """Shared by the decisions made under it: a plan keeps its own for as long as it lives."""
 
@@ -148,6 +151,8 @@ class _Question:
         """What was found out after the declaration: errata and quarantines."""
         from registry.dispatch import in_force
 
+        if interpreted_as() is not None and variant.design.dsl not in INTERPRETED and self.problem.target.arch != "cpu":
+            yield Reason("interpreted", "dsl", variant.design.dsl, f"{', '.join(INTERPRETED)} without the GPU")
         yield from in_force.errata_reasons(variant, self.problem, self.tables, self._facts)
         held = quarantine_reason(self._held, variant.name, self.problem)
         if held is not None:

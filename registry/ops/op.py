@@ -16,7 +16,7 @@ import torch
 from registry.contract.capability import Config
 from registry.contract.declared import HANDED, Handed
 from registry.contract.problem import Problem
-from registry.contract.target import Target
+from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
 from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
@@ -191,7 +191,7 @@ class Op:
         """How launches of a variant follow from one another where only sizes differ; None where each is bound by
         itself."""
         of_any_size = getattr(variant.prepare, "of_any_size", None)
-        if of_any_size is None:
+        if of_any_size is None or interpreted_as() is not None:
             return None
         return Launches(functools.partial(of_any_size, config=config), problem_of, self._unclaimed(variant))
 
@@ -229,7 +229,7 @@ class Op:
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
-        if variant.prepare is not None:
+        if variant.prepare is not None and interpreted_as() is None:  # an interpreter has no launcher but Triton's own
             return LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
         return on_its_device(self._running(variant, problem, config))
 

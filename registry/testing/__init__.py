@@ -12,10 +12,12 @@ torch's own error in the same dtype as the yardstick.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from registry.contract.capability import arch_matches
 from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
+from registry.dispatch.select import INTERPRETED
 from registry.errors import InvalidArgument, UnknownVariant
 from registry.ops.known import REGISTERED, op_named
 from registry.ops.op import Op
@@ -111,16 +114,18 @@ def checks_for(
     compile, which need no GPU.
     """
     subject = _subject(_resolved(variant), target, level, compile_only)
-    drawn = draw(subject.variant, subject.op, subject.kit, subject.target, subject.size)
+    made = functools.partial(draw, subject.variant, subject.op, subject.kit, subject.target, subject.size)
     if compile_only:
-        return _compiled(subject, drawn.trials)
+        return _compiled(subject, made().trials)
+    with subject.where_it_runs():
+        drawn = made()
     found = [_check(subject, trial, trial.name, runs) for trial in drawn.trials]
     found += _coverage(subject, drawn)
     if drawn.trials:
         found += _refusals(subject, drawn.trials[0])
         found += _under_load(subject, drawn.trials, repeat or subject.size.repeats)
         found += _compiled(subject, drawn.trials)
-    return found
+    return [_where_it_runs(subject, check) for check in found] if subject.interpreted else found
 
 
 def check_variant(
@@ -216,12 +221,26 @@ def _check(subject: Subject, trial: Trial, name: str, check: Fails) -> Check:
     return Check(name, functools.partial(check, subject, trial), trial.about, trial.traits, smaller)
 
 
+def _where_it_runs(subject: Subject, check: Check) -> Check:
+    def inside(call: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with subject.where_it_runs():
+                return call()
+
+        return run
+
+    smallest = check.smallest
+    return dataclasses.replace(check, call=inside(check.call), smallest=None if smallest is None else inside(smallest))
+
+
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
     """Claims that no problem can make use of are claims too many."""
     idle = [label for label in drawn.uncovered if label.split("=")[0].split(":")[0] in subject.kit.claims]
     complaints = tuple(f"no legal problem found for {label}" for label in idle)
     if not drawn.trials:
-        complaints = (*complaints, "no legal problem found at all")
+        dsl = subject.variant.design.dsl
+        because = f": {dsl} kernels are not interpreted" if subject.interpreted and dsl not in INTERPRETED else ""
+        complaints = (*complaints, f"no legal problem found at all{because}")
     return [Check("every claim can be used", lambda: Finding(complaints))]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ import torch
 
 from registry.contract.capability import Config
 from registry.contract.problem import Problem
-from registry.contract.target import Target
+from registry.contract.target import Target, interpreting
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
+from registry.dispatch.plan_cache import forget_plans
 from registry.ops.known import register, unregister
 from registry.ops.op import Op
 from registry.ops.parts.judging import Expected, Verdict, judge
@@ -36,17 +36,29 @@ class Subject:
     size: Size
     interpreted: bool = False
 
+    @contextlib.contextmanager
+    def where_it_runs(self) -> Iterator[None]:
+        """Interpreted kernels are asked and called as if on their GPU, and what is decided there is forgotten."""
+        if not self.interpreted:
+            yield
+            return
+        with interpreting(self.target):
+            forget_plans()
+            try:
+                yield
+            finally:
+                forget_plans()
+
     def seed(self, name: str) -> int:
         """Inputs differ from check to check and are the same from run to run."""
         return zlib.crc32(f"{self.variant.name} {name}".encode())
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Any]:
-        """The launch that the op would make; an interpreted kernel cannot be prepared."""
+        """The launch that the op would make."""
+        launch = self.op.bind(self.variant, problem, config)
         if not self.interpreted:
-            return self.op.bind(self.variant, problem, config)
+            return launch
         import numpy
-
-        launch = self.op.bind(dataclasses.replace(self.variant, prepare=None), problem, config)
 
         def quietly(*args: Any, **kwargs: Any) -> Any:
             with numpy.errstate(all="ignore"):  # a GPU does not warn of infinities, either

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from registry.contract.target import Target, interpreted_as
 from registry.toolbox.bound_launch import function
 from registry.toolbox.launch import Launcher, StandIn, is_descriptor, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
@@ -177,6 +178,8 @@ class Host:
     def run(self, *tensors: Any, config: Mapping[str, Any], **given: Any) -> Any:
         """The same launch through Triton's own, slower way; `given` are the op's keywords."""
         problem, scale = self.interface.problem_of(*tensors, **given), given.get("scale", 1.0)
+        if interpreted_as() is not None:  # which has none of that GPU's own instructions
+            problem = problem.on(Target.named("cpu"))
         passed = (*self.interface.optional, *(["scale"] if self.interface.scale else ()))
         given = {name: given[name] for name in passed if name in given}
         operands = self._operands_of(tensors, given)

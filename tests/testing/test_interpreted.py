@@ -6,8 +6,10 @@ import pytest
 import torch
 from again import INTERPRETED
 
-from registry import InvalidArgument
-from registry.testing import interpreted
+import registry
+from registry import InvalidArgument, Requires, Target, Variant
+from registry.contract.target import interpreting
+from registry.testing import check_variant, interpreted
 
 WITH_NEWEST_TRITON = r"bfloat16"
 
@@ -28,6 +30,18 @@ if not INTERPRETED:
         finally:
             interpreted.mend.cache_clear()
         assert len(left) == 2 and all("TensorHandle" in text for text in left)
+
+    def test_cpu_tensors_stand_for_those_of_the_gpu_whose_kernels_are_interpreted():
+        here = torch.device("cpu")
+        x = torch.randn(64, 64)
+        with interpreting(Target.named("H100")):
+            assert Target.of(here).name == "H100"
+            decision = registry.matmul.explain(x, x)
+            assert registry.matmul.variants[decision.variant].design.dsl == "triton"
+            refused = {c.variant: c.reasons for c in decision.candidates}
+            assert "without the GPU" in str(refused["torch_matmul"]) and refused["gluon_matmul_ws"]
+            assert registry.matmul.explain(x, x, target=Target.named("cpu")).variant == "torch_matmul"
+        assert Target.of(here).arch == "cpu" and registry.matmul.explain(x, x).variant == "torch_matmul"
 
 else:
     import interpreter  # noqa: F401 (it mends Triton's)
@@ -74,3 +88,13 @@ else:
         out = torch.empty(1024, dtype=torch.bfloat16)
         _rounded[(1,)](x, out, 1024)
         torch.testing.assert_close(out, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+    def _calls_the_registry_again(a, b, *, config):
+        return registry.matmul(a, b, variant="triton_matmul")
+
+    def test_a_variant_may_call_the_registry_again():
+        requires = Requires(arch=("sm90",), dtypes=("float16",), layouts=("nn",))
+        again = Variant("acme.again", op="matmul", run=_calls_the_registry_again, requires=requires)
+        report = check_variant(again, Target.named("H100"), only=lambda name: not name.startswith("right"))
+        assert report.passed, str(report)
+        assert sum(case.error is not None for case in report.cases) > 3

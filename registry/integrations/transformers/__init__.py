@@ -8,7 +8,7 @@ Masks are taken by what they mean. Causal, sliding and bidirectional ones become
 padding, packed sequences and chunks become sequences of `registry.attention_varlen`, put together once for all layers
 of a step; so do static caches, whose length the host does not wait for. Rows of padding give zeros. What has no such
 meaning (a mask of your own, attention dropout, a bias) is computed by torch from a dense mask, which
-`registry.record()` counts under "elsewhere".
+`registry.record()` counts under "elsewhere". `fuse(model)` lets the gated MLPs run by the registry, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import registry
 from registry.dispatch.scope import went_elsewhere
 from registry.integrations.transformers.masks import MaskMeaning, PackedTokens, crosses_chunks, mask
+from registry.integrations.transformers.mlp import fuse, unfuse
 
 NAME = "kernel_registry"
 
@@ -204,4 +205,4 @@ def _dense_attention(
     return (torch.nn.functional.dropout(weights, dropout) @ v).transpose(1, 2)
 
 
-__all__ = ["NAME", "MaskMeaning", "attention", "enable", "mask"]
+__all__ = ["NAME", "MaskMeaning", "attention", "enable", "fuse", "mask", "unfuse"]
