@@ -195,8 +195,10 @@ function openCell(op, sheet, number, variant) {
   if (others.length) inner.append(el("h3", {}, "Why others were illegal"), el("dl", {}, others.flatMap(([other, why]) => [el("dt", {}, other), el("dd", {}, why)])));
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const how = one.recorded ? [quoted(one.recorded), "--recorded"] : [quoted(one.shape), "--shapes"];
+  const stranger = sheet.strangers.includes(name);
   inner.append(el("h3", {}, "Facts"), el("dl", {}, Object.entries(one.facts).flatMap(([fact, value]) => [el("dt", {}, fact), el("dd", {}, String(value))])),
-    el("h3", {}, "Measure it again"), el("pre", { tabindex: "0" }, `echo ${how[0]} | ${sheet.rerun.replace("VARIANT", quoted(name ?? "*"))} ${how[1]} /dev/stdin`));
+    el("h3", {}, "Measure it again"), el("pre", { tabindex: "0" }, `echo ${how[0]} | ${sheet.rerun.replace("VARIANT", quoted(name ?? "*"))}${stranger ? " --plugin FILE" : ""} ${how[1]} /dev/stdin`),
+    stranger ? el("p", { class: "quiet" }, `FILE is the plugin that brings ${name}: it was not among the variants when this page was made.`) : "");
   dialog.replaceChildren(inner);
   dialog.onclose = () => before?.isConnected && before.focus();
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
