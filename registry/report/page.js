@@ -184,7 +184,7 @@ function openCell(op, sheet, number, variant) {
     el("h2", { id: "cell-title" }, `${op} · ${name} · ${spaced(one.shape)}`));
   if (timed.length) {
     const best = timed[0];
-    inner.append(el("p", {}, el("b", {}, time(best[2])), one.flops ? `, ${speed(best[2])}` : "", `; between rounds ±${percent(best[3])}`, best[5].length ? `; SM clock ${best[5].join("–")} MHz` : ""),
+    inner.append(el("p", {}, el("b", {}, time(best[2])), one.flops ? `, ${speed(best[2])}` : "", `; between rounds ±${percent(best[3])}`, best[5].length ? `; SM clock ${[...new Set(best[5])].join("–")} MHz` : ""),
       el("h3", {}, "Samples, one a round"), el("p", {}, samples(best)), el("h3", {}, timed.length > 1 ? `Configs measured: ${timed.length}` : "Config"),
       table(["config", "median", "speed", "spread", "samples"], timed.map((e) => [DATA.configs[e[1]] || "none", time(e[2]), speed(e[2]), "±" + percent(e[3]), samples(e)]), "Configs"));
   } else inner.append(el("p", { class: "warn" }, one.illegal[name] ? `Illegal here: ${one.illegal[name]}` : "Not timed on this shape."));

@@ -69,7 +69,9 @@ def _take(found: Sources, name: str, file: Path) -> None:
         results = journal.read(file)
         bad = results.bad_lines
         if bad and not (results.cases or results.machine):
-            found.passed_over.append(f"{file}: no measurement in it ({_counted(len(bad), 'line')}, none of kreg tune's)")
+            found.passed_over.append(
+                f"{file}: no measurement in it ({_counted(len(bad), 'line')}, none of kreg tune's)"
+            )
             return
         if bad:
             lines = ", ".join(map(str, bad[:SHOWN_LINES])) + (", ..." if len(bad) > SHOWN_LINES else "")

@@ -109,10 +109,10 @@ def test_the_command_of_a_variant_that_is_not_installed_asks_for_its_plugin(brow
     show(browser, opened)
     choose(browser, "mine")
     browser.run(
-        """{ const row = [...document.querySelectorAll("#attention tbody tr")].find((one) => one.innerText.includes("1024"));
+        """{ const rows = [...document.querySelectorAll("#attention tbody tr")];
              const head = [...document.querySelectorAll("#attention thead th")].map((one) => one.innerText);
              const place = head.findIndex((text) => text.includes("peer.other"));
-             row.children[place].querySelector("button").click(); }"""
+             rows.find((one) => one.innerText.includes("1024")).children[place].querySelector("button").click(); }"""
     )
     text = browser.run("document.getElementById('cell').innerText")
     assert "--only 'peer.other' --out rerun.jsonl --plugin FILE --shapes" in text and "the plugin that brings" in text

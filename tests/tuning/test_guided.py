@@ -146,6 +146,24 @@ def test_what_was_kept_back_goes_where_most_is_still_expected():
     assert sum(map(len, once + again)) <= 0.5 * 8 * 9 + 1
 
 
+def test_the_second_look_goes_from_shape_to_shape_and_ends_where_nobody_asks():
+    made = plans(8)
+    guide, turns = Guide(made, Guidance(share=0.5)), []
+    for place in range(8):
+        while (one := guide.next(place)) is not None:
+            guide.tell(place, one.key, 1.0 + 0.01 * one.config["c"] * (place + 1))
+    for place in guide.worth_another_look():
+        one = guide.next(place)
+        assert one is not None, "what is yielded has something to ask for"
+        guide.tell(place, one.key, 1.0 + 0.01 * one.config["c"] * (place + 1))
+        turns.append(place)
+    assert len(set(turns)) > 1 and guide._allowed < 1
+    idle = Guide(made, Guidance(share=0.5))
+    for place in range(8):
+        idle.tell(place, idle.next(place).key, 1.0)
+    assert sorted(idle.worth_another_look()) == list(range(8))
+
+
 def test_a_shape_that_surprises_is_looked_at_longer():
     made = plans(6)
     calm, odd = Guide(made), Guide(made)
