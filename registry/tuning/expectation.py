@@ -20,7 +20,7 @@ NEAR = 300
 """Measurements that a prediction looks back at: those on the most alike shapes."""
 LEARNT_FROM = 300
 """Measurements that the weights are learnt from, those of whole shapes drawn at random."""
-FIRST, AGAIN = 60, 1.5
+FIRST, AGAIN = 200, 1.5
 """Weights are learnt when there are so many measurements (in fewer there is too much chance), and again whenever there
 are so many times more."""
 STEPS, RATE = 40, 0.1
@@ -277,8 +277,8 @@ class Expectation:
 
 
 def likeness(squared: torch.Tensor) -> torch.Tensor:
-    """From squared distances: 1 at none, and less at once rather than, as of a bell, further off. Times have edges."""
-    return (-(squared + 1e-9).sqrt()).exp()
+    """From squared distances: 1 at none."""
+    return (-0.5 * squared).exp()
 
 
 def _is_size(value: Any) -> bool:
