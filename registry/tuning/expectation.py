@@ -125,6 +125,12 @@ class Expectation:
         self.draw = torch.Generator().manual_seed(0)
         self._set_weights(self.usual)
 
+    def alike(self, places: Sequence[int], others: Sequence[int]) -> torch.Tensor:
+        """Of each place, how alike it is to the one of the others that it is most alike to, from 0 to 1."""
+        if not others:
+            return torch.zeros(len(places), dtype=torch.float64)
+        return self._shapes_alike[list(places)][:, list(others)].amax(1)
+
     def knows(self, row: int) -> bool:
         return not math.isnan(self.told[row])
 

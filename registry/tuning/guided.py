@@ -37,6 +37,8 @@ AHEAD = 3
 """Shapes whose likely contestants are compiled while others are measured."""
 FIRST_LOOK = 0.75
 """Of the share; the rest is for a second look at the shapes that are worth it."""
+SCOUTS = 0.25
+"""Of the second look: for variants on shapes unlike all those on which they were tried."""
 SURVEYS = 4
 """How often, in the second look, it is looked up anew of every shape what is expected there."""
 LINGER = 0.7
@@ -103,6 +105,7 @@ class Guide:
         """Contestants, by shape and key, of which the compiler has said nothing yet."""
         self._allowed = 0.0
         self._begun: set[int] = set()
+        self._wanted: int | None = None
         self._again, self._elsewhere = False, 0.0
         """Whether this is the second look, and what a shape must promise then to be asked about further."""
         self._recall(len(plans) - len(learnt), learnt)
@@ -135,6 +138,11 @@ class Guide:
         self._begin(place)
         if self._again and self._allowed < 1:
             return None
+        if self._wanted is not None:
+            row, known = self._wanted, self._wanted in self._gone
+            if not known:
+                self.expected.ask(place, row)
+            return None if known else self.rows[row][1]
         rest = self._rest(place)
         if not rest:
             return None
@@ -154,6 +162,7 @@ class Guide:
         self._again = True
         sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
         self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
+        yield from self._scout(list(sizes))
         each = max(self._allowed / SURVEYS, 1.0)
         while self._allowed >= 1:
             self.expected.learn()
@@ -172,6 +181,31 @@ class Guide:
                 if self._rest(place):
                     heapq.heappush(gains, (-gain, place))
             if self._allowed > until:  # nothing is left to ask for
+                return
+
+    def _scout(self, places: Sequence[int]) -> Iterator[int]:
+        """First where a variant was tried neither on a shape nor on any like it: what one shape, done early, was given
+        up on may be the fastest on all of them, and no shape by itself would promise enough to find out."""
+        import torch
+
+        last = self._allowed * (1 - SCOUTS)
+        while self._allowed > max(last, 1.0):
+            unlike: list[tuple[float, int, int]] = []
+            rows = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
+            variants = self.expected.variant
+            for variant in variants[rows].unique().tolist():
+                asked = sorted({self.rows[row][0] for row in self._gone if int(variants[row]) == variant})
+                own = sorted({self.rows[row][0] for row in rows.tolist() if int(variants[row]) == variant})
+                near = self.expected.alike(own, asked)
+                unlike.append((float(near.min()), own[int(near.argmin())], variant))
+            if not unlike:
+                return
+            _, place, variant = min(unlike)
+            rest = [row for row in self._rest(place) if int(variants[row]) == variant]
+            self._wanted, before = self._ordered(place, rest)[0], self._allowed
+            yield place
+            self._wanted = None
+            if self._allowed == before:  # nobody asked
                 return
 
     def _gain(self, place: int) -> float:
