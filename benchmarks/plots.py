@@ -202,7 +202,9 @@ def guided(folder: Path) -> str:
             lost.append(pick.ms / best.ms - 1)
             measured, of = measured + len(tried), of + len(case.timed)
             times = [f"{entry.variant} | {1e3 * entry.ms:.1f}" for entry in (pick, best)]
-            rows.append(f"| {case.text} | {len(tried)} of {len(case.timed)} | {' | '.join(times)} | {lost[-1]:.1%} |")
+            rows.append(
+                f"| {case.op} {case.text} | {len(tried)} of {len(case.timed)} | {' | '.join(times)} | {lost[-1]:.1%} |"
+            )
     if not lost:
         return ""
     near = sum(share <= 0.01 for share in lost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import re
@@ -46,12 +47,20 @@ class Trace:
     damaged: int = 0
     """Events that were passed over."""
 
+    @functools.cached_property
+    def _by_block(self) -> dict[int, list[WarpSpan]]:
+        """A launch may have thousands of blocks, with a thousand spans each."""
+        found: dict[int, list[WarpSpan]] = {}
+        for span in sorted(self.spans, key=lambda span: (span.block, span.begin, span.end)):
+            found.setdefault(span.block, []).append(span)
+        return found
+
     @property
     def blocks(self) -> list[int]:
-        return sorted({span.block for span in self.spans})
+        return list(self._by_block)
 
     def of_block(self, block: int) -> list[WarpSpan]:
-        return sorted((span for span in self.spans if span.block == block), key=lambda span: (span.begin, span.end))
+        return list(self._by_block.get(block, ()))
 
 
 def read(path: Path, kernel: str = "") -> Trace:

@@ -184,7 +184,7 @@ function openCell(op, sheet, number, variant) {
     el("h2", { id: "cell-title" }, `${op} · ${name} · ${spaced(one.shape)}`));
   if (timed.length) {
     const best = timed[0];
-    inner.append(el("p", {}, el("b", {}, time(best[2])), one.flops ? `, ${speed(best[2])}` : "", `; between rounds ±${percent(best[3])}`, best[5].length ? `; SM clock ${best[5].join("–")} MHz` : ""),
+    inner.append(el("p", {}, el("b", {}, time(best[2])), one.flops ? `, ${speed(best[2])}` : "", `; between rounds ±${percent(best[3])}`, best[5].length ? `; SM clock ${[...new Set(best[5])].join("–")} MHz` : ""),
       el("h3", {}, "Samples, one a round"), el("p", {}, samples(best)), el("h3", {}, timed.length > 1 ? `Configs measured: ${timed.length}` : "Config"),
       table(["config", "median", "speed", "spread", "samples"], timed.map((e) => [DATA.configs[e[1]] || "none", time(e[2]), speed(e[2]), "±" + percent(e[3]), samples(e)]), "Configs"));
   } else inner.append(el("p", { class: "warn" }, one.illegal[name] ? `Illegal here: ${one.illegal[name]}` : "Not timed on this shape."));
@@ -195,8 +195,10 @@ function openCell(op, sheet, number, variant) {
   if (others.length) inner.append(el("h3", {}, "Why others were illegal"), el("dl", {}, others.flatMap(([other, why]) => [el("dt", {}, other), el("dd", {}, why)])));
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const how = one.recorded ? [quoted(one.recorded), "--recorded"] : [quoted(one.shape), "--shapes"];
+  const stranger = sheet.strangers.includes(name);
   inner.append(el("h3", {}, "Facts"), el("dl", {}, Object.entries(one.facts).flatMap(([fact, value]) => [el("dt", {}, fact), el("dd", {}, String(value))])),
-    el("h3", {}, "Measure it again"), el("pre", { tabindex: "0" }, `echo ${how[0]} | ${sheet.rerun.replace("VARIANT", quoted(name ?? "*"))} ${how[1]} /dev/stdin`));
+    el("h3", {}, "Measure it again"), el("pre", { tabindex: "0" }, `echo ${how[0]} | ${sheet.rerun.replace("VARIANT", quoted(name ?? "*"))}${stranger ? " --plugin FILE" : ""} ${how[1]} /dev/stdin`),
+    stranger ? el("p", { class: "quiet" }, `FILE is the plugin that brings ${name}: it was not among the variants when this page was made.`) : "");
   dialog.replaceChildren(inner);
   dialog.onclose = () => before?.isConnected && before.focus();
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.contract.describe import config_text
+from registry.dispatch.catalog import catalog
 from registry.errors import RegistryError
 from registry.ops.known import all_ops
 from registry.report import against, charts, dispatch
@@ -102,6 +103,7 @@ def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample
         "unit": unit,
         "variants": found.variants,
         "own": [is_own(name) for name in found.variants],
+        "strangers": [name for name in found.variants if name not in catalog.get().variants],
         "notes": found.notes,
         "rows": {key: [row[key] for row in found.rows] for key in SHEET_KEYS},
         "groups": {key: [row[key] for row in grouped] for key in (*SHEET_KEYS, "groups")} if grouped else None,

@@ -68,9 +68,14 @@ def _take(found: Sources, name: str, file: Path) -> None:
     if file.suffix == ".jsonl":
         results = journal.read(file)
         bad = results.bad_lines
+        if bad and not (results.cases or results.machine):
+            found.passed_over.append(
+                f"{file}: no measurement in it ({_counted(len(bad), 'line')}, none of kreg tune's)"
+            )
+            return
         if bad:
             lines = ", ".join(map(str, bad[:SHOWN_LINES])) + (", ..." if len(bad) > SHOWN_LINES else "")
-            found.passed_over.append(f"{file}: {len(bad)} damaged lines passed over ({lines})")
+            found.passed_over.append(f"{file}: {_counted(len(bad), 'damaged line')} passed over ({lines})")
         if any(case.timed for case in results.cases.values()):
             found.runs[name] = results
         else:
@@ -94,6 +99,10 @@ def _take(found: Sources, name: str, file: Path) -> None:
         found.limits[data["machine"]["device"]] = journal.checked_limits(data["limits"])
     else:
         raise ValueError("no file of results that a report knows")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _what(error: BaseException) -> str:

@@ -69,6 +69,14 @@ class Features:
         )
         return found.varying()
 
+    def distinct(self) -> tuple[Features, torch.Tensor]:
+        """Every row once, and which of them each was."""
+        if not len(self.sizes):
+            return self, torch.zeros(0, dtype=torch.long)
+        rows, which = torch.cat([self.sizes, self.names.double()], 1).unique(dim=0, return_inverse=True)
+        wide = self.sizes.shape[1]
+        return Features(rows[:, :wide], rows[:, wide:].long()), which
+
     def varying(self) -> Features:
         """Without what is the same for all."""
         if not len(self.sizes):
@@ -84,8 +92,10 @@ class Features:
         root = sizes.sqrt()
         a, b = self.sizes[one] * root, self.sizes[other] * root
         squared = (a.square().sum(-1)[:, None] + b.square().sum(-1)[None] - 2 * a @ b.T).clamp_min(0.0)
-        differ = (self.names[one][:, None] != self.names[other][None]).double()
-        return squared + differ @ names
+        for column, weight in enumerate(names):
+            a_name, b_name = self.names[one, column], self.names[other, column]
+            squared = squared + weight * (a_name[:, None] != b_name[None])
+        return squared
 
 
 class Expectation:
@@ -94,7 +104,9 @@ class Expectation:
     def __init__(
         self, shapes: Features, configs: Features, variant: torch.Tensor, place: torch.Tensor, offset: torch.Tensor
     ) -> None:
-        self.shapes, self.configs, self.variant, self.place = shapes, configs, variant, place
+        self.shapes, self.variant, self.place = shapes, variant, place
+        self.configs, self.config = configs.distinct()
+        """Each config once, and by row which."""
         self.offset = offset
         """What is expected of each row before anything was measured."""
         self.told = torch.full((len(place),), math.nan, dtype=torch.float64)
@@ -104,13 +116,20 @@ class Expectation:
         parts = [torch.full((held.shape[1],), math.log(weight), dtype=torch.float64) for held, weight in scales]
         self.sections = [len(USUAL), *(len(part) for part in parts)]
         self.usual = torch.cat([self.usual, *parts])
-        self.weights = self.usual.clone()
-        self.learnt = 0
+        self.learnt = self.count = 0
+        self._looked: tuple[Any, tuple[torch.Tensor, ...]] | None = None
         self.asked: dict[int, tuple[float, float]] = {}
         """By row, the mean and deviation expected when it was asked for."""
         self.surprises: list[tuple[int, float]] = []
         """By place, the square of how many deviations off a measurement was."""
         self.draw = torch.Generator().manual_seed(0)
+        self._set_weights(self.usual)
+
+    def alike(self, places: Sequence[int], others: Sequence[int]) -> torch.Tensor:
+        """Of each place, how alike it is to the one of the others that it is most alike to, from 0 to 1."""
+        if not others:
+            return torch.zeros(len(places), dtype=torch.float64)
+        return self._shapes_alike[list(places)][:, list(others)].amax(1)
 
     def knows(self, row: int) -> bool:
         return not math.isnan(self.told[row])
@@ -123,6 +142,7 @@ class Expectation:
     def tell(self, row: int, value: float) -> None:
         """What was measured of a row."""
         self.told[row] = value - self.offset[row]
+        self.count += 1
         if row in self.asked:
             mean, deviation = self.asked[row]
             off = min(abs(value - mean) / deviation, MOST)
@@ -147,31 +167,36 @@ class Expectation:
             return 1.0
         places = torch.tensor([other for other, _ in self.surprises])
         squares = torch.tensor([square for _, square in self.surprises], dtype=torch.float64)
-        with torch.no_grad():
-            alike = self._alike(torch.tensor([place]), places, self.weights)[0]
+        alike = self._shapes_alike[place][places]
         counts = alike**4 + OWN * (places == place)
         return float(((CALM + (counts * squares).sum()) / (CALM + counts.sum())).sqrt())
 
     def predict(self, place: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the log time over the floor, of rows on one shape."""
-        known = self._known()
-        with torch.no_grad():
-            variances, *_ = self._split(self.weights)
-            prior = variances[:-1].sum()
-            if not len(known):
-                return self.offset[rows], prior.sqrt().expand(len(rows))
-            alike = self._alike(torch.tensor([place]), self.place[known], self.weights)[0]
-            alike = alike + (self.place[known] == place)
-            known = known[alike.argsort(descending=True, stable=True)[:NEAR]]
+        known, factor, solved, centre = self._looking_back(place)
+        prior = self._variances[:-1].sum()
+        if not len(known):
+            return self.offset[rows], prior.sqrt().expand(len(rows))
+        across = self._from_tables(rows, known)
+        mean = centre + self.offset[rows] + across @ solved
+        known_part = torch.linalg.solve_triangular(factor, across.T, upper=False).square().sum(0)
+        return mean, (prior - known_part).clamp_min(1e-9).sqrt()
+
+    def _looking_back(self, place: int) -> tuple[torch.Tensor, ...]:
+        """The measurements that matter most on a shape, kept until there is another."""
+        state = (place, self.count, self.learnt)
+        if self._looked is None or self._looked[0] != state:
+            known = self._known()
+            nearness = self._shapes_alike[place][self.place[known]] + (self.place[known] == place)
+            known = known[nearness.argsort(descending=True, stable=True)[:NEAR]]
             values = self._values(known)
-            factor = self._factor(known, self.weights)
-            across = self._covariance(rows, known, self.weights)
             centre = values.mean()
-            mean = (
-                centre + self.offset[rows] + (across @ torch.cholesky_solve((values - centre)[:, None], factor))[:, 0]
-            )
-            known_part = torch.linalg.solve_triangular(factor, across.T, upper=False).square().sum(0)
-            return mean, (prior - known_part).clamp_min(1e-9).sqrt()
+            among = self._from_tables(known, known)
+            among.diagonal().add_(self._variances[-1] + 1e-8)
+            factor = torch.linalg.cholesky(among)
+            solved = torch.cholesky_solve((values - centre)[:, None], factor)[:, 0]
+            self._looked = state, (known, factor, solved, centre)
+        return self._looked[1]
 
     def learn(self) -> None:
         """Make the weights likelier, where there is enough more to learn from than the last time."""
@@ -195,7 +220,22 @@ class Expectation:
             unlikely = unlikely + ((weights - self.usual) / SPREAD).square().sum() / 2
             unlikely.backward()
             optimizer.step()
-        self.weights = weights.detach()
+        self._set_weights(weights.detach())
+
+    def _set_weights(self, weights: torch.Tensor) -> None:
+        """From now on: and how alike all shapes and all configs are by them."""
+        self.weights = weights
+        self._variances, _, _, values, words = self._split(weights)
+        every = torch.arange(len(self.shapes.sizes))
+        self._shapes_alike = self._alike(every, every, weights)
+        every = torch.arange(len(self.configs.sizes))
+        self._configs_alike = likeness(self.configs.distance(every, every, values, words))
+
+    def _from_tables(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        alike = self._shapes_alike[self.place[one]][:, self.place[other]]
+        return self._joined(
+            one, other, alike, self._configs_alike[self.config[one]][:, self.config[other]], self._variances
+        )
 
     def _known(self) -> torch.Tensor:
         return (~self.told.isnan()).nonzero()[:, 0]
@@ -219,27 +259,32 @@ class Expectation:
 
     def _alike(self, one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         _, sizes, names, *_ = self._split(weights)
-        return (-0.5 * self.shapes.distance(one, other, sizes, names)).exp()
+        return likeness(self.shapes.distance(one, other, sizes, names))
 
     def _factor(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        variances, *_ = self._split(weights)
-        among = self._covariance(rows, rows, weights)
+        variances, _, _, values, words = self._split(weights)
+        places, where = self.place[rows].unique(return_inverse=True)
+        configs, which = self.config[rows].unique(return_inverse=True)
+        alike = self._alike(places, places, weights)[where][:, where]
+        same = likeness(self.configs.distance(configs, configs, values, words))[which][:, which]
+        among = self._joined(rows, rows, alike, same, variances)
         among = among + (variances[-1] + 1e-8) * torch.eye(len(rows), dtype=torch.float64)
         factor: torch.Tensor = torch.linalg.cholesky(among)
         return factor
 
-    def _covariance(self, one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        v, _, _, values, words = self._split(weights)
-        alike = self._alike(self.place[one], self.place[other], weights)
-        here = (self.place[one][:, None] == self.place[other][None]).double()
-        same = (self.variant[one][:, None] == self.variant[other][None]).double()
-        configs = same * (-0.5 * self.configs.distance(one, other, values, words)).exp()
-        return (
-            v[0] * alike
-            + v[1] * here
-            + same * (v[2] + v[3] * alike + v[4] * here)
-            + configs * (v[5] + v[6] * alike + v[7] * here)
-        )
+    def _joined(
+        self, one: torch.Tensor, other: torch.Tensor, alike: torch.Tensor, configs: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """The covariance of rows, from how alike their shapes and their configs are."""
+        here = self.place[one][:, None] == self.place[other][None]
+        same = self.variant[one][:, None] == self.variant[other][None]
+        of_variant = v[2] + v[3] * alike + v[4] * here + configs * (v[5] + v[6] * alike + v[7] * here)
+        return v[0] * alike + v[1] * here + same * of_variant
+
+
+def likeness(squared: torch.Tensor) -> torch.Tensor:
+    """From squared distances: 1 at none."""
+    return (-0.5 * squared).exp()
 
 
 def _is_size(value: Any) -> bool:

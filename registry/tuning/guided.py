@@ -12,8 +12,9 @@ a part of the budget that was kept back goes to those in which most is still exp
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,12 @@ AHEAD = 3
 """Shapes whose likely contestants are compiled while others are measured."""
 FIRST_LOOK = 0.75
 """Of the share; the rest is for a second look at the shapes that are worth it."""
+SCOUTS = 0.25
+"""Of the second look: for variants on shapes unlike all those on which they were tried."""
+SURVEYS = 4
+"""How often, in the second look, it is looked up anew of every shape what is expected there."""
+LINGER = 0.7
+"""A shape is left for another where this part of what is expected there is not expected here: changing costs time."""
 CHEAPEST = 10.0
 """Contestants left of the share beyond which more of them make none cheaper."""
 LEAST_MS = 4e-3
@@ -98,7 +105,9 @@ class Guide:
         """Contestants, by shape and key, of which the compiler has said nothing yet."""
         self._allowed = 0.0
         self._begun: set[int] = set()
-        self._again = False
+        self._wanted: int | None = None
+        self._again, self._elsewhere = False, 0.0
+        """Whether this is the second look, and what a shape must promise then to be asked about further."""
         self._recall(len(plans) - len(learnt), learnt)
 
     def tell(self, place: int, key: str, ms: float | None) -> None:
@@ -125,10 +134,15 @@ class Guide:
                 self.expected.tell(row, math.log(ms) - self._floor[number])
 
     def next(self, place: int) -> Contestant | None:
-        """The contestant of shape `place` to measure now; None where the shape is done."""
+        """The contestant of shape `place` to measure now; None where the shape is done, for now or for good."""
         self._begin(place)
         if self._again and self._allowed < 1:
             return None
+        if self._wanted is not None:
+            row, known = self._wanted, self._wanted in self._gone
+            if not known:
+                self.expected.ask(place, row)
+            return None if known else self.rows[row][1]
         rest = self._rest(place)
         if not rest:
             return None
@@ -136,18 +150,67 @@ class Guide:
             row = self._ordered(place, rest)[0]
         else:
             gain, row = self._most(place, rest)
-            if gain < self._price():
+            if gain < (self._elsewhere if self._again else self._price()):
                 return None
         self.expected.ask(place, row)
         return self.rows[row][1]
 
-    def worth_another_look(self) -> list[int]:
-        """Once all shapes were looked at: those in which most is still expected first, to be asked about again."""
+    def worth_another_look(self) -> Iterator[int]:
+        """Once all shapes were looked at: that in which most is expected now, to be asked about again, and so on until
+        the share is spent. What is expected of the others is looked up anew when it would be their turn, and of all
+        from time to time."""
         self._again = True
         sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
         self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
-        gains = {place: self._most(place, rest)[0] for place in sizes if (rest := self._rest(place))}
-        return sorted(gains, key=lambda place: -gains[place])
+        yield from self._scout(list(sizes))
+        each = max(self._allowed / SURVEYS, 1.0)
+        while self._allowed >= 1:
+            self.expected.learn()
+            gains = [(-self._gain(place), place) for place in sizes if self._rest(place)]
+            heapq.heapify(gains)
+            until = self._allowed - each
+            while gains and self._allowed >= 1 and self._allowed > until:
+                _, place = heapq.heappop(gains)
+                gain, next_best = self._gain(place), -gains[0][0] if gains else 0.0
+                if gain >= next_best:
+                    self._elsewhere, before = LINGER * next_best, self._allowed
+                    yield place
+                    if self._allowed == before:  # nobody asked
+                        continue
+                    gain = self._gain(place)
+                if self._rest(place):
+                    heapq.heappush(gains, (-gain, place))
+            if self._allowed > until:  # nothing is left to ask for
+                return
+
+    def _scout(self, places: Sequence[int]) -> Iterator[int]:
+        """First where a variant was tried neither on a shape nor on any like it: what one shape, done early, was given
+        up on may be the fastest on all of them, and no shape by itself would promise enough to find out."""
+        import torch
+
+        last = self._allowed * (1 - SCOUTS)
+        while self._allowed > max(last, 1.0):
+            unlike: list[tuple[float, int, int]] = []
+            rows = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
+            variants = self.expected.variant
+            for variant in variants[rows].unique().tolist():
+                asked = sorted({self.rows[row][0] for row in self._gone if int(variants[row]) == variant})
+                own = sorted({self.rows[row][0] for row in rows.tolist() if int(variants[row]) == variant})
+                near = self.expected.alike(own, asked)
+                unlike.append((float(near.min()), own[int(near.argmin())], variant))
+            if not unlike:
+                return
+            _, place, variant = min(unlike)
+            rest = [row for row in self._rest(place) if int(variants[row]) == variant]
+            self._wanted, before = self._ordered(place, rest)[0], self._allowed
+            yield place
+            self._wanted = None
+            if self._allowed == before:  # nobody asked
+                return
+
+    def _gain(self, place: int) -> float:
+        rest = self._rest(place)
+        return self._most(place, rest)[0] if rest else 0.0
 
     def _most(self, place: int, rest: Sequence[int]) -> tuple[float, int]:
         """The largest expected improvement on the best so far, in log time, and whose."""

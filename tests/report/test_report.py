@@ -62,6 +62,7 @@ def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "prose.json").write_text('"hello"')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "others.jsonl").write_text('{"model": "Llama", "ms": 60.3}\n{"model": "Llama", "ms": 58.1}\n')
     (tmp_path / "other_format.jsonl").write_text(
         json.dumps({"kind": "run", "format": 99, "machine": MACHINE, "mode": "x"})
     )
@@ -80,10 +81,11 @@ def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
         "empty.jsonl: no measurement",
         "prose.json: no file of results",
         "broken.json:",
+        "others.jsonl: no measurement in it (2 lines, none of kreg tune's)",
         "bad_limits.json: limits",
     ):
         assert name in text
-    assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 5
+    assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 6
 
 
 def test_recorded_timelines_are_shown_and_damaged_ones_named(tmp_path):
@@ -275,7 +277,7 @@ def test_the_command_draws_compares_and_says_what_it_passed_over(tmp_path, capsy
     out = tmp_path / "deep" / "r.html"
     assert main(["report", str(new), "-o", str(out), "--against", str(old)]) == OK
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 damaged lines passed over" in said and "1 slower, 0 faster" in said and "+30.0%" in said
+    assert "1 damaged line passed over" in said and "1 slower, 0 faster" in said and "+30.0%" in said
     assert out.read_text().startswith("<!doctype html>")
     assert main(["report", str(new), "-o", str(out), "--against", str(old), "--fail-if-slower"]) == FINDING
 

@@ -75,7 +75,7 @@ def test_it_loads_without_an_error_or_a_request(browser, opened):
     assert draw_all(browser) >= 6
     assert browser.faults() == [] and browser.requests() == []
     text = browser.run("document.body.innerText")
-    assert "cut.jsonl" in text and "2 remarks on what was passed over" in text
+    assert "cut.jsonl" in text and "1 remark on what was passed over" in text
     sections = ["What changed", "attention", "attention_backward", "CPU cost of a call", "Measured on", "Passed over"]
     assert browser.run("[...document.querySelectorAll('h2')].map((head) => head.textContent)") == sections
 
@@ -102,6 +102,20 @@ def test_a_cell_opens_with_samples_config_reasons_and_the_command(browser, opene
     ):
         assert part in text, part
     assert f"echo '{SHAPE}' | kreg tune attention --only 'gluon_fa3' --out rerun.jsonl --shapes /dev/stdin" in text
+    assert "--plugin" not in text
+
+
+def test_the_command_of_a_variant_that_is_not_installed_asks_for_its_plugin(browser, opened):
+    show(browser, opened)
+    choose(browser, "mine")
+    browser.run(
+        """{ const rows = [...document.querySelectorAll("#attention tbody tr")];
+             const head = [...document.querySelectorAll("#attention thead th")].map((one) => one.innerText);
+             const place = head.findIndex((text) => text.includes("peer.other"));
+             rows.find((one) => one.innerText.includes("1024")).children[place].querySelector("button").click(); }"""
+    )
+    text = browser.run("document.getElementById('cell').innerText")
+    assert "--only 'peer.other' --out rerun.jsonl --plugin FILE --shapes" in text and "the plugin that brings" in text
 
 
 def test_the_keyboard_walks_the_cells_and_closes_what_it_opened(browser, opened):

@@ -146,6 +146,42 @@ def test_what_was_kept_back_goes_where_most_is_still_expected():
     assert sum(map(len, once + again)) <= 0.5 * 8 * 9 + 1
 
 
+def test_the_second_look_goes_from_shape_to_shape_and_ends_where_nobody_asks():
+    made = plans(8)
+    guide, turns = Guide(made, Guidance(share=0.5)), []
+    for place in range(8):
+        while (one := guide.next(place)) is not None:
+            guide.tell(place, one.key, 1.0 + 0.01 * one.config["c"] * (place + 1))
+    for place in guide.worth_another_look():
+        one = guide.next(place)
+        assert one is not None, "what is yielded has something to ask for"
+        guide.tell(place, one.key, 1.0 + 0.01 * one.config["c"] * (place + 1))
+        turns.append(place)
+    assert len(set(turns)) > 1 and guide._allowed < 1
+    idle = Guide(made, Guidance(share=0.5))
+    for place in range(8):
+        idle.tell(place, idle.next(place).key, 1.0)
+    assert set(idle.worth_another_look()) == set(range(8)), "each is offered, and that is the end"
+
+
+def test_a_variant_that_was_given_up_on_early_is_tried_where_nobody_tried_it():
+    """y.z was slow on the one long shape that tried it, so no short one expects anything of it."""
+    target, entries = Target.named("H200"), [("x.y", c) for c in (1, 2, 3)] + [("y.z", c) for c in (1, 2, 3)]
+    made = []
+    for length in (65536, 49152, *(64 + 16 * n for n in range(10))):
+        case = Case.of("attention", b=2, hq=4, s=length, d=64)
+        ones = tuple(Contestant(name, {"c": c}, c == 1, "f") for name, c in entries)
+        made.append(LineUp(case, case.problem(target), 1e12, ones, {}))
+    guide = Guide(made, Guidance(share=0.4))
+    for place, planned in enumerate(made):
+        for one in planned.contestants:
+            if one.variant == "x.y" or (place == 0 and one.first):
+                guide.tell(place, one.key, 4.0 if one.variant == "y.z" else 1.0)
+    guide._allowed = 0.0
+    place = next(guide.worth_another_look())
+    assert place >= 2 and guide.next(place).variant == "y.z"
+
+
 def test_a_shape_that_surprises_is_looked_at_longer():
     made = plans(6)
     calm, odd = Guide(made), Guide(made)
