@@ -258,37 +258,49 @@ def _both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
 
 
 def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    both, rows = _both(gate, up), x.flatten(0, -2)
-    why = "whose weights were moved apart: call fuse(model) again"
-    if both is not None:
-        whole = both.t()[None]
-        end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
-        how: dict[str, Any] = {"offs": end, "activation": activation, "gated": True}
-        if _is_worth_it(rows, whole, how):
-            return registry.grouped_mm(rows, whole, **how).unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
-        why = "of a size for which no fused kernel was measured to be the fastest"
+    why = "of a size for which no fused kernel was measured to be the fastest"
+    if _is_worth_it(x, gate, up, activation):
+        both = _both(gate, up)
+        if both is not None:
+            asked = _asked(x, both, activation)
+            return registry.grouped_mm(*asked[0], **asked[1]).unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+        why = "whose weights were moved apart: call fuse(model) again"
     went_elsewhere("transformers", f"a gated MLP {why}")
     linear = torch.nn.functional.linear
     return activate(linear(x, gate), activation).mul_(linear(x, up))
 
 
-def _is_worth_it(rows: torch.Tensor, whole: torch.Tensor, how: dict[str, Any]) -> bool:
+def _asked(x: torch.Tensor, both: torch.Tensor, activation: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The product as grouped_mm is asked for it: one group of all rows."""
+    rows = x.flatten(0, -2)
+    end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
+    return (rows, both.t()[None]), {"offs": end, "activation": activation, "gated": True}
+
+
+def _is_worth_it(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> bool:
     """Whether a kernel that ends with its gate was measured to be the fastest for sizes like these: elsewhere a
     library's grouped product would come first, which is slower for one group than its plain products."""
     global _known
-    if not rows.is_cuda:
+    if not x.is_cuda:
         return True
-    moment, scope = Moment.now(), current.get()
+    scope, rows = current.get(), x.numel() // max(1, x.shape[-1])
+    wanted = scope.forced_for("grouped_mm") is not None
+    if rows < FEW and not wanted and not scope.preferred:
+        return False
+    moment = Moment.now()
     if _known[0] is not moment:
         _known = moment, {}
-    key = (tuple(rows.shape), whole.shape[2], rows.dtype, rows.device, how["activation"], scope.key)
+    key = rows, gate.shape, x.dtype, x.device, activation, scope.key
     found = _known[1].get(key)
     if found is None:
-        decision = registry.grouped_mm.explain(rows, whole, **how)
+        both = _both(gate, up)
+        if both is None:
+            return True  # and there it is said why not
+        operands, how = _asked(x, both, activation)
+        decision = registry.grouped_mm.explain(*operands, **how)
         compiled_here = registry.grouped_mm.variants[decision.variant].design.dsl in ("triton", "gluon")
-        asked_for = scope.forced_for("grouped_mm") is not None or decision.variant in scope.preferred
-        measured = compiled_here and bool(decision.evidence) and len(rows) >= FEW
-        found = _known[1][key] = asked_for or measured
+        measured = compiled_here and bool(decision.evidence) and rows >= FEW
+        found = _known[1][key] = measured or wanted or decision.variant in scope.preferred
     return found
 
 
