@@ -80,8 +80,12 @@ def table(all_results: Sequence[Results], op: str) -> str:
     return "\n".join(lines)
 
 
+SHOWN = {"matmul": "squares+llm", "attention": "paper18", "attention_backward": "paper18"}
+"""Which grid of an op the table and the plot show."""
+
+
 def _table_cases(found: dict[str, CaseResults], op: str) -> list[CaseResults]:
-    wanted = [c.text for c in (grid(op, "squares+llm") if op == "matmul" else grid(op, "paper18"))]
+    wanted = [case.text for case in grid(op, SHOWN[op])]
     return [found[text] for text in wanted if text in found] or list(found.values())
 
 
@@ -265,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")
-    for op in dict.fromkeys(op for results in all_results for op in results.ops):
+    for op in dict.fromkeys(op for results in all_results for op in results.ops if op in SHOWN):
         found = gathered(all_results, op)
         if not found:
             continue

@@ -25,6 +25,8 @@ COUNT = 8
 """Shapes that are asked."""
 REACH = 2.0
 """A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""
+SAME = 0.05
+"""As near as this the shape itself was measured: what was fastest there is served, whatever the trees say."""
 CAP = 0.7
 """Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
 UNKNOWN = 0.75
@@ -94,17 +96,24 @@ class Advice:
         return [self.asked.known(place) for _, place in self._found]
 
     @functools.cached_property
+    def _nearest(self) -> tuple[float, int]:
+        """(distance, place) of the nearest shape, which takes less time to find than eight."""
+        found = self._found if self.expected is None else self.asked.found(self.here, 1, self.without)
+        return found[0] if found else (math.inf, -1)
+
+    @property
     def distance(self) -> float:
         """How far the nearest shape is."""
-        if self.expected is None:
-            return self.near[0][0] if self.near else math.inf
-        return next((away for away, _ in self.asked.found(self.here, 1, self.without)), math.inf)
+        return self._nearest[0]
 
     @functools.cached_property
     def lost(self) -> Mapping[str, float]:
         """What each variant is expected to lose, in log time."""
         if self.expected is None:
             return self._lost_nearby
+        away, place = self._nearest
+        if away <= SAME:
+            return {**self.expected, **{name: known.lost for name, known in self.asked.known(place).items()}}
         failed = {name for name in self.asked.failing if self._lost_nearby.get(name, 0.0) > CAP}
         return {**self.expected, **{name: self._lost_nearby[name] for name in failed}} if failed else self.expected
 

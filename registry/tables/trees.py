@@ -1,8 +1,8 @@
 """What variants are expected to lose on a problem: small trees of questions about its coordinates, added up.
 
 A tree asks of one coordinate after the other whether it lies below an edge; the leaf that it comes to adds to what each
-variant loses, in log time. The trees come in parts: one part has not seen every fourth of the measured shapes, so that
-it can be asked about those as if they had not been measured. A problem asks all parts, whose mean counts.
+variant loses, in log time. The trees come in parts. The first was fitted to all measured shapes, and is asked about
+problems. Each of the others has not seen some of the shapes, and is asked about those as if nobody had measured them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ class Trees:
     def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
         """What each variant is expected to lose to that which loses least; with `unseen`, the place of a measured
         shape, by the part that has not seen it."""
-        parts = self.parts if unseen is None else (self.parts[unseen % len(self.parts)],)
         reached = []
-        for part in parts:
-            for tree in part:
-                while (place := tree[0]) >= 0:
-                    tree = tree[2] if here[place] < tree[1] else tree[3]
-                reached.append(tree[1])
-        sums = [sum(column) for column in zip(*reached, strict=True)]
+        for tree in self.parts[0 if unseen is None else 1 + unseen % (len(self.parts) - 1)]:
+            while (place := tree[0]) >= 0:
+                tree = tree[2] if here[place] < tree[1] else tree[3]
+            reached.append(tree[1])
+        sums = list(map(sum, zip(*reached, strict=True)))
         least = min(sums)
-        return {name: (lost - least) / len(parts) for name, lost in zip(self.variants, sums, strict=True)}
+        return {name: lost - least for name, lost in zip(self.variants, sums, strict=True)}
 
     def listed(self) -> dict[str, Any]:
         """As plain data: a question is [place of its coordinate, edge, below, from there on], a leaf its numbers."""
@@ -62,8 +60,8 @@ class Trees:
 
 def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Sequence[Any]]) -> Trees:
     """What was listed, held against itself. Raises ValueError."""
-    if not variants or not parts or not all(parts):
-        raise ValueError("trees without variants, or without trees")
+    if not variants or len(parts) < 2 or not all(parts):
+        raise ValueError("trees without variants, without trees, or with less than two parts")
     counts = len(coordinates), len(variants)
     grown = tuple(tuple(_grown(tree, *counts, DEEPEST) for tree in part) for part in parts)
     return Trees(tuple(coordinates), tuple(variants), grown)

@@ -1,8 +1,7 @@
 """Measurements -> what a table ranks by: the measured shapes, weights of the coordinates in which they are near, trees.
 
 Weights are found by leaving out one shape at a time: those are good under which the shapes that are then nearest speak
-for what was fastest on it. Trees (tuning/trees.py) are fitted where there are shapes enough,
-and kept where they serve shapes that they have not seen better than the nearest do.
+for what was fastest on it. Trees (tuning/trees.py) are fitted where there are shapes enough.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from registry.tables.measured import MeasuredSizes
 from registry.tables.nearest import NEVER, Config, Result, Shape
 from registry.tables.trees import Trees
 from registry.tuning.journal import CaseResults, Entry
-from registry.tuning.trees import fitted_trees, worth_it
+from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
@@ -115,7 +114,7 @@ def fit(
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
     if weights is None:
         weights = found_weights(coordinates, named, shapes)
-        trees = worth_it(fitted_trees(coordinates, named, shapes), weights, coordinates, named, shapes)
+        trees = fitted_trees(coordinates, named, shapes)
     asked_about = {*weights, *(trees.coordinates if trees is not None else ())}
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]

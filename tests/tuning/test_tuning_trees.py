@@ -5,7 +5,7 @@ import random
 
 from registry.tables.nearest import NEVER, Result, Shape
 from registry.tuning import trees as fitting
-from registry.tuning.trees import fitted_trees, worth_it
+from registry.tuning.trees import fitted_trees
 
 COORDINATES = ("size", "flag", "noise")
 CONTESTANTS = (("even", {}), ("flagged", {}), ("rare", {}))
@@ -70,16 +70,3 @@ def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
     failing = shapes(300, lambda p: [(0, 0.2), (1, NEVER if p[0] > 6 else 0.0)])
     trees = fitted_trees(COORDINATES, CONTESTANTS, failing)
     assert max(trees.lost(trees.at({"size": 3.0, "flag": 0.0, "noise": 0.5})).values()) < 0.3
-
-
-def test_trees_are_kept_where_they_serve_unseen_shapes_better_than_the_nearest():
-    found = shapes(300, by_a_flag_and_a_size)
-    trees = fitted_trees(COORDINATES, CONTESTANTS, found)
-    by_noise = {"noise": 1.0}
-    assert worth_it(trees, by_noise, COORDINATES, CONTESTANTS, found) is trees
-    chance = random.Random(7)
-    alike = shapes(150, lambda point: _either(chance))
-    alike = [shape for shape in alike for _ in range(2)]  # what was measured twice is known by its twin
-    learnt = fitted_trees(COORDINATES, CONTESTANTS, alike)
-    assert worth_it(learnt, {"size": 50.0, "noise": 50.0}, COORDINATES, CONTESTANTS, alike) is None
-    assert worth_it(None, by_noise, COORDINATES, CONTESTANTS, found) is None
