@@ -102,7 +102,7 @@ def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, dense, gpu, co
         for length in range(1000, 1300):
             tensors = heads(length, 2, 1, dense)
             check(gpu, attention, settings, tensors, scale=0.5)
-    assert counted["resized"] > 270 and counted["bound"] < 10, counted
+    assert counted["resized"] > 270 and counted["bound"] < 20, counted
 
 
 def test_outputs_and_grids_follow_the_lengths(gpu, counted):
