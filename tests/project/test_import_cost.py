@@ -9,9 +9,11 @@ import sys
 
 import forked
 import pytest
+from slow_cores import slower_by
 
 pytestmark = pytest.mark.usefixtures("quick_python")
-LIMIT_MS = 80
+LIMIT_MS = 60
+"""On a core like that which budgets are set on."""
 RUNS = 7
 PROBE = """
 import json, sys, time
@@ -42,7 +44,7 @@ def imports():
 
 
 def test_import_is_cheap(imports):
-    assert min(cost for cost, _ in imports) < LIMIT_MS, "at best: the machine may be busy"
+    assert min(cost for cost, _ in imports) < LIMIT_MS * slower_by(), "at best: the machine may be busy"
 
 
 def test_import_loads_no_triton_and_no_plugin(imports):
