@@ -26,7 +26,7 @@ COUNT = 8
 REACH = 2.0
 """A kernel that is compiled here goes before a library's where the nearest measured shape is nearer than this."""
 SAME = 0.05
-"""As near as this the shape itself was measured: what was fastest there is served, whatever the trees say."""
+"""As near as this a shape counts as measured: what was fastest there is served, whatever the trees say."""
 CAP = 0.7
 """Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
 UNKNOWN = 0.75

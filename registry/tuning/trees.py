@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAST = 250
 """Shapes, below which the nearest decide: trees served 105 gradients worse. Fitted to three fourths of 308 and
-asked about the others, trees lose 2.8% to the best variant, the nearest 4.0%."""
+asked about the others, trees lose 3.2% to the best variant, the nearest 4.0%."""
 SHARE = 0.25
 """Of the shapes that a variant ran on, for trees to tell of it on others; what ran on fewer comes last."""
 PARTS = 4
