@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.sass import SPILLS, Loop, loop_spills, loops, opcodes
 
 __all__ = ["Build", "Loop", "Resources", "compile_build", "gpu_target", "inspect", "loop_spills", "loops", "occupancy"]
@@ -76,6 +77,7 @@ class Build:
     name: str = ""
 
     def __post_init__(self) -> None:
+        settle_keys()
         object.__setattr__(self, "kernel", _unwrap(self.kernel))
         object.__setattr__(self, "name", self.name or self.kernel.__name__)
         names = self.kernel.arg_names

@@ -36,6 +36,7 @@ from registry.errors import CaptureError, InvalidArgument
 from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
+from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.tensor_maps import Address, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
@@ -111,6 +112,7 @@ class Launcher:
     ) -> None:
         if hasattr(kernel, "configs") or not hasattr(kernel, "arg_names"):
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
+        settle_keys()
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
         self.if_plain_maps = dict(if_plain_maps or {})
 

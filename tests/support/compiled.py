@@ -33,23 +33,6 @@ from registry.toolbox.builds import Build, Loop, Resources, compile_build, gpu_t
 Reading = Callable[..., Any]
 
 
-def _by_module(names: dict[str, Any]) -> str:
-    """Triton's hash of a kernel takes the constants that it and what it calls read, those of one name (`ROWS` of two
-    modules) in the order in which the modules' names lie in memory. With this for its `id` they stay in one order."""
-    return str(names.get("__name__", id(names)))
-
-
-def _hashed_first(update: Callable[..., None]) -> Callable[..., None]:
-    """It also takes the constants of what a kernel calls before it hashes that: so only of what another kernel, hashed
-    earlier, has called already. With this it has them always, and a key no longer hangs on who was hashed first."""
-    return lambda finder, called: [called.cache_key, update(finder, called)][1]
-
-
-jit = triton.runtime.jit
-jit.id = _by_module  # type: ignore[attr-defined]
-jit.DependenciesFinder._update_hash = _hashed_first(jit.DependenciesFinder._update_hash)  # type: ignore[method-assign]
-
-
 class Found:
     """A build, of which each answer is kept; `.resources` compiles."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -269,3 +271,22 @@ def test_ptxas_warnings_are_kept(product, monkeypatch):
     found = inspect(compile_build(_product_build(num_warps=4, num_stages=3)))
     assert len(found.ptxas_warnings) == 1
     assert "C7510" in found.ptxas_warnings[0]
+
+
+ONE_KEY = """
+import importlib, sys
+from registry.toolbox.kernel_keys import settle_keys
+assert settle_keys()
+named = {name: importlib.import_module("registry.plugins.triton_varlen." + name) for name in ("split", "prefill")}
+kernels = {name: getattr(named[name], name) for name in sys.argv[1:]}
+print(sorted((name, kernel.cache_key) for name, kernel in kernels.items()))
+"""
+
+
+def test_a_kernel_has_one_key_whichever_was_hashed_first():
+    """What one process compiled is found by the next: keys hang neither on the order nor on addresses."""
+    keys = set()
+    for order in (("split", "prefill"), ("prefill", "split")):
+        told = subprocess.run([sys.executable, "-c", ONE_KEY, *order], capture_output=True, text=True, check=True)
+        keys.add(told.stdout)
+    assert len(keys) == 1
