@@ -13,6 +13,7 @@ from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.triton_fa2 import configs, host
+from registry.toolbox.costs import unknown_cost
 
 _CLAIMS: dict[str, Any] = dict(
     arch=("sm80+",),
@@ -52,7 +53,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3),
             design_of=configs.forward_design,
             configs=configs.forward_configs,
-            cost=configs.unknown_cost,
+            cost=unknown_cost,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
         Variant(
@@ -67,6 +68,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=2),
             design_of=configs.backward_design,
             configs=configs.backward_configs,
+            cost=unknown_cost,
             summary="Its gradients in two passes without atomics: the same bits on every run",
         ),
     ]

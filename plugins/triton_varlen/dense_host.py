@@ -64,11 +64,6 @@ def tiles(problem: Any) -> list[dict[str, Any]]:
     return sorted(listed, key=lambda one: (one["num_stages"] == 1, one["PER_SM"] == 1))
 
 
-def unknown_cost(problem: Any, config: Mapping[str, Any]) -> float:
-    """No guess: a config means the same on every shape, and what it lost on the measured ones nearby is enough."""
-    return 1.0
-
-
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
     return configs.forward_shared_memory(AsCache(problem), config)
 

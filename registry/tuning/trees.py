@@ -23,14 +23,14 @@ SHARE = 0.25
 """Of the shapes that a variant ran on, for trees to tell of it on others; what ran on fewer comes last."""
 PARTS = 4
 """Each without every fourth shape; beside them one that has seen all."""
-TREES = 40
+TREES = 80
 """Of a part."""
-DEPTH = 4
-RATE = 0.15
+DEPTH = 6
+RATE = 0.1
 """The share of what is left that a tree explains."""
 ROWS, COLUMNS = 0.8, 0.7
 """The share of the shapes, and of the coordinates, that a tree is fitted to."""
-LEAF = 6
+LEAF = 5
 """Shapes, the fewest of a leaf."""
 CAUTION = 2.0
 """Shapes on which nothing is lost that count into every leaf."""
