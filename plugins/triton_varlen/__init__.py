@@ -62,6 +62,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3),
             design_of=configs.prefill_design,
             configs=configs.prefill_configs,
+            cost=unknown_cost,
             summary="one program a tile of rows: training and prompts, every feature, any page size",
         ),
         Variant(
@@ -74,6 +75,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3, persistent=True),
             design_of=configs.split_design,
             configs=configs.split_configs,
+            cost=unknown_cost,
             summary="the keys of all sequences shared out equally among all SMs, in one launch: decoding",
         ),
         Variant(

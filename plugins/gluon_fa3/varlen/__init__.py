@@ -11,6 +11,7 @@ from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import design_of
 from registry.plugins.gluon_fa3.varlen import host
 from registry.plugins.gluon_fa3.varlen.configs import configs, registers, rule, shared_memory
+from registry.toolbox.costs import unknown_cost
 
 VARIANT = Variant(
     "gluon_fa3_varlen",
@@ -38,6 +39,7 @@ VARIANT = Variant(
         dsl="gluon",
     ),
     configs=configs,
+    cost=unknown_cost,
     design_of=design_of,
     summary="gluon_fa3 over packed sequences: its tiles come from a list that the device makes of the lengths",
 )
