@@ -217,6 +217,8 @@ def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
         with contextlib.suppress(Exception):
             gc.collect()
         return refusal("out of memory", text)
+    if "graph capture" in text:
+        return refusal("no graph", text)  # it waits for the GPU, say: right, though no sweep of graphs can time it
     try:
         worker.synchronize()
     except Exception:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import types
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from registry.ops.parts.cases import Case, digest
 from registry.tables.lint import Known, lint
 from registry.tables.nearest import COUNT, REACH, Advice, Neighbours, Result, Shape
 from registry.tuning import evidence, journal
-from registry.tuning.fit import Settings, fit
+from registry.tuning.fit import WRONG, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
+from registry.tuning.worker import explain_failure
 
 VERSIONS = {"driver": "580.1", "torch": "2.11.0", "triton": "3.6.0"}
 MACHINE = {"device": "NVIDIA H200", "arch": "sm90", "date": "2026-11-20", **VERSIONS}
@@ -314,3 +316,10 @@ def test_a_variants_guess_is_kept_beside_the_table_and_one_that_cannot_guess_is_
     variant: Variant = catalog.get().variants["gluon_fa3"]
     first = variant.configs_for(problem)[0]
     assert guess_of(Entry("gluon_fa3", dict(first)), problem) == pytest.approx(math.log(variant.cost(problem, first)))
+
+
+def test_what_no_graph_can_hold_is_not_wrong():
+    """A launch that waits for the GPU cannot be captured, and so not be timed by graphs; it may well be dispatched to."""
+    worker = types.SimpleNamespace(synchronize=lambda: None)
+    refused = explain_failure(worker, RuntimeError("cannot copy during CUDA graph capture unless it is pinned"))
+    assert refused["why"] not in WRONG
