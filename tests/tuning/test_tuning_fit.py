@@ -319,7 +319,7 @@ def test_a_variants_guess_is_kept_beside_the_table_and_one_that_cannot_guess_is_
 
 
 def test_what_no_graph_can_hold_is_not_wrong():
-    """A launch that waits for the GPU cannot be captured, and so not be timed by graphs; it may well be dispatched to."""
+    """A launch that waits for the GPU cannot be captured, so no graph can time it; it may well be dispatched to."""
     worker = types.SimpleNamespace(synchronize=lambda: None)
     refused = explain_failure(worker, RuntimeError("cannot copy during CUDA graph capture unless it is pinned"))
     assert refused["why"] not in WRONG
