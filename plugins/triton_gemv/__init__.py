@@ -1,0 +1,76 @@
+"""`triton_gemv`: products of at most 8 rows or columns. kernel.py says how, host.py launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.calls import MATMUL, int32_reasons
+from registry.plugins.triton_gemv import host
+from registry.plugins.triton_gemv.host import MOST
+
+
+def config_of(width: int, depth: int, warps: int, split: int = 1) -> dict[str, int]:
+    return {"WIDTH": width, "DEPTH": depth, "SPLIT": split, "num_warps": warps}
+
+
+def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    if min(problem.m, problem.n) > MOST:
+        name = "m" if problem.m <= problem.n else "n"
+        yield Reason("few", name, getattr(problem, name), f"at most {MOST} rows or columns")
+    if problem.dtype != (problem.dtype_b or problem.dtype):
+        yield Reason("dtype_b", "dtype_b", problem.dtype_b, problem.dtype, fix="cast b to the dtype of a")
+    yield from int32_reasons(problem)
+
+
+def configs(problem: Any) -> list[dict[str, int]]:
+    """Best first."""
+    side = host.sides(MATMUL.operands(problem))
+    sms = problem.target.sm_count or 108
+    found = []
+    if side.along_k:
+        for width, depth, warps in ((4, 1024, 4), (8, 1024, 4), (4, 2048, 8)):
+            tiles = host.tiles_of(side, width) * side.batch
+            split = max(1, min(32, 4 * sms // tiles, -(-side.k // depth)))
+            found.append(config_of(width, depth * side.unit // 8, warps, split if tiles <= 1024 else 1))
+    else:
+        for width, deep, warps in ((128, 4, 4), (64, 4, 4)):
+            depth = deep * host.pass_of(side, width, warps)
+            tiles = host.tiles_of(side, width) * side.batch
+            split = max(1, min(32, 4 * sms // tiles, -(-side.k // depth)))
+            found.append(config_of(width, depth, warps, split if tiles <= 1024 else 1))
+    return found
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    requires = Requires(
+        arch=("sm80+",),
+        dtypes=("float16", "bfloat16", "float32", "int8"),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        batched=True,
+        bias=True,
+        out=True,
+        deterministic=True,
+        ieee=True,
+        out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"),
+        toolchain={"triton": ">=3.6,<4"},
+        rule=_rule,
+    )
+    return [
+        Variant(
+            "triton_gemv",
+            op="matmul",
+            run=host.HOST.run,
+            requires=requires,
+            configs=configs,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
+            design=Design(tile=(8, 128, 32)),
+            design_of=lambda config: Design(warp_groups=max(config["num_warps"] // 4, 1)),
+            summary="at most 8 rows or columns: multiply-adds, one pass over the long operand, any pitch",
+        )
+    ]
