@@ -1,4 +1,4 @@
-"""`triton_gemv`: products of at most 8 rows or columns. kernel.py says how, host.py launches it."""
+"""`triton_gemv`: products of at most 4 rows or columns. kernel.py says how, host.py launches it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     yield from int32_reasons(problem)
 
 
+# columns, K of a block (of units of 16 bytes; passes where b lies along N), warps
+_ALONG_K = ((4, 128, 4), (8, 128, 4), (4, 64, 2), (8, 32, 4), (4, 256, 8), (32, 4, 4))
+_ALONG_N = ((128, 4, 4), (64, 4, 2), (256, 4, 8), (128, 8, 4), (32, 4, 2))
+FEW = 1024
+"""Tiles whose arrivals are counted."""
+
+
 def configs(problem: Any) -> list[dict[str, int]]:
     """Best first."""
     side = host.sides(MATMUL.operands(problem))
     sms = problem.target.sm_count or 108
     found = []
-    if side.along_k:
-        for width, depth, warps in ((4, 1024, 4), (8, 1024, 4), (4, 2048, 8)):
-            tiles = host.tiles_of(side, width) * side.batch
-            split = max(1, min(32, 4 * sms // tiles, -(-side.k // depth)))
-            found.append(config_of(width, depth * side.unit // 8, warps, split if tiles <= 1024 else 1))
-    else:
-        for width, deep, warps in ((128, 4, 4), (64, 4, 4)):
-            depth = deep * host.pass_of(side, width, warps)
-            tiles = host.tiles_of(side, width) * side.batch
-            split = max(1, min(32, 4 * sms // tiles, -(-side.k // depth)))
-            found.append(config_of(width, depth, warps, split if tiles <= 1024 else 1))
+    for width, deep, warps in _ALONG_K if side.along_k else _ALONG_N:
+        if side.unit == 16:  # int8, of which a unit takes twice the registers once it is wide
+            width, deep = (max(1, width // 2), deep) if side.along_k else (width, max(1, deep // 2))
+        depth = deep * (side.unit if side.along_k else host.pass_of(side, width, warps))
+        tiles = host.tiles_of(side, width) * side.batch
+        split = max(1, min(64, 32 * sms // (warps * tiles), -(-side.k // depth)))
+        found.append(config_of(width, depth, warps, split if tiles <= FEW else 1))
     return found
 
 
@@ -69,8 +72,8 @@ def registry_variants() -> list[Variant]:
             configs=configs,
             builds=host.HOST.builds,
             prepare=host.HOST.prepare,
-            design=Design(tile=(8, 128, 32)),
+            design=Design(tile=(4, 128, 32)),
             design_of=lambda config: Design(warp_groups=max(config["num_warps"] // 4, 1)),
-            summary="at most 8 rows or columns: multiply-adds, one pass over the long operand, any pitch",
+            summary="at most 4 rows or columns: multiply-adds, one pass over the long operand, any pitch",
         )
     ]

@@ -14,7 +14,7 @@ from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.integers import gcd
 from registry.toolbox.launch import StandIn
 
-MOST = 8
+MOST = 4
 """Rows, or columns."""
 
 
@@ -68,7 +68,7 @@ def sides(given: Operands) -> Sides:
 
 def rows_of(rows: int) -> int:
     """Rows that a kernel is made for."""
-    return next(most for most in (1, 2, 4, 8) if rows <= most)
+    return next(most for most in (1, 2, 4) if rows <= most)
 
 
 def tiles_of(side: Sides, width: int) -> int:

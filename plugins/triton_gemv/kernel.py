@@ -1,4 +1,4 @@
-"""Products of few rows: x [M, K] @ b [K, N] with M of 1 to 8, b read once, by multiply-adds in float32 (int32).
+"""Products of few rows: x [M, K] @ b [K, N] with M of 1 to 4, b read once, by multiply-adds in float32 (int32).
 
 Memory decides, so all that this file is about is b: every byte is loaded once, in units of 16 bytes, several of which
 each thread has in flight. Units are aligned whatever the pitch and the address of b: a row that starts inside a unit is
@@ -35,13 +35,22 @@ def _start(ptr, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _factors(x_ptr, places, sxi, mask, rows, ROWS: tl.constexpr, BYTES: tl.constexpr):
+    """These places of each row of x."""
+    found = ()
+    for i in tl.static_range(ROWS):
+        found += (tl.load(tl.multiple_of(x_ptr + i * sxi + places, BYTES), mask=mask & (i < rows), other=0),)
+    return found
+
+
+@triton.jit
 def _along_n(
     x_ptr, b_ptr, j0, lo, hi, rows, N, sxi, sxk, pitch,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PASS: tl.constexpr, DEEP: tl.constexpr, UNIT: tl.constexpr,
-    SHIFT: tl.constexpr, ACC: tl.constexpr,
+    SHIFT: tl.constexpr, X_UNIT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Sums of K rows lo..hi for columns j0.., b contiguous along them; one vector of WIDTH for each row of x."""
-    t = tl.arange(0, PASS)
+    t = tl.arange(0, PASS * DEEP)
     c = tl.arange(0, WIDTH)
     row_ptrs = b_ptr + (lo + t).to(tl.int64) * pitch + j0
     if SHIFT:
@@ -51,28 +60,27 @@ def _along_n(
     else:
         inside = (j0 + c // UNIT * UNIT)[None, :] < N
     ptrs = tl.multiple_of(row_ptrs[:, None] + c[None, :], (16, 16))
-    x_ptrs = x_ptr + (lo + t).to(tl.int64) * sxk
+    x_start = x_ptr + lo.to(tl.int64) * sxk
+    x_places = t if X_UNIT else t.to(tl.int64) * sxk
     sums = ()
     for _ in tl.static_range(ROWS):
         sums += (tl.zeros((PASS, WIDTH), ACC),)
+    there = lo + t < hi
+    block = tl.load(ptrs, mask=there[:, None] & inside, other=0, eviction_policy="evict_first")
+    factors = _factors(x_start, x_places, sxi, there, rows, ROWS, 1)
     for k in range(lo, hi, PASS * DEEP):
-        blocks = ()
-        for u in tl.static_range(DEEP):
-            there = (k + u * PASS + t < hi)[:, None] & inside
-            blocks += (tl.load(ptrs + u * PASS * pitch, mask=there, other=0, eviction_policy="evict_first"),)
-        factors = ()
-        for u in tl.static_range(DEEP):
-            for i in tl.static_range(ROWS):
-                there = (k + u * PASS + t < hi) & (i < rows)
-                factors += (tl.load(x_ptrs + i * sxi + u * PASS * sxk, mask=there, other=0),)
-        for u in tl.static_range(DEEP):
-            block = blocks[u].to(ACC)
-            new = ()
-            for i in tl.static_range(ROWS):
-                new += (sums[i] + factors[u * ROWS + i].to(ACC)[:, None] * block,)
-            sums = new
         ptrs += PASS * DEEP * pitch
-        x_ptrs += PASS * DEEP * sxk
+        x_start += PASS * DEEP * sxk
+        there = k + PASS * DEEP + t < hi
+        next_block = tl.load(ptrs, mask=there[:, None] & inside, other=0, eviction_policy="evict_first")
+        next_factors = _factors(x_start, x_places, sxi, there, rows, ROWS, 1)
+        new = ()
+        for i in tl.static_range(ROWS):
+            product = factors[i].to(ACC)[:, None] * block.to(ACC)
+            new += (sums[i] + tl.sum(tl.reshape(product, (DEEP, PASS, WIDTH)), 0),)
+        sums = new
+        block = next_block
+        factors = next_factors
     found = ()
     for i in tl.static_range(ROWS):
         total = sums[i]
@@ -105,26 +113,31 @@ def _along_k(
     sums = ()
     for _ in tl.static_range(ROWS):
         sums += (tl.zeros((WIDTH, DEPTH // UNIT), ACC),)
-    for block in range(lo, hi):
-        at = block * DEPTH - shift
-        there = (j < N)[:, None] & (at + c // UNIT * UNIT < K)[None, :]
-        b = tl.load(ptrs, mask=there, other=0, eviction_policy="evict_first")
-        mine = (at + c < K) & (at + c >= 0) if SHIFT else at + c // UNIT * UNIT < K
-        new = ()
-        for first_row in tl.static_range(0, ROWS, 4):  # factors of so many rows are in flight
-            factors = ()
-            for i in tl.static_range(first_row, min(first_row + 4, ROWS)):
-                x_ptrs = x_start + i * sxi + x_places
-                x_ptrs = x_ptrs if SHIFT else tl.multiple_of(x_ptrs, X_BYTES)
-                factors += (tl.load(x_ptrs, mask=mine & (i < rows), other=0),)
-            if first_row == 0:
-                b = (tl.where(mine[None, :], b, 0) if SHIFT else b).to(ACC)
-            for i in tl.static_range(first_row, min(first_row + 4, ROWS)):
-                product = factors[i - first_row].to(ACC)[None, :] * b
-                new += (sums[i] + tl.sum(tl.reshape(product, (WIDTH, DEPTH // UNIT, UNIT)), 2),)
-        sums = new
+    at = lo * DEPTH - shift
+    units = at + c // UNIT * UNIT
+    last = min(hi * DEPTH, K + shift) - shift if SHIFT else min(hi * DEPTH, K)
+    b = tl.load(ptrs, mask=(j < N)[:, None] & (units < last)[None, :], other=0, eviction_policy="evict_first")
+    mine = (at + c < last) & (at + c >= 0) if SHIFT else units < last
+    factors = _factors(x_start, x_places, sxi, mine, rows, ROWS, 1 if SHIFT else X_BYTES)
+    for _ in range(lo, hi):
+        now = mine
         ptrs += DEPTH
         x_start += DEPTH * sxk
+        at += DEPTH
+        units += DEPTH
+        next_b = tl.load(ptrs, mask=(j < N)[:, None] & (units < last)[None, :], other=0, eviction_policy="evict_first")
+        mine = (at + c < last) & (at + c >= 0) if SHIFT else units < last
+        next_factors = _factors(x_start, x_places, sxi, mine, rows, ROWS, 1 if SHIFT else X_BYTES)
+        if SHIFT:
+            b = tl.where(now[None, :], b, 0)
+        b = b.to(ACC)
+        new = ()
+        for i in tl.static_range(ROWS):
+            product = factors[i].to(ACC)[None, :] * b
+            new += (sums[i] + tl.sum(tl.reshape(product, (WIDTH, DEPTH // UNIT, UNIT)), 2),)
+        sums = new
+        b = next_b
+        factors = next_factors
     found = ()
     for i in tl.static_range(ROWS):
         found += (tl.sum(sums[i], 1),)
@@ -183,7 +196,7 @@ def few_rows(
         lo = split * per
         found = _along_n(
             x_ptr, b_ptr, tile * OWN, lo, min(lo + per, K), rows, N, sxi, sxk, pitch,
-            ROWS, WIDTH, PASS, DEPTH // PASS, UNIT, SHIFT, ACC,
+            ROWS, WIDTH, PASS, DEPTH // PASS, UNIT, SHIFT, X_UNIT, ACC,
         )  # fmt: skip
 
     # --- add up the ranges of K
