@@ -24,6 +24,19 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     yield from int32_reasons(problem)
 
 
+def _shared_memory(problem: Any, config: Any) -> int:
+    """Bytes: what adding across warps takes, and shifting; or x on its way to the threads that want it."""
+    side, width = host.sides(MATMUL.operands(problem)), config["WIDTH"]
+    if side.along_k:
+        return max(4 * width * config["num_warps"], config["DEPTH"] * 16 // side.unit)
+    return 4 * width * max(config["num_warps"], side.unit)
+
+
+def _registers(problem: Any, config: Any) -> int:
+    """As many as a thread can have, where it has many units of b: this is no kernel for which there are too few."""
+    return config["num_warps"] * 32 * 255
+
+
 # columns, K of a block (of units of 16 bytes; passes where b lies along N), warps
 _ALONG_K = ((4, 128, 4), (8, 128, 4), (4, 64, 2), (8, 32, 4), (4, 256, 8), (32, 4, 4))
 _ALONG_N = ((128, 4, 4), (64, 4, 2), (256, 4, 8), (128, 8, 4), (32, 4, 2))
@@ -61,6 +74,8 @@ def registry_variants() -> list[Variant]:
         out_dtypes=("float16", "bfloat16", "float32", "int32"),
         activations=("relu", "gelu", "silu"),
         toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
         rule=_rule,
     )
     return [

@@ -66,11 +66,6 @@ def sides(given: Operands) -> Sides:
     return Sides(a, b, m, n, k, z, turned, a_strides, b_strides, along_k, shift, alike)
 
 
-def rows_of(rows: int) -> int:
-    """Rows that a kernel is made for."""
-    return next(most for most in (1, 2, 4) if rows <= most)
-
-
 def tiles_of(side: Sides, width: int) -> int:
     """Tiles of a batch entry."""
     if side.along_k:
@@ -87,7 +82,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     """The launch of this config; ranges of K add the sums and one arrival counter per tile."""
     side, out, bias = sides(given), out_of(problem, given), given.get("bias")
     width, depth, split, warps = (config[name] for name in ("WIDTH", "DEPTH", "SPLIT", "num_warps"))
-    rows, tiles = rows_of(side.rows), tiles_of(side, width)
+    tiles = tiles_of(side, width)
     sums = "int32" if problem.dtype == "int8" else "float32"
     pdl = problem.target.sm >= 90
     sxz, sxi, sxk = side.x_strides
@@ -105,9 +100,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "b_ptr": side.b,
         "c_ptr": out,
         "bias_ptr": bias or out,
-        "part_ptr": StandIn((programs * split * rows * width,), sums, name="sums") if split > 1 else out,
+        "part_ptr": StandIn((programs * split * side.rows * width,), sums, name="sums") if split > 1 else out,
         "count_ptr": Zeroes(programs) if split > 1 else out,
-        "rows": side.rows,
         "N": side.columns,
         "K": side.k,
         "splits": split,
@@ -125,7 +119,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     }
     x_unit = sxk == 1 or side.k == 1
     constants = {
-        "ROWS": rows,
+        "ROWS": side.rows,
         "ALONG_K": side.along_k,
         "WIDTH": width,
         "DEPTH": depth,

@@ -8,7 +8,7 @@ a multiple of 16 bytes over the pitch's odd part start at the same place of a un
 - where b is contiguous along N, a program has WIDTH columns, less one unit if rows start anywhere, and walks a range of
   K, PASS rows at a time. Thread t always meets rows t, t + PASS, ... that start alike, so its sums stay its own until
   the end, when each row's are shifted into place (`tl.gather`) and added.
-- where b is contiguous along K, a program has WIDTH columns that start alike (each 1, 2, 4 or 8 apart) and walks a range
+- where b is contiguous along K, a program has WIDTH columns that start alike (each 1 to 8 apart) and walks a range
   of K that starts where they do; x is shifted instead.
 
 Ranges of K (SPLIT) are added up by the last program of a tile to arrive, in the order of their index, so results are
@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from registry.toolbox.arithmetic import activate
 
-INTEGERS = ["rows", "N", "K", "splits", "alike"]
+INTEGERS = ["N", "K", "splits", "alike"]
 INTEGERS += ["sxz", "sxi", "sxk", "sbz", "pitch", "scz", "sci", "scj", "s_bias_i", "s_bias_j"]
 
 
@@ -35,17 +35,17 @@ def _start(ptr, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _factors(x_ptr, places, sxi, mask, rows, ROWS: tl.constexpr, BYTES: tl.constexpr):
+def _factors(x_ptr, places, sxi, mask, ROWS: tl.constexpr, BYTES: tl.constexpr):
     """These places of each row of x."""
     found = ()
     for i in tl.static_range(ROWS):
-        found += (tl.load(tl.multiple_of(x_ptr + i * sxi + places, BYTES), mask=mask & (i < rows), other=0),)
+        found += (tl.load(tl.multiple_of(x_ptr + i * sxi + places, BYTES), mask=mask, other=0),)
     return found
 
 
 @triton.jit
 def _along_n(
-    x_ptr, b_ptr, j0, lo, hi, rows, N, sxi, sxk, pitch,
+    x_ptr, b_ptr, j0, lo, hi, N, sxi, sxk, pitch,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PASS: tl.constexpr, DEEP: tl.constexpr, UNIT: tl.constexpr,
     SHIFT: tl.constexpr, X_UNIT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -67,13 +67,13 @@ def _along_n(
         sums += (tl.zeros((PASS, WIDTH), ACC),)
     there = lo + t < hi
     block = tl.load(ptrs, mask=there[:, None] & inside, other=0, eviction_policy="evict_first")
-    factors = _factors(x_start, x_places, sxi, there, rows, ROWS, 1)
+    factors = _factors(x_start, x_places, sxi, there, ROWS, 1)
     for k in range(lo, hi, PASS * DEEP):
         ptrs += PASS * DEEP * pitch
         x_start += PASS * DEEP * sxk
         there = k + PASS * DEEP + t < hi
         next_block = tl.load(ptrs, mask=there[:, None] & inside, other=0, eviction_policy="evict_first")
-        next_factors = _factors(x_start, x_places, sxi, there, rows, ROWS, 1)
+        next_factors = _factors(x_start, x_places, sxi, there, ROWS, 1)
         new = ()
         for i in tl.static_range(ROWS):
             product = factors[i].to(ACC)[:, None] * block.to(ACC)
@@ -96,7 +96,7 @@ def _along_n(
 
 @triton.jit
 def _along_k(
-    x_ptr, b_ptr, j, lo, hi, rows, N, K, sxi, sxk, pitch,
+    x_ptr, b_ptr, j, lo, hi, N, K, sxi, sxk, pitch,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, UNIT: tl.constexpr,
     SHIFT: tl.constexpr, X_UNIT: tl.constexpr, X_BYTES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +118,7 @@ def _along_k(
     last = min(hi * DEPTH, K + shift) - shift if SHIFT else min(hi * DEPTH, K)
     b = tl.load(ptrs, mask=(j < N)[:, None] & (units < last)[None, :], other=0, eviction_policy="evict_first")
     mine = (at + c < last) & (at + c >= 0) if SHIFT else units < last
-    factors = _factors(x_start, x_places, sxi, mine, rows, ROWS, 1 if SHIFT else X_BYTES)
+    factors = _factors(x_start, x_places, sxi, mine, ROWS, 1 if SHIFT else X_BYTES)
     for _ in range(lo, hi):
         now = mine
         ptrs += DEPTH
@@ -127,7 +127,7 @@ def _along_k(
         units += DEPTH
         next_b = tl.load(ptrs, mask=(j < N)[:, None] & (units < last)[None, :], other=0, eviction_policy="evict_first")
         mine = (at + c < last) & (at + c >= 0) if SHIFT else units < last
-        next_factors = _factors(x_start, x_places, sxi, mine, rows, ROWS, 1 if SHIFT else X_BYTES)
+        next_factors = _factors(x_start, x_places, sxi, mine, ROWS, 1 if SHIFT else X_BYTES)
         if SHIFT:
             b = tl.where(now[None, :], b, 0)
         b = b.to(ACC)
@@ -147,9 +147,9 @@ def _along_k(
 @triton.jit(do_not_specialize=INTEGERS)
 def few_rows(
     x_ptr, b_ptr, c_ptr, bias_ptr, part_ptr, count_ptr,
-    rows, N, K, splits, alike,
+    N, K, splits, alike,
     sxz, sxi, sxk, sbz, pitch, scz, sci, scj, s_bias_i, s_bias_j,
-    ROWS: tl.constexpr,  # rows of x, rounded up
+    ROWS: tl.constexpr,  # of x
     ALONG_K: tl.constexpr,  # whether b is contiguous along K
     WIDTH: tl.constexpr, DEPTH: tl.constexpr, PASS: tl.constexpr,
     UNIT: tl.constexpr,  # elements of 16 bytes
@@ -188,14 +188,14 @@ def few_rows(
         per = tl.cdiv(blocks, splits)
         lo = split * per
         found = _along_k(
-            x_ptr, b_ptr, j, lo, min(lo + per, blocks), rows, N, K, sxi, sxk, pitch,
+            x_ptr, b_ptr, j, lo, min(lo + per, blocks), N, K, sxi, sxk, pitch,
             ROWS, WIDTH, DEPTH, UNIT, SHIFT, X_UNIT, X_RUN * (16 // UNIT), ACC,
         )  # fmt: skip
     else:
         per = tl.cdiv(tl.cdiv(K, PASS), splits) * PASS
         lo = split * per
         found = _along_n(
-            x_ptr, b_ptr, tile * OWN, lo, min(lo + per, K), rows, N, sxi, sxk, pitch,
+            x_ptr, b_ptr, tile * OWN, lo, min(lo + per, K), N, sxi, sxk, pitch,
             ROWS, WIDTH, PASS, DEPTH // PASS, UNIT, SHIFT, X_UNIT, ACC,
         )  # fmt: skip
 
@@ -228,7 +228,7 @@ def few_rows(
         if kind != tl.int32:
             value = value.to(tl.float32)
         if BIAS:
-            bias = tl.load(bias_ptr + i * s_bias_i + j * s_bias_j, mask=inside & (i < rows), other=0)
+            bias = tl.load(bias_ptr + i * s_bias_i + j * s_bias_j, mask=inside, other=0)
             value += bias.to(value.dtype)
         value = activate(value, ACT).to(kind)
-        tl.store(c_ptrs + tl.cast(i, tl.int64) * sci, value, mask=inside & (i < rows))
+        tl.store(c_ptrs + tl.cast(i, tl.int64) * sci, value, mask=inside)
