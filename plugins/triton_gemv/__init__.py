@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
@@ -37,26 +37,60 @@ def _registers(problem: Any, config: Any) -> int:
     return config["num_warps"] * 32 * 255
 
 
-# columns, K of a block (of units of 16 bytes; passes where b lies along N), warps
-_ALONG_K = ((4, 128, 4), (8, 128, 4), (4, 64, 2), (8, 32, 4), (4, 256, 8), (32, 4, 4))
-_ALONG_N = ((128, 4, 4), (64, 4, 2), (256, 4, 8), (128, 8, 4), (32, 4, 2))
 FEW = 1024
 """Tiles whose arrivals are counted."""
+MOST_SPLITS = 128
+
+
+def _along_k(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
+    """Columns, units of K, warps and ranges of K, best first, where b is contiguous along K."""
+    units = -(-side.k // side.unit)
+    tiles = host.tiles_of(side, 4)
+    programs = tiles * side.batch
+    if units <= 32:  # a warp has several columns
+        yield from ((8, 16, 4, 1), (4, 32, 4, 1), (16, 16, 4, 1), (8, 32, 4, 1))
+    elif units <= 128:
+        few, many = ((4, 64, 2, 1), (4, 32, 4, 1)), ((8, 32, 4, 1), (8, 64, 2, 1))
+        whole = ((4, 128, 4, 1),) if units > 64 else ()
+        yield from (*many, *whole, *few) if side.shift and programs > 4 * sms else (*whole, *few, *many)
+    elif side.shift and programs > 4 * sms:  # x is shifted, for as many columns as there are
+        yield from ((8, 32, 4, 1), (8, 32, 2, 1), (16, 32, 4, 1), (4, 64, 2, 1))
+    elif programs < 4 * sms:
+        split = 4 * sms // programs
+        yield from ((4, 256, 8, 1), (4, 128, 4, 1), (2, 256, 8, 1), (4, 128, 4, split), (4, 64, 2, split))
+    else:
+        few, many = (4, 128, 4, 1), (8, 128, 4, 1)
+        first = (many, few) if programs > 24 * sms else (few, many)
+        yield from (*first, (8, 64, 2, 1), (8, 32, 4, 1), (4, 64, 2, 1), (4, 256, 8, 1))
+
+
+def _along_n(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
+    """Columns, passes, warps and ranges of K, best first, where b is contiguous along N."""
+    deep = 8 if side.rows <= 2 else 4
+    for width, passes, warps in ((64, deep, 2), (64, 4, 2), (128, deep, 4), (32, deep, 2)):
+        together = host.pass_of(side, width, warps)
+        while passes > 1 and passes * together >= 2 * side.k:
+            passes //= 2
+        blocks = -(-side.k // (passes * together))
+        full = 24 * sms // (warps * host.tiles_of(side, width) * side.batch)
+        split = min(full, -(-blocks // 2))
+        yield width, passes, warps, split if blocks > 4 else 1
+        if passes == 4 and width == 64 and split > 1:
+            yield width, passes, warps, -(-split // 3)
 
 
 def configs(problem: Any) -> list[dict[str, int]]:
     """Best first."""
     side = host.sides(MATMUL.operands(problem))
-    sms = problem.target.sm_count or 108
     found = []
-    for width, deep, warps in _ALONG_K if side.along_k else _ALONG_N:
+    for width, deep, warps, split in (_along_k if side.along_k else _along_n)(side, problem.target.sm_count or 108):
         if side.unit == 16:  # int8, of which a unit takes twice the registers once it is wide
             width, deep = (max(1, width // 2), deep) if side.along_k else (width, max(1, deep // 2))
         depth = deep * (side.unit if side.along_k else host.pass_of(side, width, warps))
-        tiles = host.tiles_of(side, width) * side.batch
-        split = max(1, min(64, 32 * sms // (warps * tiles), -(-side.k // depth)))
-        found.append(config_of(width, depth, warps, split if tiles <= FEW else 1))
-    return found
+        counted = host.tiles_of(side, width) * side.batch <= FEW
+        split = max(1, min(split, MOST_SPLITS, -(-side.k // depth))) if counted else 1
+        found.append(config_of(width, depth, warps, split))
+    return [config for at, config in enumerate(found) if config not in found[:at]]
 
 
 @hookimpl
