@@ -1,0 +1,128 @@
+"""`triton_gemv`: products of at most 4 rows or columns. kernel.py says how, host.py launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.calls import MATMUL, int32_reasons
+from registry.plugins.triton_gemv import host
+from registry.plugins.triton_gemv.host import MOST
+
+
+def config_of(width: int, depth: int, warps: int, split: int = 1) -> dict[str, int]:
+    return {"WIDTH": width, "DEPTH": depth, "SPLIT": split, "num_warps": warps}
+
+
+def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    if min(problem.m, problem.n) > MOST:
+        name = "m" if problem.m <= problem.n else "n"
+        yield Reason("few", name, getattr(problem, name), f"at most {MOST} rows or columns")
+    if problem.dtype != (problem.dtype_b or problem.dtype):
+        yield Reason("dtype_b", "dtype_b", problem.dtype_b, problem.dtype, fix="cast b to the dtype of a")
+    yield from int32_reasons(problem)
+
+
+def _shared_memory(problem: Any, config: Any) -> int:
+    """Bytes: what adding across warps takes, and shifting; or x on its way to the threads that want it."""
+    side, width = host.sides(MATMUL.operands(problem)), config["WIDTH"]
+    if side.along_k:
+        return max(4 * width * config["num_warps"], config["DEPTH"] * 16 // side.unit)
+    return 4 * width * max(config["num_warps"], side.unit)
+
+
+def _registers(problem: Any, config: Any) -> int:
+    """As many as a thread can have, where it has many units of b: this is no kernel for which there are too few."""
+    return config["num_warps"] * 32 * 255
+
+
+FEW = 1024
+"""Tiles whose arrivals are counted."""
+MOST_SPLITS = 128
+
+
+def _along_k(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
+    """Columns, units of K, warps and ranges of K, best first, where b is contiguous along K."""
+    units = -(-side.k // side.unit)
+    tiles = host.tiles_of(side, 4)
+    programs = tiles * side.batch
+    if units <= 32:  # a warp has several columns
+        yield from ((8, 16, 4, 1), (4, 32, 4, 1), (16, 16, 4, 1), (8, 32, 4, 1))
+    elif units <= 128:
+        few, many = ((4, 64, 2, 1), (4, 32, 4, 1)), ((8, 32, 4, 1), (8, 64, 2, 1))
+        whole = ((4, 128, 4, 1),) if units > 64 else ()
+        yield from (*many, *whole, *few) if side.shift and programs > 4 * sms else (*whole, *few, *many)
+    elif side.shift and programs > 4 * sms:  # x is shifted, for as many columns as there are
+        yield from ((8, 32, 4, 1), (8, 32, 2, 1), (16, 32, 4, 1), (4, 64, 2, 1))
+    elif programs < 4 * sms:
+        split = 4 * sms // programs
+        yield from ((4, 256, 8, 1), (4, 128, 4, 1), (2, 256, 8, 1), (4, 128, 4, split), (4, 64, 2, split))
+    else:
+        few, many = (4, 128, 4, 1), (8, 128, 4, 1)
+        first = (many, few) if programs > 24 * sms else (few, many)
+        yield from (*first, (8, 64, 2, 1), (8, 32, 4, 1), (4, 64, 2, 1), (4, 256, 8, 1))
+
+
+def _along_n(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
+    """Columns, passes, warps and ranges of K, best first, where b is contiguous along N."""
+    deep = 8 if side.rows <= 2 else 4
+    for width, passes, warps in ((64, deep, 2), (64, 4, 2), (128, deep, 4), (32, deep, 2)):
+        together = host.pass_of(side, width, warps)
+        while passes > 1 and passes * together >= 2 * side.k:
+            passes //= 2
+        blocks = -(-side.k // (passes * together))
+        full = 24 * sms // (warps * host.tiles_of(side, width) * side.batch)
+        split = min(full, -(-blocks // 2))
+        yield width, passes, warps, split if blocks > 4 else 1
+        if passes == 4 and width == 64 and split > 1:
+            yield width, passes, warps, -(-split // 3)
+
+
+def configs(problem: Any) -> list[dict[str, int]]:
+    """Best first."""
+    side = host.sides(MATMUL.operands(problem))
+    found = []
+    for width, deep, warps, split in (_along_k if side.along_k else _along_n)(side, problem.target.sm_count or 108):
+        if side.unit == 16:  # int8, of which a unit takes twice the registers once it is wide
+            width, deep = (max(1, width // 2), deep) if side.along_k else (width, max(1, deep // 2))
+        depth = deep * (side.unit if side.along_k else host.pass_of(side, width, warps))
+        counted = host.tiles_of(side, width) * side.batch <= FEW
+        split = max(1, min(split, MOST_SPLITS, -(-side.k // depth))) if counted else 1
+        found.append(config_of(width, depth, warps, split))
+    return [config for at, config in enumerate(found) if config not in found[:at]]
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    requires = Requires(
+        arch=("sm80+",),
+        dtypes=("float16", "bfloat16", "float32", "int8"),
+        layouts=("nn", "nt", "tn", "tt"),
+        unit_inner_stride=False,
+        batched=True,
+        bias=True,
+        out=True,
+        deterministic=True,
+        ieee=True,
+        out_dtypes=("float16", "bfloat16", "float32", "int32"),
+        activations=("relu", "gelu", "silu"),
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
+    return [
+        Variant(
+            "triton_gemv",
+            op="matmul",
+            run=host.HOST.run,
+            requires=requires,
+            configs=configs,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
+            design=Design(tile=(4, 128, 32)),
+            design_of=lambda config: Design(warp_groups=max(config["num_warps"] // 4, 1)),
+            summary="at most 4 rows or columns: multiply-adds, one pass over the long operand, any pitch",
+        )
+    ]
