@@ -7,7 +7,6 @@ from registry.plugins.gluon_matmul_rows.store import store
 from registry.plugins.gluon_matmul_rows.wgmma import descriptor_of, multiply, shared_memory, waited, zeros
 from registry.toolbox.hopper import (
     after_previous_kernel,
-    as_matrix,
     barriers,
     load_tile,
     release_slot,
@@ -19,18 +18,20 @@ from registry.toolbox.hopper import (
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, stages, sizes, c, workspace, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
+    stages, sizes, c, workspace = state
     tiles, whole, blocks, ways, rows, columns = sizes
     own: gl.constexpr = cfg.UNITS * 64  # rows of the first factor
     first = descriptor_of(shared_memory() + cfg.RING) + G * own * 8
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
-    for item in range(begin, end, step):
-        part = part_of(item, tiles, whole, blocks, ways, cfg)
+    for item in range(begin - cfg.DRY * step, end, step):
+        live = (item >= begin).to(gl.int32)
+        part = part_of(gl.maximum(item, begin), tiles, whole, blocks, ways, cfg)
         tile, _, count = part
+        count *= live
         acc = zeros(cfg.UNITS, cfg.WIDTH)
-        s = slot_of(it, stages)
-        last = s
+        last = slot_of(it, stages)
         for i in range(count):
             s = slot_of(it, stages)
             wait_slot_full(stages, s, it)
@@ -42,35 +43,54 @@ def _consumer(G: gl.constexpr, stages, sizes, c, workspace, cfg: gl.constexpr):
             last = s
             it += 1
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
-        release_slot(stages, last)
+        if live > 0:
+            release_slot(stages, last)
+            if cfg.PDL:
+                after_previous_kernel()
         complete = count == blocks
         if cfg.SPLIT != 1:
             if not complete:
-                acc, complete = reduce(acc, G, item, part, tiles, whole, blocks, ways, workspace, cfg)
+                acc, complete = reduce(acc, G, item, part, live, tiles, whole, blocks, ways, workspace, cfg)
+        else:
+            complete = True
         if complete:
-            store(acc, G, tile, rows, columns, c, cfg)
+            store(acc, G, tile, rows, columns, live, c, cfg)
 
 
 @gluon.jit
-def _producer(a_desc, b_desc, ring, stages, sizes, cfg: gl.constexpr):
+def _load(desc, row, number, bar, ring, unit, ROWS: gl.constexpr, cfg: gl.constexpr):
+    """So many rows of a block: as one box, whatever Triton takes it for, or by eights."""
+    if cfg.WHOLE:
+        load_tile(desc, [row, number * 64], bar, ring.index(unit))
+    else:
+        for i in range(ROWS // 8):
+            load_tile(desc, [row + 8 * i, number * 64], bar, ring.index(unit + i))
+
+
+@gluon.jit
+def _producer(loaded, stages, sizes, cfg: gl.constexpr):
+    a_desc, b_desc, ring = loaded
     tiles, whole, blocks, ways, rows, columns = sizes
+    if cfg.PDL:
+        after_previous_kernel()
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
     for item in range(begin, end, step):
         tile, start, count = part_of(item, tiles, whole, blocks, ways, cfg)
         row = tile * cfg.TILE
-        for number in range(start, start + count):
+        turn = gl.program_id(0) * count // gl.num_programs(0) * cfg.TURN
+        for i in range(turn, turn + count):
+            number = start + gl.where(i < count, i, i - count)
             s = slot_of(it, stages)
             bar = wait_slot_empty(stages, s, it)
-            mbarrier.expect(bar, (cfg.A_ROWS + cfg.B_ROWS) * 128)
-            a = as_matrix(ring.index(s * cfg.STAGE), cfg.A_BOX, 64)
-            b = as_matrix(ring.index(s * cfg.STAGE + cfg.HIGH // 8), cfg.B_BOX, 64)
+            mbarrier.expect(bar, cfg.STAGE * 1024)
+            unit = s * cfg.STAGE
             if cfg.SWAP:
-                load_tile(a_desc, [row, number * 64], bar, a)
-                load_tile(b_desc, [0, number * 64], bar, b)
+                _load(a_desc, row, number, bar, ring, unit, cfg.HIGH, cfg)
+                _load(b_desc, 0, number, bar, ring, unit + cfg.HIGH // 8, cfg.WIDTH, cfg)
             else:
-                load_tile(a_desc, [0, number * 64], bar, a)
-                load_tile(b_desc, [row, number * 64], bar, b)
+                _load(a_desc, 0, number, bar, ring, unit, cfg.HIGH, cfg)
+                _load(b_desc, row, number, bar, ring, unit + cfg.HIGH // 8, cfg.WIDTH, cfg)
             it += 1
 
 
@@ -79,41 +99,42 @@ def matmul_rows(
     a_desc, b_desc, c_ptr, part_ptr, count_ptr, rows, columns, pitch, blocks, tiles, whole, ways, cfg: gl.constexpr
 ):
     unit: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], a_desc.dtype)
-    ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE, 8, 64], unit)
+    ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE + cfg.BEYOND, 8, 64], unit)
     full, empty = barriers(cfg.STAGES), barriers(cfg.STAGES)
     stages = ring_over(ring, full, empty, cfg.CONSUMERS)
-    if cfg.PDL:
-        after_previous_kernel()
     sizes = (tiles, whole, blocks, ways, rows, columns)
     c = (c_ptr, pitch)
     workspace = (part_ptr, count_ptr)
+    loaded = (a_desc, b_desc, ring)
+    state = (stages, sizes, c, workspace)
     if cfg.CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consumer, (0, stages, sizes, c, workspace, cfg)),
-                (_producer, (a_desc, b_desc, ring, stages, sizes, cfg)),
-            ],
-            [1],
-            [24],
-        )
+        gl.warp_specialize([(_consumer, (0, state, cfg)), (_producer, (loaded, stages, sizes, cfg))], [1], [24])
     elif cfg.CONSUMERS == 2:
         gl.warp_specialize(
-            [
-                (_consumer, (0, stages, sizes, c, workspace, cfg)),
-                (_consumer, (1, stages, sizes, c, workspace, cfg)),
-                (_producer, (a_desc, b_desc, ring, stages, sizes, cfg)),
-            ],
+            [(_consumer, (0, state, cfg)), (_consumer, (1, state, cfg)), (_producer, (loaded, stages, sizes, cfg))],
             [4, 1],
             [cfg.REGS, 24],
+        )
+    elif cfg.CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, state, cfg)),
+                (_consumer, (1, state, cfg)),
+                (_consumer, (2, state, cfg)),
+                (_producer, (loaded, stages, sizes, cfg)),
+            ],
+            [4, 4, 1],
+            [cfg.REGS, cfg.REGS, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_consumer, (0, stages, sizes, c, workspace, cfg)),
-                (_consumer, (1, stages, sizes, c, workspace, cfg)),
-                (_consumer, (2, stages, sizes, c, workspace, cfg)),
-                (_producer, (a_desc, b_desc, ring, stages, sizes, cfg)),
+                (_consumer, (0, state, cfg)),
+                (_consumer, (1, state, cfg)),
+                (_consumer, (2, state, cfg)),
+                (_consumer, (3, state, cfg)),
+                (_producer, (loaded, stages, sizes, cfg)),
             ],
-            [4, 4, 1],
-            [cfg.REGS, cfg.REGS, 24],
+            [4, 4, 4, 1],
+            [cfg.REGS, cfg.REGS, cfg.REGS, 24],
         )

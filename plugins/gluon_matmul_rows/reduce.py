@@ -1,6 +1,7 @@
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_rows.wgmma import floats, four_of, lanes, zeros
 from registry.toolbox.hopper import group_barrier
 
 
@@ -61,84 +62,84 @@ def part_of(item, tiles, whole, blocks, ways, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _contributors(item, tile, first, tiles, whole, blocks, ways, cfg: gl.constexpr):
-    """(own place in the workspace, the tile's first place, its second, from there to the next, how many)."""
+def _contributors(item, part, tiles, whole, blocks, ways, cfg: gl.constexpr):
+    """(own place in the workspace, own number, the tile's first place, its second, from there to the next, how many)."""
+    tile, first, _ = part
     if cfg.SPLIT == 0:
         P = gl.num_programs(0)
         total = (tiles - whole) * blocks
         head = _cta_of(tile * blocks, total)
         count = _cta_of((tile + 1) * blocks - 1, total) - head + 1
         own = gl.program_id(0) + gl.where(first == 0, P, 0)  # a stretch has at most one of either kind
-        return own, P + head, head + 1, 1, count
+        return own, gl.program_id(0) - head, P + head, head + 1, 1, count
     else:
-        return item, tile, tile + tiles, tiles, ways
-
-
-@gluon.constexpr_function
-def _load_asm():
-    return "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];"
+        return item, item // tiles, tile, tile + tiles, tiles, ways
 
 
 @gluon.jit
 def _place(base, place, G: gl.constexpr, cfg: gl.constexpr):
     """Where this thread's sums lie: 16 bytes of each thread side by side."""
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     span: gl.constexpr = cfg.UNITS * 64 * cfg.WIDTH
-    return base + (place * cfg.CONSUMERS + G).to(gl.int64) * span + gl.arange(0, 128, layout=lanes) * 4
+    return (base + (place * cfg.CONSUMERS + G).to(gl.int64) * span + lanes() * 4).to(gl.int64)
 
 
 @gluon.jit
-def reduce(acc, G: gl.constexpr, item, part, tiles, whole, blocks, ways, workspace, cfg: gl.constexpr):
-    """(accumulators, whether they now are the whole sum, for this consumer to store)."""
+def reduce(acc, G: gl.constexpr, item, part, live, tiles, whole, blocks, ways, workspace, cfg: gl.constexpr):
+    """(accumulators, whether they now are the whole sum, for this consumer to store). Where `live` is 0 nothing of
+    memory is touched."""
     part_ptr, count_ptr = workspace
-    fours: gl.constexpr = cfg.UNITS * cfg.WIDTH // 8
-    tile, first, _ = part
-    own, head, second, step, count = _contributors(item, tile, first, tiles, whole, blocks, ways, cfg)
-    at = _place(part_ptr, own, G, cfg)
-    for i in gl.static_range(fours):
-        gl.inline_asm_elementwise(
-            "st.global.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;",
-            "=r,l,f,f,f,f",
-            [(at + i * 512).to(gl.int64), acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    own, mine, head, second, step, count = _contributors(item, part, tiles, whole, blocks, ways, cfg)
+    _put(acc, _place(part_ptr, own, G, cfg), live, cfg)
     group_barrier()
-    counter = count_ptr + tile * cfg.CONSUMERS + G
-    arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    last = arrived == count - 1
+    last = live == 0
+    counter = count_ptr + part[0] * cfg.CONSUMERS + G
+    if live > 0:
+        arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        last = arrived == count - 1
+        if last:
+            gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
     if last:
-        gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-        acc = _sum(part_ptr, head, G, cfg)
-        for number in range(1, count):
-            at = _place(part_ptr, second + (number - 1) * step, G, cfg)
-            more = _added(acc, at, cfg)
-            acc = more
+        if (mine > 1) & (live > 0):
+            acc = _added(zeros(cfg.UNITS, cfg.WIDTH), _place(part_ptr, head, G, cfg), cfg)
+        for number in range(1, gl.where(live > 0, count, 1)):  # of the first two, either is added to the other
+            other = gl.where((number == 1) & (mine == 1), head, second + (number - 1) * step)
+            acc = _added(acc, _place(part_ptr, other, G, cfg), cfg)
     return acc, last
 
 
+@gluon.constexpr_function
+def _put_asm(four):
+    return f"{{ .reg .pred p; setp.gt.s32 p, $2, 0; @p st.global.v4.f32 [$1 + {2048 * four}], {{$3, $4, $5, $6}}; mov.b32 $0, 0; }}"
+
+
+@gluon.constexpr_function
+def _add_asm(four):
+    return f"""{{
+        .reg .f32 a, b, c, d;
+        ld.global.cg.v4.f32 {{a, b, c, d}}, [$4 + {2048 * four}];
+        add.f32 $0, $0, a;
+        add.f32 $1, $1, b;
+        add.f32 $2, $2, c;
+        add.f32 $3, $3, d;
+    }}"""
+
+
 @gluon.jit
-def _sum(part_ptr, head, G: gl.constexpr, cfg: gl.constexpr):
-    at = _place(part_ptr, head, G, cfg)
-    found = ()
-    for i in gl.static_range(cfg.UNITS * cfg.WIDTH // 8):
-        found = found + _four(at + i * 512)
-    return found
+def _put(acc, at, live, cfg: gl.constexpr):
+    FOURS: gl.constexpr = cfg.UNITS * cfg.WIDTH // 8
+    for i in gl.static_range(FOURS):
+        gl.inline_asm_elementwise(
+            _put_asm(i), "=r,l,r,f,f,f,f", (at, live) + four_of(acc, i), dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 @gluon.jit
 def _added(acc, at, cfg: gl.constexpr):
+    FOURS: gl.constexpr = cfg.UNITS * cfg.WIDTH // 8
+    TYPES: gl.constexpr = floats(4)
     found = ()
-    for i in gl.static_range(cfg.UNITS * cfg.WIDTH // 8):
-        a, b, c, d = _four(at + i * 512)
-        found = found + (acc[4 * i] + a, acc[4 * i + 1] + b, acc[4 * i + 2] + c, acc[4 * i + 3] + d)
+    for i in gl.static_range(FOURS):
+        found = found + gl.inline_asm_elementwise(
+            _add_asm(i), "=f,=f,=f,=f,l,0,1,2,3", (at,) + four_of(acc, i), dtype=TYPES, is_pure=False, pack=1
+        )
     return found
-
-
-@gluon.jit
-def _four(at):
-    ASM: gl.constexpr = _load_asm()
-    F: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
-    a, b, c, d = gl.inline_asm_elementwise(ASM, "=f,=f,=f,=f,l", [at.to(gl.int64)], dtype=F, is_pure=False, pack=1)
-    return (a, b, c, d)

@@ -25,7 +25,7 @@ def _tied(count, more):
 
 
 @gluon.constexpr_function
-def _floats(count):
+def floats(count):
     return (gl.float32,) * count
 
 
@@ -59,6 +59,18 @@ def _wait_asm(pending):
 
 
 @gluon.jit
+def lanes():
+    """The number of each thread of a warp group, as a tensor of one value a thread."""
+    return gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def four_of(acc, number: gl.constexpr):
+    """Registers 4 * number and on: two columns of two rows."""
+    return (acc[4 * number], acc[4 * number + 1], acc[4 * number + 2], acc[4 * number + 3])
+
+
+@gluon.jit
 def zeros(units: gl.constexpr, width: gl.constexpr):
     count: gl.constexpr = _registers(units, width)
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -74,7 +86,7 @@ def multiply(acc, a, b, cfg: gl.constexpr):
     count: gl.constexpr = _registers(cfg.UNITS, cfg.WIDTH)
     ASM: gl.constexpr = _block_asm(cfg.UNITS, cfg.WIDTH, cfg.DTYPE)
     CONSTRAINTS: gl.constexpr = _tied(count, 2)
-    FLOATS: gl.constexpr = _floats(count)
+    FLOATS: gl.constexpr = floats(count)
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, acc + (a, b), dtype=FLOATS, is_pure=False, pack=1)
 
 
@@ -84,7 +96,7 @@ def waited(acc, pending: gl.constexpr, units: gl.constexpr, width: gl.constexpr)
     count: gl.constexpr = _registers(units, width)
     ASM: gl.constexpr = _wait_asm(pending)
     CONSTRAINTS: gl.constexpr = _tied(count, 0)
-    FLOATS: gl.constexpr = _floats(count)
+    FLOATS: gl.constexpr = floats(count)
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, acc, dtype=FLOATS, is_pure=False, pack=1)
 
 
