@@ -33,10 +33,6 @@ class Switches:
     SPLIT: int  # 1: of tiles; 2: of ranges of K; 0: equal stretches for all CTAs
     SWAP: bool  # columns of b are wgmma's rows
     REGS: int
-    RING: int  # where the ring begins
-    PDL: bool
-    DRY: int
-    TURN: int
     DTYPE: str
 
 
@@ -70,10 +66,6 @@ def switches(problem: Any, config: Mapping[str, Any]) -> Switches:
         SPLIT=min(config["SPLIT"], 2),
         SWAP=swap,
         REGS=REGS[consumers],
-        RING=0,
-        PDL=True,
-        DRY=config.get("DRY", 1),
-        TURN=config.get("TURN", 0),
         DTYPE={"float16": "fp16", "bfloat16": "bf16"}[problem.dtype],
     )
 
@@ -98,7 +90,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     sums, counters = out, out
     if cfg.SPLIT != 1:
         places = tiles * ways or 2 * ctas
-        sums = StandIn((places * cfg.HIGH * cfg.WIDTH,), "float32", name="sums")
+        sums = StandIn((places * 64 * cfg.CONSUMERS * cfg.UNITS * cfg.WIDTH,), "float32", name="sums")
         counters = Zeroes(cfg.CONSUMERS * tiles)
     arguments = {
         "a_desc": _map(first, cfg.HIGH),
@@ -114,7 +106,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "whole": whole,
         "ways": ways,
     }
-    options = {"num_warps": 4, "launch_pdl": cfg.PDL, **({"maxnreg": 232} if cfg.CONSUMERS == 1 else {})}
+    options = {"num_warps": 4, "launch_pdl": True, **({"maxnreg": 232} if cfg.CONSUMERS == 1 else {})}
     by_eights = {"cfg": replace(cfg, WHOLE=False)}
     return [Call(matmul_rows, (ctas,), arguments, {"cfg": cfg}, options, if_plain_maps=by_eights)]
 

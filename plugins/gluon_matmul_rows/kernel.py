@@ -1,3 +1,22 @@
+"""A product with few rows of A for Hopper: wgmma of any multiple of 8 columns, so that 150 rows cost what 152 do.
+
+Tile facts.  One factor is wgmma's rows, 64 for each of UNITS of each of CONSUMERS warp groups; the other is its
+columns, WIDTH of them, whatever multiple of 8. SWAP: columns of b are the rows, and all rows of a, up to 256, the
+columns: the product is the transpose of C. Otherwise rows of a are the rows, and tiles of b are as wide as lets them
+fill the chip once: 10240 columns in 128 tiles of 80. Gluon's tensors, and so its wgmma, are powers of two: here the
+instructions are written out (wgmma.py) and accumulators are tuples of registers. Both factors lie along K. A stage of
+the ring is STAGE groups of 8 rows of 128 bytes, those of the first factor, then those of the second. Boxes bring no row
+that is not there; where rows of a are fewer than wgmma's (HIGH), it reads on into what follows, for sums that nobody
+stores.
+
+Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
+
+Schedule.  The producer runs ahead across the borders of tiles. Consumers keep one block of wgmma in flight and release
+the stage before it. K may be cut: SPLIT, and reduce.py. Everything but the loop over K is long code that runs once for
+each tile and would be fetched when all wait for it: so a consumer first goes through it without touching memory (`live`
+is 0), while the first blocks are on their way. Programmatic dependent launch: all that is before the first load.
+"""
+
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -21,11 +40,12 @@ from registry.toolbox.hopper import (
 def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
     stages, sizes, c, workspace = state
     tiles, whole, blocks, ways, rows, columns = sizes
-    own: gl.constexpr = cfg.UNITS * 64  # rows of the first factor
-    first = descriptor_of(shared_memory() + cfg.RING) + G * own * 8
+    FIRST: gl.constexpr = G * cfg.UNITS * 64 * 8  # this consumer's rows of a stage, in units of 16 bytes
+    SECOND: gl.constexpr = cfg.HIGH * 8
+    base = descriptor_of(shared_memory())  # the ring comes first: tests hold that
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
-    for item in range(begin - cfg.DRY * step, end, step):
+    for item in range(begin - step, end, step):
         live = (item >= begin).to(gl.int32)
         part = part_of(gl.maximum(item, begin), tiles, whole, blocks, ways, cfg)
         tile, _, count = part
@@ -35,8 +55,8 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
         for i in range(count):
             s = slot_of(it, stages)
             wait_slot_full(stages, s, it)
-            a = first + s * (cfg.STAGE * 64)
-            acc = multiply(acc, a, a - G * own * 8 + cfg.HIGH * 8, cfg)
+            stage = base + s * (cfg.STAGE * 64)
+            acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
             acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
             if i > 0:
                 release_slot(stages, last)
@@ -45,8 +65,7 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
         if live > 0:
             release_slot(stages, last)
-            if cfg.PDL:
-                after_previous_kernel()
+            after_previous_kernel()  # what was loaded came after it: this costs nothing
         complete = count == blocks
         if cfg.SPLIT != 1:
             if not complete:
@@ -71,16 +90,13 @@ def _load(desc, row, number, bar, ring, unit, ROWS: gl.constexpr, cfg: gl.conste
 def _producer(loaded, stages, sizes, cfg: gl.constexpr):
     a_desc, b_desc, ring = loaded
     tiles, whole, blocks, ways, rows, columns = sizes
-    if cfg.PDL:
-        after_previous_kernel()
+    after_previous_kernel()
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
     for item in range(begin, end, step):
         tile, start, count = part_of(item, tiles, whole, blocks, ways, cfg)
         row = tile * cfg.TILE
-        turn = gl.program_id(0) * count // gl.num_programs(0) * cfg.TURN
-        for i in range(turn, turn + count):
-            number = start + gl.where(i < count, i, i - count)
+        for number in range(start, start + count):
             s = slot_of(it, stages)
             bar = wait_slot_empty(stages, s, it)
             mbarrier.expect(bar, cfg.STAGE * 1024)
@@ -94,19 +110,17 @@ def _producer(loaded, stages, sizes, cfg: gl.constexpr):
             it += 1
 
 
-@gluon.jit(do_not_specialize="rows columns pitch blocks tiles whole ways".split())
+@gluon.jit(do_not_specialize=["rows", "columns", "pitch", "blocks", "tiles", "whole", "ways"])
 def matmul_rows(
     a_desc, b_desc, c_ptr, part_ptr, count_ptr, rows, columns, pitch, blocks, tiles, whole, ways, cfg: gl.constexpr
 ):
-    unit: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], a_desc.dtype)
-    ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE + cfg.BEYOND, 8, 64], unit)
+    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], a_desc.dtype)
+    ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE + cfg.BEYOND, 8, 64], eight)
     full, empty = barriers(cfg.STAGES), barriers(cfg.STAGES)
     stages = ring_over(ring, full, empty, cfg.CONSUMERS)
     sizes = (tiles, whole, blocks, ways, rows, columns)
-    c = (c_ptr, pitch)
-    workspace = (part_ptr, count_ptr)
     loaded = (a_desc, b_desc, ring)
-    state = (stages, sizes, c, workspace)
+    state = (stages, sizes, (c_ptr, pitch), (part_ptr, count_ptr))
     if cfg.CONSUMERS == 1:
         gl.warp_specialize([(_consumer, (0, state, cfg)), (_producer, (loaded, stages, sizes, cfg))], [1], [24])
     elif cfg.CONSUMERS == 2:

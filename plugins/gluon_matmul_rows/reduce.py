@@ -1,3 +1,16 @@
+"""Split-K: which CTA multiplies which range of K, and how the partial sums of a tile become one.
+
+SPLIT 2: `ways` ranges of K for each tile. SPLIT 0: equal shares: the blocks of those tiles that are too few for a round
+over the chip, laid end to end, are cut into a stretch for each CTA; they come first, whole tiles after them.
+
+Every CTA writes its sums to the workspace and counts itself in; the last to arrive adds those of the others to its own,
+which it still has, and sets the counter back to zero. The order of adding is that of the ranges, except that the first
+two may change places: the result does not depend on who was last. Nobody waits, so nothing can hang. Consumers have
+counters of their own and never meet.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
@@ -63,7 +76,7 @@ def part_of(item, tiles, whole, blocks, ways, cfg: gl.constexpr):
 
 @gluon.jit
 def _contributors(item, part, tiles, whole, blocks, ways, cfg: gl.constexpr):
-    """(own place in the workspace, own number, the tile's first place, its second, from there to the next, how many)."""
+    """(own place in the workspace, own number, the tile's first place, its second, how far on the next is, how many)"""
     tile, first, _ = part
     if cfg.SPLIT == 0:
         P = gl.num_programs(0)
@@ -109,7 +122,12 @@ def reduce(acc, G: gl.constexpr, item, part, live, tiles, whole, blocks, ways, w
 
 @gluon.constexpr_function
 def _put_asm(four):
-    return f"{{ .reg .pred p; setp.gt.s32 p, $2, 0; @p st.global.v4.f32 [$1 + {2048 * four}], {{$3, $4, $5, $6}}; mov.b32 $0, 0; }}"
+    return f"""{{
+        .reg .pred p;
+        setp.gt.s32 p, $2, 0;
+        @p st.global.v4.f32 [$1 + {2048 * four}], {{$3, $4, $5, $6}};
+        mov.b32 $0, 0;
+    }}"""
 
 
 @gluon.constexpr_function
