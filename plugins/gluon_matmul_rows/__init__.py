@@ -11,7 +11,7 @@ from registry.plugins.gluon_matmul_rows.cost import candidates
 
 __all__ = ["candidates", "configs", "design_of"]
 
-HAND_OVER = 256
+HAND_OVER = 512
 """Bytes that the hand-over to the warp groups and the broadcast of a counter take."""
 
 

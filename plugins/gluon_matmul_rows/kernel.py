@@ -12,9 +12,7 @@ stores.
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  The producer runs ahead across the borders of tiles. Consumers keep one block of wgmma in flight and release
-the stage before it. K may be cut: SPLIT, and reduce.py. Everything but the loop over K is long code that runs once for
-each tile and would be fetched when all wait for it: so a consumer first goes through it without touching memory (`live`
-is 0), while the first blocks are on their way. Programmatic dependent launch: all that is before the first load.
+the stage before it. K may be cut: SPLIT, and reduce.py. Programmatic dependent launch.
 """
 
 import triton.experimental.gluon.language as gl
@@ -45,11 +43,9 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
     base = descriptor_of(shared_memory())  # the ring comes first: tests hold that
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
-    for item in range(begin - step, end, step):
-        live = (item >= begin).to(gl.int32)
-        part = part_of(gl.maximum(item, begin), tiles, whole, blocks, ways, cfg)
+    for item in range(begin, end, step):
+        part = part_of(item, tiles, whole, blocks, ways, cfg)
         tile, _, count = part
-        count *= live
         acc = zeros(cfg.UNITS, cfg.WIDTH)
         last = slot_of(it, stages)
         for i in range(count):
@@ -63,17 +59,14 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
             last = s
             it += 1
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
-        if live > 0:
-            release_slot(stages, last)
-            after_previous_kernel()  # what was loaded came after it: this costs nothing
-        complete = count == blocks
+        release_slot(stages, last)
+        complete = True
         if cfg.SPLIT != 1:
+            complete = count == blocks
             if not complete:
-                acc, complete = reduce(acc, G, item, part, live, tiles, whole, blocks, ways, workspace, cfg)
-        else:
-            complete = True
+                acc, complete = reduce(acc, G, item, part, tiles, whole, blocks, ways, workspace, cfg)
         if complete:
-            store(acc, G, tile, rows, columns, live, c, cfg)
+            store(acc, G, tile, rows, columns, c, cfg)
 
 
 @gluon.jit
@@ -90,7 +83,6 @@ def _load(desc, row, number, bar, ring, unit, ROWS: gl.constexpr, cfg: gl.conste
 def _producer(loaded, stages, sizes, cfg: gl.constexpr):
     a_desc, b_desc, ring = loaded
     tiles, whole, blocks, ways, rows, columns = sizes
-    after_previous_kernel()
     it = 0
     begin, end, step = items_of(tiles, whole, blocks, ways, cfg)
     for item in range(begin, end, step):
@@ -118,6 +110,7 @@ def matmul_rows(
     ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE + cfg.BEYOND, 8, 64], eight)
     full, empty = barriers(cfg.STAGES), barriers(cfg.STAGES)
     stages = ring_over(ring, full, empty, cfg.CONSUMERS)
+    after_previous_kernel()
     sizes = (tiles, whole, blocks, ways, rows, columns)
     loaded = (a_desc, b_desc, ring)
     state = (stages, sizes, (c_ptr, pitch), (part_ptr, count_ptr))

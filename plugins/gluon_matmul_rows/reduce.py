@@ -97,24 +97,20 @@ def _place(base, place, G: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def reduce(acc, G: gl.constexpr, item, part, live, tiles, whole, blocks, ways, workspace, cfg: gl.constexpr):
-    """(accumulators, whether they now are the whole sum, for this consumer to store). Where `live` is 0 nothing of
-    memory is touched."""
+def reduce(acc, G: gl.constexpr, item, part, tiles, whole, blocks, ways, workspace, cfg: gl.constexpr):
+    """(accumulators, whether they now are the whole sum, for this consumer to store)."""
     part_ptr, count_ptr = workspace
     own, mine, head, second, step, count = _contributors(item, part, tiles, whole, blocks, ways, cfg)
-    _put(acc, _place(part_ptr, own, G, cfg), live, cfg)
+    _put(acc, _place(part_ptr, own, G, cfg), cfg)
     group_barrier()
-    last = live == 0
     counter = count_ptr + part[0] * cfg.CONSUMERS + G
-    if live > 0:
-        arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        last = arrived == count - 1
-        if last:
-            gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+    arrived = gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    last = arrived == count - 1
     if last:
-        if (mine > 1) & (live > 0):
+        gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+        if mine > 1:
             acc = _added(zeros(cfg.UNITS, cfg.WIDTH), _place(part_ptr, head, G, cfg), cfg)
-        for number in range(1, gl.where(live > 0, count, 1)):  # of the first two, either is added to the other
+        for number in range(1, count):  # of the first two, either is added to the other
             other = gl.where((number == 1) & (mine == 1), head, second + (number - 1) * step)
             acc = _added(acc, _place(part_ptr, other, G, cfg), cfg)
     return acc, last
@@ -122,12 +118,7 @@ def reduce(acc, G: gl.constexpr, item, part, live, tiles, whole, blocks, ways, w
 
 @gluon.constexpr_function
 def _put_asm(four):
-    return f"""{{
-        .reg .pred p;
-        setp.gt.s32 p, $2, 0;
-        @p st.global.v4.f32 [$1 + {2048 * four}], {{$3, $4, $5, $6}};
-        mov.b32 $0, 0;
-    }}"""
+    return f"st.global.v4.f32 [$1 + {2048 * four}], {{$2, $3, $4, $5}}; mov.b32 $0, 0;"
 
 
 @gluon.constexpr_function
@@ -143,11 +134,11 @@ def _add_asm(four):
 
 
 @gluon.jit
-def _put(acc, at, live, cfg: gl.constexpr):
+def _put(acc, at, cfg: gl.constexpr):
     FOURS: gl.constexpr = cfg.UNITS * cfg.WIDTH // 8
     for i in gl.static_range(FOURS):
         gl.inline_asm_elementwise(
-            _put_asm(i), "=r,l,r,f,f,f,f", (at, live) + four_of(acc, i), dtype=gl.int32, is_pure=False, pack=1
+            _put_asm(i), "=r,l,f,f,f,f", (at,) + four_of(acc, i), dtype=gl.int32, is_pure=False, pack=1
         )
 
 

@@ -36,8 +36,7 @@ def _store_asm(dtype, swap, eight, last):
 
 
 @gluon.jit
-def store(acc, G: gl.constexpr, tile, rows, columns, live, c, cfg: gl.constexpr):
-    """Nothing where `live` is 0."""
+def store(acc, G: gl.constexpr, tile, rows, columns, c, cfg: gl.constexpr):
     c_ptr, pitch = c
     DTYPE: gl.constexpr = c_ptr.dtype.element_ty
     UNITS: gl.constexpr = cfg.UNITS
@@ -48,13 +47,13 @@ def store(acc, G: gl.constexpr, tile, rows, columns, live, c, cfg: gl.constexpr)
         down = (G * UNITS + unit) * 64 + warp * 16
         if cfg.SWAP:
             row, column = across, tile * cfg.TILE + down + pair
-            first = gl.where((column < columns) & (live > 0), rows - across, 0)
-            second = gl.where((column + 8 < columns) & (live > 0), rows - across, 0)
+            first = gl.where(column < columns, rows - across, 0)
+            second = gl.where(column + 8 < columns, rows - across, 0)
             further = row * 0 + 8
         else:
             row, column = down + across, tile * cfg.TILE + pair
-            first = gl.where((row < rows) & (live > 0), columns - column, 0)
-            second = gl.where((row + 8 < rows) & (live > 0), columns - column, 0)
+            first = gl.where(row < rows, columns - column, 0)
+            second = gl.where(row + 8 < rows, columns - column, 0)
             further = row * 0 + 8 * pitch
         to = (c_ptr + row.to(gl.int64) * pitch + column).to(gl.int64)
         also = to + further.to(gl.int64) * 2
