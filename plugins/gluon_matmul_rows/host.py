@@ -18,7 +18,7 @@ from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
-class Switches:
+class TileFacts:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
     CONSUMERS: int
@@ -47,13 +47,13 @@ AT_LAUNCH = {1: 232, 2: 168, 3: 128, 4: 96}
 """Registers of a consumer's thread, by their number; and of each before they are shared out."""
 
 
-def switches(problem: Any, config: Mapping[str, Any]) -> Switches:
+def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
     """What this config means for a problem."""
     consumers, units, swap = config["CONSUMERS"], config["UNITS"], config["SWAP"]
     rows = eights(problem.m)
     high = 64 * consumers * units if swap else rows
     width = rows if swap else config["TILE"]
-    return Switches(
+    return TileFacts(
         CONSUMERS=consumers,
         UNITS=units,
         WIDTH=width,
