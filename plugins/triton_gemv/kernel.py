@@ -61,7 +61,7 @@ def _along_n(
         inside = (j0 + c // UNIT * UNIT)[None, :] < N
     ptrs = tl.multiple_of(row_ptrs[:, None] + c[None, :], (16, 16))
     x_start = x_ptr + lo.to(tl.int64) * sxk
-    x_places = t if X_UNIT else t.to(tl.int64) * sxk
+    x_places = t if X_UNIT else t * sxk
     sums = ()
     for _ in tl.static_range(ROWS):
         sums += (tl.zeros((PASS, WIDTH), ACC),)
@@ -109,7 +109,7 @@ def _along_k(
     column_ptrs = b_ptr + j.to(tl.int64) * pitch - shift + lo * DEPTH
     ptrs = tl.multiple_of(column_ptrs[:, None] + c[None, :], (16, 16))
     x_start = x_ptr + (lo * DEPTH - shift).to(tl.int64) * sxk
-    x_places = c if X_UNIT else c.to(tl.int64) * sxk
+    x_places = c if X_UNIT else c * sxk
     sums = ()
     for _ in tl.static_range(ROWS):
         sums += (tl.zeros((WIDTH, DEPTH // UNIT), ACC),)
@@ -174,10 +174,13 @@ def few_rows(
         j = (tile // alike * OWN + c) * alike + tile % alike
     else:
         j = tile * OWN + c
+    pitch = pitch.to(tl.int64)
+    sxi = sxi.to(tl.int64)  # of the last tokens of long sequences, say
     if X_UNIT:
         sxk = 1
         sxi = sxi // X_RUN * X_RUN
-    pitch = pitch.to(tl.int64)
+    else:
+        sxk = sxk.to(tl.int64)
     x_ptr += z.to(tl.int64) * sxz
     b_ptr += z.to(tl.int64) * sbz
     if PDL:
@@ -228,7 +231,7 @@ def few_rows(
         if kind != tl.int32:
             value = value.to(tl.float32)
         if BIAS:
-            bias = tl.load(bias_ptr + i * s_bias_i + j * s_bias_j, mask=inside, other=0)
+            bias = tl.load(bias_ptr + i * s_bias_i + j.to(tl.int64) * s_bias_j, mask=inside, other=0)
             value += bias.to(value.dtype)
         value = activate(value, ACT).to(kind)
         tl.store(c_ptrs + tl.cast(i, tl.int64) * sci, value, mask=inside)
