@@ -28,7 +28,7 @@ def _shared_memory(problem: Any, config: Any) -> int:
     """Bytes: what adding across warps takes, and shifting; or x on its way to the threads that want it."""
     side, width = host.sides(MATMUL.operands(problem)), config["WIDTH"]
     if side.along_k:
-        return max(4 * width * config["num_warps"], config["DEPTH"] * 16 // side.unit)
+        return 4 * max(width * config["num_warps"], config["DEPTH"])
     return 4 * width * max(config["num_warps"], side.unit)
 
 
