@@ -28,7 +28,7 @@ def _shared_memory(problem: Any, config: Any) -> int:
     """Bytes: what adding across warps takes, and shifting; or x on its way to the threads that want it."""
     side, width = host.sides(MATMUL.operands(problem)), config["WIDTH"]
     if side.along_k:
-        return max(4 * width * config["num_warps"], config["DEPTH"] * 16 // side.unit)
+        return 4 * max(width * config["num_warps"], config["DEPTH"])
     return 4 * width * max(config["num_warps"], side.unit)
 
 
@@ -40,6 +40,7 @@ def _registers(problem: Any, config: Any) -> int:
 FEW = 1024
 """Tiles whose arrivals are counted."""
 MOST_SPLITS = 128
+MOST_CONFIGS = 6
 
 
 def _along_k(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
@@ -48,19 +49,34 @@ def _along_k(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
     tiles = host.tiles_of(side, 4)
     programs = tiles * side.batch
     if units <= 32:  # a warp has several columns
-        yield from ((8, 16, 4, 1), (4, 32, 4, 1), (16, 16, 4, 1), (8, 32, 4, 1))
+        narrow = ((8, 16, 4, 1), (8, 32, 4, 1), (4, 32, 4, 1))
+        wide = (16, 16, 4, 1)
+        if programs > 8 * sms:
+            yield from (wide, *narrow[1::-1], narrow[2])
+        else:
+            yield from (*(narrow if side.rows == 1 else narrow[::-1]), wide)
     elif units <= 128:
-        few, many = ((4, 64, 2, 1), (4, 32, 4, 1)), ((8, 32, 4, 1), (8, 64, 2, 1))
-        whole = ((4, 128, 4, 1),) if units > 64 else ()
-        yield from (*many, *whole, *few) if side.shift and programs > 4 * sms else (*whole, *few, *many)
+        few, whole = ((4, 64, 2, 1), (4, 32, 4, 1)), ((4, 128, 4, 1),) if units > 64 else ()
+        if programs > 4 * sms:
+            yield from ((8, 32, 4, 1), *few, *whole, (8, 64, 2, 1))
+        else:
+            yield from (*whole, *(few if units > 48 else few[::-1]), (8, 32, 4, 1), (8, 64, 2, 1))
     elif side.shift and programs > 4 * sms:  # x is shifted, for as many columns as there are
         yield from ((8, 32, 4, 1), (8, 32, 2, 1), (16, 32, 4, 1), (4, 64, 2, 1))
     elif programs < 4 * sms:
         split = 4 * sms // programs
-        yield from ((4, 256, 8, 1), (4, 128, 4, 1), (2, 256, 8, 1), (4, 128, 4, split), (4, 64, 2, split))
+        one, long, thin = (4, 128, 4, 1), (4, 256, 8, 1), (2, 256, 8, 1)
+        if not side.shift:
+            yield from (long, one, thin)
+        elif programs > sms:
+            short = (4, 64, 2, 1)
+            yield from (short, one, thin, long) if units <= 256 else (one, thin, short, long)
+        else:
+            yield from (thin, long, one)
+        yield from ((4, 128, 4, split), (4, 64, 2, split))
     else:
         few, many = (4, 128, 4, 1), (8, 128, 4, 1)
-        first = (many, few) if programs > 24 * sms else (few, many)
+        first = (many, few) if programs > 20 * sms else (few, many)
         yield from (*first, (8, 64, 2, 1), (8, 32, 4, 1), (4, 64, 2, 1), (4, 256, 8, 1))
 
 
@@ -72,11 +88,12 @@ def _along_n(side: host.Sides, sms: int) -> Iterator[tuple[int, int, int, int]]:
         while passes > 1 and passes * together >= 2 * side.k:
             passes //= 2
         blocks = -(-side.k // (passes * together))
-        full = 24 * sms // (warps * host.tiles_of(side, width) * side.batch)
-        split = min(full, -(-blocks // 2))
-        yield width, passes, warps, split if blocks > 4 else 1
+        tiles = host.tiles_of(side, width) * side.batch
+        split = min(24 * sms // (warps * tiles), -(-blocks // 2)) if blocks > 4 else 1
+        several = [split]
         if passes == 4 and width == 64 and split > 1:
-            yield width, passes, warps, -(-split // 3)
+            several.insert(0 if side.rows > 2 and 4 * tiles > sms else 1, -(-split // 3))  # sums cost more
+        yield from ((width, passes, warps, split) for split in several)
 
 
 def configs(problem: Any) -> list[dict[str, int]]:
@@ -90,7 +107,7 @@ def configs(problem: Any) -> list[dict[str, int]]:
         counted = host.tiles_of(side, width) * side.batch <= FEW
         split = max(1, min(split, MOST_SPLITS, -(-side.k // depth))) if counted else 1
         found.append(config_of(width, depth, warps, split))
-    return [config for at, config in enumerate(found) if config not in found[:at]]
+    return [config for at, config in enumerate(found) if config not in found[:at]][:MOST_CONFIGS]
 
 
 @hookimpl
