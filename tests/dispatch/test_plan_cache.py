@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from made_up import math_run
+from races import in_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
@@ -346,12 +347,7 @@ def test_threads_make_a_plan_once():
         return Plan(None, None, None)
 
     cache, tensors = a_cache(slowly), pair(4, 4)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(cache.find("settings", *tensors))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(lambda _: cache.find("settings", *tensors), 8)
     assert len(made) == 1 and len(set(map(id, found))) == 1
 
 
