@@ -58,7 +58,7 @@ class Fit:
     shapes: list[Shape]
     problems: list[Any]
     """Those of `cases`, on `target`."""
-    declared: list[Mapping[str, Config | None]]
+    declared: Sequence[Mapping[str, Config | None]]
     """For each of these, what each variant measured there puts first today."""
     coordinates: tuple[str, ...]
     contestants: tuple[tuple[str, Config], ...]
