@@ -21,6 +21,7 @@ from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
 from registry.dispatch.plan_cache import PlanCache, forget_plans
 from registry.ops.attention.problem import AttentionProblem
+from registry.ops.parts.memory import conditions
 from registry.ops.tensors import plain
 
 MASKS = (False, None, 0.0, False, None)
@@ -109,18 +110,10 @@ def test_a_plan_that_writes_to_out_is_kept_by_a_guard_while_no_memory_is_shared(
 def test_state_of_torch_tells_plans_apart():
     cache, tensors = a_cache(), pair(4, 4)
     plan = cache.find("settings", *tensors)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
-        assert cache.find("settings", *tensors) is not plan
-        torch.set_float32_matmul_precision(before)
-        torch.use_deterministic_algorithms(True)
-        assert cache.find("settings", *tensors) is not plan
-    finally:
-        torch.set_float32_matmul_precision(before)
-        torch.use_deterministic_algorithms(False)
-    with registry.prefer("torch_math"):
-        assert cache.find("settings", *tensors) is not plan
+    precision = torch.get_float32_matmul_precision()
+    for other in conditions(ieee=precision != "highest"), conditions(deterministic=True), registry.prefer("torch_math"):
+        with other:
+            assert cache.find("settings", *tensors) is not plan
     assert cache.find("settings", *tensors) is plan
 
 
