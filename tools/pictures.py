@@ -26,19 +26,8 @@ def main() -> int:
         page = str(Path(folder) / "page.html")
         for name, (variant, shape, config, cycles) in TIMELINES.items():
             trace, image = RECORDED / f"{name}.trace.json.gz", IMAGES / f"timeline_{name}.svg"
-            words = [
-                "profile",
-                variant,
-                "--shape",
-                shape,
-                "--config",
-                config,
-                "--from",
-                str(trace),
-                "--svg",
-                str(image),
-            ]
-            failed += kreg([*words, "--cycles", str(cycles), "-o", page])
+            shown = f"{variant} --shape {shape} --config {config} --cycles {cycles}".split()
+            failed += kreg(["profile", *shown, "--from", str(trace), "--svg", str(image), "-o", page])
         failed += kreg(["report", str(ROOT / "benchmarks" / "results"), "-o", page, "--pictures", folder])
         shutil.copy(Path(folder) / "attention.roofline.png", IMAGES / "attention_roofline.png")
     return 1 if failed else 0

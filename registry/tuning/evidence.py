@@ -9,20 +9,19 @@ from __future__ import annotations
 import datetime
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.contract.problem import PROBLEM_TYPES
-from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables, measured
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first, problem_of
+from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
@@ -72,25 +71,29 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     neighbours = found.beside.neighbours(Rule(0, 0, (), (), nearest=found.weights))
     names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
     picks: list[Pick] = []
-    for case, shape in zip(found.cases, found.shapes, strict=True):
+    for case, shape, problem, declared in zip(found.cases, found.shapes, found.problems, found.declared, strict=True):
         here = dict(zip(found.coordinates, shape.point, strict=True))
         advice = neighbours.ask(here, without=shape) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
-        entry = _picked(case, ranked, advice, found.target, settings)
+        entry = _picked(case, problem, declared, ranked, advice, settings)
         told = {found.contestants[result.contestant][0] for result in shape.results}
         picks.append((case, entry if entry is not None and entry.variant in told else None))
     return picks
 
 
 def _picked(
-    case: CaseResults, ranked: Sequence[str], advice: Advice | None, target: Target, settings: Settings
+    case: CaseResults,
+    problem: Any,
+    declared: Mapping[str, Config | None],
+    ranked: Sequence[str],
+    advice: Advice | None,
+    settings: Settings,
 ) -> Entry | None:
     """The contestant that runs: of the first variant that is legal and fits, the config that is advised."""
     for name in ranked:
         own = [e for e in case.entries.values() if e.variant == name and (e.timed or is_wrong(e))]
         if own and not excluded(name, settings):
-            problem = problem_of(case, target)
-            first = own_first(name, problem, own)
+            first = own_first(own, declared[name])
             own.sort(key=lambda entry: entry is not first)
             variant = catalog.get().variants.get(name)
             cost = variant.cost if variant is not None else None

@@ -56,6 +56,10 @@ class Fit:
     cases: list[CaseResults]
     """Those of `shapes`, in their order."""
     shapes: list[Shape]
+    problems: list[Any]
+    """Those of `cases`, on `target`."""
+    declared: Sequence[Mapping[str, Config | None]]
+    """For each of these, what each variant measured there puts first today."""
     coordinates: tuple[str, ...]
     contestants: tuple[tuple[str, Config], ...]
     weights: dict[str, float]
@@ -95,7 +99,8 @@ def fit(
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
     sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
-    firsts = [_firsts(candidates(case, settings), problem) for case, problem in zip(fair, problems, strict=True)]
+    declared = [_declared(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    firsts = [_firsts(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
     shown = Counter(name for found in firsts for name, (_, is_today) in found.items() if is_today)
     settled = {name for name, count in shown.items() if count >= LEAST}
     asked = [_asked(case, found, settings, sources, settled) for case, found in zip(fair, firsts, strict=True)]
@@ -121,7 +126,9 @@ def fit(
     coordinates = tuple(coordinates[place] for place in kept)
     taken = {id(case) for case in fair}
     skipped = [case.text for case in cases if id(case) not in taken]
-    return Fit(op, fair, shapes, coordinates, named, dict(weights), trees, libraries, target, skipped)
+    return Fit(
+        op, fair, shapes, problems, declared, coordinates, named, dict(weights), trees, libraries, target, skipped
+    )
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:
@@ -147,9 +154,27 @@ _Firsts = dict[str, tuple[Entry | None, bool]]
 """Of each variant its own first config, if that was timed, and whether it is the one that it puts first today."""
 
 
-def _firsts(timed: Sequence[Entry], problem: Any) -> _Firsts:
-    found = {name: own_first(name, problem, timed) for name in dict.fromkeys(entry.variant for entry in timed)}
-    return {name: (first, first is not None and _is_first_today(first, problem)) for name, first in found.items()}
+def _declared(case: CaseResults, problem: Any) -> dict[str, Config | None]:
+    found: dict[str, Config | None] = {}
+    for name in dict.fromkeys(entry.variant for entry in case.entries.values()):
+        variant = catalog.get().variants.get(name)
+        configs = variant.configs_for(problem) if variant is not None else ()
+        found[name] = next((one for one in configs if variant and not variant.refusals(problem, one)), None)
+    return found
+
+
+def _firsts(timed: Sequence[Entry], declared: Mapping[str, Config | None]) -> _Firsts:
+    found: _Firsts = {}
+    for name in dict.fromkeys(entry.variant for entry in timed):
+        first = own_first([entry for entry in timed if entry.variant == name], declared[name])
+        found[name] = first, first is not None and first.config == declared[name]
+    return found
+
+
+def own_first(own: Sequence[Entry], declared: Config | None) -> Entry | None:
+    """The config that a variant puts first today, where that one was timed; else what was its first at the time."""
+    today = next((entry for entry in own if entry.config == declared), None)
+    return today or next((entry for entry in own if entry.first), None)
 
 
 def _asked(
@@ -173,20 +198,6 @@ def _asked(
     kept = [e for e in timed if e.variant not in gone and own.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
     return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
-
-
-def _is_first_today(entry: Entry, problem: Any) -> bool:
-    variant = catalog.get().variants.get(entry.variant)
-    return variant is not None and [entry.config] == variant.legal_configs(problem)[:1]
-
-
-def own_first(name: str, problem: Any, timed: Sequence[Entry]) -> Entry | None:
-    """The config that a variant puts first today, where that one was timed; else what was its first at the time."""
-    own = [entry for entry in timed if entry.variant == name]
-    variant = catalog.get().variants.get(name)
-    declared = variant.legal_configs(problem)[:1] if variant is not None and len(own) > 1 else []
-    today = next((entry for entry in own if [entry.config] == declared), None)
-    return today or next((entry for entry in own if entry.first), None)
 
 
 def _results(

@@ -26,17 +26,7 @@ from registry.ops.op import OPS, Op
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-FLAGSHIP = [
-    "explain",
-    "attention",
-    "--device",
-    "H100",
-    "--dtype",
-    "bf16",
-    "--shape",
-    "b=4,hq=32,hkv=8,s=8192,d=128",
-    "--causal",
-]
+FLAGSHIP = "explain attention --device H100 --dtype bf16 --shape b=4,hq=32,hkv=8,s=8192,d=128 --causal"
 ATTENTION = {"b": 4, "hq": 32, "hkv": 8, "s": 8192, "d": 128, "causal": True}
 MALFORMED = "op: attention\narch: sm90\nrules: 7\n"
 UNKNOWN_VARIANT = "op: attention\narch: sm90\nrules:\n- use: [nobody_has_this]\n"
@@ -66,7 +56,7 @@ def squeezed(text):
 
 
 def test_explain_says_what_would_run_on_a_gpu_that_is_not_here(kreg):
-    code, out, _ = kreg(*FLAGSHIP)
+    code, out, _ = kreg(*FLAGSHIP.split())
     problem = registry.attention.problem_type.of_shape(Target.named("H100"), **ATTENTION)
     decision = registry.attention.explain(problem)
     assert code == OK
@@ -81,7 +71,7 @@ def test_explain_says_what_would_run_on_a_gpu_that_is_not_here(kreg):
 
 
 def test_explain_as_json_is_the_decision(kreg):
-    code, out, _ = kreg(*FLAGSHIP, "--json")
+    code, out, _ = kreg(*FLAGSHIP.split(), "--json")
     problem = registry.attention.problem_type.of_shape(Target.named("H100"), **ATTENTION)
     found = json.loads(out)
     assert code == OK

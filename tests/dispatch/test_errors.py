@@ -6,12 +6,11 @@ import contextlib
 import importlib
 import pickle
 import pkgutil
-import threading
 
 import pytest
 import torch
 from made_up import math_run
-from races import switching_often
+from races import in_threads, switching_often
 
 import registry
 from registry import errors
@@ -94,37 +93,24 @@ def test_no_exception_of_the_package_is_lost_on_its_way():
 
 
 def test_a_variant_that_is_taken_back_meanwhile_is_no_key_error():
-    stop, found = threading.Event(), []
+    requires = registry.Requires(
+        arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bhsd",), softcap=True, ieee=True
+    )
+    variant = registry.Variant("test.churn", op="attention", run=math_run, requires=requires)
 
     def churn():
-        requires = registry.Requires(
-            arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bhsd",), softcap=True, ieee=True
-        )
-        variant = registry.Variant("test.churn", op="attention", run=math_run, requires=requires)
-        while not stop.is_set():
-            registry.register(variant)
-            registry.unregister("test.churn")
+        registry.register(variant)
+        registry.unregister("test.churn")
 
-    def call():
-        try:
-            for length in range(1, 120):
-                q = torch.randn(1, 1, length, 8)
-                with registry.prefer("torch_math"):
-                    registry.attention(q, q, q, softcap=3.0)
+    def call(_):
+        for length in range(1, 120):
+            q = torch.randn(1, 1, length, 8)
+            with registry.prefer("torch_math"):
                 registry.attention(q, q, q, softcap=3.0)
-        except Exception as error:
-            found.append(error)
+            registry.attention(q, q, q, softcap=3.0)
 
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    churning = threading.Thread(target=churn)
     with switching_often():
-        for thread in (churning, *threads):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        stop.set()
-        churning.join()
-    assert found == []
+        in_threads(call, 3, meanwhile=churn)
 
 
 def test_a_choice_of_a_variant_that_is_gone_is_made_again(declare, monkeypatch):

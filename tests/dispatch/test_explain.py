@@ -16,7 +16,7 @@ TARGETS = ("H200", "RTX 3090", "cpu")
 def decisions(name, target):
     """Of some shapes of each grid of the op."""
     listed = [grid(name) for grid in op_named(name).tuning.grids.values()]
-    for case in (case for cases in listed for case in cases[:: max(1, len(cases) // 12)]):
+    for case in (case for cases in listed for case in cases[:: max(1, len(cases) // 6)]):
         problem = case.problem(Target.named(target))
         if op_named(name).trivial(problem) is None:
             yield decide(problem)

@@ -88,19 +88,20 @@ def check(gpu, op, settings, tensors, **given):
     return plan, fresh
 
 
-def heads(length, heads_kv, queries, dense):
-    q = torch.empty(1, 8, queries or length, 128, dtype=torch.bfloat16)
-    k = torch.empty(1, heads_kv, length if dense else 8192, 128, dtype=torch.bfloat16)[:, :, :length]
-    return q, k, torch.empty_like(k) if dense else torch.empty(1, heads_kv, 8192, 128, dtype=k.dtype)[:, :, :length]
+def heads(length, heads_kv, queries, dense, d=64):
+    """Of head dim 64, with which a kernel compiles in half the time that it takes with 128."""
+    q = torch.empty(1, 8, queries or length, d, dtype=torch.bfloat16)
+    k = torch.empty(1, heads_kv, length if dense else 8192, d, dtype=torch.bfloat16)[:, :, :length]
+    return q, k, torch.empty_like(k) if dense else torch.empty(1, heads_kv, 8192, d, dtype=k.dtype)[:, :, :length]
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3", "triton_split"])
-def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, dense, gpu, counted):
+@pytest.mark.parametrize(("variant", "d"), [("triton_fa2", 64), ("gluon_fa3", 64), ("triton_split", 128)])
+def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, d, dense, gpu, counted):
     settings = (True, None, 0.0, False, None)
     with registry.use(variant):
         for length in range(1000, 1300):
-            tensors = heads(length, 2, 1, dense)
+            tensors = heads(length, 2, 1, dense, d)
             check(gpu, attention, settings, tensors, scale=0.5)
     assert counted["resized"] > 270 and counted["bound"] < 20, counted
 

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from made_up import math_run
+from races import in_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
@@ -20,6 +21,7 @@ from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
 from registry.dispatch.plan_cache import PlanCache, forget_plans
 from registry.ops.attention.problem import AttentionProblem
+from registry.ops.parts.memory import conditions
 from registry.ops.tensors import plain
 
 MASKS = (False, None, 0.0, False, None)
@@ -108,18 +110,10 @@ def test_a_plan_that_writes_to_out_is_kept_by_a_guard_while_no_memory_is_shared(
 def test_state_of_torch_tells_plans_apart():
     cache, tensors = a_cache(), pair(4, 4)
     plan = cache.find("settings", *tensors)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
-        assert cache.find("settings", *tensors) is not plan
-        torch.set_float32_matmul_precision(before)
-        torch.use_deterministic_algorithms(True)
-        assert cache.find("settings", *tensors) is not plan
-    finally:
-        torch.set_float32_matmul_precision(before)
-        torch.use_deterministic_algorithms(False)
-    with registry.prefer("torch_math"):
-        assert cache.find("settings", *tensors) is not plan
+    precision = torch.get_float32_matmul_precision()
+    for other in conditions(ieee=precision != "highest"), conditions(deterministic=True), registry.prefer("torch_math"):
+        with other:
+            assert cache.find("settings", *tensors) is not plan
     assert cache.find("settings", *tensors) is plan
 
 
@@ -257,17 +251,6 @@ def test_subclasses_and_fakes_find_nothing():
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
-def test_many_shapes_do_not_grow_the_cache_without_bound(declare):
-    declare("test.cheap", run=lambda q, k, v, **_: (q, None), cross_length=True)
-    cache = registry.attention.plans
-    k = torch.randn(1, 1, 1, 16)
-    storage = torch.randn(10_000, 16)
-    with registry.use("test.cheap"):
-        for length in range(1, 10_001):
-            registry.attention(storage[:length].view(1, 1, length, 16), k, k)
-    assert len(cache) <= cache.limit
-
-
 @pytest.mark.slow(2)
 def test_thirty_thousand_shapes_take_no_more_memory_than_the_first_few_and_stall_nobody():
     """Without the collector: plans that are dropped are gone at once, and no call waits for more than its own work."""
@@ -346,12 +329,7 @@ def test_threads_make_a_plan_once():
         return Plan(None, None, None)
 
     cache, tensors = a_cache(slowly), pair(4, 4)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(cache.find("settings", *tensors))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(lambda _: cache.find("settings", *tensors), 8)
     assert len(made) == 1 and len(set(map(id, found))) == 1
 
 

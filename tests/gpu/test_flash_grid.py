@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+import flash_grid
+
 from registry import Target
 
 pytestmark = pytest.mark.usefixtures("quick_python")
-SCRIPT = Path(__file__).with_name("flash_grid.py")
+SCRIPT = flash_grid.__file__
 
 
-@pytest.fixture(scope="module")
-def flash_grid():
-    spec = importlib.util.spec_from_file_location("flash_grid", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_parts_hold_each_case_once_and_share_no_kind(flash_grid):
+def test_parts_hold_each_case_once_and_share_no_kind():
     whole = flash_grid.grid()
     parts = [flash_grid.part_of(whole, part, 7) for part in range(7)]
     assert len(whole) == sum(map(len, parts)) == 3600
@@ -37,7 +28,7 @@ def test_parts_hold_each_case_once_and_share_no_kind(flash_grid):
     assert whole == flash_grid.grid()
 
 
-def test_the_criterion_is_twice_what_torch_is_off_by_and_a_rounding(flash_grid):
+def test_the_criterion_is_twice_what_torch_is_off_by_and_a_rounding():
     exact = torch.zeros(4)
     exact[0] = 0.5  # 0.5 + 0.3 - 0.3 is 0.5 in float32 but for a rounding of 3e-8
     usual = exact + 0.1
@@ -48,12 +39,12 @@ def test_the_criterion_is_twice_what_torch_is_off_by_and_a_rounding(flash_grid):
     assert not flash_grid.share_of_limit(wrong, exact, usual, 0.0) <= 1
 
 
-def test_the_order_opens_many_cases_with_few_kernels(flash_grid):
+def test_the_order_opens_many_cases_with_few_kernels():
     needs = [frozenset("abc"), frozenset("d"), frozenset("d"), frozenset("ab"), frozenset("bd")]
     assert flash_grid.in_order(needs) == [1, 2, 4, 3, 0]
 
 
-def test_ours_is_asked_where_it_may_run_else_what_is_dispatched(flash_grid):
+def test_ours_is_asked_where_it_may_run_else_what_is_dispatched():
     shape = next(s for s in flash_grid.grid() if s["window"] and s["hkv"] == 1 and s["softcap"])
     ours = flash_grid.steps_of(shape, Target.named("H200"))
     assert [step.variant for step in ours.values()] == ["gluon_fa3", "gluon_fa3_backward", "gluon_fa3_backward"]
@@ -64,7 +55,7 @@ def test_ours_is_asked_where_it_may_run_else_what_is_dispatched(flash_grid):
 
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (20, 7)}, {"causal": True, "softcap": 50.0}])
 @pytest.mark.parametrize("lengths", [(64, 128), (113, 60)])
-def test_what_runs_on_a_cpu_meets_the_criterion(flash_grid, mask, lengths):
+def test_what_runs_on_a_cpu_meets_the_criterion(mask, lengths):
     s, sk = lengths
     plain = {"causal": False, "window": None, "softcap": 0.0}
     shape = {
@@ -88,7 +79,7 @@ def test_what_runs_on_a_cpu_meets_the_criterion(flash_grid, mask, lengths):
     assert tally.passed.total() == 2 and len(tally.failed) == 1 and "nan of the limit" in str(tally)
 
 
-def test_kernels_that_fail_or_are_late_are_told_apart(flash_grid):
+def test_kernels_that_fail_or_are_late_are_told_apart():
     step = flash_grid.Step(None, "v", {}, ("one", "two"))
     futures = {"one": Future(), "two": Future()}
     futures["one"].set_result(1.0)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from races import in_threads
 
 triton = pytest.importorskip("triton")
 
@@ -223,29 +224,20 @@ def test_cold_bind_in_capture():
 @pytest.mark.parametrize("kind", ["triton", "gluon"])
 def test_threads(kind):
     """Threads that bind, then launch on their own streams, with addresses that come and go."""
-    failures = []
     start = threading.Barrier(6)
 
     def work(i):
-        try:
-            shape = [(512, 64), (256, 128), (1024, 32)][i % 3]
-            with torch.cuda.stream(torch.cuda.Stream()):
-                start.wait()
-                bound, more = _bind_copy(kind, shape)
-                for _ in range(60):
-                    x = _random(*shape, dtype=torch.bfloat16)
-                    y = torch.full_like(x, float("nan"))
-                    bound(x, y)
-                    assert torch.equal(y, x + more)
-        except BaseException as failure:
-            failures.append(failure)
+        shape = [(512, 64), (256, 128), (1024, 32)][i % 3]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            start.wait()
+            bound, more = _bind_copy(kind, shape)
+            for _ in range(60):
+                x = _random(*shape, dtype=torch.bfloat16)
+                y = torch.full_like(x, float("nan"))
+                bound(x, y)
+                assert torch.equal(y, x + more)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 6)
 
 
 @hopper

@@ -5,10 +5,9 @@ Every variant that is legal for a small call takes part; each is held against it
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
+from races import in_threads
 
 import registry
 
@@ -45,27 +44,17 @@ def test_threads_on_streams_of_their_own(op, variant):
     call, tensors = CALLS[op]
     alone = {(n, s): call(*tensors(n, seed=s), variant=variant) for n in LENGTHS for s in range(4)}
     torch.cuda.synchronize()
-    wrong: list[object] = []
 
     def work(seed: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                inputs = {n: tensors(n, seed=seed) for n in LENGTHS}
-                for turn in range(20):
-                    length = LENGTHS[(turn + seed) % len(LENGTHS)]
-                    found = call(*inputs[length], variant=variant)
-                    torch.cuda.current_stream().synchronize()
-                    if not torch.equal(found, alone[length, seed]):
-                        wrong.append((seed, turn, length))
-        except Exception as error:  # a thread's failure must fail the test
-            wrong.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            inputs = {n: tensors(n, seed=seed) for n in LENGTHS}
+            for turn in range(20):
+                length = LENGTHS[(turn + seed) % len(LENGTHS)]
+                found = call(*inputs[length], variant=variant)
+                torch.cuda.current_stream().synchronize()
+                assert torch.equal(found, alone[length, seed]), (seed, turn, length)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(work, 4)
 
 
 @pytest.mark.parametrize(("op", "variant"), legal())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+
+import sanitize
 
 from registry import Target
 from registry.ops.known import op_named
@@ -18,22 +18,13 @@ from registry.ops.parts import memory
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-SCRIPT = Path(__file__).with_name("sanitize.py")
-
-
-@pytest.fixture(scope="module")
-def sanitize():
-    spec = importlib.util.spec_from_file_location("sanitize", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = sanitize.__file__
 
 
 H200 = Target.named("H200")
 
 
-def test_every_kernel_of_ours_has_trials(sanitize):
+def test_every_kernel_of_ours_has_trials():
     ours = sanitize.chosen("*")
     assert {v.name for v in ours} >= {
         "gluon_fa3",
@@ -49,7 +40,7 @@ def test_every_kernel_of_ours_has_trials(sanitize):
         assert all(sanitize.kernels(variant, trial) for trial in found), variant.name
 
 
-def test_operands_keep_their_form_and_values(sanitize, monkeypatch):
+def test_operands_keep_their_form_and_values(monkeypatch):
     """Moving is from CPU to CPU here; the problem must stay the one that was drawn."""
     monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
     monkeypatch.setattr(memory, "GUARD_BYTES", 0)
@@ -105,7 +96,7 @@ RACECHECK = """\
         ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n", []),
     ],
 )
-def test_logs_are_summed_up_by_kernel(sanitize, log, found):
+def test_logs_are_summed_up_by_kernel(log, found):
     assert list(sanitize.reports_in(log.splitlines(), ["attention", "attention_forward", "matmul_ws"])) == found
 
 

@@ -14,6 +14,7 @@ from registry.ops.attention.costs import flops
 from registry.ops.attention.oracle import visible
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.parts.masks import visible_pairs
+from registry.ops.parts.memory import conditions
 
 CPU = registry.Target.named("cpu")
 
@@ -227,12 +228,8 @@ def test_deterministic_mode_is_part_of_the_problem(declare):
     declare("test.racy", arch=("cpu",))
     q, k, v = torch.randn(3, 1, 1, 4, 8)
     registry.attention(q, k, v, variant="test.racy")
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(registry.IllegalVariant, match="deterministic"):
-            registry.attention(q, k, v, variant="test.racy")
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with conditions(deterministic=True), pytest.raises(registry.IllegalVariant, match="deterministic"):
+        registry.attention(q, k, v, variant="test.racy")
 
 
 def test_float32_precision_is_part_of_the_problem(declare):
@@ -240,9 +237,5 @@ def test_float32_precision_is_part_of_the_problem(declare):
     q, k, v = torch.randn(3, 1, 1, 4, 8)
     with pytest.raises(registry.IllegalVariant, match="ieee"):
         registry.attention(q, k, v, variant="test.tf32")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with conditions(ieee=False):
         registry.attention(q, k, v, variant="test.tf32")
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_modes import Spy
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import registry
@@ -266,17 +267,6 @@ def test_subclasses_see_the_op():
 
 
 def test_dispatch_modes_see_the_op():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Spy(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
     with Spy() as spy:
         registry.attention(*qkv())
     assert "registry.attention.default" in spy.seen

@@ -23,7 +23,7 @@ def descriptors(m=16, n=32, k=32):
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "FLATTEN": True, "num_warps": 4, "num_stages": 2}
 
 
-def matrix(rows, columns, letter, dtype, batch=()):
+def matrix(rows, columns, letter, dtype=torch.float16, batch=()):
     shape = (*batch, rows, columns) if letter == "n" else (*batch, columns, rows)
     x = torch.randint(-9, 9, shape).to(dtype) if dtype == torch.int8 else torch.randn(shape).to(dtype)
     return x if letter == "n" else x.mT
@@ -57,10 +57,8 @@ if INTERPRETED:
     from registry.plugins import triton_matmul, triton_matmul_tma
     from registry.toolbox.launch import StandIn
 
-    RUNS = {
-        "pointers": (triton_matmul.host.HOST.run, pointers),
-        "descriptors": (triton_matmul_tma.HOST.run, descriptors),
-    }
+    by_pointers, by_descriptors = triton_matmul.host.HOST.run, triton_matmul_tma.HOST.run
+    RUNS = {"pointers": (by_pointers, pointers), "descriptors": (by_descriptors, descriptors)}
 
     @pytest.fixture(autouse=True)
     def _seed():
@@ -80,30 +78,15 @@ if INTERPRETED:
     @pytest.mark.parametrize("layout", ["nn", "tt"])
     def test_ragged_shapes(shape, layout):
         m, n, k = shape
-        check(
-            triton_matmul.host.HOST.run,
-            matrix(m, k, layout[0], torch.float16),
-            matrix(k, n, layout[1], torch.float16),
-            pointers(),
-        )
+        check(by_pointers, matrix(m, k, layout[0]), matrix(k, n, layout[1]), pointers())
 
     @pytest.mark.parametrize("shape", [(1, 40, 40), (37, 8, 72), (19, 48, 8), (33, 72, 136)])
     def test_ragged_shapes_of_descriptors(shape):
         m, n, k = shape
-        check(
-            triton_matmul_tma.HOST.run,
-            matrix(m, k, "n", torch.float16),
-            matrix(k, n, "n", torch.float16),
-            descriptors(),
-        )
+        check(by_descriptors, matrix(m, k, "n"), matrix(k, n, "n"), descriptors())
 
     def test_columns_that_tma_cannot_store():
-        check(
-            triton_matmul_tma.HOST.run,
-            matrix(20, 40, "n", torch.float16),
-            matrix(40, 33, "t", torch.float16),
-            descriptors(),
-        )
+        check(by_descriptors, matrix(20, 40, "n"), matrix(40, 33, "t"), descriptors())
 
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
     @pytest.mark.parametrize("scaling", ["scalar", "rowwise"])
@@ -131,18 +114,13 @@ if INTERPRETED:
     @pytest.mark.parametrize("split", [2, 3, 4, 7])
     @pytest.mark.parametrize("k", [224, 200, 65])
     def test_split_k(split, k):
-        a, b = matrix(20, k, "n", torch.float16), matrix(k, 40, "t", torch.float16)
-        check(triton_matmul.host.HOST.run, a, b, pointers(split=split), bias=torch.randn(40).half(), activation="gelu")
-        first, second = (triton_matmul.host.HOST.run(a, b, config=pointers(split=split)) for _ in range(2))
+        a, b = matrix(20, k, "n"), matrix(k, 40, "t")
+        check(by_pointers, a, b, pointers(split=split), bias=torch.randn(40).half(), activation="gelu")
+        first, second = (by_pointers(a, b, config=pointers(split=split)) for _ in range(2))
         assert torch.equal(first, second)
 
     def test_split_k_of_int8():
-        check(
-            triton_matmul.host.HOST.run,
-            matrix(20, 200, "n", torch.int8),
-            matrix(200, 40, "t", torch.int8),
-            pointers(split=3),
-        )
+        check(by_pointers, matrix(20, 200, "n", torch.int8), matrix(200, 40, "t", torch.int8), pointers(split=3))
 
     @pytest.mark.parametrize(
         "bias, activation, out_dtype",
@@ -172,15 +150,7 @@ if INTERPRETED:
     def test_split_k_of_int8_with_a_float_epilogue():
         """One column in three batches: the shape on which this once did not compile."""
         a, b = matrix(30, 77, "n", torch.int8, (3,)), matrix(77, 1, "t", torch.int8, (3,))
-        check(
-            triton_matmul.host.HOST.run,
-            a,
-            b,
-            pointers(n=16, split=2),
-            torch.float16,
-            bias=torch.randn(1),
-            activation="silu",
-        )
+        check(by_pointers, a, b, pointers(n=16, split=2), torch.float16, bias=torch.randn(1), activation="silu")
 
     @pytest.mark.parametrize("activation", ["", "relu"])
     @pytest.mark.parametrize("way", RUNS)
@@ -202,20 +172,20 @@ if INTERPRETED:
     @pytest.mark.parametrize("broadcast", ["", "a", "b"])
     def test_batches(way, broadcast):
         run, config = RUNS[way]
-        a, b = matrix(24, 40, "n", torch.float16, (3,)), matrix(40, 48, "t", torch.float16, (3,))
+        a, b = matrix(24, 40, "n", batch=(3,)), matrix(40, 48, "t", batch=(3,))
         a = a[:1].expand(3, -1, -1) if broadcast == "a" else a
         b = b[:1].expand(3, -1, -1) if broadcast == "b" else b
         check(run, a, b, config())
 
     def test_any_strides():
         a, b = torch.randn(60, 90).half()[::2, 1::2], torch.randn(45, 120).half()[:, ::3]
-        check(triton_matmul.host.HOST.run, a, b, pointers())
-        check(triton_matmul.host.HOST.run, a, b, pointers(), out=torch.empty(40, 30).half().mT)
+        check(by_pointers, a, b, pointers())
+        check(by_pointers, a, b, pointers(), out=torch.empty(40, 30).half().mT)
 
     @pytest.mark.parametrize("way", RUNS)
     def test_out_dtypes_and_strided_out(way):
         run, config = RUNS[way]
-        a, b = matrix(32, 48, "n", torch.float16), matrix(48, 64, "n", torch.float16)
+        a, b = matrix(32, 48, "n"), matrix(48, 64, "n")
         check(run, a, b, config(), out_dtype=torch.float32)
         check(run, a, b, config(), out=torch.empty(32, 128).half()[:, 32:96])
 

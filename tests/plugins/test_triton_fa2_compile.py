@@ -10,11 +10,11 @@ import dataclasses
 import re
 
 import pytest
-import torch
 
 from registry import Target, variants
 from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
+from registry.ops.parts.memory import conditions
 
 triton = pytest.importorskip("triton")
 
@@ -35,12 +35,8 @@ def built(p, config=None):
     """What the compiler makes of each kernel of a config; the first legal one unless told."""
     variant = variants()[FORWARD if p.op == "attention" else BACKWARD]
     config = variant.legal_configs(p)[0] if config is None else config
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if p.ieee else "high")
-    try:
+    with conditions(ieee=p.ieee):
         return [resources(build, p.target) for build in variant.builds(p, config)]
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def declared(p, config=None):

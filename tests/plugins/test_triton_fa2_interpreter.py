@@ -110,12 +110,8 @@ def tensor(order: str, b: int, h: int, s: int, d: int, dtype: torch.dtype) -> to
     return torch.randn(b, h, s, d).to(dtype)
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found.double() - expected).norm() / expected.norm().clamp_min(1.0)).item()
-
-
 if INTERPRETED:
-    import interpreter  # noqa: F401 (it mends Triton's)
+    from interpreter import error, gradient_config
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")
     @pytest.mark.parametrize("changes", [*CORNERS, *sampled(12)], ids=lambda c: "-".join(map(str, c.values())))
@@ -147,17 +143,7 @@ if INTERPRETED:
             return
         grad_out = tensor(c["order"], *out.shape, c["dtype"])
         grad_lse = torch.randn_like(lse) if c["dlse"] else None
-        config = dict(
-            QUERY_M=c["m"],
-            QUERY_N=c["n"],
-            query_warps=4,
-            query_stages=2,
-            KEY_M=c["n"],
-            KEY_N=c["m"],
-            key_warps=4,
-            key_stages=2,
-            KEY_SPLIT=c["split"],
-        )
+        config = gradient_config(c["m"], c["n"], c["split"])
         found = triton_fa2.host.BACKWARD.run(grad_out, q, k, v, out, lse, config=config, grad_lse=grad_lse, **what)
         total = (expected * grad_out.double()).sum()
         if grad_lse is not None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from registry import Target, variants
 from registry.dispatch.select import decide
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
+from registry.ops.parts.memory import conditions
 
 triton = pytest.importorskip("triton")
 
@@ -34,12 +34,8 @@ def built(name, p, config=None):
     """What the compiler makes of each kernel of a config; the first legal one unless told."""
     variant = variants()[name]
     config = variant.legal_configs(p)[0] if config is None else config
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if p.ieee else "high")
-    try:
+    with conditions(ieee=p.ieee):
         found = [resources(build, p.target) for build in variant.builds(p, config)]
-    finally:
-        torch.set_float32_matmul_precision(before)
     assert max(one.shared for one in found) <= variant.requires.shared_memory(p, config), [one.shared for one in found]
     return found
 

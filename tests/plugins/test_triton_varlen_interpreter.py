@@ -160,16 +160,12 @@ def sampled(count: int) -> list[dict]:
     return cases
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found.double() - expected).norm() / expected.norm().clamp_min(1.0)).item()
-
-
 def features(c: dict) -> dict:
     return {name: c[name] for name in ("causal", "window", "softcap", "scale")}
 
 
 if INTERPRETED:
-    import interpreter  # noqa: F401 (it mends Triton's)
+    from interpreter import error, gradient_config
 
     def check(c: dict, q, expected, out, lse) -> None:
         wanted, wanted_lse = expected
@@ -228,8 +224,7 @@ if INTERPRETED:
         if grad_lse is not None:
             total = total + (torch.where(seen, lse, 0.0) * grad_lse.double()).sum()
         wanted = torch.autograd.grad(total, [*leaves, *wanted_sinks.values()])
-        config = dict(QUERY_M=c["m"], QUERY_N=c["n"], query_warps=4, query_stages=2)
-        config |= dict(KEY_M=c["n"], KEY_N=c["m"], key_warps=4, key_stages=2, KEY_SPLIT=c["split"])
+        config = gradient_config(c["m"], c["n"], c["split"])
         dtype = c["dtype"]
         found = host.BACKWARD.run(
             grad_out,
@@ -250,6 +245,7 @@ if INTERPRETED:
     def test_a_sinks_gradient_shows_nothing_of_products_in_tf32():
         """It hangs on delta, which an output in float32 knows better than P and dP do."""
         from registry import attention_varlen
+        from registry.ops.parts.memory import conditions
         from registry.plugins.triton_varlen import host
 
         c = {**BASE, "kv": "packed", "dtype": torch.float32, "sinks": True, "alibi": True, "softcap": 5.0, "d": 64}
@@ -260,15 +256,11 @@ if INTERPRETED:
         grad_out = torch.randn_like(out)
         share = torch.exp(sinks.double()[:, None] - lse)
         want = -(share * (out * grad_out).sum(-1).t()).sum(1)
-        config = dict(QUERY_M=16, QUERY_N=16, query_warps=4, query_stages=1, KEY_M=16, KEY_N=16, key_warps=4)
-        config |= dict(key_stages=1, KEY_SPLIT=False)
-        torch.set_float32_matmul_precision("high")
-        try:
+        config = gradient_config(16, 16, False, stages=1)
+        with conditions(ieee=False):
             *_, got = host.BACKWARD.run(
                 grad_out.float(), q, k, v, out.float(), lse.float(), config=config, **given, **features(c)
             )
-        finally:
-            torch.set_float32_matmul_precision("highest")
         assert error(got, want) < 3e-4, f"{error(got, want):.1e}"
 
     @pytest.mark.filterwarnings("ignore::RuntimeWarning")

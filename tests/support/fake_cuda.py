@@ -102,6 +102,7 @@ class FakeCuda:
         monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(folder))
         monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
         from triton.backends.nvidia import driver as nvidia
+        from triton.backends.nvidia.compiler import CUDABackend
         from triton.runtime.driver import driver
 
         @contextlib.contextmanager
@@ -112,6 +113,7 @@ class FakeCuda:
             finally:
                 self.device = before
 
+        monkeypatch.setattr(CUDABackend, "make_cubin", lambda *_: b"no machine code: this driver runs none")
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
         monkeypatch.setattr(torch.cuda, "device", current)

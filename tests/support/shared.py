@@ -19,7 +19,12 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 FOLDER = "KREG_TESTS_SHARED"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+SETTINGS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    # Of what torch makes of graphs nothing is vectorised: to ask what the compiler can do takes it ten seconds, twice.
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+}
 
 
 def begin(environment: MutableMapping[str, str] = os.environ) -> Callable[[], None]:
@@ -27,8 +32,8 @@ def begin(environment: MutableMapping[str, str] = os.environ) -> Callable[[], No
 
     To be called before torch is imported, which looks for its threads then.
     """
-    for name in THREADS:
-        environment.setdefault(name, "1")
+    for name, value in SETTINGS.items():
+        environment.setdefault(name, value)
     environment["PYTHONDONTWRITEBYTECODE"] = ""  # else each of them compiles the tests, and this package, anew
     sys.dont_write_bytecode = False
     if FOLDER in environment:

@@ -40,15 +40,6 @@ def generated_for_ops() -> Iterator[Any]:
                 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Problems are small: threads would cost more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("check", list(generated()))
 def test_variant(check: Check) -> None:
     case = check.run()

@@ -44,14 +44,6 @@ CLAIMS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def right(q: Any, k: Any, v: Any, *, scale: float, config: Any, **features: Any) -> Any:
     features["softcap"] = features.get("softcap", 0.0)
     features["return_lse"] = True

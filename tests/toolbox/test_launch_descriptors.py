@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
 import torch
+from races import in_threads
 
 triton = pytest.importorskip("triton")
 
@@ -154,22 +154,13 @@ def test_maps_under_threads(cuda):
     bound = bind_descriptors("triton", *[StandIn((128, 64), "bfloat16")] * 2)
     memory = [tensor(128, 64, dtype=torch.bfloat16) for _ in range(8)]
     cuda.expect()
-    failures = []
 
     def work(i):
-        try:
-            for j in range(200):
-                bound(memory[(i + j) % 8], memory[j % 8])
-        except Exception as failure:
-            failures.append(failure)
+        for j in range(200):
+            bound(memory[(i + j) % 8], memory[j % 8])
 
     before, encoded = cuda.launches, cuda.encoded
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 8)
     assert cuda.launches == before + 1600
     assert cuda.encoded <= encoded + 8
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import measure_cells
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
@@ -16,22 +15,12 @@ from registry.ops.parts.cases import Case
 from registry.tuning.timing import Timing
 
 pytestmark = pytest.mark.usefixtures("quick_python")
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "measure_cells.py"
+SCRIPT = measure_cells.__file__
 SMALL = {"b": 1, "hq": 4, "hkv": 2, "s": 64, "d": 16, "causal": True}
 
 
-@pytest.fixture(scope="module")
-def measure_cells():
-    sys.path.insert(0, str(SCRIPT.parent))  # as for a script, which imports what lies beside it
-    spec = importlib.util.spec_from_file_location("measure_cells", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(SCRIPT.parent))
-    return module
-
-
 @pytest.fixture
-def of_a_cpu(measure_cells, monkeypatch):
+def of_a_cpu(monkeypatch):
     """Contestants that a CPU runs, and the oracle's LSE without our kernels."""
     monkeypatch.setattr(measure_cells, "OURS", {"attention": "torch_cpu", "attention_backward": "torch_cpu_backward"})
     monkeypatch.setattr(measure_cells, "PEERS", {"math": "torch_math", "absent": "peer.nobody", "fa2": "torch_flash"})
@@ -57,7 +46,7 @@ class Clock:
         pass
 
 
-def test_the_cells_are_the_eighteen_and_six_of_grouped_heads(measure_cells):
+def test_the_cells_are_the_eighteen_and_six_of_grouped_heads():
     cells = measure_cells.cells("attention")
     grouped = [case for case in cells if case.sizes.get("hkv")]
     assert len(cells) == 24 and len(grouped) == 6

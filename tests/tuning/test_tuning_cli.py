@@ -1,12 +1,12 @@
 """`kreg tune`, `kreg inspect`, the benchmark suite and its gate, plots: as a user runs them, without a GPU."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import plots
 import pytest
 
 from registry.cli import main
@@ -180,17 +180,7 @@ def test_the_suite_times_real_kernels_and_keeps_the_machine(runs):
         assert 0 < benchmark["stats"]["median"] < 1 and benchmark["stats"]["rounds"] == 2
 
 
-@pytest.fixture(scope="module")
-def plots():
-    sys.path.insert(0, str(BENCHMARKS))  # as for a script, which imports what lies beside it
-    spec = importlib.util.spec_from_file_location("benchmarks_plots", BENCHMARKS / "plots.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCHMARKS))
-    return module
-
-
-def test_cells_beside_peers_become_a_table(plots, tmp_path):
+def test_cells_beside_peers_become_a_table(tmp_path):
     run = {"kind": "run", "machine": "NVIDIA H200", "versions": {"torch": "2.11"}, "of": "these sources"}
     cell = {"kind": "cell", "timed": "backward", "hq": 8, "hkv": 8}
     cells = [{**cell, "tflops": {"ours": ours, "fa3": 4.0, "cudnn": 2.0}} for ours in (4.0, 1.0)]
@@ -205,7 +195,7 @@ def test_cells_beside_peers_become_a_table(plots, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("warp_groups", "attention")])
-def test_every_preset_is_measured_on_its_own_configs_too(plots, name, op):
+def test_every_preset_is_measured_on_its_own_configs_too(name, op):
     cases = {case.text: case for case in grids.select(op, shapes=BENCHMARKS / "shapes" / f"{name}.txt")}
     sets = plots.shape_sets(op, name)
     assert {text for texts in sets.values() for text in texts} == set(cases)
@@ -215,7 +205,7 @@ def test_every_preset_is_measured_on_its_own_configs_too(plots, name, op):
     assert any(variant.legal_configs(problem) for variant in more for problem in problems)
 
 
-def test_plots_and_the_readme_come_from_raw_results(plots, tuned, tmp_path, capsys):
+def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
     images = tmp_path / "images"

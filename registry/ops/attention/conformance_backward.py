@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,12 @@ from registry.ops.attention.conformance_forward import (
     _repeat,
     model_scores,
     model_weights,
-    noise_of,
     order_complaints,
     strides_in,
 )
 from registry.ops.attention.op import attention, attention_backward
 from registry.ops.attention.outputs import new_out
+from registry.ops.parts.attention_kit import noise_of, typical
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Results, Sample, Spec, dense_complaints
 from registry.ops.parts.memory import Arena, Slot, dense_strides
@@ -121,13 +120,9 @@ def _model(sample: Sample) -> tuple[list[torch.Tensor], list[float], float]:
     terms = (sizes @ wide_k.abs() * scale, sizes.mT @ wide_q.abs() * scale, weights.mT @ g.abs())
     group = q.shape[1] // k.shape[1]
     models = [rounded_to(t if i == 0 else _summed(t, group), dtype) for i, t in enumerate(exact)]
-    naturals = [_typical(t if i == 0 else _summed(t, group)) for i, t in enumerate(terms)]
+    naturals = [typical(t if i == 0 else _summed(t, group)) for i, t in enumerate(terms)]
     return models, naturals, noise_of(scores, arguments, dtype)
 
 
 def _summed(x: torch.Tensor, group: int) -> torch.Tensor:
     return x.unflatten(1, (-1, group)).sum(2) if group > 1 else x
-
-
-def _typical(x: torch.Tensor) -> float:
-    return math.sqrt(float(x.double().square().mean()))

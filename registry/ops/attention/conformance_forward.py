@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.attention.arguments import canonical_mask, canonical_window
+from registry.ops.attention.arguments import canonical_mask
 from registry.ops.attention.op import attention
-from registry.ops.attention.oracle import visible
-from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import (
-    Kit,
-    Results,
-    Sample,
-    Spec,
-    dense_complaints,
+from registry.ops.parts.attention_kit import (
+    SPREADS,
+    AttentionLikeKit,
+    expected_lse,
+    fused,
     head_dims_outside,
-    mask_word,
-    out_and_lse,
+    masked,
+    noise_of,
 )
+from registry.ops.parts.judging import Expected, Yardstick
+from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, unclaimed
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
-from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
 BSHD_ORDER = (3, 1, 2, 0)
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 320, 512)
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn")
-SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
-UNIT_BYTES = 16
-LSE_TIMES_EPS = 0.1
-"""An LSE may be off by this fraction of the operands' rounding: less than what rounding the weights costs anyway."""
 
 
 def _head_dims(claim: tuple[int, int] | None, multiple: int, size: Size) -> list[int]:
@@ -82,7 +77,8 @@ def _memory(requires: Requires) -> list[str]:
     return found + (["offset"] if requires.base_alignment < UNIT_BYTES and found else [])
 
 
-class AttentionKit(Kit):
+class AttentionKit(AttentionLikeKit):
+    call = attention
     between_calls = {"scale": 0.4}
     claims = ("dtype", "heads", "head_dim", "mask", "softcap", "lse", "ieee", "deterministic", "grad_lse", "memory")
 
@@ -141,29 +137,19 @@ class AttentionKit(Kit):
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
-        found = head_dims_outside(requires)
-        for name, claimed, spec in (
+        return head_dims_outside(requires) | unclaimed(
+            requires,
+            DTYPES,
             ("causal", requires.causal, {"mask": (True, None)}),
             ("window", requires.window, {"mask": (False, (5, 3))}),
             ("softcap", requires.softcap, {"softcap": 5.0}),
             ("gqa", requires.gqa, {"heads": (4, 2)}),
             ("lse", requires.lse, {"lse": True}),
             ("cross_length", requires.cross_length, {"lengths": (64, 128)}),
-            ("deterministic", requires.deterministic, {"deterministic": True}),
-            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
             ("strided memory", "strided" in requires.layouts, {"memory": "rows"}),
             ("bshd memory", "bshd" in requires.layouts, {"memory": "bshd"}),
             ("inner stride", not requires.unit_inner_stride, {"memory": "inner"}),
-            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
-            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
-        ):
-            if not claimed:
-                found[name] = spec
-        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
-        return found
-
-    def word(self, axis: str, value: Any) -> str:
-        return mask_word(*value) if axis == "mask" else super().word(axis, value)
+        )
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         dtype = getattr(torch, spec["dtype"])
@@ -189,7 +175,7 @@ class AttentionKit(Kit):
             "v": (batch, hkv, sk, dv),
         }
         if memory == "fused":
-            return _fused(shapes, dtype, device)
+            return fused(shapes, 1, 2, dtype, device)
         styles = {"q": memory, "k": memory, "v": memory}
         if memory == "mixed":
             styles = {"q": "bshd", "k": "bhsd", "v": "rows"}
@@ -200,14 +186,6 @@ class AttentionKit(Kit):
             name: Arena({name: Slot(shape, strides_in(styles[name], shape, dtype))}, dtype, device, shift)
             for name, shape in shapes.items()
         }
-
-    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        out, lse = out_and_lse(launch(*sample.tensors, **sample.launch_arguments))
-        return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
-
-    def front_door(self, variant: str, sample: Sample) -> Results:
-        found = attention(*sample.tensors, **sample.arguments, variant=variant)
-        return dict(zip(("out", "lse"), found, strict=True)) if sample.arguments["return_lse"] else {"out": found}
 
     def expected(self, sample: Sample) -> list[Expected]:
         q, k, v = sample.tensors
@@ -221,18 +199,11 @@ class AttentionKit(Kit):
         natural = float((weights @ wide.to(weights.dtype).abs()).square().mean().sqrt())
         found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
         if arguments["return_lse"]:
-            model_lse = torch.logsumexp(scores, dim=-1).float()
-            slack = max(4 * noise, LSE_TIMES_EPS / 4 * torch.finfo(dtype).eps)
-            bound = Yardstick(model_lse, slack, torch.finfo(torch.float32).eps / 4, absolute=True)
-            found.append(Expected("lse", lse, bound, torch.float32))
+            found.append(expected_lse(lse, torch.logsumexp(scores, dim=-1), noise, dtype))
         return found
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        found = dense_complaints(results, sample)
-        lse = results.get("lse")
-        if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
-            found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
-        return [*found, *order_complaints("out", results.get("out"))]
+        return [*super().form(sample, results), *order_complaints("out", results.get("out"))]
 
 
 def order_complaints(name: str, result: Any) -> list[str]:
@@ -266,21 +237,6 @@ def strides_in(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> Stride
     return dense_strides(shape)
 
 
-def _fused(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> dict[str, Arena]:
-    """Slices of one projection's output [B, S, all heads], as models make them; two where the lengths differ."""
-    groups = [("q", "k", "v")] if shapes["q"][2] == shapes["k"][2] else [("q",), ("k", "v")]
-    arenas = {}
-    for names in groups:
-        row = sum(shapes[n][1] * shapes[n][3] for n in names)
-        slots, offset = {}, 0
-        for n in names:
-            _, heads, length, d = shapes[n]
-            slots[n] = Slot(shapes[n], (length * row, d, row, 1), offset)
-            offset += heads * d
-        arenas["+".join(names)] = Arena(slots, dtype, device)
-    return arenas
-
-
 def _fill(tensor: torch.Tensor, factor: float, generator: torch.Generator) -> None:
     """Random values; a dimension of stride 0 holds one copy of them."""
     shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -295,26 +251,13 @@ def _repeat(kv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1)
 
 
-def noise_of(scores: torch.Tensor, arguments: dict[str, Any], dtype: torch.dtype) -> float:
-    """Error that arithmetic in float32 makes in scores of this size, and so in exp(scores), relative to it."""
-    largest = float(torch.where(torch.isfinite(scores), scores.abs(), 0.0).max())
-    return sum_eps(dtype) * (1.0 + largest + float(arguments["softcap"]))
-
-
 def model_scores(
     q: torch.Tensor, k: torch.Tensor, arguments: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(masked scores, mask, tanh of the capped scores): products of operands in their dtype, accumulated wider."""
     scale = arguments.get("scale")
-    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-    causal, window = canonical_window(arguments["window"], arguments["causal"])
-    scores = as_multiplied(q, q.dtype) @ as_multiplied(_repeat(k, q), q.dtype).mT * scale
-    capped = None
-    if arguments["softcap"]:
-        capped = torch.tanh(scores / arguments["softcap"])
-        scores = capped * arguments["softcap"]
-    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
-    return scores if seen is None else scores.masked_fill(~seen, -math.inf), seen, capped
+    scores = as_multiplied(q, q.dtype) @ as_multiplied(_repeat(k, q), q.dtype).mT
+    return masked(scores * (q.shape[3] ** -0.5 if scale is None else scale), arguments)
 
 
 def model_weights(scores: torch.Tensor, seen: torch.Tensor | None, lse: torch.Tensor) -> torch.Tensor:

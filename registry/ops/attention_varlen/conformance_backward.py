@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from registry.ops.attention_varlen.backward import attention_varlen_backward
 from registry.ops.attention_varlen.conformance_forward import VarlenKit
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import Piece, pieces_of
+from registry.ops.parts.attention_kit import noise_of, typical
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, dense_strides
@@ -101,13 +101,13 @@ def _model(sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float], f
     noise = 0.0
     for piece in pieces_of(sample):
         scores, *_ = piece.scores()
-        noise = max(noise, piece.noise(scores))
+        noise = max(noise, noise_of(scores, piece.arguments, dtype))
         for name, grad, size in zip(RESULTS, *_gradients(piece, sample, group), strict=False):
             exact[name].append(grad)
             sizes[name].append(size)
     join = {name: torch.cat if name != "dsinks" else lambda parts: torch.stack(parts).sum(0) for name in RESULTS}
     models = {name: join[name](parts) for name, parts in exact.items() if parts}
-    naturals = {name: _typical(join[name](parts)) for name, parts in sizes.items() if parts}
+    naturals = {name: typical(join[name](parts)) for name, parts in sizes.items() if parts}
     return {n: m.float() if n == "dsinks" else rounded_to(m, dtype) for n, m in models.items()}, naturals, noise
 
 
@@ -139,7 +139,3 @@ def _gradients(piece: Piece, sample: Sample, group: int) -> tuple[list[torch.Ten
         grads.append(-(share * delta.squeeze(-1)).sum(1))
         terms.append((share * delta.squeeze(-1).abs()).sum(1))
     return grads, terms
-
-
-def _typical(x: torch.Tensor) -> float:
-    return math.sqrt(float(x.double().square().mean())) if x.numel() else 0.0

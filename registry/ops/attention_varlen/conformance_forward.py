@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,9 @@ from registry.contract.capability import Requires
 from registry.ops.attention_varlen.arguments import OPTIONAL
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
+from registry.ops.parts.attention_kit import SPREADS, AttentionLikeKit, expected_lse, fused, head_dims_outside
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import (
-    Kit,
-    Results,
-    Sample,
-    Spec,
-    dense_complaints,
-    head_dims_outside,
-    mask_word,
-    out_and_lse,
-)
+from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, unclaimed
 from registry.ops.parts.masks import canonical_mask
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import floor_of, rounded_to
@@ -32,10 +24,6 @@ from registry.ops.parts.sizes import Size
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
 PAGES = (16, 1, 64, 128, 256, 3, 48)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
-UNIT_BYTES = 16
-LSE_TIMES_EPS = 0.1
-"""An LSE may be off by this fraction of the operands' rounding: less than what rounding the weights costs anyway."""
 
 Pairs = tuple[tuple[int, int], ...]
 """(queries, keys) of each sequence."""
@@ -83,7 +71,8 @@ def _memory(requires: Requires) -> list[str]:
     return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
 
 
-class VarlenKit(Kit):
+class VarlenKit(AttentionLikeKit):
+    call = attention_varlen
     claims = (
         "dtype", "heads", "head_dim", "mask", "softcap", "sinks", "alibi", "lse", "kv_layout", "page_size", "quantised",
         "out", "ieee", "deterministic", "grad_lse", "memory",
@@ -146,9 +135,10 @@ class VarlenKit(Kit):
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
-        found = head_dims_outside(requires)
         decoding: Pairs = ((4, 20), (3, 9))
-        for name, claimed, spec in (
+        found = head_dims_outside(requires) | unclaimed(
+            requires,
+            DTYPES,
             ("causal", requires.causal, {"mask": (True, None), "lengths": decoding}),
             ("window", requires.window, {"mask": (False, (5, 3)), "lengths": decoding}),
             ("softcap", requires.softcap, {"softcap": 5.0}),
@@ -157,15 +147,8 @@ class VarlenKit(Kit):
             ("gqa", requires.gqa, {"heads": (4, 2)}),
             ("lse", requires.lse, {"lse": True}),
             ("out", requires.out, {"out": True}),
-            ("deterministic", requires.deterministic, {"deterministic": True}),
-            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
             ("inner stride", not requires.unit_inner_stride, {"memory": "inner"}),
-            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
-            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
-        ):
-            if not claimed:
-                found[name] = spec
-        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
+        )
         found |= {kind: {"kv_layout": kind} for kind in ("packed", "cache") if kind not in requires.kv_layouts}
         if not _paged(requires):
             found["paged"] = {"kv_layout": "paged", "page_size": PAGES[0]}
@@ -175,8 +158,6 @@ class VarlenKit(Kit):
         return found
 
     def word(self, axis: str, value: Any) -> str:
-        if axis == "mask":
-            return mask_word(*value)
         if axis == "lengths":
             shown = [f"{q}/{k}" for q, k in value[:5]]
             return "lengths:" + "+".join(shown) + (f"+{len(value) - 5}" if len(value) > 5 else "")
@@ -225,7 +206,7 @@ class VarlenKit(Kit):
         shapes = {"q": (sum(queries), hq, d), "k": (*leading, hkv, d), "v": (*leading, hkv, dv)}
         dtypes = {"q": dtype, "k": kv_dtype, "v": kv_dtype}
         if spec["memory"] == "fused":
-            arenas = _fused(shapes, dtype, device)
+            arenas = fused(shapes, 1, 0, dtype, device)
         else:
             shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
             arenas = {
@@ -268,14 +249,6 @@ class VarlenKit(Kit):
             if name in tensors:
                 tensors[name].copy_(random(tensors[name].shape).abs() / (8 if name == "alibi_slopes" else 1))
 
-    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        out, lse = out_and_lse(launch(*sample.tensors, **sample.launch_arguments))
-        return {"out": out, "lse": lse} if sample.arguments["return_lse"] else {"out": out}
-
-    def front_door(self, variant: str, sample: Sample) -> Results:
-        found = attention_varlen(*sample.tensors, **sample.arguments, variant=variant)
-        return dict(zip(("out", "lse"), found, strict=True)) if sample.arguments["return_lse"] else {"out": found}
-
     def expected(self, sample: Sample) -> list[Expected]:
         q, arguments = sample.tensors[0], sample.arguments
         dtype = q.dtype
@@ -286,17 +259,11 @@ class VarlenKit(Kit):
         model = rounded_to(torch.cat([m.out for m in models]), dtype)
         found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
         if arguments["return_lse"]:
-            slack = max(4 * noise, LSE_TIMES_EPS / 4 * torch.finfo(dtype).eps)
-            model_lse = torch.cat([m.lse for m in models], dim=1).float()
-            bound = Yardstick(model_lse, slack, torch.finfo(torch.float32).eps / 4, absolute=True)
-            found.append(Expected("lse", lse, bound, torch.float32))
+            found.append(expected_lse(lse, torch.cat([m.lse for m in models], dim=1), noise, dtype))
         return found
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        found = dense_complaints(results, sample)
-        lse, out = results.get("lse"), sample.written.get("out")
-        if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
-            found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
+        found, out = super().form(sample, results), sample.written.get("out")
         if out is not None and results["out"].data_ptr() != out.data_ptr():
             found.append("what was returned is not the `out` that was given")
         return found
@@ -341,17 +308,3 @@ def _strides(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[in
     if style == "inner":
         return tuple(2 * stride for stride in dense_strides(shape))
     return dense_strides(shape)
-
-
-def _fused(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> dict[str, Arena]:
-    """Slices of one projection's output [T, all heads], as models make them; two where the lengths differ."""
-    groups = [("q", "k", "v")] if shapes["q"][0] == shapes["k"][0] else [("q",), ("k", "v")]
-    arenas = {}
-    for names in groups:
-        row = sum(shapes[n][1] * shapes[n][2] for n in names)
-        slots, offset = {}, 0
-        for n in names:
-            slots[n] = Slot(shapes[n], (row, shapes[n][2], 1), offset)
-            offset += shapes[n][1] * shapes[n][2]
-        arenas["+".join(names)] = Arena(slots, dtype, device)
-    return arenas

@@ -9,9 +9,9 @@ import torch
 
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.oracle import distances, sequences
+from registry.ops.parts.attention_kit import masked, noise_of
 from registry.ops.parts.kit import Sample
-from registry.ops.parts.masks import canonical_window, visible
-from registry.ops.parts.rounding import as_multiplied, sum_eps
+from registry.ops.parts.rounding import as_multiplied
 
 
 class Piece:
@@ -33,25 +33,14 @@ class Piece:
         arguments, (n, m) = self.arguments, (self.q.shape[1], self.k.shape[1])
         scale = arguments["scale"]
         scores = self.q @ self.k.mT * (self.q.shape[2] ** -0.5 if scale is None else scale)
-        capped = None
-        if arguments["softcap"]:
-            capped = torch.tanh(scores / arguments["softcap"])
-            scores = capped * arguments["softcap"]
+        bias = None
         if arguments["alibi_slopes"] is not None:
-            slopes = arguments["alibi_slopes"].to(scores.dtype)[:, None, None]
-            scores = scores - slopes * distances(n, m, scores.device)
-        causal, window = canonical_window(arguments["window"], arguments["causal"])
-        seen = visible(n, m, causal, window, scores.device)
-        return scores if seen is None else scores.masked_fill(~seen, -math.inf), seen, capped
+            bias = arguments["alibi_slopes"].to(scores.dtype)[:, None, None] * distances(n, m, scores.device)
+        return masked(scores, arguments, bias)
 
     def lse(self, scores: torch.Tensor) -> torch.Tensor:
         lse, sinks = torch.logsumexp(scores, dim=-1), self.arguments["sinks"]
         return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-
-    def noise(self, scores: torch.Tensor) -> float:
-        """Error that arithmetic in float32 makes in scores of this size, and so in exp(scores), relative to it."""
-        largest = float(torch.where(torch.isfinite(scores), scores.abs(), 0.0).max()) if scores.numel() else 0.0
-        return sum_eps(self.dtype) * (1.0 + largest + float(self.arguments["softcap"]))
 
 
 def pieces_of(sample: Sample) -> list[Piece]:
@@ -75,4 +64,4 @@ def model_of(piece: Piece) -> KernelLike:
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
     out = as_multiplied(weights, piece.dtype) @ piece.v
     natural = float((weights @ piece.v.abs()).square().sum())
-    return KernelLike(out.transpose(0, 1), lse, piece.noise(scores), natural)
+    return KernelLike(out.transpose(0, 1), lse, noise_of(scores, piece.arguments, piece.dtype), natural)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,11 @@ from registry.ops.grouped_mm.offsets import OFFSETS
 from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.grouped_mm.oracle import bounds
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec
-from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.kit import Sample, Spec, unclaimed
+from registry.ops.parts.memory import Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.products import UNIT_BYTES, activate, complaints_of_form, matrix_strides, wanted_out_dtype
+from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, wanted_out_dtype
+from registry.ops.parts.products import activate
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -34,18 +35,15 @@ SMALL = [
 """Groups, rows, columns, inner size."""
 LARGE = [(8, 1000, 1001, 999), (64, 700, 512, 1024), (256, 512, 768, 512), (3, 4097, 1024, 320)]
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
 EPILOGUE = ("gather", "bias", "activation", "gated", "scaling")
 
 
-class GroupedMmKit(Kit):
+class GroupedMmKit(ProductKit):
+    call = grouped_mm
     self_explaining = ("dtype", "memory", "layout", "activation", "form", "spread")
     claims = ("dtype", "out_dtype", "form", "layout", "out", "ieee", "deterministic", *EPILOGUE)
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
-        memory = ["dense", "rows"]
-        memory += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
-        memory += ["offset"] if requires.base_alignment < UNIT_BYTES else []
         return {
             "dtype": list(requires.dtypes),
             "out_dtype": ["", *requires.out_dtypes],
@@ -53,7 +51,7 @@ class GroupedMmKit(Kit):
             "sizes": [*SMALL, *(LARGE if size.large else [])],
             "spread": [*SPREADS, *(["lying"] if size.large else [])],
             "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
-            "memory": memory,
+            "memory": self.memory(requires),
             "base_alignment": [requires.base_alignment],
             "gather": ["", "int32", "int64"] if requires.gather else [""],
             "bias": ["", "plain", "float32", "rows"] if requires.bias else [""],
@@ -92,23 +90,18 @@ class GroupedMmKit(Kit):
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
-        found: dict[str, Spec] = {}
-        for name, claimed, spec in (
+        found = unclaimed(
+            requires,
+            DTYPES,
             ("bias", requires.bias, {"bias": "plain", "form": "rows"}),
             ("gather", requires.gather, {"gather": "int32", "form": "rows"}),
             ("gated", requires.gated, {"gated": True, "form": "rows"}),
             ("scales", requires.scaling, {"scaling": "rowwise", "form": "rows"}),
             ("out", requires.out, {"out": "dense"}),
-            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd", "sizes": SMALL[0]}),
-            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
-            ("deterministic", requires.deterministic, {"deterministic": True}),
-            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
-        ):
-            if not claimed:
-                found[name] = spec
+            ("row stride", "odd" in self.memory(requires), {"memory": "odd", "sizes": SMALL[0]}),
+        )
         found |= {form: {"form": form} for form in ("rows", "batch", "inner") if form not in requires.forms}
         found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
-        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
         return found
 
     def sensible(self, spec: Spec) -> bool:
@@ -120,11 +113,8 @@ class GroupedMmKit(Kit):
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         groups, m, n, k = spec["sizes"]
         dtype, out_dtype, form = getattr(torch, spec["dtype"]), wanted_out_dtype(spec), spec["form"]
-        arenas: dict[str, Arena] = {}
-
-        def place(name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
-            arenas[name] = Arena({name: Slot(shape, strides)}, kind, device, shift)
-            return arenas[name].views[name]
+        arenas = Places(device)
+        place = arenas.put
 
         def vector(name: str, shape: Strides, kind: torch.dtype, gap: int = 0) -> torch.Tensor:
             return place(name, shape, (shape[-1] + gap, 1)[-len(shape) :], kind)
@@ -160,12 +150,6 @@ class GroupedMmKit(Kit):
         arguments |= {"activation": spec["activation"] or None, "gated": spec["gated"], "out_dtype": out_dtype}
         return Sample((a, b), arguments, {**given, "out_dtype": out_dtype}, arenas, written)
 
-    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
-
-    def front_door(self, variant: str, sample: Sample) -> Results:
-        return {"out": grouped_mm(*sample.tensors, **sample.arguments, variant=variant)}
-
     def expected(self, sample: Sample) -> list[Expected]:
         a, b = sample.tensors
         given = {**sample.launch_arguments, "count": sample.tensors[0].shape[0]}
@@ -195,9 +179,6 @@ class GroupedMmKit(Kit):
             model = rounded_to(activate(model.to(kind), activation), out_dtype)
         slack = 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
         return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
-
-    def form(self, sample: Sample, results: Results) -> list[str]:
-        return complaints_of_form(results["out"], sample.written.get("out"), sample.tensors)
 
 
 def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.Tensor | None) -> torch.Tensor:

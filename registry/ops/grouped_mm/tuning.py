@@ -60,8 +60,8 @@ class GroupedMmWorkload(Workload):
         if get("gather"):
             found["rows"] = self.chosen(m)
         if get("scaling"):
-            found["scale_a"] = self.random(tuple(found["a"].shape[:-1]), torch.float32).abs()
-            found["scale_b"] = self.random((groups, wide), torch.float32).abs()
+            found["scale_a"] = self.positive(tuple(found["a"].shape[:-1]))
+            found["scale_b"] = self.positive((groups, wide))
         self.out_dtype = torch_dtype(str(get("out_dtype"))) if get("out_dtype") else None
         if get("bias"):
             found["bias"] = self.random((groups, wide), dtype if dtype.itemsize > 1 else torch.bfloat16)

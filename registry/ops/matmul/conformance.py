@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ import torch
 from registry.contract.capability import Requires
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Kit, Results, Sample, Spec
-from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
+from registry.ops.parts.kit import Sample, Spec, unclaimed
+from registry.ops.parts.memory import Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.products import FP8, UNIT_BYTES, activate, complaints_of_form, matrix_strides, wanted_out_dtype
+from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, wanted_out_dtype
+from registry.ops.parts.products import FP8, activate
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -29,11 +30,11 @@ SMALL = [
     (256, 192, 64),
 ]
 LARGE = [(1000, 1001, 999), (2048, 1024, 1536), (8, 4096, 2048), (2049, 128, 4096)]
-LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
-class MatmulKit(Kit):
+class MatmulKit(ProductKit):
+    call = matmul
     self_explaining = ("dtype", "memory", "layout", "activation")
     claims = (
         "dtype",
@@ -50,9 +51,6 @@ class MatmulKit(Kit):
     )
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
-        memory = ["dense", "rows"]
-        memory += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
-        memory += ["offset"] if requires.base_alignment < UNIT_BYTES else []
         return {
             "dtype": list(requires.dtypes),
             "dtype_b": ["", *requires.dtypes_b],
@@ -61,7 +59,7 @@ class MatmulKit(Kit):
             "batch": [0, 3, 2] if requires.batched else [0],
             "shared": ["", "a", "b"] if requires.batched else [""],
             "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
-            "memory": memory,
+            "memory": self.memory(requires),
             "base_alignment": [requires.base_alignment],
             "bias": ["", "plain", "float32", "strided"] if requires.bias else [""],
             "activation": ["", *requires.activations],
@@ -90,23 +88,17 @@ class MatmulKit(Kit):
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
-        found: dict[str, Spec] = {}
-        for name, claimed, spec in (
+        found = unclaimed(
+            requires,
+            DTYPES,
             ("batch", requires.batched, {"batch": 3}),
             ("bias", requires.bias, {"bias": "plain"}),
             ("out", requires.out, {"out": "dense"}),
-            ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
-            ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
-            ("deterministic", requires.deterministic, {"deterministic": True}),
-            ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
-        ):
-            if not claimed:
-                found[name] = spec
+        )
         unfused = [a for a in ("relu", "gelu", "silu") if a not in requires.activations]
         found |= {f"{a} after the product": {"activation": a} for a in unfused}
         found |= {f"{s} scales": {"scaling": s} for s in ("scalar", "rowwise") if s not in requires.scaling}
         found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
-        found |= {dtype: {"dtype": dtype} for dtype in DTYPES if dtype not in requires.dtypes}
         floats = [dtype for dtype in requires.dtypes if dtype.startswith(("float", "bfloat"))]
         if floats and not requires.out_dtypes:
             found["out_dtype"] = {"dtype": floats[0], "out_dtype": "float64" if floats[0] != "float64" else "float32"}
@@ -131,11 +123,8 @@ class MatmulKit(Kit):
         dtype, out_dtype = getattr(torch, spec["dtype"]), wanted_out_dtype(spec)
         dtype_b = getattr(torch, spec["dtype_b"] or spec["dtype"])
         layout, batch = spec["layout"], spec["batch"]
-        arenas: dict[str, Arena] = {}
-
-        def place(name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
-            arenas[name] = Arena({name: Slot(shape, strides)}, kind, device, shift)
-            return arenas[name].views[name]
+        arenas = Places(device)
+        place = arenas.put
 
         shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         letters = "ss" if layout == "strided" else layout
@@ -170,12 +159,6 @@ class MatmulKit(Kit):
         }
         return Sample((a, b), arguments, launch, arenas, written)
 
-    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
-
-    def front_door(self, variant: str, sample: Sample) -> Results:
-        return {"out": matmul(*sample.tensors, **sample.arguments, variant=variant)}
-
     def expected(self, sample: Sample) -> list[Expected]:
         a, b = sample.tensors
         arguments, out_dtype = sample.arguments, sample.launch_arguments["out_dtype"]
@@ -194,9 +177,6 @@ class MatmulKit(Kit):
         exact = out_dtype in (torch.int8, torch.int32)
         slack = 0.0 if exact else 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
         return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
-
-    def form(self, sample: Sample, results: Results) -> list[str]:
-        return complaints_of_form(results["out"], sample.written.get("out"), sample.tensors)
 
 
 def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:

@@ -53,8 +53,8 @@ class MatmulWorkload(Workload):
         scaling = get("scaling", "")
         if scaling:
             vector = scaling == "rowwise"
-            found["scale_a"] = self.random((m,) if vector else (), torch.float32).abs()
-            found["scale_b"] = self.random((n,) if vector else (), torch.float32).abs()
+            found["scale_a"] = self.positive((m,) if vector else ())
+            found["scale_b"] = self.positive((n,) if vector else ())
         self.out_dtype = torch_dtype(str(get("out_dtype"))) if get("out_dtype") else None
         if get("bias", False):
             whole = dtype is torch.int8 and (self.out_dtype or torch.int32) is torch.int32

@@ -13,21 +13,14 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.errors import InvalidArgument
 from registry.ops.parts.judging import Expected
 from registry.ops.parts.memory import Arena
 from registry.ops.parts.sizes import Size
 
 Spec = dict[str, Any]
 Results = dict[str, torch.Tensor]
-
-
-def out_and_lse(found: Any) -> tuple[Any, Any]:
-    """What a launch of attention returned, if it is what it has to be."""
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        got = f"{len(found)} values" if isinstance(found, (tuple, list)) else type(found).__name__
-        raise InvalidArgument("what run returns", got, "(out, lse), where lse may be None if it was not asked for")
-    return found[0], found[1]
+UNIT_BYTES = 16
+"""What TMA and the widest loads take at once."""
 
 
 # --- one made-up call ---------------------------------------------------------------------------------------------
@@ -120,28 +113,20 @@ class Kit:
         return []
 
 
-# --- the form of results ---------------------------------------------------------------------------------------------
+# --- what is not claimed, and the form of results --------------------------------------------------------------------
 
 
-def head_dims_outside(requires: Requires) -> dict[str, Spec]:
-    """Overrides with head dimensions that an attention's claims exclude."""
-    if requires.head_dim is None:
-        return {}
-    (low, high), multiple = requires.head_dim, requires.head_dim_multiple
-    found: dict[str, Spec] = {}
-    if high < 2**15:
-        found["head_dim above"] = {"head_dim": (high // multiple + 1) * multiple}
-    if low > multiple:
-        found["head_dim below"] = {"head_dim": max(1, (low - 1) // multiple * multiple)}
-    if multiple > 1:
-        found["head_dim between"] = {"head_dim": -(-low // multiple) * multiple + 1}
-    if requires.head_dim_v is None:
-        found["head_dim_v"] = {"head_dim": low, "head_dim_v": low + multiple}
-    return found
-
-
-def mask_word(causal: bool, window: tuple[int, int] | None) -> str:
-    return " ".join([*(["causal"] if causal else []), *([f"window:{window[0]},{window[1]}"] if window else [])])
+def unclaimed(requires: Requires, dtypes: Sequence[str], *own: tuple[str, Any, Spec]) -> dict[str, Spec]:
+    """By description: overrides that the claims exclude, among `own` of (description, claim, override) and those of all
+    ops that have dtypes and memory."""
+    every: tuple[tuple[str, Any, Spec], ...] = (
+        ("deterministic", requires.deterministic, {"deterministic": True}),
+        ("ieee", requires.ieee or "float32" not in requires.dtypes, {"dtype": "float32", "ieee": True}),
+        ("row stride", requires.stride_alignment < UNIT_BYTES, {"memory": "odd"}),
+        ("base address", requires.base_alignment < UNIT_BYTES, {"memory": "offset", "base_alignment": 1}),
+    )
+    found = {name: spec for name, claimed, spec in (*every, *own) if not claimed}
+    return found | {dtype: {"dtype": dtype} for dtype in dtypes if dtype not in requires.dtypes}
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

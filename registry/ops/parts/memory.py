@@ -151,11 +151,14 @@ def conditions(*, deterministic: bool = False, ieee: bool | None = None) -> Iter
     """torch's global switches as one problem asks for them. `ieee=None` leaves the float32 precision alone."""
     before, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    switched = deterministic != before or warn_only  # (the first switch imports torch's compiler: 1.7 seconds)
     try:
-        torch.use_deterministic_algorithms(deterministic)
+        if switched:
+            torch.use_deterministic_algorithms(deterministic)
         if ieee is not None:
             torch.set_float32_matmul_precision("highest" if ieee else "high")
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        if switched:
+            torch.use_deterministic_algorithms(before, warn_only=warn_only)
         torch.set_float32_matmul_precision(precision)

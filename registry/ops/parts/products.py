@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +15,6 @@ from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """Whether a row ("n") or a column ("t") of each operand is contiguous."""
-
-UNIT_BYTES = 16
-"""What TMA and the widest loads take at once."""
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "": lambda x: x,
@@ -87,24 +84,6 @@ def needs_copy(out: torch.Tensor, *given: Any) -> bool:
     return any(isinstance(tensor, torch.Tensor) and overlap(out, tensor) for tensor in given)
 
 
-def matrix_strides(
-    rows: int, columns: int, batch: int, letter: str, memory: str, dtype: torch.dtype, shared: bool = False
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of [rows, columns], or a batch of them: the layout by its letter ("s" is neither dimension
-    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart."""
-    unit = UNIT_BYTES // dtype.itemsize
-    inner = rows if letter == "t" else columns
-    outer_size = columns if letter == "t" else rows
-    gap = {"rows": -inner % unit + unit, "odd": 1}.get(memory, 0)
-    step = 2 if letter == "s" else 1
-    outer = (inner + gap) * step
-    strides = (1, outer) if letter == "t" else (outer, step)
-    if not batch:
-        return (rows, columns), strides
-    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
-    return (batch, rows, columns), (0 if shared else per_batch, *strides)
-
-
 # --- rules of a Problem's fields --------------------------------------------------------------------------------------
 
 
@@ -158,24 +137,4 @@ def known_dtype(dtype: str, allowed: Collection[torch.dtype]) -> torch.dtype:
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or found not in allowed:
         raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, allowed))))
-    return found
-
-
-def wanted_out_dtype(spec: Mapping[str, Any]) -> torch.dtype:
-    """Of a conformance case."""
-    dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def complaints_of_form(result: torch.Tensor, given: torch.Tensor | None, inputs: Iterable[torch.Tensor]) -> list[str]:
-    """What is wrong with a result before its values are looked at; `given` is the out= of the call."""
-    if given is not None:
-        same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
-        return [] if same else ["out= was given, but another tensor was returned"]
-    found = []
-    if not result.is_contiguous():
-        found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
-    if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in inputs}:
-        found.append("out shares memory with an input")
     return found

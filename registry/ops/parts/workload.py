@@ -114,6 +114,11 @@ class Workload:
         made = dtype if dtype.itemsize > 1 else torch.float16
         return torch.randn(shape, dtype=made, device=self.device, generator=self._generator).to(dtype)
 
+    def positive(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Scales: magnitudes of normal values."""
+        found = self.random(shape, torch.float32)
+        return found if found.is_meta else found.abs()  # which on meta tensors imports torch's compiler: 1.7 seconds
+
     def recorded(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """An operand with the strides and the alignment that were recorded, if any were."""
         found: Layout | None = dict(self.case.operands).get(name)

@@ -1,0 +1,87 @@
+"""What the conformance kits of matrix products share: memory, results, and an epilogue as a kernel computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from registry.contract.capability import Requires
+from registry.ops.parts.kit import UNIT_BYTES, Kit, Results, Sample
+from registry.ops.parts.memory import Arena, Slot, Strides
+from registry.ops.parts.products import default_out_dtype
+
+LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
+
+
+class ProductKit(Kit):
+    """Of a product that gives `out`."""
+
+    call: Callable[..., Any]
+    """The op as a user calls it."""
+
+    def memory(self, requires: Requires) -> list[str]:
+        """How operands may lie."""
+        found = ["dense", "rows"]
+        found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
+        return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
+
+    def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
+        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
+
+    def front_door(self, variant: str, sample: Sample) -> Results:
+        return {"out": type(self).call(*sample.tensors, **sample.arguments, variant=variant)}
+
+    def form(self, sample: Sample, results: Results) -> list[str]:
+        return complaints_of_form(results["out"], sample.written.get("out"), sample.tensors)
+
+
+class Places(dict[str, Arena]):
+    """Arenas of one tensor each, by its name."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def put(self, name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
+        self[name] = Arena({name: Slot(shape, strides)}, kind, self.device, shift)
+        return self[name].views[name]
+
+
+def matrix_strides(
+    rows: int, columns: int, batch: int, letter: str, memory: str, dtype: torch.dtype, shared: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of [rows, columns], or a batch of them: the layout by its letter ("s" is neither dimension
+    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart."""
+    unit = UNIT_BYTES // dtype.itemsize
+    inner = rows if letter == "t" else columns
+    outer_size = columns if letter == "t" else rows
+    gap = {"rows": -inner % unit + unit, "odd": 1}.get(memory, 0)
+    step = 2 if letter == "s" else 1
+    outer = (inner + gap) * step
+    strides = (1, outer) if letter == "t" else (outer, step)
+    if not batch:
+        return (rows, columns), strides
+    per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
+    return (batch, rows, columns), (0 if shared else per_batch, *strides)
+
+
+def wanted_out_dtype(spec: Mapping[str, Any]) -> torch.dtype:
+    """Of a conformance case."""
+    dtype = getattr(torch, spec["out_dtype"]) if spec["out_dtype"] else default_out_dtype(getattr(torch, spec["dtype"]))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def complaints_of_form(result: torch.Tensor, given: torch.Tensor | None, inputs: Iterable[torch.Tensor]) -> list[str]:
+    """What is wrong with a result before its values are looked at; `given` is the out= of the call."""
+    if given is not None:
+        same = (result.data_ptr(), result.stride(), result.shape) == (given.data_ptr(), given.stride(), given.shape)
+        return [] if same else ["out= was given, but another tensor was returned"]
+    found = []
+    if not result.is_contiguous():
+        found.append(f"out has strides {result.stride()} for shape {tuple(result.shape)}: not contiguous")
+    if result.untyped_storage().data_ptr() in {t.untyped_storage().data_ptr() for t in inputs}:
+        found.append("out shares memory with an input")
+    return found
