@@ -85,6 +85,15 @@ class Program(torch.nn.Module):
         return registry.matmul(mixed.flatten(0, 2), torch.ones(8, 8)).view_as(q)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_leaves_the_choice_to_whoever_runs_it(strict):
+    """A graph of torch.compile settles it, and is traced again where somebody records or asks; a program is not."""
+    given = tuple(torch.randn(1, 2, 16, 8) for _ in range(3))
+    program = torch.export.export(Program(), given, strict=strict)
+    asked = [node.args[-1] for node in program.graph.nodes if "registry" in str(node.target)]
+    assert asked == [None, None]
+
+
 LOADED = """
 import sys, torch, registry
 given, expected = torch.load(sys.argv[2])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+from registry.dispatch.traced import is_exporting
 from registry.ops.parts.masks import FAR
 
 
@@ -66,7 +67,7 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
 
 def mask(*args: Any, **kwargs: Any) -> MaskMeaning:
     """What transformers calls for a mask. A graph breaks here: its meaning is read from functions and data."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     return _outside_of_graphs(*args, **kwargs) if compiling else MaskMeaning(*args, **kwargs)
 
 
@@ -99,7 +100,7 @@ class MaskMeaning(BlockMask):
         self.batch, self.queries, self.keys = batch_size, q_length, kv_length
         self.kv_offset = kv_offset
         self.padding = attention_mask
-        if torch.compiler.is_exporting():  # no data can be looked at
+        if is_exporting():  # no data can be looked at
             plain = function is masking_utils.causal_mask_function and attention_mask is None
             self.pattern = Pattern(causal=True) if plain else None
         else:

@@ -23,6 +23,7 @@ from torch import nn
 import registry
 from registry.dispatch.scope import current, went_elsewhere
 from registry.dispatch.select import Moment
+from registry.dispatch.traced import is_exporting
 from registry.errors import InvalidArgument
 from registry.notices import notice
 from registry.ops.parts.counting import counted
@@ -238,7 +239,7 @@ def _has_kernels(*tensors: torch.Tensor) -> bool:
 
 def _in_a_graph(x: torch.Tensor) -> bool:
     """Whether a compiler is at work that runs its graph here: an exported one has what `import registry` defines."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting():
         return False
     return not torch.is_autocast_enabled(x.device.type)
 
