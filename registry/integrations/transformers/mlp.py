@@ -100,9 +100,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down, act_fn = self._parts()
-        if _is_few(
-            x
-        ):  # a step of decoding waits for the host: little is looked at, and less is called than theirs does
+        if _is_few(x):  # a step of decoding waits for the host: fewer calls than theirs
             went_elsewhere("transformers", _TOO_FEW)
             return down(act_fn(_by_itself(gate, x)) * _by_itself(up, x))  # type: ignore[no-any-return]
         why = _taken_hold_of(gate) or _taken_hold_of(up)
