@@ -115,6 +115,25 @@ def test_decoders_agree_with_eager(models, family, padding):
         assert set(counts) == {"attention_varlen"}
 
 
+def test_padded_rows_stay_where_they_are(models):
+    """And a batch of one shape is one problem, however it is padded; tokens that lie apart are moved together."""
+    model, problems = models("llama"), set()
+    apart = [[1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 11]
+    for padding in (*(PADDINGS[side] for side in ("left", "right", "both")), [[0] * 11, [1] * 11], apart):
+        kept = torch.tensor(padding).bool()
+        model.set_attn_implementation(door.NAME)
+        with torch.no_grad(), registry.record() as ran:
+            ours = model(tokens(), attention_mask=kept.long()).logits
+        theirs, _ = run(model, "eager", lambda model, kept=kept: model(tokens(), attention_mask=kept.long()).logits)
+        assert torch.isfinite(ours).all()
+        torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
+        (problem,) = ran.problems
+        assert (problem.total_q == tokens().numel()) is (padding is not apart)
+        if padding is not apart:
+            problems.add(problem)
+    assert len(problems) == 1
+
+
 MORE = [
     "Cohere",
     "Cohere2",
