@@ -142,9 +142,10 @@ def _by_counts(
 ) -> torch.Tensor:
     """All rows of the batch have as many keys, and how many is read on the device."""
     starts, used = mask.counts(q.device)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    one = mask.queries == 1  # each layer of each step waits for the host, and two calls are fewer than four
     out = registry.attention_varlen(
-        q.flatten(0, 1),
+        q.squeeze(2) if one else q.transpose(1, 2).flatten(0, 1),
         k,
         v,
         cu_seqlens_q=starts,
@@ -154,7 +155,7 @@ def _by_counts(
         sinks=sinks,
         **how,
     )
-    return out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
+    return out.unsqueeze(1) if one else out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
 
 
 def _packed_attention(
