@@ -12,6 +12,7 @@ for all, so every length is new, as it is where text is generated; `static` does
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -91,6 +92,7 @@ class Step:
     def timed(self) -> tuple[float, float]:
         """Milliseconds until the device was done, and until the host was."""
         wait = torch.cuda.synchronize if self.ids.is_cuda else lambda: None
+        gc.collect()  # else a turn is timed that collects what the turns before it left
         wait()
         start = time.perf_counter()
         with torch.set_grad_enabled(self.phase == "train"):

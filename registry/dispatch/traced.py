@@ -65,6 +65,8 @@ def variant_for(op: str) -> str | None:
     for asked_op, name in reversed(_asked):
         if asked_op == op:
             return name
+    if is_exporting():  # a program outlives the tables, blocks and machine that it was made with
+        return None
     _lend_graph_forms()
     return None if watched else SETTLED + era
 
@@ -86,6 +88,12 @@ def new_era() -> None:
     """Variants or tables have changed: what graphs have settled is settled again."""
     global era
     era = ""
+
+
+@_by_the_tracer
+def is_exporting() -> bool:
+    """Whether torch.export is at work. The tracer asks: inside of a trace torch 2.11 says so of torch.compile, too."""
+    return torch.compiler.is_exporting()
 
 
 @_by_the_tracer

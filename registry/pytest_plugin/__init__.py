@@ -102,7 +102,10 @@ def _items(session: pytest.Session, name: str, level: str, target_name: str | No
     except RegistryError as error:
         raise pytest.UsageError(f"--registry-variant {name}: {error}") from error
     if not found:
-        raise pytest.UsageError(f"--registry-variant {name}: no device of this machine is among those that it claims")
+        raise pytest.UsageError(
+            f"--registry-variant {name}: no device of this machine is among those that it claims; with "
+            "--registry-target GPU, such as H100, its kernels are interpreted"
+        )
     return found
 
 

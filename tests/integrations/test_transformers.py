@@ -115,6 +115,25 @@ def test_decoders_agree_with_eager(models, family, padding):
         assert set(counts) == {"attention_varlen"}
 
 
+def test_padded_rows_stay_where_they_are(models):
+    """And a batch of one shape is one problem, however it is padded; tokens that lie apart are moved together."""
+    model, problems = models("llama"), set()
+    apart = [[1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 11]
+    for padding in (*(PADDINGS[side] for side in ("left", "right", "both")), [[0] * 11, [1] * 11], apart):
+        kept = torch.tensor(padding).bool()
+        model.set_attn_implementation(door.NAME)
+        with torch.no_grad(), registry.record() as ran:
+            ours = model(tokens(), attention_mask=kept.long()).logits
+        theirs, _ = run(model, "eager", lambda model, kept=kept: model(tokens(), attention_mask=kept.long()).logits)
+        assert torch.isfinite(ours).all()
+        torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
+        (problem,) = ran.problems
+        assert (problem.total_q == tokens().numel()) is (padding is not apart)
+        if padding is not apart:
+            problems.add(problem)
+    assert len(problems) == 1
+
+
 MORE = [
     "Cohere",
     "Cohere2",
@@ -332,20 +351,23 @@ def test_masks_are_what_transformers_would_have_made(models):
 @pytest.mark.slow(9)
 def test_a_model_compiles(models):
     packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]] * 2)
+    padding = torch.tensor(PADDINGS["left"])
+    cases = ({}, {"position_ids": packed}, {"attention_mask": padding})
 
-    def forward(model, positions):
+    def forward(model, given):
+        kept = given.get("attention_mask", torch.ones(2, 11)).bool()
         with torch.no_grad():
-            return model(tokens(), position_ids=positions, use_cache=False).logits
+            return model(tokens(), **given, use_cache=False).logits[kept]
 
     model = models("llama")
-    expected, _ = run(model, "eager", lambda model: [forward(model, None), forward(model, packed)])
+    expected, _ = run(model, "eager", lambda model: [forward(model, given) for given in cases])
     model.set_attn_implementation(door.NAME)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
-    for positions, wanted, op in zip((None, packed), expected, ("attention", "attention_varlen"), strict=True):
+    for given, wanted in zip(cases, expected, strict=True):
         with registry.record() as recorder:
-            torch.testing.assert_close(forward(compiled, positions), wanted, rtol=1e-4, atol=1e-5)
-        assert set(recorder.counts) == {op}
+            torch.testing.assert_close(forward(compiled, given), wanted, rtol=1e-4, atol=1e-5)
+        assert set(recorder.counts) == {"attention_varlen" if given else "attention"}
 
 
 def test_an_exported_model_is_right_and_says_what_it_lost(models):

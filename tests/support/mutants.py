@@ -314,6 +314,69 @@ _GROUPED = {
         "(acc * (1 + (config['BLOCK'] == 16 and first > 64))).to(out.dtype)",
     ),
 }
+_VARLEN = {
+    "causal from the top left": ("[:, None] + keys - count", "[:, None]"),
+    "the keys of the sequence before": (
+        "at = slice(int(cu_seqlens_k[b])",
+        "at = slice(int(cu_seqlens_k[max(b - 1, 0)])",
+    ),
+    "queries' starts for keys": (
+        "        where = b, cu_seqlens_k,",
+        "        if cu_seqlens_k is not None and k.shape[0] == q.shape[0]:\n            cu_seqlens_k = cu_seqlens_q\n        where = b, cu_seqlens_k,",
+    ),
+    "a cache to its end": ("at = (b, slice(0, int(seqused_k[b])))", "at = (b, slice(0, x.shape[1]))"),
+    "pages in the order of memory": (
+        "block_table[b, place // page].long()",
+        "(block_table[b, 0] + place // page).long() % len(x)",
+    ),
+    "the pages of the first sequence": ("block_table[b, place", "block_table[0, place"),
+    "the last page looked at whole": (
+        "torch.arange(int(seqused_k[b]))",
+        "torch.arange(-(-int(seqused_k[b]) // x.shape[1]) * x.shape[1])",
+    ),
+    "k's strides for v": (
+        "    result, lse = new_out",
+        "    v = v.as_strided(v.shape, k.stride()) if v.shape == k.shape else v\n    result, lse = new_out",
+    ),
+    "dense strides for k": (
+        "    result, lse = new_out",
+        "    k = k.as_strided(k.shape, torch.empty(k.shape).stride())\n    result, lse = new_out",
+    ),
+    "one scale for all heads": ("(scale[:, None] if len(scale) > 1 else scale)", "scale[0]"),
+    "the scale of the first token": ("found * scale[at][..., None]", "found * scale[at][:1, ..., None]"),
+    "k's scale for v": ("keys_of(v, v_scale", "keys_of(v, k_scale"),
+    "sinks that are scaled": ("sinks.float()[", "(sinks.float() * scale)["),
+    "sinks left out of the LSE": ("lse[:, rows] = total", "lse[:, rows] = torch.logsumexp(scores[..., :keys], -1)"),
+    "the sink of the first head": (
+        "sinks.float()[:, None, None].expand(-1,",
+        "sinks.float()[:1, None, None].expand(len(scores),",
+    ),
+    "slopes before the cap": (
+        "            if softcap:",
+        "            if softcap and alibi_slopes is not None:\n                scores = scores - alibi_slopes[:, None, None] * (row - column).abs()\n            if softcap:",
+    ),
+    "slopes of keys alone": ("(row - column).abs()", "(keys - 1 - column).abs()"),
+    "left side off by one": ("column < row - left", "column <= row - left"),
+    "rows without keys left unwritten": (
+        "        for first in range(0, count,",
+        "        if not keys:\n            continue\n        for first in range(0, count,",
+    ),
+    "NaN in rows without keys": ("total.nan_to_num(neginf=0.0)", "total"),
+    "heads of a group apart": (
+        "keys_of(k, k_scale, *where).repeat_interleave(group, 1)",
+        "keys_of(k, k_scale, *where).repeat(1, group, 1)",
+    ),
+    "one query too few of long sequences": ("range(0, count, config", "range(0, count - (count > 100), config"),
+    "out ignored": ("new_out(q, v) if out is None else out,", "new_out(q, v),"),
+    "the lengths of the first call": (
+        "    result, lse = new_out",
+        "    if seqused_k is not None:\n        CALLS.append(seqused_k.clone())\n        seqused_k = next(c for c in CALLS if c.shape == seqused_k.shape)\n    result, lse = new_out",
+    ),
+    "wrong in the second config": (
+        "weights, v_).to(",
+        "weights * (1 + (config['BLOCK_M'] == 16 and keys > 64)), v_).to(",
+    ),
+}
 MUTANTS = [
     Mutant(kernel, fault, old, new)
     for kernel, faults in (
@@ -321,6 +384,7 @@ MUTANTS = [
         ("attention_backward", _BACKWARD),
         ("matmul", _MATMUL),
         ("grouped_mm", _GROUPED),
+        ("attention_varlen", _VARLEN),
     )
     for fault, (old, new) in faults.items()
 ]

@@ -142,9 +142,10 @@ def _by_counts(
 ) -> torch.Tensor:
     """All rows of the batch have as many keys, and how many is read on the device."""
     starts, used = mask.counts(q.device)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    one = mask.queries == 1  # each layer of each step waits for the host, and two calls are fewer than four
     out = registry.attention_varlen(
-        q.flatten(0, 1),
+        q.squeeze(2) if one else q.transpose(1, 2).flatten(0, 1),
         k,
         v,
         cu_seqlens_q=starts,
@@ -154,7 +155,7 @@ def _by_counts(
         sinks=sinks,
         **how,
     )
-    return out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
+    return out.unsqueeze(1) if one else out.unflatten(0, (mask.batch, mask.queries))  # type: ignore[no-any-return]
 
 
 def _packed_attention(
@@ -163,11 +164,17 @@ def _packed_attention(
     batch, _, queries, _ = q.shape
     packed = packed.on(q.device)
     flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    rows = (packed.q_rows, packed.k_rows, packed.k_rows)
+    if packed.rows is None:
+        out = registry.attention_varlen(*flat, sinks=sinks, **packed.lengths, **how).unflatten(0, (batch, queries))
+        assert packed.padding is not None
+        padding = packed.padding[:, :, None, None]
+        return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)  # type: ignore[no-any-return]
+    q_rows, k_rows = packed.rows
+    rows = (q_rows, k_rows, k_rows)
     q, k, v = (x if len(r) == len(x) else x.index_select(0, r) for x, r in zip(flat, rows, strict=True))
     out = registry.attention_varlen(q, k, v, sinks=sinks, **packed.lengths, **how)
     if len(out) != batch * queries:
-        out = out.new_zeros(batch * queries, *out.shape[1:]).index_copy(0, packed.q_rows, out)
+        out = out.new_zeros(batch * queries, *out.shape[1:]).index_copy_(0, q_rows, out)
     return out.unflatten(0, (batch, queries))  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+from registry.dispatch.traced import is_exporting
 from registry.ops.parts.masks import FAR
 
 
@@ -66,7 +67,7 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
 
 def mask(*args: Any, **kwargs: Any) -> MaskMeaning:
     """What transformers calls for a mask. A graph breaks here: its meaning is read from functions and data."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    compiling = torch.compiler.is_compiling() and not is_exporting()
     return _outside_of_graphs(*args, **kwargs) if compiling else MaskMeaning(*args, **kwargs)
 
 
@@ -99,7 +100,7 @@ class MaskMeaning(BlockMask):
         self.batch, self.queries, self.keys = batch_size, q_length, kv_length
         self.kv_offset = kv_offset
         self.padding = attention_mask
-        if torch.compiler.is_exporting():  # no data can be looked at
+        if is_exporting():  # no data can be looked at
             plain = function is masking_utils.causal_mask_function and attention_mask is None
             self.pattern = Pattern(causal=True) if plain else None
         else:
@@ -193,24 +194,66 @@ class MaskMeaning(BlockMask):
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Rows of [B * S, H, D] that are tokens, and where their sequences begin."""
+    """Which rows of [B * S, H, D] are tokens, and where their sequences begin."""
 
-    q_rows: torch.Tensor
-    k_rows: torch.Tensor
     lengths: dict[str, Any]
     keeps_distances: bool
+    rows: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Those of q and of k that are tokens; None where all rows stay where they are."""
+    padding: torch.Tensor | None = None
+    """[B, S]: those that stay and are none."""
 
     def on(self, device: torch.device) -> PackedTokens:
         """The same beside a layer that lies on another device than the first one."""
-        if self.q_rows.device == device:
+        if self.lengths["cu_seqlens_q"].device == device:
             return self
-        lengths = {name: n.to(device) if isinstance(n, torch.Tensor) else n for name, n in self.lengths.items()}
-        return PackedTokens(self.q_rows.to(device), self.k_rows.to(device), lengths, self.keeps_distances)
+        starts = self.lengths["cu_seqlens_q"].to(device)
+        same = self.lengths["cu_seqlens_k"] is self.lengths["cu_seqlens_q"]
+        lengths = self.lengths | {"cu_seqlens_q": starts, "cu_seqlens_k": self.lengths["cu_seqlens_k"].to(device)}
+        rows = None if self.rows is None else (self.rows[0].to(device), self.rows[1].to(device))
+        padding = None if self.padding is None else self.padding.to(device)
+        lengths = lengths | ({"cu_seqlens_k": starts} if same else {})
+        return PackedTokens(lengths, self.keeps_distances, rows, padding)
+
+
+PIECES = 4
+"""Of a row of nothing but padding: longer sequences of it would cost time, and more of them cost time, too."""
+
+
+def _where_they_lie(mask: MaskMeaning) -> PackedTokens | None:
+    """Padded rows of a prefill as they lie in memory: tokens are a sequence, and padding makes others, whose results
+    nobody wants. Nothing is moved, and a batch of this shape has as many sequences however it is padded. None where the
+    tokens of a row do not lie side by side, or are not all there is."""
+    pattern, padding = mask.pattern, mask.padding
+    assert pattern is not None
+    if padding is None or not pattern.causal or pattern.packed is not None or pattern.chunk is not None:
+        return None
+    if isinstance(mask.q_offset, torch.Tensor) or mask.q_offset or mask.kv_offset or mask.queries != mask.keys:
+        return None
+    rows, length = padding.shape
+    if length != mask.keys or not length:
+        return None
+    valid = padding.to("cpu", torch.bool)
+    begins = torch.ones_like(valid)
+    torch.ne(valid[:, 1:], valid[:, :-1], out=begins[:, 1:])
+    if int((begins & valid).sum(1).max()) > 1:
+        return None
+    piece = -(-length // PIECES)
+    begins[:, ::piece] |= ~valid[:, ::piece]
+    found = begins.flatten().nonzero().squeeze(1)
+    starts = torch.full((rows * (PIECES + 2) + 1,), rows * length, dtype=torch.int32)
+    starts[: len(found)] = found
+    starts = starts.to(padding.device, non_blocking=True)
+    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": length, "max_seqlen_k": length}
+    return PackedTokens(lengths, True, padding=~padding.to(torch.bool))
 
 
 @torch.compiler.disable(reason="how long sequences are is data")  # type: ignore[untyped-decorator]
 def _pack(mask: MaskMeaning) -> PackedTokens:
     """Give every token the number of its sequence, -1 for padding, and list those that have a query. Waits once."""
+    unmoved = _where_they_lie(mask)
+    if unmoved is not None:
+        return unmoved
     pattern = mask.pattern
     assert pattern is not None
     offset = int(mask.q_offset)
@@ -250,7 +293,7 @@ def _pack(mask: MaskMeaning) -> PackedTokens:
         "max_seqlen_q": int(q_counts.max()) if len(q_counts) else 0,
         "max_seqlen_k": int(k_counts.max()) if len(k_counts) else 0,
     }
-    return PackedTokens(q_rows.to(device), k_rows.to(device), lengths, bool((reach == found).all()))
+    return PackedTokens(lengths, bool((reach == found).all()), (q_rows.to(device), k_rows.to(device)))
 
 
 def _by_batch(ids: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch import nn
 import registry
 from registry.dispatch.scope import current, went_elsewhere
 from registry.dispatch.select import Moment
+from registry.dispatch.traced import is_exporting
 from registry.errors import InvalidArgument
 from registry.notices import notice
 from registry.ops.parts.counting import counted
@@ -99,6 +100,9 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down, act_fn = self._parts()
+        if _is_few(x):  # a step of decoding waits for the host: fewer calls than theirs
+            went_elsewhere("transformers", _TOO_FEW)
+            return down(act_fn(_by_itself(gate, x)) * _by_itself(up, x))  # type: ignore[no-any-return]
         why = _taken_hold_of(gate) or _taken_hold_of(up)
         activation = _activation_of(act_fn)
         if why is not None:
@@ -125,7 +129,8 @@ class GatedMlp(nn.Module):
         return down(act_fn(first) * second)  # type: ignore[no-any-return]
 
     def _parts(self) -> tuple[Any, Any, Any, Any]:
-        return self.gate_proj, self.up_proj, self.down_proj, self.act_fn
+        parts = self._modules
+        return parts["gate_proj"], parts["up_proj"], parts["down_proj"], parts["act_fn"]
 
     def lay_side_by_side(self) -> None:
         """The two weights as halves of one new matrix, where they are ordinary and do not lie so."""
@@ -202,13 +207,21 @@ def _taken_hold_of(linear: nn.Module) -> str | None:
     """What makes of a projection more than the product with its weight."""
     if type(linear) is not nn.Linear:
         return f"a {type(linear).__name__}"
-    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
+    own = vars(linear)
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return "a Linear with hooks"
-    if "forward" in vars(linear):
+    if "forward" in own:
         return "a Linear with a forward of its own"
-    if type(linear.weight) not in _ORDINARY:
-        return f"a {type(linear.weight).__name__}"
-    return None
+    kind = type(linear._parameters.get("weight"))
+    return None if kind in _ORDINARY else f"a {kind.__name__}"
+
+
+def _by_itself(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What a projection gives; without the call of a module, which takes longer than its product, where that is all."""
+    if _taken_hold_of(linear):
+        return linear(x)  # type: ignore[no-any-return]
+    given = linear._parameters
+    return nn.functional.linear(x, given["weight"], given["bias"])  # type: ignore[arg-type]
 
 
 _ACTIVATIONS = {
@@ -238,7 +251,7 @@ def _has_kernels(*tensors: torch.Tensor) -> bool:
 
 def _in_a_graph(x: torch.Tensor) -> bool:
     """Whether a compiler is at work that runs its graph here: an exported one has what `import registry` defines."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting():
         return False
     return not torch.is_autocast_enabled(x.device.type)
 
@@ -285,8 +298,6 @@ def _is_worth_it(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activati
         return True
     scope, rows = current.get(), x.numel() // max(1, x.shape[-1])
     wanted = scope.forced_for("grouped_mm") is not None
-    if rows < FEW and not wanted and not scope.preferred:
-        return False
     moment = Moment.now()
     if _known[0] is not moment:
         _known = moment, {}
@@ -304,8 +315,17 @@ def _is_worth_it(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activati
     return found
 
 
+def _is_few(x: torch.Tensor) -> bool:
+    """Whether there are so few rows that none would be asked for them, and nobody wants to be."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    scope = current.get()
+    return x.numel() < FEW * x.shape[-1] and not scope.preferred and scope.forced_for("grouped_mm") is None
+
+
 FEW = 64
 """Rows below which a step waits for the host, and a grouped product takes it longer than plain ones."""
+_TOO_FEW = f"a gated MLP of fewer than {FEW} rows"
 _known: tuple[Any, dict[Any, bool]] = (None, {})
 """What was found out under the tables of a moment."""
 _library = torch.library.Library("registry", "FRAGMENT")

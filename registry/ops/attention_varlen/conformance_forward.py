@@ -47,7 +47,7 @@ def _batches(size: Size) -> list[Pairs]:
         ((one, one), (one, one)),
         ((1, long), (1, one), (1, 1), (1, 0), (1, three)),
         ((three, one), (0, two), (one, long), (two, 0), (1, two)),
-        ((two, three), (3, long), (1, 1)),
+        ((two, three), (three, two), (3, long), (long, 3), (1, 1)),  # as many queries as keys, in other places
         ((4, two), (4, long), (4, 3)),
         tuple((1 + i % 3, 5 + 7 * i % 40) for i in range(13)),
         ((long, long),),
@@ -210,7 +210,9 @@ class VarlenKit(AttentionLikeKit):
         else:
             shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
             arenas = {
-                name: Arena({name: Slot(s, _strides(spec["memory"], s, dtypes[name]))}, dtypes[name], device, shift)
+                name: Arena(
+                    {name: Slot(s, _strides(spec["memory"], s, dtypes[name], name == "v"))}, dtypes[name], device, shift
+                )
                 for name, s in shapes.items()
             }
         small: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -297,14 +299,14 @@ def _slots(k: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     return (b, at) if table is None else (table[b, at // k.shape[1]].long(), at % k.shape[1])
 
 
-def _strides(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """Strides of [..., H, D] in one of the memory styles."""
+def _strides(style: str, shape: tuple[int, ...], dtype: torch.dtype, of_v: bool) -> tuple[int, ...]:
+    """Strides of [..., H, D] in one of the memory styles. Those of v are other ones than those of k."""
     unit = UNIT_BYTES // dtype.itemsize
     if style == "rows":
-        widened = (*shape[:-1], -(-shape[-1] // unit) * unit + unit)
+        widened = (*shape[:-1], -(-shape[-1] // unit) * unit + unit * (1 + of_v))
         return dense_strides(widened)
     if style == "odd":
-        return dense_strides((*shape[:-1], shape[-1] + 1))
+        return dense_strides((*shape[:-1], shape[-1] + 1 + 2 * of_v))
     if style == "inner":
         return tuple(2 * stride for stride in dense_strides(shape))
     return dense_strides(shape)
