@@ -25,7 +25,7 @@ from registry.dispatch import traced
 from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
-from registry.dispatch.scope import current
+from registry.dispatch.scope import EMPTY, current
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
@@ -172,6 +172,33 @@ class PlanCache:
                 if len(self.straight) >= STRAIGHT:
                     self.straight.clear()
                 self.straight[key] = guard, bare, precision
+
+    def holding(self, settings: Any, *given: Any) -> tuple[Plan, Callable[..., bool]] | None:
+        """The plan of a call outside of all blocks, and whether it holds for tensors in the place of those that are
+        given; None where there is no quick way to tell."""
+        tensors = [tensor for tensor in given if tensor is not None]
+        guards, forgotten, deterministic = _tensor_guards(), self._forgotten, _deterministic()
+        if guards is None or _scope() is not EMPTY or any(tensor.data_ptr() & ALIGNED for tensor in tensors):
+            return None
+        if len(set(map(id, tensors))) < len(tensors):
+            return None
+        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        precision = _precision() if any(tensor.dtype is _FLOAT32 for tensor in tensors) else None
+
+        def holds(*tensors: torch.Tensor) -> bool:
+            low = 0
+            for tensor in tensors:
+                low |= tensor.data_ptr()
+            return (
+                not low & ALIGNED
+                and guard(*tensors)
+                and self._forgotten == forgotten
+                and _scope() is EMPTY
+                and _deterministic() is deterministic
+                and (precision is None or precision == _precision())
+            )
+
+        return self.by_facts(settings, *given), holds
 
     def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""

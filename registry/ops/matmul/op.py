@@ -322,4 +322,4 @@ def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
 
 
 matmul = Matmul()
-define(matmul.launch, matmul, matmul.graph_launch)
+define(matmul.launch, matmul, matmul.graph_launch, matmul.plans.holding)
