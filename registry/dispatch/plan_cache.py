@@ -97,9 +97,10 @@ class PlanCache:
         self._lock = threading.RLock()
         self._passing: collections.deque[Hashable] = collections.deque()
         self._forgotten = 0
-        self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
-        """Calls that are one of torch's functions: numbers of elements -> a guard, the function, and the precision of
-        float32 products that it was chosen under, where that matters."""
+        self.straight: dict[Hashable, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
+        """Calls that are one of torch's functions: what stands for numbers of elements, and the variant where one was
+        named -> a guard, the function, and the precision of float32 products that it was chosen under, where that
+        matters."""
         _caches.append(self)
 
     def __len__(self) -> int:
@@ -149,7 +150,7 @@ class PlanCache:
         return made
 
     def keep_straight(
-        self, key: int, settings: Any, plan: Plan, called: tuple[torch.Tensor, ...], *tensors: torch.Tensor | None
+        self, key: Hashable, settings: Any, plan: Plan, called: tuple[torch.Tensor, ...], *tensors: torch.Tensor | None
     ) -> None:
         """Have a call that comes down to one of torch's own functions go there, by a guard and nothing else.
 
