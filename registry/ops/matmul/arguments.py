@@ -124,14 +124,12 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
     No copy is made, except to broadcast over several batch dimensions that no single stride can walk.
     """
-    shape = (
-        *batch_of(a, b),
-        *a.shape[-2:-1],
-        *(b.shape[-1:] if b.dim() > 1 else ()),
-    )
+    if a.dim() == b.dim() == 2:
+        return a, b, (a.shape[0], b.shape[1])
+    shape = (*batch_of(a, b), *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
     a2 = a if a.dim() > 1 else a[None, :]
     b2 = b if b.dim() > 1 else b[:, None]
-    if a2.dim() == 2 and b2.dim() == 2:
+    if a2.dim() == 2 and b2.dim() == 2:  # a vector or two
         return a2, b2, shape
     if b2.dim() == 2 and (folded := _fold_rows(a2)) is not None:
         return folded, b2, shape
