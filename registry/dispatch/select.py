@@ -225,7 +225,7 @@ def _nearest(match: Match, problem: Problem) -> str:
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)
     said = f"; {'near' if advice.expected is None else 'expected'} here {advice}" if advice is not None else ""
-    return f"{found}{said}" if found is not None else ""
+    return f"{found}{said}" if found is not None else "none: the rule was not measured"
 
 
 def _candidates(problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
