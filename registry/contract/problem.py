@@ -149,7 +149,7 @@ class Problem:
 
     def facts(self) -> dict[str, Any]:
         """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
-        names, values = _facts(type(self))
+        names, values = _facts(type(self))  # type: ignore[arg-type]
         return {**dict(zip(names, values(self), strict=True)), **self.derived_facts()}
 
     def likeness(self) -> Mapping[str, float]:

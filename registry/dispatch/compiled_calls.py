@@ -28,7 +28,7 @@ MOST_SHORTCUTS = 8
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _scope = current.get
-_profiled = torch.autograd._profiler_enabled
+_profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 
 Shortcut = Callable[..., Callable[..., Any] | None]
 """Takes the op's arguments; gives what answers calls like this one, and says None to others."""
@@ -102,7 +102,7 @@ def _settled(kernel: Kernel) -> Callable[..., Any]:
     return call
 
 
-torch.ops.registry.in_graphs = _Calls()
+torch.ops.registry.in_graphs = _Calls()  # type: ignore[attr-defined]
 
 
 # --- what a graph is told to call ---------------------------------------------------------------------------------
