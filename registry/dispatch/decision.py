@@ -100,7 +100,7 @@ class Candidate:
     refused_configs: tuple[Reason, ...] = ()
     """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
     nearest: str = ""
-    """How far the nearest measured shape of the rule is that ranks it, or that it has none; empty where no rule does."""
+    """How far the nearest measured shape of the rule is that ranks it, or that there is none; empty without a rule."""
 
     @property
     def legal(self) -> bool:
