@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from registry.dispatch import traced
 from registry.dispatch.scope import EMPTY, current
 
 VARIABLE = "REGISTRY_COMPILED_CALLS"
@@ -52,6 +53,7 @@ def define_kernel(
     """Give a torch op its kernel, on every device."""
     library.impl(name, function, "CompositeExplicitAutograd")
     KERNELS[name] = Kernel(getattr(torch.ops.registry, name).default, function, shortcut)
+    traced.lend_again()
 
 
 # --- what a graph calls -------------------------------------------------------------------------------------------
@@ -130,6 +132,9 @@ def lend() -> None:
     for kernel in KERNELS.values():
         name = f"torch.ops.{kernel.op.namespace}.{kernel.op.__name__}"
         table.setdefault(name, custom_extern_kernel_codegen.CustomCodegen(python=written))
+
+
+traced.lenders.append((lend, "call the registry's ops by torch's dispatcher"))
 
 
 def _called(node: Any) -> str:

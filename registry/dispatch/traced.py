@@ -31,7 +31,7 @@ so that one with a choice in it is not run for somebody who asks for another, or
 graph_forms: dict[Any, Callable[..., Any]] = {}
 """Torch op -> what takes its arguments and answers by torch's own operations, or NotImplemented."""
 
-_lent = 0
+_lent = False
 _scopes = 0
 _era = ""
 _counting = threading.Lock()
@@ -103,24 +103,26 @@ def _choose() -> None:
 def _meet_compiler() -> None:
     """Tell the compiler what graphs may hold in the place of our ops, and how they call them, before it asks."""
     global _era, _lent
-    from registry.dispatch import compiled_calls, in_force
-
     if not _era:
+        from registry.dispatch import in_force
+
         found = in_force.digest()
         with _counting:
             _era = found
             _choose()
-    known = len(graph_forms) + len(compiled_calls.KERNELS)
-    if _lent < known and "torch._inductor" in sys.modules:  # no other compiler asks for them
-        _lent = known
-        for lend, otherwise in (
-            (_lend_forms, "call the registry's ops for torch's own kernels too"),
-            (compiled_calls.lend, "call the registry's ops by torch's dispatcher"),
-        ):
+    if not _lent and "torch._inductor" in sys.modules:  # no other compiler asks for them
+        _lent = True
+        for lend, otherwise in lenders:
             try:
                 lend()
             except Exception as error:  # parts of torch that it promises to nobody
                 notice(f"compiled graphs {otherwise}: {what_failed(error)}")
+
+
+def lend_again() -> None:
+    """There is another op."""
+    global _lent
+    _lent = False
 
 
 def _lend_forms() -> None:
@@ -133,6 +135,10 @@ def _lend_forms() -> None:
             lowering.make_fallback(op, strides, warn=False, override_decomp=True)  # for those that stay
             decomposition.decompositions[op] = form
     decomposition.fast_random_decomps.cache_clear()
+
+
+lenders: list[tuple[Callable[[], None], str]] = [(_lend_forms, "call the registry's ops for torch's own kernels too")]
+"""What tells Inductor, and what compiled graphs do where that fails."""
 
 
 @_by_the_tracer

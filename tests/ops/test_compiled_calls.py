@@ -187,7 +187,7 @@ def test_an_inductor_of_another_form_writes_the_ops(declare, qkv, monkeypatch):
     monkeypatch.setattr(told, "CUSTOM_EXTERN_KERNEL_CODEGEN", {})
     with pytest.raises(NotImplementedError):
         compiled_calls.lend()
-    monkeypatch.setattr(traced, "_lent", 0)
+    monkeypatch.setattr(traced, "_lent", False)
     declare("test.kernel", run=attend, causal=True)
     with torch._inductor.config.patch(force_disable_caches=True):
         torch.testing.assert_close(compiled(variant="test.kernel")(*qkv), wanted(*qkv))
