@@ -10,7 +10,7 @@ from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import problem_from, problem_options
 from registry.contract.describe import config_text, problem_data, reason_data
-from registry.dispatch.decision import Decision, evidence_text
+from registry.dispatch.decision import Candidate, Decision, evidence_text
 from registry.errors import IllegalVariant, NoLegalVariant
 from registry.ops.known import all_ops
 from registry.ops.op import Op
@@ -73,7 +73,7 @@ def _print_decision(decision: Decision) -> None:
     if decision.evidence:
         rows.append(("measured", evidence_text(decision.evidence)))
     if decision.nearest:
-        rows.append(("nearest", f"measured {decision.nearest}"))
+        rows.append(("nearest", decision.nearest if _is_none(decision.nearest) else f"measured {decision.nearest}"))
     if decision.fallback_from:
         rows.append(("instead of", ", ".join(decision.fallback_from)))
     page.rows([(label, text) for label, text in rows if text])
@@ -84,9 +84,25 @@ def _print_decision(decision: Decision) -> None:
     if legal:
         page.gap()
         page.title("could run, in this order" if legal[0].rank is not None else "could run")
-        page.rows([(candidate.variant, candidate.because) for candidate in legal])
+        page.rows(_standing(decision, legal))
     _print_reasons(page, "cannot run", {c.variant: c.reasons for c in others if not c.legal})
     _print_notes(page)
+
+
+def _is_none(nearest: str) -> bool:
+    return nearest.startswith("none")
+
+
+def _standing(decision: Decision, legal: list[Candidate]) -> list[tuple[str, str]]:
+    """Where each was said, and once for each rule how far its nearest measured shape is."""
+    said, rows = {decision.because}, []
+    for candidate in legal:
+        text = candidate.because
+        if candidate.nearest and candidate.because not in said:
+            said.add(candidate.because)
+            text += f"; nearest measured shape: {candidate.nearest}"
+        rows.append((candidate.variant, text))
+    return rows
 
 
 def _print_reasons(page: Page, title: str, reasons: dict[str, Any]) -> None:

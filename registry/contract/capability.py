@@ -122,11 +122,12 @@ class Requires:
 
     def claim(self, name: str) -> Any:
         """The claim of that name; None where the op has such a claim and the variant does not make it."""
-        return getattr(self, name) if name in OWN_CLAIMS else self.claims.get(name)
+        return getattr(self, name) if name in _OWN else self.claims.get(name)
 
 
 OWN_CLAIMS = tuple(f.name for f in dataclasses.fields(Requires) if f.name != "claims")
 """What every variant may claim, whatever the op."""
+_OWN = frozenset(OWN_CLAIMS)
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ variant is illegal until it claims the field. So adding a field can make a varia
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -90,9 +92,10 @@ class OperandFact:
     @property
     def stride_alignment(self) -> int:
         """The largest power of two up to 16 that divides every outer stride, in bytes."""
-        combined = 16
-        for _, stride in self.outer_strides():
-            combined |= stride
+        combined, itemsize = 16, self.itemsize
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if size > 1 and stride != 1:
+                combined |= stride * itemsize
         return combined & -combined
 
 
@@ -146,8 +149,8 @@ class Problem:
 
     def facts(self) -> dict[str, Any]:
         """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
-        found = {name: getattr(self, name) for name in _queries(type(self)) if name not in _NOT_FACTS}
-        return found | self.derived_facts()
+        names, values = _facts(type(self))  # type: ignore[arg-type]
+        return {**dict(zip(names, values(self), strict=True)), **self.derived_facts()}
 
     def likeness(self) -> Mapping[str, float]:
         """Coordinates in which problems that lie near each other are likely to be served best by the same kernel: by
@@ -205,6 +208,13 @@ class Problem:
             f"{name}={value}" for name, value in self.facts().items() if value not in (False, None, 0.0, "")
         )
         return f"{self.op} on {self.target.name} ({self.target.arch}): {shown}"
+
+
+@functools.cache
+def _facts(kind: type[Problem]) -> tuple[tuple[str, ...], Callable[[Problem], tuple[Any, ...]]]:
+    """The fields that are facts, and what reads them."""
+    names = tuple(name for name in _queries(kind) if name not in _NOT_FACTS)
+    return names, operator.attrgetter(*names)
 
 
 _QUERIES: dict[type, dict[str, Query]] = {}

@@ -36,7 +36,7 @@ class Target:
     cuda: str = ""
     cudnn: str = ""
 
-    @property
+    @functools.cached_property
     def sm(self) -> int:
         """The compute capability as a number (90 for sm90), 0 where there is none."""
         return int(self.arch[2:]) if re.fullmatch(r"sm\d+", self.arch) else 0

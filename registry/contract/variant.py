@@ -15,6 +15,7 @@ from registry.notices import notice, what_failed
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
+_PLAIN_TYPES = frozenset(_PLAIN)
 
 Configs = Sequence[Config] | Callable[[Any], Sequence[Config]]
 Order = Callable[[Sequence[Config]], Sequence[Config]]
@@ -90,7 +91,7 @@ class Variant:
             return list(self.configs)
         found = list(self.configs(problem))
         for config in found:
-            if not isinstance(config, Mapping):
+            if type(config) is not dict and not isinstance(config, Mapping):
                 self._check_config(config)
         return found
 
@@ -174,6 +175,8 @@ class Variant:
         return self.design_of(config) if self.design_of else self.design
 
     def _check_config(self, config: Any) -> None:
+        if type(config) is dict and _PLAIN_TYPES.issuperset(map(type, config.values())):
+            return
         if not isinstance(config, Mapping) or not all(isinstance(v, _PLAIN) for v in config.values()):
             raise DeclarationError(
                 f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools"

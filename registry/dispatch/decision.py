@@ -100,7 +100,7 @@ class Candidate:
     refused_configs: tuple[Reason, ...] = ()
     """Why some configs of a legal variant are ruled out here: what stands between it and its fastest form."""
     nearest: str = ""
-    """How far the nearest measured shape of the rule is that ranks it; empty where no measured rule does."""
+    """How far the nearest measured shape of the rule is that ranks it, or that there is none; empty without a rule."""
 
     @property
     def legal(self) -> bool:
@@ -125,7 +125,8 @@ class Decision:
 
     @functools.cached_property
     def nearest(self) -> str:
-        """How far the nearest measured shape behind the table's rule is; empty where no measured rule picked."""
+        """How far the nearest measured shape behind the table's rule is, or that it has none; empty where no rule
+        picked."""
         return self.near if isinstance(self.near, str) else self.near()
 
     @functools.cached_property

@@ -25,7 +25,7 @@ from registry.dispatch import traced
 from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
-from registry.dispatch.scope import current
+from registry.dispatch.scope import EMPTY, current
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
@@ -97,9 +97,10 @@ class PlanCache:
         self._lock = threading.RLock()
         self._passing: collections.deque[Hashable] = collections.deque()
         self._forgotten = 0
-        self.straight: dict[int, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
-        """Calls that are one of torch's functions: numbers of elements -> a guard, the function, and the precision of
-        float32 products that it was chosen under, where that matters."""
+        self.straight: dict[Hashable, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
+        """Calls that are one of torch's functions: what stands for numbers of elements, and the variant where one was
+        named -> a guard, the function, and the precision of float32 products that it was chosen under, where that
+        matters."""
         _caches.append(self)
 
     def __len__(self) -> int:
@@ -149,7 +150,7 @@ class PlanCache:
         return made
 
     def keep_straight(
-        self, key: int, settings: Any, plan: Plan, called: tuple[torch.Tensor, ...], *tensors: torch.Tensor | None
+        self, key: Hashable, settings: Any, plan: Plan, called: tuple[torch.Tensor, ...], *tensors: torch.Tensor | None
     ) -> None:
         """Have a call that comes down to one of torch's own functions go there, by a guard and nothing else.
 
@@ -172,6 +173,33 @@ class PlanCache:
                 if len(self.straight) >= STRAIGHT:
                     self.straight.clear()
                 self.straight[key] = guard, bare, precision
+
+    def holding(self, settings: Any, *given: Any) -> tuple[Plan, Callable[..., bool]] | None:
+        """The plan of a call outside of all blocks, and whether it holds for tensors in the place of those that are
+        given; None where there is no quick way to tell."""
+        tensors = [tensor for tensor in given if tensor is not None]
+        guards, forgotten, deterministic = _tensor_guards(), self._forgotten, _deterministic()
+        if guards is None or _scope() is not EMPTY or any(tensor.data_ptr() & ALIGNED for tensor in tensors):
+            return None
+        if len(set(map(id, tensors))) < len(tensors):
+            return None
+        guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        precision = _precision() if any(tensor.dtype is _FLOAT32 for tensor in tensors) else None
+
+        def holds(*tensors: torch.Tensor) -> bool:
+            low = 0
+            for tensor in tensors:
+                low |= tensor.data_ptr()
+            return (
+                not low & ALIGNED
+                and guard(*tensors)
+                and self._forgotten == forgotten
+                and _scope() is EMPTY
+                and _deterministic() is deterministic
+                and (precision is None or precision == _precision())
+            )
+
+        return self.by_facts(settings, *given), holds
 
     def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""

@@ -66,10 +66,10 @@ def named_for(op: str, variant: str | None, settles: bool = False) -> str | None
 
     `settles` says that the op's kernel knows choices that are made when a graph is compiled (traced.SETTLED).
     """
+    if traced.is_tracing():
+        return traced.variant_for(op, variant) if settles else traced.asked_of(traced.variant_for(op, variant))
     if variant is not None:
         return variant
-    if traced.is_tracing():
-        return traced.variant_for(op) if settles else traced.asked_of(traced.variant_for(op))
     forced = current.get().forced_for(op)
     return None if forced is None or forced.config is not None else forced.variant
 

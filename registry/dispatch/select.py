@@ -51,13 +51,19 @@ class Moment:
     @classmethod
     def now(cls) -> Moment:
         global _latest
-        from registry.dispatch import in_force
-
-        found, tables, held = catalog.get(), in_force.tables(), quarantine.held
+        found, tables, held = catalog.get(), _in_force().tables(), quarantine.held
         latest = _latest
         if latest is None or not (latest.catalog is found and latest.tables is tables and latest.held is held):
             _latest = latest = cls(found, tables, held)
         return latest
+
+
+@functools.cache
+def _in_force() -> Any:
+    """What reads the tables, which nothing does before the first decision."""
+    from registry.dispatch import in_force
+
+    return in_force
 
 
 INTERPRETED = ("triton", "aten")
@@ -149,11 +155,9 @@ class _Question:
 
     def _known_bad(self, variant: Variant) -> Iterator[Reason]:
         """What was found out after the declaration: errata and quarantines."""
-        from registry.dispatch import in_force
-
         if interpreted_as() is not None and variant.design.dsl not in INTERPRETED and self.problem.target.arch != "cpu":
             yield Reason("interpreted", "dsl", variant.design.dsl, f"{', '.join(INTERPRETED)} without the GPU")
-        yield from in_force.errata_reasons(variant, self.problem, self.tables, self._facts)
+        yield from _in_force().errata_reasons(variant, self.problem, self.tables, self._facts)
         held = quarantine_reason(self._held, variant.name, self.problem)
         if held is not None:
             yield held
@@ -221,7 +225,7 @@ def _nearest(match: Match, problem: Problem) -> str:
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)
     said = f"; {'near' if advice.expected is None else 'expected'} here {advice}" if advice is not None else ""
-    return f"{found}{said}" if found is not None else ""
+    return f"{found}{said}" if found is not None else "none: the rule was not measured"
 
 
 def _candidates(problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:

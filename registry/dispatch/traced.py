@@ -24,16 +24,16 @@ is_tracing = torch.compiler.is_dynamo_compiling
 SETTLED = "*"
 """How the choice of a graph begins that was traced while nobody asked for a variant or watched what runs: it is made
 once, when the graph is compiled, and torch's own operations stand in the graph where they are chosen."""
-watched = False
-"""Whether any scope is entered, on any thread. A global that the tracer guards: where it changes, graphs are traced
-again, so that one with a choice in it is not run for somebody who asks for another, or records."""
-era = ""
-"""Of the variants and tables in force. The tracer guards it too."""
+choice: str | None = SETTLED
+"""What a graph is told that nobody names a variant for: SETTLED with the era of the variants and tables in force; None
+where any scope is entered, on any thread. A global that the tracer guards: where it changes, graphs are traced again,
+so that one with a choice in it is not run for somebody who asks for another, or records."""
 graph_forms: dict[Any, Callable[..., Any]] = {}
 """Torch op -> what takes its arguments and answers by torch's own operations, or NotImplemented."""
 
-_lent = 0
+_lent = False
 _scopes = 0
+_era = ""
 _counting = threading.Lock()
 _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
@@ -60,15 +60,18 @@ def using(*names: str) -> Iterator[None]:
             _asked.pop()
 
 
-def variant_for(op: str) -> str | None:
-    """The variant that the blocks being traced ask for; else a choice that is settled when the graph is compiled."""
-    for asked_op, name in reversed(_asked):
-        if asked_op == op:
-            return name
-    if is_exporting():  # a program outlives the tables, blocks and machine that it was made with
-        return None
-    _lend_graph_forms()
-    return None if watched else SETTLED + era
+def variant_for(op: str, named: str | None = None) -> str | None:
+    """The variant that the call, or the blocks being traced, ask for; else a choice that is settled when the graph is
+    compiled."""
+    _meet_compiler()
+    if named is not None:
+        return named
+    if _asked:  # so that graphs guard little
+        for asked_op, name in reversed(_asked):
+            if asked_op == op:
+                return name
+    # a program outlives the tables, blocks and machine that it was made with
+    return None if is_exporting() else choice
 
 
 def asked_of(variant: str | None) -> str | None:
@@ -78,16 +81,23 @@ def asked_of(variant: str | None) -> str | None:
 
 def enter(entered: int) -> None:
     """Count a scope that is entered (1) or left (-1)."""
-    global _scopes, watched
+    global _scopes
     with _counting:
         _scopes += entered
-        watched = _scopes > 0
+        _choose()
 
 
 def new_era() -> None:
     """Variants or tables have changed: what graphs have settled is settled again."""
-    global era
-    era = ""
+    global _era
+    with _counting:
+        _era = ""
+        _choose()
+
+
+def _choose() -> None:
+    global choice
+    choice = None if _scopes > 0 else SETTLED + _era
 
 
 @_by_the_tracer
@@ -97,22 +107,32 @@ def is_exporting() -> bool:
 
 
 @_by_the_tracer
-def _lend_graph_forms() -> None:
-    """Tell the compiler what some graphs may hold in the place of our ops, before it looks for that."""
-    global era, _lent
-    if not era:
+def _meet_compiler() -> None:
+    """Tell the compiler what graphs may hold in the place of our ops, and how they call them, before it asks."""
+    global _era, _lent
+    if not _era:
         from registry.dispatch import in_force
 
-        era = in_force.digest()
-    if _lent < len(graph_forms) and "torch._inductor" in sys.modules:  # no other compiler asks for them
-        _lent = len(graph_forms)
-        try:
-            _lend()
-        except Exception as error:  # parts of torch that it promises to nobody
-            notice(f"compiled graphs call the registry's ops for torch's own kernels too: {what_failed(error)}")
+        found = in_force.digest()
+        with _counting:
+            _era = found
+            _choose()
+    if not _lent and "torch._inductor" in sys.modules:  # no other compiler asks for them
+        _lent = True
+        for lend, otherwise in lenders:
+            try:
+                lend()
+            except Exception as error:  # parts of torch that it promises to nobody
+                notice(f"compiled graphs {otherwise}: {what_failed(error)}")
 
 
-def _lend() -> None:
+def lend_again() -> None:
+    """There is another op."""
+    global _lent
+    _lent = False
+
+
+def _lend_forms() -> None:
     from torch._inductor import decomposition, lowering
     from torch._library.utils import get_layout_constraint_tag
 
@@ -122,6 +142,10 @@ def _lend() -> None:
             lowering.make_fallback(op, strides, warn=False, override_decomp=True)  # for those that stay
             decomposition.decompositions[op] = form
     decomposition.fast_random_decomps.cache_clear()
+
+
+lenders: list[tuple[Callable[[], None], str]] = [(_lend_forms, "call the registry's ops for torch's own kernels too")]
+"""What tells Inductor, and what compiled graphs do where that fails."""
 
 
 @_by_the_tracer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+_FakeTensor = torch._subclasses.FakeTensor
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
@@ -58,6 +60,7 @@ def refuse_tangents(what: str, *tensors: Any) -> None:
             raise no_derivative(f"forward-mode differentiation of {what}", "reverse mode")
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """ "bfloat16" for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
@@ -65,7 +68,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def is_virtual(tensor: torch.Tensor) -> bool:
     """Meta and fake tensors, whose memory cannot be asked."""
-    return tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor)
+    return tensor.is_meta or isinstance(tensor, _FakeTensor)
 
 
 def hidden(tensor: torch.Tensor) -> bool:

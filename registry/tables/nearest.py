@@ -190,7 +190,8 @@ class Neighbours:
         """What the shapes say of a problem, leaving one out; None where there are none."""
         if self._tree is None:
             return None
-        here = tuple([w * likeness.get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
+        get = likeness.get
+        here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
         asked = self.trees.at(likeness) if self.trees is not None else ()
         if without is not None:
             unseen = next(place for place, shape in enumerate(self.shapes) if shape is without)

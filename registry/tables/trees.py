@@ -38,7 +38,8 @@ class Trees:
 
     def at(self, likeness: Mapping[str, float]) -> tuple[float, ...]:
         """Where a problem lies, in the coordinates that are asked about."""
-        return tuple([likeness.get(name, 0.0) for name in self.coordinates])
+        get = likeness.get
+        return tuple([get(name, 0.0) for name in self.coordinates])
 
     def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
         """What each variant is expected to lose to that which loses least; with `unseen`, the place of a measured

@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -43,6 +44,13 @@ from registry.toolbox.triton_internals import encoder_can, refusal, triton_round
 __all__ = ["Bound", "Launcher", "StandIn"]
 
 _loading = threading.Lock()  # Triton loads a kernel on first use, and two threads doing so see it half loaded
+
+
+@functools.cache
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
 
 
 class Bound(Protocol):
@@ -70,13 +78,12 @@ class StandIn:
     ) -> None:
         """Strides default to dense ones; `dtype` is torch's, or its name; `alignment` counts bytes. By its `name`
         registry.toolbox.call knows what it stands in for."""
-        import torch
-
         self.shape = tuple(shape)
-        self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        sizes = itertools.accumulate(reversed(self.shape[1:]), lambda a, b: a * b, initial=1)
-        dense = [*sizes][: len(self.shape)]
-        self.strides = tuple(reversed(dense)) if strides is None else tuple(strides)
+        self.dtype = _dtype(dtype) if isinstance(dtype, str) else dtype
+        if strides is None:
+            sizes = itertools.accumulate(reversed(self.shape[1:]), operator.mul, initial=1)
+            strides = reversed([*sizes][: len(self.shape)])
+        self.strides = tuple(strides)
         self.alignment = alignment
         self.name = name
 

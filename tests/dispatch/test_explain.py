@@ -1,9 +1,11 @@
 """What explain tells, for all ops: the configs ruled out of each legal variant, and how far each rule was measured."""
 
+import json
 import re
 
 import pytest
 
+from registry.cli import main
 from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.dispatch.select import decide
@@ -52,6 +54,21 @@ def test_how_far_the_nearest_measured_shape_of_each_rule_is(name):
             expected = beside.nearest(match.rule, problem.facts()) if beside is not None else None
             if match is not None:
                 assert re.split("; (?:near|expected) here ", found.nearest)[0] == (
-                    "" if expected is None else str(expected)
+                    "none: the rule was not measured" if expected is None else str(expected)
                 )
                 assert found.nearest in str(decision)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("attention", "s=4000,d=128"), ("matmul", "m=5,n=333,k=777")])
+def test_the_command_says_it_once_for_each_rule(name, shape, capsys):
+    asked = ["explain", name, "--device", "H200", "--shape", shape]
+    assert main(asked) == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rules = {one["because"]: one["nearest"] for one in found["candidates"] if one["legal"] and one["nearest"]}
+    assert len(rules) > 1 if name == "attention" else rules
+    for because, nearest in rules.items():
+        label = "nearest" if because == found["because"] else f"{because}; nearest measured shape:"
+        measured = "measured " if because == found["because"] and not nearest.startswith("none") else ""
+        assert text.count(f"{label} {measured}{nearest}") == 1

@@ -387,4 +387,4 @@ def _fields(
 
 attention_backward = AttentionBackward()
 attention = Attention()
-define(attention.forward, attention_backward, attention.graph_launch)
+define(attention.forward, attention_backward, attention.graph_launch, attention.plans.holding)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
+from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.attention import arguments, costs
@@ -32,7 +34,11 @@ _library.define(
     f"{_MASKS}) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-
+# Under names of this module, of which a graph guards one each rather than the way there.
+_torch_op = torch.ops.registry.attention
+_grad_enabled = torch.is_grad_enabled
+_autocast_enabled = torch.is_autocast_enabled
+_functorch_active = torch._C._are_functorch_transforms_active
 
 Settings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
@@ -44,10 +50,10 @@ def through_torch(
     """Call the torch op, which compilers, modes and subclasses can see."""
     causal, window, softcap, return_lse, variant = settings
     if is_tracing() and window is None and softcap == 0.0 and scale is None and _is_plain_call(q, k, v):
-        with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        asked = variant_for("attention") if variant is None else variant
+        with_grad = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        asked = variant_for("attention", variant)
         masks = (causal, q.shape[3] ** -0.5, -1, -1, 0.0)
-        out, lse = torch.ops.registry.attention(q, k, v, *masks, return_lse or with_grad, asked)
+        out, lse = _torch_op(q, k, v, *masks, return_lse or with_grad, asked)
         return out, lse if return_lse else None
     q, k, v = arguments.check_qkv(*autocast(q, k, v))
     arguments.check_flag("causal", causal)
@@ -68,7 +74,7 @@ def through_torch(
 
 def _is_plain_call(q: Any, k: Any, v: Any) -> bool:
     """Whether the torch op takes these as they are: a graph guards all that was looked at, so this looks at little."""
-    if not isinstance(q, torch.Tensor) or not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
+    if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
         return False
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device or not q.dim() == k.dim() == v.dim():
         return False
@@ -78,7 +84,7 @@ def _is_plain_call(q: Any, k: Any, v: Any) -> bool:
         return False
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] or q.shape[3] == 0 or forward_ad._current_level >= 0:
         return False
-    return not torch._C._are_functorch_transforms_active() and not torch.is_autocast_enabled(q.device.type)
+    return not _functorch_active() and not _autocast_enabled(q.device.type)
 
 
 def _window(left: int, right: int) -> Window | None:
@@ -107,15 +113,38 @@ def _lse_or_none(q: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
     return lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
 
 
-def define(forward: Callable[..., Any], backward: Callable[..., Any], graph_launch: Callable[..., Any]) -> None:
+def define(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    graph_launch: Callable[..., Any],
+    holding: Callable[..., Any],
+) -> None:
     """Give the torch ops their kernels: the two ops' own ways to find and launch a plan; and the first its form in
-    graphs that are settled when they are compiled."""
+    graphs that are settled when they are compiled, and what a compiled graph keeps of a plan."""
 
     def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
         causal, scale, left, right, softcap, with_lse, variant = asked
         settings = (causal, _window(left, right), softcap, with_lse, asked_of(variant))
         out, lse = forward(settings, scale, q, k, v)
         return _as_faked(out, q), _lse_or_none(q, lse)
+
+    def _shortcut(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> Any:
+        causal, _, left, right, softcap, with_lse, variant = asked
+        known = holding((causal, _window(left, right), softcap, with_lse, asked_of(variant)), q, k, v)
+        if known is None:
+            return None
+        plan, holds = known
+        _, strides = out_geometry(q.shape, q.stride(), v.shape[3])
+        nothing = _lse_or_none(q, None)
+
+        def answer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool, scale: float, *__: Any) -> Any:
+            if not holds(q, k, v):
+                return None
+            out, lse = plan.launch(q, k, v, scale=scale)
+            out = out if out.stride() == strides else _as_faked(out, q)
+            return out, nothing if lse is None else lse.contiguous()
+
+        return answer
 
     def _in_graph(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> Any:
         causal, scale, left, right, softcap, with_lse, variant = asked
@@ -135,8 +164,8 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any], graph_laun
         return dq, dk, dv
 
     graph_forms[torch.ops.registry.attention.default] = _in_graph
-    _library.impl("attention", _attention, "CompositeExplicitAutograd")
-    _library.impl("attention_backward", _backward, "CompositeExplicitAutograd")
+    define_kernel(_library, "attention", _attention, _shortcut)
+    define_kernel(_library, "attention_backward", _backward)
 
 
 def _attention_fake(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cache, no_second_derivative
@@ -104,8 +105,8 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         found = tuple(grad.contiguous() for grad in found)
         return found if len(found) == 4 else (*found, found[0].new_empty(0))
 
-    _library.impl("attention_varlen", _forward, "CompositeExplicitAutograd")
-    _library.impl("attention_varlen_backward", _backward, "CompositeExplicitAutograd")
+    define_kernel(_library, "attention_varlen", _forward)
+    define_kernel(_library, "attention_varlen_backward", _backward)
 
 
 def _window(left: int, right: int) -> masks.Window | None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
@@ -104,7 +105,7 @@ def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Ten
         settings = (activation, gated, out_dtype, variant)
         return launch(settings, a, b, offs, rows, bias, scale_a, scale_b).contiguous()
 
-    _library.impl("grouped_mm", _grouped_mm, "CompositeExplicitAutograd")
+    define_kernel(_library, "grouped_mm", _grouped_mm)
     _EagerGroupedMm.launch = staticmethod(launch)
     _EagerGroupedMm.product = staticmethod(lambda a, b, offs: product(a, b, offs=offs))
 

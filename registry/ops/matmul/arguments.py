@@ -45,11 +45,18 @@ def check_operands(a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
     if a.dtype is torch.int8 and inner > MOST_INT8_TERMS:
         raise InvalidArgument("a", f"an inner size of {inner}", f"up to {MOST_INT8_TERMS} for int8, summed in int32")
     try:
-        torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch_of(a, b)
     except RuntimeError:
         allowed = f"batch dimensions that broadcast with a's {tuple(a.shape[:-2])}"
         raise InvalidArgument("b", f"batch dimensions {tuple(b.shape[:-2])}", allowed) from None
     return a, b
+
+
+def batch_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The batch dimensions of the product. RuntimeError for such as do not broadcast."""
+    if b.dim() <= 2:
+        return tuple(a.shape[:-2])
+    return tuple(b.shape[:-2]) if a.dim() <= 2 else tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
 
 
 def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
@@ -117,18 +124,16 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
     No copy is made, except to broadcast over several batch dimensions that no single stride can walk.
     """
-    shape = (
-        *torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]),
-        *a.shape[-2:-1],
-        *(b.shape[-1:] if b.dim() > 1 else ()),
-    )
+    if a.dim() == b.dim() == 2:
+        return a, b, (a.shape[0], b.shape[1])
+    shape = (*batch_of(a, b), *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
     a2 = a if a.dim() > 1 else a[None, :]
     b2 = b if b.dim() > 1 else b[:, None]
-    if a2.dim() == 2 and b2.dim() == 2:
+    if a2.dim() == 2 and b2.dim() == 2:  # a vector or two
         return a2, b2, shape
     if b2.dim() == 2 and (folded := _fold_rows(a2)) is not None:
         return folded, b2, shape
-    batch = torch.broadcast_shapes(a2.shape[:-2], b2.shape[:-2])
+    batch = batch_of(a2, b2)
     a3, b3 = a2.expand(*batch, -1, -1), b2.expand(*batch, -1, -1)
     if len(batch) != 1:  # the number of matrices in words: with empty ones, -1 could be anything
         count = math.prod(batch)

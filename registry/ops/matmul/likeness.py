@@ -14,24 +14,30 @@ THIN = 64
 def coordinates(problem: Any) -> dict[str, float]:
     """Sizes and work in octaves, how full rounds of tiles are, and what decides which kernels of a library can run."""
     m, n, k, z = problem.m, problem.n, problem.k, problem.batch
-    sms = problem.target.sm_count
-    found = {"m": octaves(m), "n": octaves(n), "k": octaves(k), "elements": octaves(z * m * n)}
-    found["work"] = octaves(z * m * n * k)
-    for rows, columns in ((128, 256), (128, 128), (64, 64)):
-        tiles = z * math.ceil(m / rows) * math.ceil(n / columns)
-        found[f"waves_{rows}x{columns}"] = waves(tiles, sms)
-    for tile in (64, 128):
-        found[f"waste_{tile}"] = rounding_up(m, tile) + rounding_up(n, tile)
+    sms, elements, pitch = problem.target.sm_count, z * m * n, problem.pitch
+    dtype, layout = problem.dtype, problem.layout
+    tall, wide = math.ceil(m / 128), math.ceil(n / 128)
     return {
-        **found,
+        "m": octaves(m),
+        "n": octaves(n),
+        "k": octaves(k),
+        "elements": octaves(elements),
+        "work": octaves(elements * k),
+        "waves_128x256": waves(z * tall * math.ceil(n / 256), sms),
+        "waves_128x128": waves(z * tall * wide, sms),
+        "waves_64x64": waves(z * math.ceil(m / 64) * math.ceil(n / 64), sms),
+        "waste_64": rounding_up(m, 64) + rounding_up(n, 64),
+        "waste_128": rounding_up(m, 128) + rounding_up(n, 128),
         "thin": min(3.0, octaves(max(1.0, THIN / min(m, n)))),
-        "tn": 2.0 * (problem.layout == "tn"),
-        "nt": 2.0 * (problem.layout == "nt"),
-        "pitch": octaves(problem.pitch),
-        "pitch_16": 2.0 * (problem.pitch >= 16),
-        **{f"{name}_divisor": octaves(math.gcd(size, 8)) for name, size in (("m", m), ("n", n), ("k", k))},
-        "bits_8": 4.0 * (problem.dtype.startswith("float8") or problem.dtype == "int8"),
-        "bits_32": 4.0 * (problem.dtype == "float32"),
+        "tn": 2.0 * (layout == "tn"),
+        "nt": 2.0 * (layout == "nt"),
+        "pitch": octaves(pitch),
+        "pitch_16": 2.0 * (pitch >= 16),
+        "m_divisor": octaves(math.gcd(m, 8)),
+        "n_divisor": octaves(math.gcd(n, 8)),
+        "k_divisor": octaves(math.gcd(k, 8)),
+        "bits_8": 4.0 * (dtype.startswith("float8") or dtype == "int8"),
+        "bits_32": 4.0 * (dtype == "float32"),
         "activation": 2.0 * bool(problem.activation),
         "gelu": 2.0 * (problem.activation == "gelu"),
         "bias": float(problem.bias),

@@ -94,12 +94,13 @@ class Matmul(Op):
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         if not _is_compiling():
-            product, sizes = None, 0
+            product, key = None, None
             epilogue = bias is not None or scale_a is not None or scale_b is not None or activation is not None
-            if not epilogue and out is None and out_dtype is None and variant is None:
+            if not epilogue and out is None and out_dtype is None:
                 try:
                     sizes = a.numel() * _APART + b.numel()
-                    known = self._straight.get(sizes)
+                    key = sizes if variant is None else (sizes, variant)
+                    known = self._straight.get(key)
                     if (
                         known is not None
                         and not (a.is_nested or b.is_nested)
@@ -108,7 +109,7 @@ class Matmul(Op):
                     ):
                         product = known[1]
                 except NOT_TENSORS:
-                    sizes = 0
+                    key = None
             if product is not None and not _function_modes() and not _dispatch_modes() and _scope() is EMPTY:
                 return product(a, b)  # type: ignore[no-any-return]
             settings = (activation, out_dtype, variant)
@@ -125,8 +126,8 @@ class Matmul(Op):
                     scope = current.get()
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
-                    elif sizes and product is None:
-                        self.plans.keep_straight(sizes, settings, plan, (a, b), a, b)
+                    elif key is not None and product is None:
+                        self.plans.keep_straight(key, settings, plan, (a, b), a, b)
                     return result
             if out is not None:
                 out = check_writable(out)
@@ -135,7 +136,7 @@ class Matmul(Op):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
                     return out.copy_(result)
-                return self.forward(settings, a, b, bias, scale_a, scale_b, out, sizes if product is None else 0)
+                return self.forward(settings, a, b, bias, scale_a, scale_b, out, key if product is None else None)
         return through_torch((activation, out_dtype, variant), a, b, bias, scale_a, scale_b, out)
 
     def _plan_into(self, out: torch.Tensor, settings: Settings, given: tuple[torch.Tensor, ...]) -> Plan | None:
@@ -163,15 +164,15 @@ class Matmul(Op):
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         out: torch.Tensor | None,
-        sizes: int = 0,
+        key: Any = None,
     ) -> torch.Tensor:
-        """The product without autograd: views of two or three dimensions, then `launch`. With `sizes`, calls like this
+        """The product without autograd: views of two or three dimensions, then `launch`. With a `key`, calls like this
         one may go straight to a function of torch."""
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2:
             return self.launch(settings, a, b, bias, scale_a, scale_b, out)
         a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b))
         if out is None:
-            called = (sizes, a, b) if sizes else None
+            called = (key, a, b) if key is not None else None
             return self.launch(settings, a2, b2, bias, scale_a, scale_b, None, called).view(shape)
         if tuple(out.shape) != shape:
             raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
@@ -191,7 +192,7 @@ class Matmul(Op):
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
-        called: tuple[int, torch.Tensor, torch.Tensor] | None = None,
+        called: tuple[Any, torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Find or make the plan for these matrices, views of those `called`, and launch it."""
         plan = self.plans.by_facts(settings, a, b, bias, scale_a, scale_b, out)
@@ -322,4 +323,4 @@ def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
 
 
 matmul = Matmul()
-define(matmul.launch, matmul, matmul.graph_launch)
+define(matmul.launch, matmul, matmul.graph_launch, matmul.plans.holding)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
+from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import Scope, current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.matmul import arguments, costs
@@ -24,6 +26,9 @@ _library.define(
     "str? variant) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+# Under names of this module, of which a graph guards one each rather than the way there.
+_torch_op = torch.ops.registry.matmul
+_autocast_enabled = torch.is_autocast_enabled
 
 
 def through_torch(
@@ -39,8 +44,8 @@ def through_torch(
     activation, out_dtype, variant = settings
     alone = bias is None and scale_a is None and out is None and activation is None and out_dtype is None
     if is_tracing() and alone and _is_plain_product(a, b):
-        asked = variant_for("matmul") if variant is None else variant
-        found: torch.Tensor = torch.ops.registry.matmul(a, b, None, "", a.dtype, None, None, asked)
+        asked = variant_for("matmul", variant)
+        found: torch.Tensor = _torch_op(a, b, None, "", a.dtype, None, None, asked)
         return found
     a, b = arguments.check_operands(*autocast(a, b))
     result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
@@ -76,20 +81,23 @@ def through_torch(
 
 def _is_plain_product(a: Any, b: Any) -> bool:
     """Whether the torch op takes these as they are: a graph guards all that was looked at, so this looks at little."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.device != b.device:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype or a.device != b.device:
         return False
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.dtype.itemsize < 2:
         return False
     if not a.dtype.is_floating_point or forward_ad._current_level >= 0:
         return False
-    return not torch.is_autocast_enabled(a.device.type)
+    return not _autocast_enabled(a.device.type)
 
 
 def define(
-    launch: Callable[..., torch.Tensor], product: Callable[..., torch.Tensor], graph_launch: Callable[..., Any]
+    launch: Callable[..., torch.Tensor],
+    product: Callable[..., torch.Tensor],
+    graph_launch: Callable[..., Any],
+    holding: Callable[..., Any],
 ) -> None:
-    """Give the torch op its kernel: the op's own way to find and launch a plan, and the op for its gradients; and its
-    form in graphs that are settled when they are compiled."""
+    """Give the torch op its kernel: the op's own way to find and launch a plan, and the op for its gradients; its form
+    in graphs that are settled when they are compiled; and what a compiled graph keeps of a plan."""
 
     def _matmul(
         a: torch.Tensor,
@@ -102,6 +110,21 @@ def define(
         variant: str | None,
     ) -> torch.Tensor:
         return launch((activation, out_dtype, asked_of(variant)), a, b, bias, scale_a, scale_b).contiguous()
+
+    def _shortcut(a: Any, b: Any, bias: Any, activation: str, out_dtype: Any, *rest: Any) -> Any:
+        scale_a, scale_b, variant = rest
+        if bias is not None or scale_a is not None or scale_b is not None:
+            return None
+        known = holding((activation, out_dtype, asked_of(variant)), a, b, None, None, None, None)
+        if known is None:
+            return None
+        plan, holds = known
+        nothing = {"bias": None, "scale_a": None, "scale_b": None, "out": None}
+
+        def answer(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor | None:
+            return plan.launch(a, b, out_dtype=out_dtype, **nothing).contiguous() if holds(a, b) else None
+
+        return answer
 
     def _in_graph(
         a: torch.Tensor,
@@ -120,7 +143,7 @@ def define(
         return chosen(a, b, out_dtype=out_dtype, out=None, **tensors).contiguous()
 
     graph_forms[torch.ops.registry.matmul.default] = _in_graph
-    _library.impl("matmul", _matmul, "CompositeExplicitAutograd")
+    define_kernel(_library, "matmul", _matmul, _shortcut)
     _EagerMatmul.launch, _EagerMatmul.product = staticmethod(launch), staticmethod(product)
 
 
