@@ -264,6 +264,11 @@ class Sweep:
         """A guide that knows what an earlier run has measured of these shapes already."""
         if self.guidance is None:
             return None
+        import torch
+
+        torch.set_num_threads(
+            1
+        )  # its matrices are small: threads that wait beside busy compilers take 100 times as long
         guide = Guide(left, self.guidance)
         for place, planned in enumerate(left):
             known = self.held.cases.get(planned.key)
