@@ -266,9 +266,7 @@ class Sweep:
             return None
         import torch
 
-        torch.set_num_threads(
-            1
-        )  # its matrices are small: threads that wait beside busy compilers take 100 times as long
+        torch.set_num_threads(1)  # small matrices: threads that wait beside busy compilers take far longer
         guide = Guide(left, self.guidance)
         for place, planned in enumerate(left):
             known = self.held.cases.get(planned.key)
