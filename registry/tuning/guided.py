@@ -5,10 +5,10 @@ the bytes could take. What it knows of a contestant: the variant and its source,
 and registers that it declares to need, how early its variant lists it, what its tiles make of the shape, what its
 recorded timeline says of the time in which its warps stand still, and, once it is compiled, whether it keeps values in
 memory that no register was left for; of a shape: what its op says that it is like, that least time, and the work for
-each byte. Within a shape that contestant comes next whose
-expected improvement on the best so far is largest; a shape is done when no more is to be expected, or its share of the
-budget is spent. What early shapes leave of theirs, later ones may use; and when all shapes have taught what they can,
-a part of the budget that was kept back goes to those in which most is still expected.
+each byte. Within a shape that contestant comes next whose expected improvement on the best so far is largest; a shape
+is done when no more is to be expected, or its share of the budget is spent. What early shapes leave of theirs, later
+ones may use; and when all shapes have taught what they can, a part of the budget that was kept back goes to those in
+which most is still expected.
 """
 
 from __future__ import annotations
