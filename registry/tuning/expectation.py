@@ -1,10 +1,11 @@
 """What contestants of some shapes are expected to take, from what was measured so far: a Gaussian process.
 
 Two contestants have in common what their shapes share (all of it on one shape, and the more the more alike two are),
-what their variant does on all shapes, on shapes like these and on this one, and the same for configs as alike as
-theirs. How much each of these counts, and how far each fact of a shape or value of a config sets things apart, is
-learnt from the measurements themselves as they come (the likeliest, given what is usual). Where measurements on a
-shape, or on those like it, were further off than they should have been, the next are held to be as unsure.
+what their variant does on all shapes, on shapes like these and on this one, the same for configs as alike as theirs,
+and how steeply time rises with what their tiles make of the shape. How much each of these counts, and how far each fact
+of a shape or value of a config sets things apart, is learnt from the measurements themselves as they come (the
+likeliest, given what is usual). Where measurements on a shape, or on those like it, were further off than they should
+have been, the next are held to be as unsure.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ USUAL = {
     "config": 0.01,
     "config, shape": 0.02,
     "config, this shape": 0.002,
+    "slope": 0.03,
+    "slope, shape": 0.1,
     "noise": 4e-4,
 }
-"""Variances of log time, before anything is known."""
+"""Variances of log time, before anything is known; of slopes, for each unit of what they are over."""
 SIZE, NAME, VALUE, WORD = 1 / 8.0**2, 1 / 1.5**2, 1 / 2.0**2, 1.0
 """Weights of a squared octave of a shape's size, of a name that differs, of a config's octave, of its words."""
 SPREAD = 1.0
@@ -102,9 +105,17 @@ class Expectation:
     """Tells mean and deviation of rows: row r is a contestant of variant `variant[r]` on shape `place[r]`."""
 
     def __init__(
-        self, shapes: Features, configs: Features, variant: torch.Tensor, place: torch.Tensor, offset: torch.Tensor
+        self,
+        shapes: Features,
+        configs: Features,
+        variant: torch.Tensor,
+        place: torch.Tensor,
+        offset: torch.Tensor,
+        along: torch.Tensor,
     ) -> None:
         self.shapes, self.variant, self.place = shapes, variant, place
+        self.along = along
+        """Columns of what log time is likely to rise along with, by slopes that shapes have in common."""
         self.configs, self.config = configs.distinct()
         """Each config once, and by row which."""
         self.offset = offset
@@ -174,9 +185,10 @@ class Expectation:
     def predict(self, place: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the log time over the floor, of rows on one shape."""
         known, factor, solved, centre = self._looking_back(place)
-        prior = self._variances[:-1].sum()
+        v = self._variances
+        prior = v[:-3].sum() + (v[-3] + v[-2]) * self.along[rows].square().sum(-1)
         if not len(known):
-            return self.offset[rows], prior.sqrt().expand(len(rows))
+            return self.offset[rows], prior.sqrt()
         across = self._from_tables(rows, known)
         mean = centre + self.offset[rows] + across @ solved
         known_part = torch.linalg.solve_triangular(factor, across.T, upper=False).square().sum(0)
@@ -279,7 +291,8 @@ class Expectation:
         here = self.place[one][:, None] == self.place[other][None]
         same = self.variant[one][:, None] == self.variant[other][None]
         of_variant = v[2] + v[3] * alike + v[4] * here + configs * (v[5] + v[6] * alike + v[7] * here)
-        return v[0] * alike + v[1] * here + same * of_variant
+        rising = (self.along[one] @ self.along[other].T) * (v[8] + v[9] * alike)
+        return v[0] * alike + v[1] * here + rising + same * of_variant
 
 
 def likeness(squared: torch.Tensor) -> torch.Tensor:

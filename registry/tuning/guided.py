@@ -2,12 +2,13 @@
 
 `registry.tuning.expectation` predicts the time of each contestant, as a multiple of the least time that the work and
 the bytes could take. What it knows of a contestant: the variant and its source, its config's values, the shared memory
-and registers that it declares to need, how early its variant lists it, what its recorded timeline says of the time in
-which its warps stand still, and, once it is compiled, whether it keeps values in memory that no register was left for;
-of a shape: its facts, that least time, and the work for each byte. Within a shape that contestant comes next whose
-expected improvement on the best so far is largest; a shape is done when no more is to be expected, or its share of the
-budget is spent. What early shapes leave of theirs, later ones may use; and when all shapes have taught what they can,
-a part of the budget that was kept back goes to those in which most is still expected.
+and registers that it declares to need, how early its variant lists it, what its tiles make of the shape, what its
+recorded timeline says of the time in which its warps stand still, and, once it is compiled, whether it keeps values in
+memory that no register was left for; of a shape: what its op says that it is like, that least time, and the work for
+each byte. Within a shape that contestant comes next whose expected improvement on the best so far is largest; a shape
+is done when no more is to be expected, or its share of the budget is spent. What early shapes leave of theirs, later
+ones may use; and when all shapes have taught what they can, a part of the budget that was kept back goes to those in
+which most is still expected.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ CHEAPEST = 10.0
 """Contestants left of the share beyond which more of them make none cheaper."""
 LEAST_MS = 4e-3
 """What a launch takes however little it does."""
+FARTHEST = 1.5
+"""In log, that a contestant's tiles are taken to be from the mean of its shape."""
 RATES = {"gbs": 4000.0, "tflops": 700.0}
 """Bytes and work over time, for the least time of a shape: only their ratio matters, the model learns the rest."""
 
@@ -64,6 +67,8 @@ class Guidance:
     them, and the share holds in the long run."""
     later: float = 0.05
     """Log time that each place further down its variant's own list is expected to cost."""
+    rounds: float = 0.4
+    """How much of the time that whole rounds of tiles take beyond the work itself is expected to be seen."""
     learnt: tuple[CaseResults, ...] = ()
     """Earlier measurements of the op, on whatever shapes, of a device like this one."""
     observed: tuple[Observed, ...] = ()
@@ -92,12 +97,14 @@ class Guide:
         self._floor = [_floor(planned) for planned in plans]
         seen = coordinates(self.guidance.observed)
         names: dict[str, int] = {}
+        along = _along(plans)
         self.expected = Expectation(
             Features.of([_facts(planned) for planned in plans]),
             Features.of([_told_of(plans[place], one, seen) for place, one in self.rows]),
             torch.tensor([names.setdefault(one.variant, len(names)) for _, one in self.rows], dtype=torch.long),
             torch.tensor([place for place, _ in self.rows], dtype=torch.long),
-            self.guidance.later * _ranks(plans),
+            self.guidance.later * _ranks(plans) + self.guidance.rounds * along[:, 0],
+            along,
         )
         """Of log time over the floor."""
         self._gone: set[int] = set()
@@ -308,9 +315,9 @@ def _work_per_byte(planned: LineUp) -> float:
 
 
 def _facts(planned: LineUp) -> dict[str, Any]:
-    """A shape's facts, and what makes shapes alike in every op."""
-    more = {"least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
-    return {**planned.problem.facts(), **more}
+    """What makes shapes alike in their op, and in every op."""
+    likeness = {name: 2.0**place for name, place in planned.problem.likeness().items()}
+    return {**likeness, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
 
 
 def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -337,6 +344,19 @@ def _ranks(plans: Sequence[LineUp]) -> torch.Tensor:
             ranks.append(float(min(4, seen.setdefault(one.variant, 0))))
             seen[one.variant] += 1
     return torch.tensor(ranks, dtype=torch.float64)
+
+
+def _along(plans: Sequence[LineUp]) -> torch.Tensor:
+    """Of each contestant what its tiles make of its shape, against the mean of those on that shape that say so."""
+    import torch
+
+    parts = []
+    for planned in plans:
+        tiling = op_named(planned.case.op).tuning.tiling
+        found = [tiling(planned.problem, one.config) if tiling else None for one in planned.contestants]
+        numbers = torch.tensor([one or (math.nan, math.nan) for one in found], dtype=torch.float64).reshape(-1, 2)
+        parts.append((numbers - numbers.nanmean(0)).clamp(-FARTHEST, FARTHEST).nan_to_num(0.0))
+    return torch.cat([torch.zeros(0, 2, dtype=torch.float64), *parts])
 
 
 def _first_rows(plans: Sequence[LineUp]) -> list[tuple[int, tuple[int, int]]]:

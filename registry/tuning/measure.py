@@ -264,6 +264,9 @@ class Sweep:
         """A guide that knows what an earlier run has measured of these shapes already."""
         if self.guidance is None:
             return None
+        import torch
+
+        torch.set_num_threads(1)  # small matrices: threads that wait beside busy compilers take far longer
         guide = Guide(left, self.guidance)
         for place, planned in enumerate(left):
             known = self.held.cases.get(planned.key)

@@ -203,7 +203,8 @@ def test_weights_are_learnt_from_what_was_measured():
     shapes = Features.of([{"m": 2**m, "n": 2**n} for m in range(6) for n in range(6)])
     configs = Features.of([{"c": 2**c} for _ in range(36) for c in range(6)])
     place = torch.arange(36).repeat_interleave(6)
-    found = Expectation(shapes, configs, torch.zeros(216, dtype=torch.long), place, torch.zeros(216).double())
+    variant, nothing = torch.zeros(216, dtype=torch.long), torch.zeros(216, dtype=torch.float64)
+    found = Expectation(shapes, configs, variant, place, nothing, torch.zeros(216, 2, dtype=torch.float64))
     for row in range(216):
         m, c = int(place[row]) // 6, row % 6
         found.tell(row, 0.3 * (m % 2) + 0.1 * abs(c - m))
@@ -266,3 +267,32 @@ def test_a_guided_sweep_measures_some_and_goes_on_where_it_was(tmp_path):
         sweep()
         everything = journal.read(path)
         assert all(len(case.entries) == 5 for case in everything.cases.values()), "a full sweep measures the rest"
+
+
+def test_what_tiles_make_of_a_product():
+    """Rounds: whole tiles in whole rounds over the SMs, against the work shared out evenly; traffic: bytes per FLOP."""
+    import math
+
+    from registry.ops.parts.tiling import product_tiling
+
+    target, tile = Target.named("H200"), {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+    full = product_tiling(target, (128 * 132, 128, 4096), tile)
+    assert full.rounds == pytest.approx(0.0) and full.traffic == pytest.approx(math.log(2 / 128))
+    ask = lambda sizes, **more: product_tiling(target, sizes, tile | more).rounds  # noqa: E731
+    assert ask((128 * 133, 128, 4096)) == pytest.approx(math.log(2 * 132 / 133)), "one tile too many: two rounds"
+    assert ask((1, 128, 4096)) > ask((128, 128, 4096)), "rows of a tile that no product has"
+    assert ask((128, 128, 4096), SPLIT=4) == ask((128, 128, 4096), SPLIT_K=4, SPLIT=2)
+    assert ask((128, 128, 4096)) - ask((128, 128, 4096), SPLIT=4) == pytest.approx(math.log(4))
+    assert ask((1, 4096, 64), SWAP=True) == ask((4096, 1, 64))
+    many, grouped = ((4096, 4096, 64), tile), {"groups": 64}
+    assert product_tiling(target, *many, **grouped).rounds > product_tiling(target, *many).rounds
+    assert product_tiling(target, (1, 1, 1), {"num_warps": 4}) is None
+
+
+def test_of_configs_that_nobody_tried_the_one_whose_tiles_fit_goes_first():
+    case = Case.of("matmul", m=128 * 132, n=128, k=4096)
+    target = Target.named("H200")
+    sizes = [{"BLOCK_M": rows, "BLOCK_N": 128, "BLOCK_K": 64} for rows in (256, 192, 128)]
+    ones = tuple(Contestant(f"x.v{place}", config, True, "f") for place, config in enumerate(sizes))
+    guide = Guide([LineUp(case, case.problem(target), 1e12, ones, {})])
+    assert guide.next(0).config["BLOCK_M"] == 128

@@ -14,6 +14,7 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import sample
 from registry.ops.parts.products import default_out_dtype
+from registry.ops.parts.tiling import Tiling, product_tiling
 from registry.ops.parts.tuning import PLAIN, Tuning
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name
@@ -204,6 +205,15 @@ def fp8(op: str) -> list[Case]:
     ]
 
 
+def tiling(problem: Any, config: Mapping[str, Any]) -> Tiling | None:
+    """As if all groups were as long as each other: how long they are is on the device."""
+    m, n, k, groups = problem.m, problem.n, problem.k, problem.groups
+    if problem.form == "rows":
+        return product_tiling(problem.target, (m, n, k), config, groups=groups)
+    each = k if problem.form == "batch" else k // max(groups, 1)
+    return product_tiling(problem.target, (m, n, each), config, batch=groups)
+
+
 BY_OP = {
     "grouped_mm": Tuning(
         FIELDS,
@@ -216,5 +226,6 @@ BY_OP = {
         leading=("m", "n", "k"),
         over="each",
         panels=("form", "dtype"),
+        tiling=tiling,
     )
 }
