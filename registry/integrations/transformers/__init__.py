@@ -163,15 +163,15 @@ def _packed_attention(
 ) -> torch.Tensor:
     batch, _, queries, _ = q.shape
     packed = packed.on(q.device)
-    flat = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     if packed.rows is None:
-        out = registry.attention_varlen(*flat, sinks=sinks, **packed.lengths, **how).unflatten(0, (batch, queries))
+        out = registry.attention_varlen(q, k, v, sinks=sinks, **packed.lengths, **how).unflatten(0, (batch, queries))
         assert packed.padding is not None
         padding = packed.padding[:, :, None, None]
         return out.masked_fill(padding, 0.0) if out.requires_grad else out.masked_fill_(padding, 0.0)  # type: ignore[no-any-return]
     q_rows, k_rows = packed.rows
     rows = (q_rows, k_rows, k_rows)
-    q, k, v = (x if len(r) == len(x) else x.index_select(0, r) for x, r in zip(flat, rows, strict=True))
+    q, k, v = (x if len(r) == len(x) else x.index_select(0, r) for x, r in zip((q, k, v), rows, strict=True))
     out = registry.attention_varlen(q, k, v, sinks=sinks, **packed.lengths, **how)
     if len(out) != batch * queries:
         out = out.new_zeros(batch * queries, *out.shape[1:]).index_copy_(0, q_rows, out)
