@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from typing import Any
 
 import compiled
@@ -74,22 +72,6 @@ def test_what_is_written_is_what_was_asked(kept, monkeypatch, tmp_path):
     builds = {"3.6.0 sm90 kernel 1": {"registers": 101}, "3.6.0 sm90 kernel 55": {"registers": [1, 2]}}
     assert json.loads(path.read_text()) == {"readings": {"registers": "r1"}, "builds": builds}
     assert len(path.read_text().splitlines()) == 7, "a build a line"
-
-
-def test_a_kernel_has_one_key_whichever_was_hashed_first():
-    """Triton's own has not: see `_hashed_first`. Kernels that share most of what they call, and their constants."""
-    places = ("kernel.attention_forward", "varlen.kernel.attention_packed", "backward.kernel.attention_backward")
-    names = [f"registry.plugins.gluon_fa3.{place}".rpartition(".") for place in places]
-    kernels = [getattr(importlib.import_module(module), name) for module, _, name in names]
-
-    def keys(order: list[int]) -> dict[str, str]:
-        for module in [sys.modules[name] for name in sys.modules if name.startswith(("registry.", "triton."))]:
-            for value in vars(module).values():
-                if isinstance(value, compiled.jit.JITCallable):
-                    value.hash, value.used_global_vals = None, {}
-        return {places[at]: kernels[at].cache_key for at in order}
-
-    assert keys([0, 1, 2]) == keys([1, 2, 0]) == keys([2, 1, 0])
 
 
 HELD = object()
