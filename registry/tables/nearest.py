@@ -115,7 +115,7 @@ class Advice:
         if away <= SAME:
             said = {name: known.lost for name, known in self.asked.known(place).items()}
             # What was not measured there, a newer variant say, is held against the best of those that were.
-            best = self.expected.get(min(said, key=said.__getitem__), 0.0)
+            best = self.expected.get(min(said, key=said.__getitem__, default=""), 0.0)
             return {**self.expected, **{name: best + lost for name, lost in said.items()}}
         failed = {name for name in self.asked.failing if self._lost_nearby.get(name, 0.0) > CAP}
         return {**self.expected, **{name: self._lost_nearby[name] for name in failed}} if failed else self.expected

@@ -3,7 +3,7 @@
 import math
 import random
 
-from registry.tables.nearest import NEVER, Result, Shape
+from registry.tables.nearest import NEVER, Neighbours, Result, Shape
 from registry.tuning import trees as fitting
 from registry.tuning.trees import fitted_trees
 
@@ -70,3 +70,24 @@ def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
     failing = shapes(300, lambda p: [(0, 0.2), (1, NEVER if p[0] > 6 else 0.0)])
     trees = fitted_trees(COORDINATES, CONTESTANTS, failing)
     assert max(trees.lost(trees.at({"size": 3.0, "flag": 0.0, "noise": 0.5})).values()) < 0.3
+
+
+def test_a_newer_variant_is_held_against_what_was_measured_without_it():
+    """On a shape that was measured before there was a third variant, the trees say how that does."""
+    for gain, first in ((-0.2, "rare"), (0.2, "even")):
+
+        def lost(point, gain=gain):
+            known = [(0, 0.0), (1, 0.1)]
+            if point[2] < 0.3:  # measured since
+                known.append((2, gain))
+            least = min(each for _, each in known)
+            return [(at, each - least) for at, each in known]
+
+        found = [*shapes(400, lost), Shape((0,), (20.0, 0.0, 0.9), ())]
+        trees = fitted_trees(COORDINATES, CONTESTANTS, found)
+        asked = Neighbours(COORDINATES, dict.fromkeys(COORDINATES, 1.0), CONTESTANTS, found, trees)
+        old = next(shape for shape in found if shape.point[2] > 0.3)
+        advice = asked.ask(dict(zip(COORDINATES, old.point, strict=True)))
+        assert advice.ranked(["even", "flagged", "rare"], ())[0] == first, (gain, advice.lost)
+        nothing = asked.ask({"size": 20.0, "noise": 0.9})
+        assert set(nothing.lost) == {"even", "flagged", "rare"}, "a shape on which nothing ran says nothing"
