@@ -302,8 +302,9 @@ def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Confi
 
 
 def _order_of(variant: Variant, problem: Problem, place: _Ranked) -> Order | None:
-    """The order in which the nearest measured shapes would try a variant's configs, where the table names none."""
+    """The order in which measured shapes would try a variant's configs, where the table names none."""
     advice = place.advice
-    if place.config is not None or advice is None or variant.cost is None:
+    if place.config is not None or advice is None:
         return None
-    return functools.partial(advice.configs, variant.name, cost=functools.partial(variant.cost, problem))
+    cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+    return functools.partial(advice.configs, variant.name, cost=cost)

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 from registry import notices
+from registry.tables.config_order import ConfigTrees
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
 from registry.tables.nearest import Config, Neighbours, Result, Shape
@@ -61,13 +62,16 @@ class MeasuredSizes:
     contestants: tuple[tuple[str, Config], ...] = ()
     trees: Mapping[int, Trees] = field(default_factory=dict)
     """Of rules that rank by them."""
+    config_trees: Mapping[int, Mapping[str, ConfigTrees]] = field(default_factory=dict)
+    """Of rules that pick configs by them, by variant."""
 
     def neighbours(self, rule: Rule) -> Neighbours | None:
         """What a rule that ranks by the nearest shapes asks; None where it does not, or where it has no shapes."""
         shapes = self.shapes.get(rule.index)
         if not rule.nearest or not shapes or not set(rule.nearest) <= set(self.coordinates):
             return None
-        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes, self.trees.get(rule.index))
+        trees, config_trees = self.trees.get(rule.index), self.config_trees.get(rule.index, {})
+        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes, trees, config_trees)
 
     def nearest(self, rule: Rule, facts: Mapping[str, Any]) -> Nearest | None:
         """The shape behind a rule that these facts are nearest to, None where the rule has none."""
@@ -188,6 +192,9 @@ class _Trees(Struct, forbid_unknown_fields=True):
     variants: list[Name]
     parts: list[list[Any]]
 
+    def made(self) -> Trees:
+        return trees_of(self.coordinates, self.variants, self.parts)
+
 
 class _File(Struct, forbid_unknown_fields=True):
     """As it is written: `text`."""
@@ -197,6 +204,7 @@ class _File(Struct, forbid_unknown_fields=True):
     contestants: list[tuple[Name, dict[str, int | str | bool]]]
     rules: dict[str, list[_Flat]]
     trees: dict[str, _Trees] = {}
+    config_trees: dict[str, dict[Name, _Trees]] = {}
 
 
 def _checked(file: _File) -> MeasuredSizes:
@@ -219,7 +227,11 @@ def _checked(file: _File) -> MeasuredSizes:
         tuple(file.coordinates),
         shapes,
         tuple(file.contestants),
-        {int(index): trees_of(found.coordinates, found.variants, found.parts) for index, found in file.trees.items()},
+        {int(index): found.made() for index, found in file.trees.items()},
+        {
+            int(i): {name: ConfigTrees(one.made()) for name, one in found.items()}
+            for i, found in file.config_trees.items()
+        },
     )
 
 
@@ -242,14 +254,21 @@ def text(found: MeasuredSizes) -> str:
 
 
 def _trees_text(found: MeasuredSizes) -> str:
+    rules = [f'"{index}": {_listed(trees)}' for index, trees in sorted(found.trees.items())]
+    chosen = []
+    for index, each in sorted(found.config_trees.items()):
+        chosen.append(
+            f'"{index}": {{\n' + ",\n".join(f'"{name}": {_listed(each[name].trees)}' for name in sorted(each)) + "}"
+        )
+    named = (("trees", rules), ("config_trees", chosen))
+    return "".join(f',\n"{name}": {{\n' + ",\n".join(parts) + "\n}" for name, parts in named if parts)
+
+
+def _listed(trees: Trees) -> str:
     """A line each."""
-    rules = []
-    for index, trees in sorted(found.trees.items()):
-        listed = trees.listed()
-        lines = [",\n".join(json.dumps(tree, separators=(",", ":")) for tree in part) for part in listed.pop("parts")]
-        parts = "\n],[\n".join(lines)
-        rules.append(f'"{index}": {json.dumps(listed)[:-1]}, "parts": [[\n{parts}\n]]}}')
-    return ',\n"trees": {\n' + ",\n".join(rules) + "\n}" if rules else ""
+    listed = trees.listed()
+    lines = [",\n".join(json.dumps(tree, separators=(",", ":")) for tree in part) for part in listed.pop("parts")]
+    return f'{json.dumps(listed)[:-1]}, "parts": [[\n' + "\n],[\n".join(lines) + "\n]]}"
 
 
 def _flat(shape: Shape) -> list[list[float]]:

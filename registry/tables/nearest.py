@@ -3,7 +3,8 @@
 A measured shape is a point in the coordinates of its op (`Problem.likeness`), each times its weight in the rule, with
 what every contestant lost there to the fastest. What a variant is expected to lose is told by trees that were fitted to
 all shapes (tables/trees.py); where a rule has none, it is what the variant lost on the nearest, the nearer the more it
-counts. What compiles here is put before a library's kernel only where a measured shape is near.
+counts. Configs are told in the same two ways (tables/config_order.py). What compiles here is put before a library's
+kernel only where a measured shape is near.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from registry.tables.search import Point, Tree, nearest, tree_of
+from registry.tables.config_order import ConfigTrees
+from registry.tables.search import Point, Tree, nearest, reaches, tree_of
 from registry.tables.trees import Trees
 
 Config = Mapping[str, Any]
@@ -79,6 +81,12 @@ class Advice:
     """A shape that must not answer."""
     expected: Mapping[str, float] | None = None
     """What trees expect each variant to lose, where the rule has any."""
+    likeness: Mapping[str, float] = field(default_factory=dict)
+    """Of the problem: what trees for configs ask about."""
+    unseen: int | None = None
+    """The place of the shape that must not answer."""
+    _orders: dict[Any, Sequence[Config]] = field(default_factory=dict, init=False, compare=False)
+    """Of variants that guess no cost: what they were answered before, for problems that lie here, too."""
 
     @functools.cached_property
     def _found(self) -> list[tuple[float, int]]:
@@ -96,24 +104,30 @@ class Advice:
         return [self.asked.known(place) for _, place in self._found]
 
     @functools.cached_property
-    def _nearest(self) -> tuple[float, int]:
-        """(distance, place) of the nearest shape, which takes less time to find than eight."""
-        found = self._found if self.expected is None else self.asked.found(self.here, 1, self.without)
-        return found[0] if found else (math.inf, -1)
+    def _same(self) -> int | None:
+        """The place of the shape that counts as this problem, where one does."""
+        found = self.asked.found(self.here, 1, self.without, SAME)
+        return found[0][1] if found else None
 
     @property
     def distance(self) -> float:
         """How far the nearest shape is."""
-        return self._nearest[0]
+        return next((d for d, _ in self._found), math.inf)
+
+    @property
+    def far(self) -> bool:
+        """Whether no shape is near."""
+        if self.expected is None or self.without is not None:
+            return self.distance >= REACH
+        return not self.asked.reaches(self.here)
 
     @functools.cached_property
     def lost(self) -> Mapping[str, float]:
         """What each variant is expected to lose, in log time."""
         if self.expected is None:
             return self._lost_nearby
-        away, place = self._nearest
-        if away <= SAME:
-            said = {name: known.lost for name, known in self.asked.known(place).items()}
+        if self._same is not None:
+            said = {name: known.lost for name, known in self.asked.known(self._same).items()}
             # What was not measured there, a newer variant say, is held against the best of those that were.
             best = self.expected.get(min(said, key=said.__getitem__, default=""), 0.0)
             return {**self.expected, **{name: best + lost for name, lost in said.items()}}
@@ -137,18 +151,46 @@ class Advice:
 
     def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
         """These variants, that which is expected to lose least first. Ties stay in the order given."""
-        far = self.distance >= REACH
+        far = self.far
         expected = {name: self.lost.get(name, UNKNOWN) for name in names}
         return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
 
     def configs(
         self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
     ) -> Sequence[Config]:
-        """These configs, that which is expected to be fastest first; ties stay in the order given, and so do all of a
-        variant that guesses no cost: its configs may mean another thing on each shape (a number of splits)."""
+        """These configs, that which is expected to be fastest first; ties stay in the order given. Where no trees tell,
+        the nearest do; then a variant that guesses no cost keeps its order: its configs may mean another thing on each
+        shape (a number of splits)."""
+        if len(configs) < 2:
+            return configs
+        trees = self.asked.config_trees.get(variant)
+        if trees is None:
+            return configs if cost is None else self._configs_nearby(variant, configs, cost)
+        if cost is not None:
+            return self._by_trees(variant, trees, configs, cost)
+        key = variant, *[tuple(config.values()) for config in configs]
+        found = self._orders.get(key)
+        if found is None:
+            found = self._orders[key] = self._by_trees(variant, trees, configs, None)
+        return found
+
+    def _by_trees(
+        self, variant: str, trees: ConfigTrees, configs: Sequence[Config], cost: Callable[[Config], float] | None
+    ) -> Sequence[Config]:
+        """What was fastest on a shape that counts as this problem stands first."""
+        configs = trees.in_order(self.likeness, configs, cost, self.unseen)
+        known = self.asked.known(self._same).get(variant) if self._same is not None else None
+        if known is None or not known.configs:
+            return configs
+        best = min(known.configs, key=known.configs.__getitem__)
+        return sorted(configs, key=lambda config: _key(config) != best)
+
+    def _configs_nearby(
+        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float]
+    ) -> Sequence[Config]:
         pairs = zip(self.near, self.said, strict=True)
         measured = [(near[1], said[variant]) for near, said in pairs if variant in said]
-        if cost is None or not measured or len(configs) < 2:
+        if not measured:
             return configs
         whole = sum(weight for weight, _ in measured)
 
@@ -172,6 +214,8 @@ class Neighbours:
     shapes: Sequence[Shape]
     trees: Trees | None = None
     """What ranks the variants, where the rule has them; else the nearest do."""
+    config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
+    """By variant, what ranks its configs; else the nearest do."""
     _tree: Tree | None = field(init=False, default=None)
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
@@ -182,6 +226,8 @@ class Neighbours:
         used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
         self._used = [self.names[place] for place in used]
         self._scale = [float(self.weights[name]) for name in self._used]
+        every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
+        self._told = sorted({name for trees in every for name in trees.coordinates[: trees.shared]})
         if self.shapes:
             pairs = list(zip(self._scale, used, strict=True))
             self._tree = tree_of([tuple(w * shape.point[place] for w, place in pairs) for shape in self.shapes])
@@ -192,31 +238,37 @@ class Neighbours:
             return None
         get = likeness.get
         here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
-        asked = self.trees.at(likeness) if self.trees is not None else ()
         if without is not None:
             unseen = next(place for place, shape in enumerate(self.shapes) if shape is without)
-            return Advice(self, here, without, self._expected(asked, unseen))
-        found = self._answers.get((here, asked))
+            return Advice(self, here, without, self._expected(likeness, unseen), likeness, unseen)
+        key = here, tuple([get(name, 0.0) for name in self._told])
+        found = self._answers.get(key)
         if found is None:
             if len(self._answers) >= ANSWERS:
                 self._answers = {}
-            found = self._answers[here, asked] = Advice(self, here, None, self._expected(asked))
+            found = self._answers[key] = Advice(self, here, None, self._expected(likeness), likeness)
         return found
 
-    def _expected(self, asked: Point, unseen: int | None = None) -> Mapping[str, float] | None:
-        return self.trees.lost(asked, unseen) if self.trees is not None else None
+    def _expected(self, likeness: Mapping[str, float], unseen: int | None = None) -> Mapping[str, float] | None:
+        return self.trees.lost(self.trees.at(likeness), unseen) if self.trees is not None else None
 
     @functools.cached_property
     def failing(self) -> frozenset[str]:
         """Variants that gave a wrong result, hung or crashed on one of the shapes."""
         return frozenset(self.contestants[r.contestant][0] for s in self.shapes for r in s.results if r.lost >= NEVER)
 
-    def found(self, here: Point, count: int, without: Shape | None) -> list[tuple[float, int]]:
-        """(distance, place) of so many shapes, nearest first."""
+    def reaches(self, here: Point) -> bool:
+        """Whether any shape is near."""
+        return self._tree is not None and reaches(self._tree, here, REACH)
+
+    def found(
+        self, here: Point, count: int, without: Shape | None, within: float = math.inf
+    ) -> list[tuple[float, int]]:
+        """(distance, place) of so many shapes that are no farther than this, nearest first."""
         assert self._tree is not None
         if without is None:
-            return nearest(self._tree, here, count)
-        found = nearest(self._tree, here, count + 1)
+            return nearest(self._tree, here, count, within)
+        found = nearest(self._tree, here, count + 1, within)
         return [(d, place) for d, place in found if self.shapes[place] is not without][:count]
 
     def known(self, place: int) -> dict[str, _Known]:

@@ -64,10 +64,10 @@ def _spread(column: Sequence[float]) -> float:
     return math.dist(column, (math.fsum(column) / len(column),) * len(column))
 
 
-def nearest(tree: Tree, here: Point, count: int) -> Found:
-    """So many points, or all where there are fewer."""
+def nearest(tree: Tree, here: Point, count: int, within: float = math.inf) -> Found:
+    """So many points that are no farther than `within`, or all where there are fewer."""
     found: Found = []
-    bound = math.inf
+    bound = within
     aside = [0.0] * len(here)
     """How far the half being looked at lies aside of `here`, along each coordinate."""
 
@@ -100,3 +100,13 @@ def nearest(tree: Tree, here: Point, count: int) -> Found:
     look(tree, 0.0)
     found.sort()
     return found
+
+
+def reaches(tree: Tree, here: Point, within: float) -> bool:
+    """Whether any point is nearer than this: the first that is will do."""
+    if isinstance(tree, Leaf):
+        return any(math.dist(point, here) < within for point in tree.points)
+    axis, low, high, below, above = tree
+    at = here[axis]
+    near, far, away = (below, above, high - at) if at - low <= high - at else (above, below, at - low)
+    return reaches(near, here, within) or (away < within and reaches(far, here, within))

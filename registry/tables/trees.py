@@ -1,17 +1,21 @@
 """What variants are expected to lose on a problem: small trees of questions about its coordinates, added up.
 
 A tree asks of one coordinate after the other whether it lies below an edge; the leaf that it comes to adds to what each
-variant loses, in log time. The trees come in parts. The first was fitted to all measured shapes, and is asked about
-problems. Each of the others has not seen some of the shapes, and is asked about those as if nobody had measured them.
+variant loses, in log time, or to what a config takes (tables/config_order.py). The trees come in parts. The first was
+fitted to all measured shapes, and is asked about problems. Each of the others has not seen some of the shapes, and is
+asked about those as if nobody had measured them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+OWN = "config."
+"""How coordinates of a config begin (tables/config_order.py); they stand behind those of the problem."""
 DEEPEST = 32
 """Questions in a row."""
 Tree = tuple[Any, ...]
@@ -35,21 +39,31 @@ class Trees:
     variants: tuple[str, ...]
     """Whose losses the leaves hold."""
     parts: tuple[tuple[Tree, ...], ...]
+    """The first was fitted to all shapes."""
 
     def at(self, likeness: Mapping[str, float]) -> tuple[float, ...]:
         """Where a problem lies, in the coordinates that are asked about."""
         get = likeness.get
         return tuple([get(name, 0.0) for name in self.coordinates])
 
-    def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
-        """What each variant is expected to lose to that which loses least; with `unseen`, the place of a measured
-        shape, by the part that has not seen it."""
+    @functools.cached_property
+    def shared(self) -> int:
+        """How many coordinates, the first ones, are the problem's."""
+        return sum(not name.startswith(OWN) for name in self.coordinates)
+
+    def sums(self, here: Sequence[float], unseen: int | None = None) -> list[float]:
+        """What the leaves add up to; with `unseen`, the place of a measured shape, those of the part that has not seen
+        it."""
         reached = []
         for tree in self.parts[0 if unseen is None else 1 + unseen % (len(self.parts) - 1)]:
             while (place := tree[0]) >= 0:
                 tree = tree[2] if here[place] < tree[1] else tree[3]
             reached.append(tree[1])
-        sums = list(map(sum, zip(*reached, strict=True)))
+        return list(map(sum, zip(*reached, strict=True)))
+
+    def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
+        """What each variant is expected to lose to that which loses least."""
+        sums = self.sums(here, unseen)
         least = min(sums)
         return {name: lost - least for name, lost in zip(self.variants, sums, strict=True)}
 

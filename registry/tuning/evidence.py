@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
+from registry.tuning.fit import Fit, Fitted, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
@@ -71,35 +71,32 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     neighbours = found.beside.neighbours(Rule(0, 0, (), (), nearest=found.weights))
     names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
     picks: list[Pick] = []
-    for case, shape, problem, declared in zip(found.cases, found.shapes, found.problems, found.declared, strict=True):
+    for place, case in enumerate(found.cases):
+        shape = found.shapes[place]
         here = dict(zip(found.coordinates, shape.point, strict=True))
         advice = neighbours.ask(here, without=shape) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
-        entry = _picked(case, problem, declared, ranked, advice, settings)
+        entry = _picked(found, place, ranked, advice, settings)
         told = {found.contestants[result.contestant][0] for result in shape.results}
         picks.append((case, entry if entry is not None and entry.variant in told else None))
     return picks
 
 
-def _picked(
-    case: CaseResults,
-    problem: Any,
-    declared: Mapping[str, Config | None],
-    ranked: Sequence[str],
-    advice: Advice | None,
-    settings: Settings,
-) -> Entry | None:
+def _picked(found: Fit, place: int, ranked: Sequence[str], advice: Advice | None, settings: Settings) -> Entry | None:
     """The contestant that runs: of the first variant that is legal and fits, the config that is advised."""
+    case, problem = found.cases[place], found.problems[place]
     for name in ranked:
         own = [e for e in case.entries.values() if e.variant == name and (e.timed or is_wrong(e))]
         if own and not excluded(name, settings):
-            first = own_first(own, declared[name])
-            own.sort(key=lambda entry: entry is not first)
-            variant = catalog.get().variants.get(name)
-            cost = variant.cost if variant is not None else None
-            guess = _guesses(own, problem) if cost is not None else None
-            configs = [entry.config for entry in own]
-            chosen = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
+            if name in found.config_trees and (timed := found.timed[place].get(name)) is not None:
+                chosen = timed.configs[timed.order(found.config_trees[name], place)[0]]
+            else:
+                first = own_first(own, found.declared[place][name])
+                own.sort(key=lambda entry: entry is not first)
+                variant = catalog.get().variants.get(name)
+                guess = _guesses(own, problem) if variant is not None and variant.cost is not None else None
+                configs = [entry.config for entry in own]
+                chosen = (advice.configs(name, configs, guess) if advice is not None else configs)[0]
             return next(entry for entry in own if entry.config == chosen)
     return None
 
@@ -213,7 +210,8 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     claimed: Any = rule.evidence
     run = claimed.run
     try:
-        fitted = fit(results.of(op), results.machine, settings, rule.nearest, beside.trees.get(rule.index))
+        before = Fitted(rule.nearest or {}, beside.trees.get(rule.index), beside.config_trees.get(rule.index, {}))
+        fitted = fit(results.of(op), results.machine, settings, before)
     except ValueError as error:
         return [f"{run}: {error}"]
     found = []

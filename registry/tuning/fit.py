@@ -1,13 +1,16 @@
 """Measurements -> what a table ranks by: the measured shapes, weights of the coordinates in which they are near, trees.
 
 Weights are found by leaving out one shape at a time: those are good under which the shapes that are then nearest speak
-for what was fastest on it. Trees (tuning/trees.py) are fitted where there are shapes enough.
+for what was fastest on it. Where there are shapes enough, trees are fitted: to what the configs of a variant took
+(tuning/config_trees.py), and to what the variants lose by those that they choose (tuning/trees.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -20,9 +23,11 @@ from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
+from registry.tables.config_order import ConfigTrees
 from registry.tables.measured import MeasuredSizes
 from registry.tables.nearest import NEVER, Config, Result, Shape
 from registry.tables.trees import Trees
+from registry.tuning.config_trees import Timed, fitted_config_trees
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
@@ -60,10 +65,13 @@ class Fit:
     """Those of `cases`, on `target`."""
     declared: Sequence[Mapping[str, Config | None]]
     """For each of these, what each variant measured there puts first today."""
+    timed: Sequence[Mapping[str, Timed]]
+    """And what was timed of those with several configs."""
     coordinates: tuple[str, ...]
     contestants: tuple[tuple[str, Config], ...]
     weights: dict[str, float]
     trees: Trees | None
+    config_trees: Mapping[str, ConfigTrees]
     libraries: frozenset[str]
     """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     target: Target
@@ -76,17 +84,26 @@ class Fit:
         sizes = {0: tuple(shape.sizes for shape in self.shapes)}
         facts = op_named(self.op).tuning.leading
         trees = {0: self.trees} if self.trees is not None else {}
-        return MeasuredSizes(facts, sizes, self.coordinates, {0: tuple(self.shapes)}, self.contestants, trees)
+        chosen = {0: self.config_trees} if self.config_trees else {}
+        return MeasuredSizes(facts, sizes, self.coordinates, {0: tuple(self.shapes)}, self.contestants, trees, chosen)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was found before of the same shapes."""
+
+    weights: Mapping[str, float]
+    trees: Trees | None = None
+    config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
 
 
 def fit(
     cases: Sequence[CaseResults],
     machine: Mapping[str, Any],
     settings: Settings | None = None,
-    weights: Mapping[str, float] | None = None,
-    trees: Trees | None = None,
+    before: Fitted | None = None,
 ) -> Fit:
-    """Fit the cases of one op, measured on one machine; with `weights`, as they and the trees were found before.
+    """Fit the cases of one op, measured on one machine; with `before`, the shapes for what was fitted before.
 
     Raises ValueError where nothing was measured.
     """
@@ -98,37 +115,43 @@ def fit(
     problems = [problem_of(case, target) for case in fair]
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
+    points = [tuple(round(found.get(name, 0.0), 3) for name in coordinates) for found in likenesses]
     sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
     declared = [_declared(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    timed = [
+        _timed(case, problem, dict(zip(coordinates, point, strict=True)), sources, settings)
+        for case, problem, point in zip(fair, problems, points, strict=True)
+    ]
+    config_trees = before.config_trees if before is not None else fitted_config_trees(coordinates, timed)
     firsts = [_firsts(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
     shown = Counter(name for found in firsts for name, (_, is_today) in found.items() if is_today)
     settled = {name for name, count in shown.items() if count >= LEAST}
-    asked = [_asked(case, found, settings, sources, settled) for case, found in zip(fair, firsts, strict=True)]
+    told = [own.keys() & config_trees.keys() for own in timed]
+    asked = [_asked(*one, settings, sources, settled) for one in zip(fair, firsts, told, strict=True)]
     contestants = tuple(dict.fromkeys(_key(entry) for entries in asked for entry in entries))
     places = {key: place for place, key in enumerate(contestants)}
     leading = op_named(op).tuning.leading
     shapes = [
         Shape(
-            tuple(problem.facts()[name] for name in leading),
-            tuple(round(found.get(name, 0.0), 3) for name in coordinates),
-            _results(case, problem, entries, places, settings),
+            tuple(problem.facts()[name] for name in leading), point, _results(case, problem, entries, places, settings)
         )
-        for case, problem, found, entries in zip(fair, problems, likenesses, asked, strict=True)
+        for case, problem, point, entries in zip(fair, problems, points, asked, strict=True)
     ]
     named = tuple((name, dict(config)) for name, config in contestants)
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
-    if weights is None:
-        weights = found_weights(coordinates, named, shapes)
-        trees = fitted_trees(coordinates, named, shapes)
-    asked_about = {*weights, *(trees.coordinates if trees is not None else ())}
+    if before is None:
+        each = zip(itertools.count(), shapes, timed, strict=False)
+        chosen = [_as_chosen(*one, named, config_trees) for one in each]
+        before = Fitted(found_weights(coordinates, named, chosen), fitted_trees(coordinates, named, chosen))
+    every = [one.trees for one in config_trees.values()] + ([before.trees] if before.trees is not None else [])
+    asked_about = {*before.weights, *(name for trees in every for name in trees.coordinates)}
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]
     coordinates = tuple(coordinates[place] for place in kept)
     taken = {id(case) for case in fair}
     skipped = [case.text for case in cases if id(case) not in taken]
-    return Fit(
-        op, fair, shapes, problems, declared, coordinates, named, dict(weights), trees, libraries, target, skipped
-    )
+    found = coordinates, named, dict(before.weights), before.trees, config_trees, libraries, target, skipped
+    return Fit(op, fair, shapes, problems, declared, timed, *found)
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:
@@ -152,6 +175,37 @@ def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 _Firsts = dict[str, tuple[Entry | None, bool]]
 """Of each variant its own first config, if that was timed, and whether it is the one that it puts first today."""
+
+
+def _timed(
+    case: CaseResults, problem: Any, likeness: Mapping[str, float], sources: Mapping[str, str], settings: Settings
+) -> dict[str, Timed]:
+    """What was timed of the variants with several configs, as their source is today."""
+    found: dict[str, Timed] = {}
+    ran = [e for e in case.entries.values() if (e.timed or is_wrong(e)) and e.fingerprint == sources.get(e.variant)]
+    for name in dict.fromkeys(entry.variant for entry in ran if not excluded(entry.variant, settings)):
+        took = {_key(entry): entry.ms if entry.timed else math.inf for entry in ran if entry.variant == name}
+        variant = catalog.get().variants[name]
+        configs = variant.configs_for(problem) if len(took) > 1 else []
+        ms = {at: took[key] for at, config in enumerate(configs) if (key := (name, tuple(config.items()))) in took}
+        if len(ms) > 1 and min(ms.values()) < math.inf:
+            cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+            found[name] = Timed(likeness, configs, cost, ms)
+    return found
+
+
+def _as_chosen(
+    place: int, shape: Shape, timed: Mapping[str, Timed], contestants: Sequence[Any], trees: Mapping[str, ConfigTrees]
+) -> Shape:
+    """A shape with what its variants lose by the configs that trees choose which have not seen it: that is what they
+    lose on a shape that nobody measured."""
+    more = {}
+    for name in timed.keys() & trees.keys():
+        ms = timed[name].ms
+        chosen = ms[timed[name].order(trees[name], place)[0]]
+        more[name] = math.log(chosen / min(ms.values())) if chosen < math.inf else NEVER
+    results = (r._replace(lost=r.lost + more.get(contestants[r.contestant][0], 0.0)) for r in shape.results)
+    return dataclasses.replace(shape, results=tuple(results))
 
 
 def _declared(case: CaseResults, problem: Any) -> dict[str, Config | None]:
@@ -178,14 +232,20 @@ def own_first(own: Sequence[Entry], declared: Config | None) -> Entry | None:
 
 
 def _asked(
-    case: CaseResults, firsts: _Firsts, settings: Settings, sources: Mapping[str, str], settled: Collection[str]
+    case: CaseResults,
+    firsts: _Firsts,
+    told: Collection[str],
+    settings: Settings,
+    sources: Mapping[str, str],
+    settled: Collection[str],
 ) -> list[Entry]:
     """The contestants that could run by a table, and those that must never run.
 
     Of a variant that guesses no costs that is its own first config alone. Of one that does, but was measured with an
     earlier source, and of one whose first config was not timed since, it is the fastest alone: it tells how good the
     variant is, not which config is. A variant whose first config was timed on shapes enough (`settled`) is judged by
-    those: what the best of many earlier configs took is less than it will take.
+    those: what the best of many earlier configs took is less than it will take. Of one whose configs trees tell
+    (`told`) it is the fastest, which runs where the shape itself was measured.
     """
     variants = catalog.get().variants
     timed = candidates(case, settings)
@@ -193,7 +253,7 @@ def _asked(
     own = {name: first for name, (first, _) in firsts.items() if name not in chooses}
     stale = {e.variant for e in timed if e.variant in sources and e.fingerprint != sources[e.variant]}
     stale -= {name for name in own if firsts[name][1]}
-    own |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in stale}
+    own |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in {*stale, *told}}
     gone = (stale & set(settled)) - chooses
     kept = [e for e in timed if e.variant not in gone and own.get(e.variant) in (None, e)]
     wrong = [entry for entry in case.entries.values() if is_wrong(entry)]

@@ -29,6 +29,10 @@ def test_it_finds_what_a_look_at_all_finds(kind, count):
     for here in (*drawn(40, kind, seed=1), *drawn(40, "anywhere", seed=2), *points[:5]):
         every = sorted((math.dist(point, here), place) for place, point in enumerate(points))
         assert search.nearest(tree, here, 5) == every[:5]
+        within = every[min(3, len(every) - 1)][0]
+        assert search.nearest(tree, here, 5, within) == [pair for pair in every[:5] if pair[0] <= within]
+        assert search.reaches(tree, here, every[0][0] * 1.001 + 1e-9)
+        assert not search.reaches(tree, here, every[0][0])
 
 
 def test_the_cost_hardly_grows_with_the_points(monkeypatch):

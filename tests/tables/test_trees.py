@@ -78,7 +78,7 @@ def test_a_ranking_by_trees_looks_for_one_shape_and_not_for_eight(monkeypatch):
     counts = []
     looked = neighbours.found
     monkeypatch.setattr(
-        neighbours, "found", lambda here, count, without: counts.append(count) or looked(here, count, without)
+        neighbours, "found", lambda here, count, *rest: counts.append(count) or looked(here, count, *rest)
     )
     neighbours.ask({"size": 1.2}).ranked(["ours", "library"], ["library"])
     assert counts == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up, waves
+from registry.ops.parts.masks import visible_pairs
 
 SHORT = 64
 """Rows of the smallest tile: as many queries or fewer are decoding to a kernel."""
@@ -15,6 +16,8 @@ def coordinates(problem: Any) -> dict[str, float]:
     queries, keys, dim = problem.seqlen_q, problem.seqlen_k, problem.head_dim
     heads, sms = problem.batch * problem.heads_q, problem.target.sm_count
     group = problem.heads_q // max(problem.heads_kv, 1)
+    masked = problem.causal or problem.window is not None
+    seen = visible_pairs(queries, keys, problem.causal, problem.window) / queries if masked else keys
     width = 64 if dim <= 64 else 128 if dim <= 128 else 256  # what tiles hold of it
     return {
         "queries": octaves(queries),
@@ -23,6 +26,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "head_dim": octaves(dim),
         "group": octaves(group),
         "rows": octaves(heads * queries),
+        "seen": octaves(seen),
         "cached": octaves(problem.batch * problem.heads_kv * keys),
         **{f"waves_{rows}": waves(heads * -(-queries // rows), sms) for rows in (64, 128, 192)},
         **{f"waste_{rows}": rounding_up(queries, rows) for rows in (64, 128)},

@@ -13,6 +13,7 @@ from registry.contract.problem import OperandFact, Problem, Query, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED
+from registry.ops.attention_varlen.likeness import coordinates
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
 from registry.ops.tensors import dtype_name
 
@@ -92,6 +93,9 @@ class VarlenProblem(Problem):
             causal, window = canonical_mask(self.causal, self.window, self.max_seqlen_q, self.max_seqlen_k)
             object.__setattr__(self, "causal", causal)
             object.__setattr__(self, "window", window)
+
+    def likeness(self) -> dict[str, float]:
+        return coordinates(self)
 
     def results(self) -> tuple[str, ...]:
         return ("out", "lse")

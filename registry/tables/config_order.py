@@ -1,0 +1,93 @@
+"""Which of a variant's configs is expected to be fastest on a problem: trees that ask about both tell it.
+
+What they add up is the log time of a config beyond what its variant guesses (`Variant.cost`), if it guesses anything.
+A config is told by its place in the order that its variant would try them in, by how much longer than the shortest its
+guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them was
+measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.tables.trees import OWN, Trees
+
+Config = Mapping[str, Any]
+ASKED = 8
+"""Configs that the trees are asked about: those that the variant would try first."""
+PLACE, GUESS = OWN + "place", OWN + "guess"
+
+
+def own_order(configs: Sequence[Config], cost: Callable[[Config], float] | None) -> list[tuple[Config, float]]:
+    """These configs as their variant alone would try them, each with the log of its guess; ties as they were given."""
+    if cost is None:
+        return [(config, 0.0) for config in configs]
+    found = [(config, math.log(max(cost(config), 1e-9))) for config in configs]
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def coordinates_of(configs: Sequence[Config]) -> tuple[str, ...]:
+    """What trees may ask about these configs: where they stand, their numbers, and which words they say."""
+    numbers = {OWN + name for config in configs for name, value in config.items() if not isinstance(value, str)}
+    words = {f"{OWN}{name}={value}" for config in configs for name, value in config.items() if isinstance(value, str)}
+    return (PLACE, GUESS, *sorted(numbers), *sorted(words))
+
+
+@dataclass(frozen=True)
+class ConfigTrees:
+    """The trees of one variant; raises ValueError where they do not ask as `coordinates_of` says."""
+
+    trees: Trees
+
+    def __post_init__(self) -> None:
+        own = self.trees.coordinates[self.trees.shared :]
+        if own[:2] != (PLACE, GUESS) or [name for name in own if "=" in name] != list(own[2 + len(self._numbers) :]):
+            raise ValueError(f"coordinates of configs are not {PLACE}, {GUESS}, then numbers, then words")
+        if len(self.trees.variants) != 1:
+            raise ValueError("the trees of configs are not of one variant")
+
+    @functools.cached_property
+    def _numbers(self) -> list[str]:
+        own = self.trees.coordinates[self.trees.shared + 2 :]
+        return [name.removeprefix(OWN) for name in own if "=" not in name]
+
+    @functools.cached_property
+    def _words(self) -> list[tuple[str, str]]:
+        own = self.trees.coordinates[self.trees.shared + 2 :]
+        pairs = [name.removeprefix(OWN).partition("=") for name in own if "=" in name]
+        return [(name, word) for name, _, word in pairs]
+
+    def told(self, order: Sequence[tuple[Config, float]]) -> list[tuple[float, ...]]:
+        """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs."""
+        numbers, words = self._numbers, self._words
+        return [
+            (
+                place,
+                guess - order[0][1],
+                *[config.get(name, 0) for name in numbers],
+                *[config.get(name) == word for name, word in words],
+            )
+            for place, (config, guess) in enumerate(order)
+        ]
+
+    def in_order(
+        self,
+        likeness: Mapping[str, float],
+        configs: Sequence[Config],
+        cost: Callable[[Config], float] | None,
+        unseen: int | None = None,
+    ) -> list[Config]:
+        """That which is expected to be fastest first; with `unseen`, the place of a measured shape, as if it were
+        not."""
+        order = own_order(configs, cost)
+        asked, sums = order[:ASKED], self.trees.sums
+        here = self.trees.at(likeness)[: self.trees.shared]
+        expected = [
+            (guess + sums(here + told, unseen)[0], place)
+            for place, (told, (_, guess)) in enumerate(zip(self.told(asked), asked, strict=True))
+        ]
+        return [order[place][0] for _, place in sorted(expected)] + [config for config, _ in order[ASKED:]]

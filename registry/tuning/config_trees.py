@@ -1,0 +1,77 @@
+"""Trees that tell which config of a variant is fastest (tables/config_order.py), fitted to what was timed of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.tables.config_order import ASKED, Config, ConfigTrees, coordinates_of, own_order
+from registry.tables.trees import Trees
+from registry.tuning.boosting import Size, boosted
+
+LEAST = 50
+"""Shapes on which several configs of a variant were timed, below which the nearest decide."""
+PARTS = 4
+"""Each without every fourth shape; beside them one that has seen all."""
+SIZE = Size(trees=12, leaves=64, rate=0.4, columns=1.0)
+"""Each config is asked about by itself: with 20 of them `triton_matmul` loses 2.9% by its choice where it is best, with
+12 3.0%, but a decision is 30 us longer. In the order that it declares it loses 4.1%."""
+BEHIND = 1.0
+"""Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The configs of one variant on one shape."""
+
+    likeness: Mapping[str, float]
+    configs: Sequence[Config]
+    """All that it declares there."""
+    cost: Callable[[Config], float] | None
+    """What it guesses of each, if anything."""
+    ms: Mapping[int, float]
+    """Of those that were timed, by their place; infinite where a config failed."""
+
+    def order(self, trees: ConfigTrees, unseen: int | None) -> list[int]:
+        """The places of those that were timed, that first which trees put first."""
+        places = {id(config): at for at, config in enumerate(self.configs)}
+        ordered = trees.in_order(self.likeness, self.configs, self.cost, unseen)
+        return [at for config in ordered if (at := places[id(config)]) in self.ms]
+
+
+def fitted_config_trees(coordinates: Sequence[str], shapes: Sequence[Mapping[str, Timed]]) -> dict[str, ConfigTrees]:
+    """By variant; of `shapes` each has what was timed of variants with several configs."""
+    names = sorted({name for timed in shapes for name in timed})
+    found = {}
+    for name in names:
+        own = {place: timed[name] for place, timed in enumerate(shapes) if name in timed}
+        if len(own) >= LEAST:
+            found[name] = _fitted(name, tuple(coordinates), own)
+    return found
+
+
+def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]) -> ConfigTrees:
+    import torch
+
+    own = coordinates_of([config for timed in shapes.values() for config in timed.configs])
+    untold = ConfigTrees(Trees((*coordinates, *own), (name,), ()))
+    points, beyond, shape_of = [], [], []
+    for place, timed in shapes.items():
+        order = own_order(timed.configs, timed.cost)[:ASKED]
+        places = {id(config): at for at, config in enumerate(timed.configs)}
+        slowest = math.log(min(timed.ms.values())) + BEHIND
+        here = untold.trees.at(timed.likeness)[: len(coordinates)]
+        for told, (config, guess) in zip(untold.told(order), order, strict=True):
+            if (at := places[id(config)]) in timed.ms:
+                took = timed.ms[at]
+                points.append(here + told)
+                beyond.append((math.log(took) if math.isfinite(took) else slowest) - guess)
+                shape_of.append(place)
+    rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
+    parts = []
+    for seed in range(PARTS + 1):
+        seen = whose % PARTS != seed - 1
+        group = whose[seen].unique(return_inverse=True)[1]
+        parts.append(boosted(rows[seen], wanted[seen], SIZE, seed, group))
+    return ConfigTrees(Trees(untold.trees.coordinates, (name,), tuple(parts)))
