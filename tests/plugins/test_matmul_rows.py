@@ -83,13 +83,13 @@ def bound(call):
 @needs_fake_cuda
 @pytest.mark.parametrize("m, rows", [(96, 96), (97, 104), (250, 256)])
 def test_boxes_have_the_rows_that_are_there(cuda, m, rows):
-    assert boxes(cuda, bound, m, config(2, 1, 128, 4, 1, True)) == [(128, 64), (rows, 64)]
-    assert boxes(cuda, bound, m, config(2, 2, 80, 4, 1, False)) == [(rows, 64), (80, 64)]
+    assert boxes(cuda, bound, m, config(1, 1, 64, 4, 1, True)) == [(64, 64), (rows, 64)]
+    assert boxes(cuda, bound, m, config(2, 1, 80, 4, 1, False)) == [(rows, 64), (80, 64)]
 
 
 @needs_fake_cuda
 def test_the_ordinary_launch_loads_by_eights(cuda):
-    assert boxes(cuda, lambda call: call.plain(), 96, config(2, 1, 128, 4, 1, True)) == [(8, 64), (8, 64)]
+    assert boxes(cuda, lambda call: call.plain(), 96, config(1, 1, 64, 4, 1, True)) == [(8, 64), (8, 64)]
 
 
 def test_declared_configs_are_legal():

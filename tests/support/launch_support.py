@@ -87,6 +87,7 @@ def fake_gpu(monkeypatch):
     fake, folder = _library()
     notices.clear()
     triton_internals.internals.cache_clear()
+    gc.freeze()  # what is there by now is not this test's: to look through all of it takes longer than most tests
     with fake.installed(monkeypatch, folder):
         yield fake
         for kernel in (scale, defaults, described, shifted, nothing, copy_tile):
