@@ -164,7 +164,7 @@ def _remember_blocks(core: Any) -> None:
     def tensor(self: Any, handle: Any, type: Any) -> None:
         if type.name not in tensors:
             new_tensor(self, handle, type)
-            tensors[type.name] = dict(vars(self))
+            tensors[type.name] = {**vars(self), "handle": None}  # (whose memory nobody keeps)
         vars(self).update(tensors[type.name], handle=handle, type=type, dtype=type.scalar)
 
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
