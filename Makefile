@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells replay clean
+.PHONY: help demo test tested checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,9 +22,11 @@ demo: $(VENV)/.installed ## attention and matmul on this machine, what would run
 	$(PY) examples/demo.py
 
 test: $(PY) ## lint, type checks and all tests
-	@$(MAKE) --no-print-directory -j2 checked $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed
-	$(PY) -m pytest -n auto --dist worksteal
+	@$(MAKE) --no-print-directory -j3 checked tested
 	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
+
+tested: $(VENV)/.installed-dev $(VENV)/.imported $(KREG_NEWEST_TRITON)/.installed
+	$(PY) -m pytest -n auto --dist worksteal
 
 checked: $(VENV)/.installed-lint
 	$(PY) -m ruff check .
@@ -88,10 +90,16 @@ TRITON := import importlib.metadata as m, sys; \
 	brought = any(r.startswith('triton') for r in m.requires('torch')); \
 	print('' if brought or sys.platform != 'linux' else 'triton==$(OLDEST_TRITON)')
 
-# In steps: while one core looks at types, which takes no more than what our package imports, the other installs the rest.
+# In steps: while one core looks at types, which takes no more than what our package imports, the other installs the rest
+# and begins with the tests.
 $(VENV)/.installed: $(INPUTS) | $(PY)
 	$(INSTALL) -c constraints.txt torch numpy setuptools
 	$(INSTALL) -c constraints.txt --no-build-isolation -e . $$($(PY) -c "$(TRITON)")
+	@touch $@
+
+# What tests import is compiled once, while pip waits for the disk, and not in each of their processes at once.
+$(VENV)/.imported: $(VENV)/.installed
+	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import torch._inductor.compile_fx, torch.nn.attention.flex_attention, torch.export'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed

@@ -128,6 +128,7 @@ def _rows(found: Sheet, number: int, case: CaseResults, panels: tuple[str, ...])
 def group_rows(found: Sheet) -> list[dict[str, Any]]:
     """The fastest config of each number of warp groups, for variants that were measured with several."""
     rows = []
+    known = {(row["case"], found.variants[row["variant"]]): row for row in found.rows}
     for number, case in enumerate(found.cases):
         best: dict[tuple[str, int], Entry] = {}
         for entry in case.timed.values():
@@ -137,9 +138,8 @@ def group_rows(found: Sheet) -> list[dict[str, Any]]:
                 best[key] = min(best.get(key, entry), entry, key=lambda e: e.ms)
         for (name, groups), entry in best.items():
             if sum(other == name for other, _ in best) > 1:
-                row = next(r for r in found.rows if r["case"] == number and found.variants[r["variant"]] == name)
                 speed = _digits(case.tflops(entry))
-                rows.append({**row, "groups": groups, "ms": _digits(entry.ms), "tflops": speed})
+                rows.append({**known[number, name], "groups": groups, "ms": _digits(entry.ms), "tflops": speed})
     return rows
 
 

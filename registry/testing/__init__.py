@@ -44,7 +44,7 @@ from registry.testing.checks import (
     runs,
 )
 from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
-from registry.testing.repeated import again, graph, repeats, threads
+from registry.testing.repeated import ROUNDS_PER_THREAD, again, graph, repeats, threads
 from registry.testing.shrinking import smallest_failure
 from registry.testing.subject import Subject
 
@@ -110,8 +110,8 @@ def checks_for(
     """Every check of a variant on a target (default: the first of `places`), generated from its declarations.
 
     With TRITON_INTERPRET=1 the target may be a GPU that is not there: kernels then run interpreted, on small problems.
-    `repeat` is how often launches on the same values are compared. With `compile_only` there are but the checks that
-    compile, which need no GPU.
+    `repeat` is how often launches on the same values are compared, at most so often from each thread. With
+    `compile_only` there are but the checks that compile, which need no GPU.
     """
     subject = _subject(_resolved(variant), target, level, compile_only)
     made = functools.partial(draw, subject.variant, subject.op, subject.kit, subject.target, subject.size)
@@ -268,7 +268,8 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     if subject.interpreted:
         return found
     found += [_check(subject, trial, f"by name: {trial.name}", front_door) for trial in few]
-    found += [_check(subject, trial, f"threads: {trial.name}", threads) for trial in few[:2]]
+    from_threads = functools.partial(threads, rounds=min(ROUNDS_PER_THREAD, repeat))
+    found += [_check(subject, trial, f"threads: {trial.name}", from_threads) for trial in few[:2]]
     if subject.device.type == "cuda":
         found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", graph))
     return found

@@ -142,7 +142,7 @@ def graph(subject: Subject, trial: Trial) -> Finding:
     return Finding.of(subject.judge(trial.spec, other, results))
 
 
-def threads(subject: Subject, trial: Trial) -> Finding:
+def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> Finding:
     """Threads that share one launch, each with its own values (and stream), do not disturb each other."""
     samples = [subject.sample(trial.spec, subject.seed(trial.name) + 1 + number) for number in range(THREADS)]
     launch = subject.bind(samples[0][1], trial.config)
@@ -155,7 +155,7 @@ def threads(subject: Subject, trial: Trial) -> Finding:
             with torch.no_grad(), subject.own_stream():
                 barrier.wait(30)
                 deadline = time.monotonic() + LONGEST_S
-                for turn in range(ROUNDS_PER_THREAD):
+                for turn in range(rounds):
                     if turn > FEWEST and time.monotonic() > deadline:
                         break
                     found[number].append(copied(subject.kit.launch(launch, samples[number][0])))

@@ -10,6 +10,7 @@ import sys
 import forked
 import pytest
 from made_up import math_run
+from ran import install_plugin
 
 from registry import notices
 from registry.cli import FINDING, OK, USAGE, main
@@ -127,14 +128,8 @@ def test_workers_take_nothing_from_the_working_directory(tmp_path, arguments):
         "REGISTRY_CACHE": str(tmp_path / "cache"),
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments, *(["--jobs", "2"] if "warm" in arguments else [])],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", script, *arguments, *(["--jobs", "2"] if "warm" in arguments else [])]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "the wrong one" not in done.stdout + done.stderr and done.returncode == OK, done.stderr
 
 
@@ -189,11 +184,7 @@ def registry_variants():
 
 
 def test_what_plugins_print_past_python_is_no_part_of_the_json(tmp_path):
-    (tmp_path / "loud_plugin.py").write_text(LOUD_PLUGIN)
-    info = tmp_path / "loud_plugin-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loud-plugin\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[kernel_registry]\nloud = loud_plugin\n")
+    install_plugin(tmp_path, "loud_plugin", LOUD_PLUGIN)
     done = subprocess.run(
         [sys.executable, "-m", "registry.cli", "list", "--json"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ran import printed
 
 from registry.cli import OK, USAGE, main
 from registry.ops.known import all_ops
@@ -33,12 +33,6 @@ def written(folder: Path) -> dict[str, str]:
     }
 
 
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 def test_the_ops_that_people_write_kernels_for_have_one():
     assert {"attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"} <= set(STARTED)
 
@@ -53,15 +47,17 @@ def test_what_is_written_passes(tmp_path, capsys, monkeypatch):
         assert str(folder / "README.md") in capsys.readouterr().out.replace("\n", " ")
         assert not [name for name, text in files.items() if re.search(r"@[A-Z]+@", text)]
         assert f'acme = "acme_new_{op}"' in files["pyproject.toml"]
-    run(tmp_path, "ruff", "format", "--isolated", "--line-length=120", "--check", ".")
-    run(tmp_path, "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,W,I,B", ".")
+    ruff = (sys.executable, "-m", "ruff")
+    printed(*ruff, "format", "--isolated", "--line-length=120", "--check", ".", cwd=tmp_path)
+    printed(*ruff, "check", "--isolated", "--line-length=120", "--select=E,F,W,I,B", ".", cwd=tmp_path)
     few = " or ".join(f"test_acme_new_{op}.py and ({FEW.get(op, 'refuses')})" for op in STARTED)
     folders = [str(tmp_path / f"acme_new_{op}") for op in STARTED]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))  # as if they were installed
     (tmp_path / "elsewhere").mkdir()
-    printed = run(tmp_path / "elsewhere", "pytest", "-v", "-p", "no:cacheprovider", "-k", few, *folders)
+    tests = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", few, *folders)
+    said = printed(*tests, cwd=tmp_path / "elsewhere")
     for op in STARTED:
-        assert re.search(rf"test_acme_new_{op}\.py\S* .*PASSED", printed), op
+        assert re.search(rf"test_acme_new_{op}\.py\S* .*PASSED", said), op
 
 
 @pytest.mark.slow(6)
@@ -72,8 +68,10 @@ def test_a_package_brings_its_tables(tmp_path):
     code = (
         "import acme_tabled as a; print([p.name for p in a.registry_tables()], [v.name for v in a.registry_variants()])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["['matmul.sm90.yaml']", "['acme.tabled']"]
+    assert printed(sys.executable, "-c", code, cwd=package.parent).split() == [
+        "['matmul.sm90.yaml']",
+        "['acme.tabled']",
+    ]
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

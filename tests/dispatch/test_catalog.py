@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -12,6 +11,7 @@ from importlib import metadata
 
 import pytest
 import torch
+from ran import install_plugin, printed
 
 import registry
 from registry import DuplicateVariant, Requires, Variant, hookimpl
@@ -146,7 +146,7 @@ def test_import_loads_no_plugin_and_no_triton():
         "assert not [m for m in sys.modules if m.startswith('registry.plugins')], 'plugins'\n"
         "assert 'triton' not in sys.modules, 'triton'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    printed(sys.executable, "-c", code)
 
 
 # --- plugins that misbehave ---------------------------------------------------------------------------------------
@@ -294,21 +294,9 @@ print(json.dumps(["acme.early" in registry.variants(), [f.error for f in catalog
 
 def hosted(tmp_path, body, first=""):
     """What a process makes of an installed plugin of that body: whether its variant is there, and what failed."""
-    (tmp_path / "acme_kernels.py").write_text(body)
-    about = tmp_path / "acme-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[kernel_registry]\nacme = acme_kernels\n")
-    done = subprocess.run(
-        [sys.executable, "-c", HOST.format(first=first)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    install_plugin(tmp_path, "acme_kernels", body)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    return json.loads(printed(sys.executable, "-c", HOST.format(first=first), env=environment, timeout=100))
 
 
 def test_a_plugin_may_register_while_it_is_imported(tmp_path):

@@ -11,6 +11,7 @@ from races import in_threads
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from launch_support import load_box, scale, store_box  # noqa: E402
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma  # noqa: E402
@@ -24,15 +25,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
 )
-
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-@triton.jit
-def _scale(x, y, n, factor, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
 
 
 @triton.jit
@@ -56,10 +48,10 @@ def _copy_gluon(source, target, rows):
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     mbarrier.expect(ready, source.block_type.nbytes)
-    _load(source, [row, 0], ready, tile)
+    load_box(source, [row, 0], ready, tile)
     mbarrier.wait(ready, 0)
     mbarrier.invalidate(ready)
-    _store(target, [row, 0], tile)
+    store_box(target, [row, 0], tile)
     tma.store_wait(0)
 
 
@@ -70,7 +62,7 @@ def _random(*shape, dtype=torch.float32, device="cuda"):
 def _bind_scale(n, device=None, vary=("factor",)):
     example = {"x": StandIn((n,), "float32"), "y": StandIn((n,), "float32"), "n": n, "factor": 1.0}
     grid = (triton.cdiv(n, 128),)
-    return Launcher(_scale, constants={"BLOCK": 128}).bind(example, grid, vary=vary, device=device)
+    return Launcher(scale, constants={"BLOCK": 128}).bind(example, grid, vary=vary, device=device)
 
 
 def _bind_copy(kind, shape, rows=64, stride=None):
@@ -267,7 +259,7 @@ def test_hooks():
         bound(x, y, 2.0)
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(enter)
-    assert seen == ["_scale"]
+    assert seen == ["scale"]
     assert torch.equal(y, x * 2)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 import types
 
 import pytest
 import torch
+from ran import printed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -182,8 +182,7 @@ with FlopCounterMode(display=False) as mode:
     registry.matmul(torch.ones(2, 3), torch.ones(3, 4))
 assert mode.get_total_flops() == 48
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    printed(sys.executable, "-c", program, timeout=120)
 
 
 def test_formulas_wait_for_the_counter(monkeypatch):

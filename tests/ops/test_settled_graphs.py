@@ -2,18 +2,12 @@
 
 import pytest
 import torch
+from test_compiled_calls import code_of
 
 import registry
 from registry.dispatch import traced
 
 pytestmark = pytest.mark.slow(4)
-
-
-def code_of(function, *tensors):
-    from torch._inductor.utils import run_and_get_code
-
-    result, code = run_and_get_code(function, *tensors)
-    return result, "\n".join(code)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The torch ops: opcheck, torch.compile, functorch, fake tensors, subclasses, modes and autocast."""
+"""The torch ops: torch.compile, functorch, fake tensors, subclasses, modes and autocast."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import registry
 from registry.ops import tensors
 from registry.ops.attention import op as attention_op
-from registry.ops.attention.arguments import UNLIMITED
 from registry.ops.matmul import op as matmul_op
-
-OPS = torch.ops.registry
 
 
 def qkv(*shape, grad=False, dtype=torch.float32):
@@ -35,49 +32,7 @@ def op_calls(monkeypatch):
     return calls
 
 
-# --- opcheck ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("masks", [(False, 0.25, UNLIMITED, UNLIMITED, 0.0), (True, 0.25, 3, 0, 5.0)])
-def test_opcheck_attention(masks, grad):
-    torch.library.opcheck(OPS.attention.default, (*qkv(grad=grad), *masks, True, None))
-
-
-def test_opcheck_attention_of_a_transposed_layout():
-    q, k, v = (x.transpose(1, 2) for x in qkv(2, 6, 4, 16))
-    torch.library.opcheck(OPS.attention.default, (q, k, v, False, 0.25, UNLIMITED, UNLIMITED, 0.0, False, None))
-
-
-def test_opcheck_attention_backward():
-    q, k, v = qkv()
-    out, lse = registry.attention(q, k, v, return_lse=True)
-    masks = (False, 0.25, UNLIMITED, UNLIMITED, 0.0)
-    torch.library.opcheck(OPS.attention_backward.default, (torch.randn_like(out), q, k, v, out, lse, None, *masks))
-
-
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5)])
-def test_opcheck_matmul(shape, bias, grad):
-    *batch, m, k, n = shape
-    a, b = torch.randn(*batch, m, k, requires_grad=grad), torch.randn(*batch, k, n, requires_grad=grad)
-    added = torch.randn(n, requires_grad=grad) if bias else None
-    torch.library.opcheck(OPS.matmul.default, (a, b, added, "", torch.float32, None, None, None))
-
-
-# --- torch.compile ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(7)
-def test_compile_fullgraph_with_dynamic_shapes():
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, k, v: registry.attention(q * 2, k, v, causal=True) + 1, fullgraph=True, dynamic=True
-    )
-    for length in (6, 9, 13):
-        q, k, v = qkv(2, 4, length, 16)
-        torch.testing.assert_close(compiled(q, k, v), registry.attention(q * 2, k, v, causal=True) + 1)
+# --- torch.compile: what each op promises of it, and of opcheck, is in the conformance kit ---------------------------
 
 
 def test_compile_trains():

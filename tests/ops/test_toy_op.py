@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ran import printed
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -37,10 +37,7 @@ def run(tmp_path_factory):
     environment = os.environ | {"PYTHONPATH": paths, "REGISTRY_CACHE": str(tree / "cache"), "OMP_NUM_THREADS": "1"}
 
     def python(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
+        return printed(sys.executable, *arguments, cwd=tree, env=environment, timeout=300)
 
     python.tree = tree
     return python

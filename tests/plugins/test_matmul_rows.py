@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from compiled import instructions, loop_spills, resources
-from launch_support import fake_gpu, needs_fake_cuda
+from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
 
 from registry import Target
 from registry.ops.matmul.calls import MATMUL
@@ -62,34 +62,25 @@ def test_widest_tiles(m, chosen, more):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch)
-    matmul_rows.device_caches.clear()
+    yield from fake_gpu(monkeypatch, matmul_rows)
 
 
-def boxes(cuda, launch_of, m, chosen):
+def boxes_of(cuda, launch, m, chosen):
     p = problem(m, 512, 512)
     (call,) = host.call(p, chosen, MATMUL.operands(p), 1.0)
-    cuda.expect(*[one for _ in range(2) for one in ("128s", "i", "i", "q", "q")])
-    launch_of(call)(*[1 << 20] * len(call.varying()))
-    return cuda.boxes()
-
-
-def bound(call):
-    found = call.bind(0)
-    assert found.fast
-    return found
+    return boxes(cuda, launch, call, *("128s", "i", "i", "q", "q") * 2)
 
 
 @needs_fake_cuda
 @pytest.mark.parametrize("m, rows", [(96, 96), (97, 104), (250, 256)])
 def test_boxes_have_the_rows_that_are_there(cuda, m, rows):
-    assert boxes(cuda, bound, m, config(2, 1, 128, 4, 1, True)) == [(128, 64), (rows, 64)]
-    assert boxes(cuda, bound, m, config(2, 2, 80, 4, 1, False)) == [(rows, 64), (80, 64)]
+    assert boxes_of(cuda, bound, m, config(1, 1, 64, 4, 1, True)) == [(64, 64), (rows, 64)]
+    assert boxes_of(cuda, bound, m, config(2, 1, 80, 4, 1, False)) == [(rows, 64), (80, 64)]
 
 
 @needs_fake_cuda
 def test_the_ordinary_launch_loads_by_eights(cuda):
-    assert boxes(cuda, lambda call: call.plain(), 96, config(2, 1, 128, 4, 1, True)) == [(8, 64), (8, 64)]
+    assert boxes_of(cuda, lambda call: call.plain(), 96, config(1, 1, 64, 4, 1, True)) == [(8, 64), (8, 64)]
 
 
 def test_declared_configs_are_legal():

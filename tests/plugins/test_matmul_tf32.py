@@ -22,9 +22,7 @@ FLOAT32, TFLOAT32, BFLOAT16 = 7, 11, 9
 
 @pytest.fixture
 def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch)
-    for kernel in (matmul_ws, triton_matmul_tma._matmul_tma):
-        kernel.device_caches.clear()
+    yield from fake_gpu(monkeypatch, matmul_ws, triton_matmul_tma._matmul_tma)
 
 
 def calls_of(module, found, **shape):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import forked
 import pytest
+from ran import printed
 from slow_cores import slower_by
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -34,8 +34,7 @@ def imports():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def probe(python):
-        done = subprocess.run([python, "-c", PROBE], env=environment, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+        return json.loads(printed(python, "-c", PROBE, env=environment))
 
     first = probe(forked.REAL)  # writes the bytecode
     found = [probe(sys.executable) for _ in range(RUNS)]
@@ -56,5 +55,4 @@ def test_import_loads_no_triton_and_no_plugin(imports):
 def test_the_command_line_imports_a_command_when_it_runs():
     heavy = ("triton", "registry.plugins", "rich.")
     code = f"import sys, registry.cli; print([m for m in sys.modules if m.startswith({heavy})])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed(sys.executable, "-c", code).strip() == "[]"

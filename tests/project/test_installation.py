@@ -13,6 +13,7 @@ from pathlib import Path
 import forked
 import pytest
 import shared
+from ran import printed
 
 from registry import doctor, installed
 
@@ -40,9 +41,7 @@ def make_sdist(out):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(out), str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", out, copy)
     with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
         archive.extractall(out)
 
@@ -65,10 +64,7 @@ def test_tests_pass_from_the_sdist(sdist, tmp_path):
     start = f"import sys; sys.path[:1] = []; import registry; assert registry.__file__.startswith({str(tmp_path)!r}); "
     start += "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-p", "no:cacheprovider", "-p", "no:xdist", "-rN", *(f"tests/{part}" for part in FROM_THE_SDIST)]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [forked.python(), "-c", start, *options]
-    done = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    printed(forked.python(), "-c", start, *options, cwd=sdist, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert len(packages) == 4
 
 

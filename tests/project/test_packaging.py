@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import forked
 import pytest
+from ran import printed
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -32,15 +32,9 @@ print(json.dumps([registry.__file__, error, ran.counts, variants, because]))
 """
 
 
-def run(command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def build(source, wheels):
     """The wheel of a copy of `source`, so that no build folder is left behind or gets in."""
-    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source)])
+    printed(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
     return next(wheels.glob("*.whl"))
 
 
@@ -61,7 +55,7 @@ def elsewhere(wheel, tmp_path_factory):
     site, acme = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("acme") / "acme"
     shutil.copytree(ROOT / "examples" / "acme", acme)
     third_party = build(acme, tmp_path_factory.mktemp("acme_wheels"))
-    run([*PIP, "install", "--no-deps", "--no-compile", "--target", str(site), str(wheel), str(third_party)])
+    printed(*PIP, "install", "--no-deps", "--no-compile", "--target", site, wheel, third_party)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     cache = str(tmp_path_factory.mktemp("cache"))
     return site, environment | {"PYTHONPATH": str(site), "REGISTRY_CACHE": cache, "COLUMNS": "80"}
@@ -101,7 +95,7 @@ def test_the_wheel_carries_licence_types_and_entry_points(wheel):
 
 def test_an_installed_wheel_works_from_another_folder(elsewhere, tmp_path):
     site, environment = elsewhere
-    found = json.loads(run([forked.python(), "-c", FROM_ELSEWHERE], cwd=tmp_path, env=environment))
+    found = json.loads(printed(forked.python(), "-c", FROM_ELSEWHERE, cwd=tmp_path, env=environment))
     file, error, counts, variants, because = found
     assert Path(file).is_relative_to(site)
     assert error < 1e-5
@@ -113,8 +107,8 @@ def test_an_installed_wheel_works_from_another_folder(elsewhere, tmp_path):
 
 def test_the_installed_command_works_from_another_folder(elsewhere, tmp_path):
     site, environment = elsewhere
-    command = [str(site / "bin" / "kreg"), "explain", "attention", "--device", "H100", "--causal"]
-    out = run(command, cwd=tmp_path, env=environment)
+    command = (site / "bin" / "kreg", "explain", "attention", "--device", "H100", "--causal")
+    out = printed(*command, cwd=tmp_path, env=environment)
     assert "on H100 (sm90)" in out and "acme.blocked" in out
 
 

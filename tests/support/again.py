@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import forked
 import pytest
+from ran import printed
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NEWEST = os.environ.get("KREG_NEWEST_TRITON", "")
@@ -60,8 +60,7 @@ def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _run(*files: str, **environment: str) -> str:
-    command = [forked.python(), "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", "-rs", *files]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    return done.stdout
+    command = (forked.python(), "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", "-rs", *files)
+    said = printed(*command, env={**os.environ, **environment})
+    assert " passed" in said
+    return said

@@ -27,8 +27,8 @@ from registry.toolbox.launch import Launcher, StandIn
 needs_fake_cuda = pytest.mark.skipif(not FakeCuda.possible(), reason="needs gcc, Python's headers and no real GPU")
 
 # Triton 3.9 has other names for the same two copies.
-_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @triton.jit
@@ -68,10 +68,10 @@ def copy_tile(source, target):
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)
     mbarrier.expect(ready, source.block_type.nbytes)
-    _load(source, [0, 0], ready, tile)
+    load_box(source, [0, 0], ready, tile)
     mbarrier.wait(ready, 0)
     mbarrier.invalidate(ready)
-    _store(target, [0, 0], tile)
+    store_box(target, [0, 0], tile)
     tma.store_wait(0)
 
 
@@ -82,17 +82,32 @@ def _library() -> tuple[FakeCuda, Path]:
     return FakeCuda.build(Path(folder.name)), Path(folder.name)  # a process can hold one libcuda
 
 
-def fake_gpu(monkeypatch):
-    """For a fixture: one GPU that records launches, and a launcher that knows nothing yet."""
+def fake_gpu(monkeypatch, *kernels):
+    """For a fixture: one GPU that records launches, and a launcher and kernels that know nothing yet."""
     fake, folder = _library()
     notices.clear()
     triton_internals.internals.cache_clear()
+    gc.freeze()  # what is there by now is not this test's: to look through all of it takes longer than most tests
     with fake.installed(monkeypatch, folder):
         yield fake
-        for kernel in (scale, defaults, described, shifted, nothing, copy_tile):
+        for kernel in (scale, defaults, described, shifted, nothing, copy_tile, *kernels):
             kernel.device_caches.clear()  # these hold this test's driver, and what it has loaded
         gc.collect()
     triton_internals.internals.cache_clear()
+
+
+def bound(call):
+    """The quick launch of a call."""
+    found = call.bind(0)
+    assert found.fast
+    return found
+
+
+def boxes(gpu, launch, call, *formats):
+    """Those of the tensor maps that a launch of the call gives its kernel, whose parameters are of these formats."""
+    gpu.expect(*formats)
+    launch(call)(*[1 << 20] * len(call.varying()))
+    return gpu.boxes()
 
 
 def tensor(*shape, dtype=torch.float32):

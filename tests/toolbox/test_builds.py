@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 
 import pytest
 import torch
+from ran import printed
 
 triton = pytest.importorskip("triton")
 
@@ -287,6 +287,5 @@ def test_a_kernel_has_one_key_whichever_was_hashed_first():
     """What one process compiled is found by the next: keys hang neither on the order nor on addresses."""
     keys = set()
     for order in (("split", "prefill"), ("prefill", "split")):
-        told = subprocess.run([sys.executable, "-c", ONE_KEY, *order], capture_output=True, text=True, check=True)
-        keys.add(told.stdout)
+        keys.add(printed(sys.executable, "-c", ONE_KEY, *order))
     assert len(keys) == 1

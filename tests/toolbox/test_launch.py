@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import subprocess
 import sys
 import timeit
 from pathlib import Path
 
 import pytest
 import torch
+from ran import printed
 
 triton = pytest.importorskip("triton")
 
@@ -293,8 +293,7 @@ def test_stand_in_is_like_a_tensor():
 def test_import_takes_neither_torch_nor_triton():
     code = "import sys, registry.toolbox.launch, registry.toolbox.builds; print({'torch', 'triton'} & set(sys.modules))"
     root = Path(launch.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
-    assert "triton" not in done.stdout
+    assert "triton" not in printed(sys.executable, "-c", code, cwd=root)
 
 
 def test_what_a_launch_calls_may_import_from_c():

@@ -24,9 +24,11 @@ def replay(base, tree, *arguments):
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """HEAD as a folder: the working tree may hold anything."""
+    """HEAD as a folder, but for results: the working tree may hold anything."""
     folder = tmp_path_factory.mktemp("head")
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        ["git", "archive", "HEAD", ":!benchmarks/results"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
     return folder
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import measure_cells
 import pytest
 import torch
+from ran import printed
 from torch.nn.attention import SDPBackend
 
 from registry.ops.parts.cases import Case
@@ -105,5 +105,4 @@ def test_who_is_wrong_or_breaks_in_a_round_is_out(of_a_cpu, monkeypatch):
 def test_without_a_gpu_it_says_so(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    ran = subprocess.run([sys.executable, SCRIPT, tmp_path], capture_output=True, text=True, check=True)
-    assert ran.stdout == "skipped: there is no CUDA GPU\n"
+    assert printed(sys.executable, SCRIPT, tmp_path) == "skipped: there is no CUDA GPU\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import plots
 import pytest
+from ran import printed
 
 from registry.cli import main
 from registry.contract.target import Target
@@ -27,15 +28,9 @@ def tuned(tmp_path_factory):
     """A user's cache after one run of `kreg tune`: (folder, what was printed as JSON)."""
     folder = tmp_path_factory.mktemp("cache")
     environment = {**os.environ, in_force.CACHE_VARIABLE: str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-m", "registry.cli", *TUNE, "--grid", "tiny", "--json"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+    return folder, json.loads(
+        printed(sys.executable, "-m", "registry.cli", *TUNE, "--grid", "tiny", "--json", env=environment)
     )
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
 
 
 @pytest.fixture

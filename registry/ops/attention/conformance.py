@@ -17,9 +17,11 @@ def _qkv(device: torch.device, grad: bool = False) -> tuple[torch.Tensor, ...]:
 
 
 def forward_opcheck(device: torch.device) -> list[str]:
-    masks = (True, 0.125, -1, -1, 0.0)
-    calls = [(*_qkv(device, grad), *masks, True, None) for grad in (False, True)]
-    return opcheck(torch.ops.registry.attention.default, calls)
+    """Of both memory orders, with few and with many features."""
+    plain, crowded = (False, 0.125, -1, -1, 0.0), (True, 0.25, 3, 0, 5.0)
+    calls = [(*_qkv(device, grad), *masks, True, None) for grad in (False, True) for masks in (plain, crowded)]
+    turned = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in _qkv(device))
+    return opcheck(torch.ops.registry.attention.default, [*calls, (*turned, *plain, False, None)])
 
 
 def backward_opcheck(device: torch.device) -> list[str]:

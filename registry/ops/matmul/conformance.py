@@ -209,8 +209,10 @@ def boundary(device: torch.device) -> list[str]:
     dtype = usual_dtype(device)
     calls = []
     for grad in (False, True):
-        a, b = random(device, 48, 32, grad=grad), random(device, 32, 16, grad=grad)
-        calls.append((a, b, random(device, 16, grad=grad), "" if grad else "relu", dtype, None, None, None))
+        for batch in ((), (3,)):
+            a, b = random(device, *batch, 48, 32, grad=grad), random(device, *batch, 32, 16, grad=grad)
+            for bias in (None, random(device, 16, grad=grad)):
+                calls.append((a, b, bias, "" if grad else "relu", dtype, None, None, None))
     return opcheck(torch.ops.registry.matmul.default, calls)
 
 
