@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tested checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells replay clean
+.PHONY: help demo test tested checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells products replay clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -74,6 +74,9 @@ grid: $(VENV)/.installed-dev ## FlashAttention's own test grid over our attentio
 
 cells: $(VENV)/.installed-dev ## attention beside cuDNN, FlashAttention-3 and -4 (where benchmarks/peers.py finds them), cell by cell
 	$(PY) benchmarks/measure_cells.py benchmarks/results/new
+
+products: $(VENV)/.installed-dev ## products beside cuBLAS, and quack and DeepGEMM where PEERS_SITE has them, cell by cell
+	$(PY) benchmarks/measure_products.py benchmarks/results/new
 
 replay: $(VENV)/.installed ## does the working tree decide, compile and call as commit BASE does (QUICK=--quick: a sample)
 	$(PY) tools/replay.py $(BASE) $(QUICK)
