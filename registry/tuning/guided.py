@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,6 @@ from registry.tuning.observed import Observed, coordinates
 if TYPE_CHECKING:
     import torch
 
-    from registry.toolbox.compile_pool import CompilePool
-
-AHEAD = 3
-"""Shapes whose likely contestants are compiled while others are measured."""
 FIRST_LOOK = 0.75
 """Of the share; the rest is for a second look at the shapes that are worth it."""
 SCOUTS = 0.25
@@ -44,6 +40,8 @@ SURVEYS = 4
 """How often, in the second look, it is looked up anew of every shape what is expected there."""
 LINGER = 0.7
 """A shape is left for another where this part of what is expected there is not expected here: changing costs time."""
+PATIENCE = 0.5
+"""Of what is expected of what is being compiled: where less is, nothing is measured meanwhile."""
 CHEAPEST = 10.0
 """Contestants left of the share beyond which more of them make none cheaper."""
 LEAST_MS = 4e-3
@@ -108,10 +106,13 @@ class Guide:
         )
         """Of log time over the floor."""
         self._gone: set[int] = set()
-        self.compiling: set[tuple[int, str]] = set()
-        """Contestants, by shape and key, of which the compiler has said nothing yet."""
+        self.ready: Callable[[int, Contestant], bool] = lambda place, one: True
+        """Whether a contestant of a shape could be measured now."""
+        self.waits: dict[int, Contestant] = {}
+        """By shape, what was asked for and is still being compiled: whoever measures says so here."""
         self._allowed = 0.0
-        self._begun: set[int] = set()
+        self.begun: set[int] = set()
+        """Shapes of which something was asked or told."""
         self._wanted: int | None = None
         self._again, self._elsewhere = False, 0.0
         """Whether this is the second look, and what a shape must promise then to be asked about further."""
@@ -157,17 +158,22 @@ class Guide:
             row = self._ordered(place, rest)[0]
         else:
             gain, row = self._most(place, rest)
-            if gain < (self._elsewhere if self._again else self._price()):
+            least = self._elsewhere if self._again else self._price()
+            if gain < least:
                 return None
+            if not self.ready(place, self.rows[row][1]):
+                there = [other for other in rest if self.ready(place, self.rows[other][1])]
+                instead = self._most(place, there) if there else (0.0, row)
+                row = instead[1] if instead[0] >= max(least, PATIENCE * gain) else row
         self.expected.ask(place, row)
         return self.rows[row][1]
 
-    def worth_another_look(self) -> Iterator[int]:
+    def worth_another_look(self) -> Iterator[int | None]:
         """Once all shapes were looked at: that in which most is expected now, to be asked about again, and so on until
         the share is spent. What is expected of the others is looked up anew when it would be their turn, and of all
-        from time to time."""
+        from time to time. None: nothing as good can be measured before one of `waits` is compiled."""
         self._again = True
-        sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
+        sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self.begun}
         self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
         yield from self._scout(list(sizes))
         each = max(self._allowed / SURVEYS, 1.0)
@@ -176,44 +182,58 @@ class Guide:
             gains = [(-self._gain(place), place) for place in sizes if self._rest(place)]
             heapq.heapify(gains)
             until = self._allowed - each
-            while gains and self._allowed >= 1 and self._allowed > until:
+            waiting: list[tuple[float, int]] = []
+            while (gains or waiting) and self._allowed >= 1 and self._allowed > until:
+                if waiting and (not gains or gains[0][0] > PATIENCE * waiting[0][0]):
+                    yield None
+                    gains, waiting = gains + waiting, []
+                    heapq.heapify(gains)
                 _, place = heapq.heappop(gains)
                 gain, next_best = self._gain(place), -gains[0][0] if gains else 0.0
                 if gain >= next_best:
                     self._elsewhere, before = LINGER * next_best, self._allowed
                     yield place
-                    if self._allowed == before:  # nobody asked
-                        continue
+                    if self._allowed == before:
+                        if place in self.waits:
+                            waiting.append((-gain, place))
+                        continue  # nobody asked
                     gain = self._gain(place)
                 if self._rest(place):
                     heapq.heappush(gains, (-gain, place))
             if self._allowed > until:  # nothing is left to ask for
                 return
 
-    def _scout(self, places: Sequence[int]) -> Iterator[int]:
+    def _scout(self, places: Sequence[int]) -> Iterator[int | None]:
         """First where a variant was tried neither on a shape nor on any like it: what one shape, done early, was given
         up on may be the fastest on all of them, and no shape by itself would promise enough to find out."""
+        scouts = self._scouts(places, self._allowed - max(self._allowed * (1 - SCOUTS), 1.0))
+        while scouts:
+            for row in scouts:
+                self._wanted = row
+                yield self.rows[row][0]
+            self._wanted = None
+            scouts = [row for row in scouts if self.waits.get(self.rows[row][0]) == self.rows[row][1]]
+            if scouts:
+                yield None
+
+    def _scouts(self, places: Sequence[int], count: float) -> list[int]:
         import torch
 
-        last = self._allowed * (1 - SCOUTS)
-        while self._allowed > max(last, 1.0):
+        rest = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
+        variants, found = self.expected.variant, list[int]()
+        while len(found) < count:
             unlike: list[tuple[float, int, int]] = []
-            rows = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
-            variants = self.expected.variant
-            for variant in variants[rows].unique().tolist():
-                asked = sorted({self.rows[row][0] for row in self._gone if int(variants[row]) == variant})
-                own = sorted({self.rows[row][0] for row in rows.tolist() if int(variants[row]) == variant})
-                near = self.expected.alike(own, asked)
-                unlike.append((float(near.min()), own[int(near.argmin())], variant))
+            for variant in variants[rest].unique().tolist():
+                asked = {self.rows[row][0] for row in (*self._gone, *found) if int(variants[row]) == variant}
+                own = sorted({self.rows[row][0] for row in rest.tolist() if int(variants[row]) == variant} - asked)
+                near = self.expected.alike(own, sorted(asked))
+                unlike += [(float(near.min()), own[int(near.argmin())], variant)] if own else []
             if not unlike:
-                return
+                break
             _, place, variant = min(unlike)
-            rest = [row for row in self._rest(place) if int(variants[row]) == variant]
-            self._wanted, before = self._ordered(place, rest)[0], self._allowed
-            yield place
-            self._wanted = None
-            if self._allowed == before:  # nobody asked
-                return
+            rows = [row for row in self._rest(place) if int(variants[row]) == variant]
+            found.append(self._ordered(place, rows)[0])
+        return found
 
     def _gain(self, place: int) -> float:
         rest = self._rest(place)
@@ -245,8 +265,8 @@ class Guide:
         return [self.rows[row][1] for row in self._ordered(place, rest)[:count]] if rest else []
 
     def _begin(self, place: int) -> None:
-        if place not in self._begun:
-            self._begun.add(place)
+        if place not in self.begun:
+            self.begun.add(place)
             low, high = self.first_row[place]
             self._allowed += FIRST_LOOK * self.guidance.share * (high - low)
             self.expected.learn()
@@ -254,45 +274,6 @@ class Guide:
     def _row(self, place: int, key: str) -> int | None:
         low, high = self.first_row[place]
         return next((row for row in range(low, high) if self.rows[row][1].key == key), None)
-
-
-@dataclass
-class Chooser:
-    """A guide, asked about one shape; what it is likely to ask for next is compiled meanwhile."""
-
-    guide: Guide
-    place: int
-    plans: Sequence[LineUp]
-    commands: Mapping[tuple[str, str], dict[str, Any]]
-    pool: CompilePool
-    ahead: int = AHEAD
-
-    def next(self) -> Contestant | None:
-        for place in range(self.place, min(self.place + self.ahead, len(self.plans))):
-            likely = self.guide.likely(place, max(2, len(self.plans[place].contestants) // 3))
-            self._compile(place, likely)
-        self._hear()
-        one = self.guide.next(self.place)
-        if one is not None:
-            self._compile(self.place, [one])
-        return one
-
-    def tell(self, one: Contestant, ms: float | None) -> None:
-        self.guide.tell(self.place, one.key, ms)
-
-    def _compile(self, place: int, wanted: Sequence[Contestant]) -> None:
-        keys = [(self.plans[place].key, one.key) for one in wanted]
-        fresh = [key for key in keys if key in self.commands and not self.pool.has(key)]
-        self.guide.compiling |= {(place, key) for _, key in fresh}
-        self.pool.submit({key: self.commands[key] for key in fresh})
-
-    def _hear(self) -> None:
-        """What the compiler has said by now."""
-        for place, key in sorted(self.guide.compiling):
-            answer = self.pool.result((self.plans[place].key, key), 0.0)
-            if answer is not None:
-                self.guide.compiling.remove((place, key))
-                self.guide.compiled(place, key, answer)
 
 
 def of_results(case: CaseResults, target: Target) -> LineUp:
