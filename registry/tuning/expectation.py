@@ -74,9 +74,10 @@ class Features:
 
     def distinct(self) -> tuple[Features, torch.Tensor]:
         """Every row once, and which of them each was."""
-        if not len(self.sizes):
-            return self, torch.zeros(0, dtype=torch.long)
-        rows, which = torch.cat([self.sizes, self.names.double()], 1).unique(dim=0, return_inverse=True)
+        every = torch.cat([self.sizes, self.names.double()], 1)
+        if not every.numel():  # there is none, or they are all the same
+            return Features(self.sizes[:1], self.names[:1]), torch.zeros(len(every), dtype=torch.long)
+        rows, which = every.unique(dim=0, return_inverse=True)
         wide = self.sizes.shape[1]
         return Features(rows[:, :wide], rows[:, wide:].long()), which
 

@@ -24,6 +24,7 @@ from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
+from registry.ops.parts.tiling import product_tiling
 from registry.tuning.contestants import Contestant, LineUp
 from registry.tuning.fit import check_number
 from registry.tuning.journal import CaseResults
@@ -296,9 +297,18 @@ def _work_per_byte(planned: LineUp) -> float:
 
 
 def _facts(planned: LineUp) -> dict[str, Any]:
-    """What makes shapes alike in their op, and in every op."""
+    """What makes shapes alike in their op, and in every op; and what of them is in the data, so that no problem knows
+    it, such as how long the groups of a product are."""
     likeness = {name: 2.0**place for name, place in planned.problem.likeness().items()}
-    return {**likeness, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+    known, shape, fields = planned.problem.facts(), _shape(planned), op_named(planned.case.op).tuning.fields
+    data = {name: str(shape.get(name)) for name, field in fields.items() if field not in known}
+    return {**likeness, **data, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+
+
+def _shape(planned: LineUp) -> dict[str, Any]:
+    """With what goes without saying."""
+    shape = dict(planned.case.shape)
+    return {**op_named(planned.case.op).tuning.defaults(shape), **shape}
 
 
 def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -333,8 +343,10 @@ def _along(plans: Sequence[LineUp]) -> torch.Tensor:
 
     parts = []
     for planned in plans:
-        tiling = op_named(planned.case.op).tuning.tiling
-        found = [tiling(planned.problem, one.config) if tiling else None for one in planned.contestants]
+        products_of = op_named(planned.case.op).tuning.products
+        products = products_of(planned.problem, _shape(planned)) if products_of else {}
+        target = planned.problem.target
+        found = [product_tiling(target, products, one.config) if products else None for one in planned.contestants]
         numbers = torch.tensor([one or (math.nan, math.nan) for one in found], dtype=torch.float64).reshape(-1, 2)
         parts.append((numbers - numbers.nanmean(0)).clamp(-FARTHEST, FARTHEST).nan_to_num(0.0))
     return torch.cat([torch.zeros(0, 2, dtype=torch.float64), *parts])
