@@ -217,6 +217,21 @@ def test_weights_are_learnt_from_what_was_measured():
     assert found.learnt == 216 and learnt[0] > 3 * learnt[1] and usual[0] == usual[1]
 
 
+def test_it_descends_as_torch_does():
+    import torch
+
+    from registry.tuning.expectation import RATE, STEPS, lessened
+
+    valley = lambda at: ((at - torch.tensor([1.0, -2.0, 0.1])) ** 2 * torch.tensor([1.0, 10.0, 0.1])).sum()  # noqa: E731
+    theirs = torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.Adam([theirs], lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        valley(theirs).backward()
+        optimizer.step()
+    torch.testing.assert_close(lessened(valley, torch.zeros(3)), theirs.detach())
+
+
 def test_a_contestant_that_fails_is_passed_over():
     made = plans(3)
     asked = run(Guide(made), made, lambda place, one: None if one.config["c"] == 4 else one.config["c"] * 1.0)
