@@ -112,8 +112,9 @@ class Guide:
         self.waits: dict[int, Contestant] = {}
         """By shape, what was asked for and is still being compiled: whoever measures says so here."""
         self._allowed = 0.0
-        self.begun: set[int] = set()
-        """Shapes of which something was asked or told."""
+        self._begun: set[int] = set()
+        self._kept: dict[int, float] = {}
+        """What shapes that are being looked at have left of their own share: no other may use it yet."""
         self._wanted: int | None = None
         self._again, self._elsewhere = False, 0.0
         """Whether this is the second look, and what a shape must promise then to be asked about further."""
@@ -127,6 +128,7 @@ class Guide:
         self._begin(place)
         self._gone.add(row)
         self._allowed -= 1
+        self._kept[place] = max(self._kept.get(place, 0.0) - 1, 0.0)
         if ms is not None:
             self.expected.tell(row, math.log(ms) - self._floor[place])
 
@@ -154,13 +156,15 @@ class Guide:
             return None if known else self.rows[row][1]
         rest = self._rest(place)
         if not rest:
+            self._kept.pop(place, None)
             return None
         if not any(map(self.expected.knows, range(*self.first_row[place]))):
             row = self._ordered(place, rest)[0]
         else:
             gain, row = self._most(place, rest)
-            least = self._elsewhere if self._again else self._price()
+            least = self._elsewhere if self._again else self._price(place)
             if gain < least:
+                self._kept.pop(place, None)
                 return None
             if not self.ready(place, self.rows[row][1]):
                 there = [other for other in rest if self.ready(place, self.rows[other][1])]
@@ -174,7 +178,7 @@ class Guide:
         the share is spent. What is expected of the others is looked up anew when it would be their turn, and of all
         from time to time. None: nothing as good can be measured before one of `waits` is compiled."""
         self._again = True
-        sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self.begun}
+        sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
         self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
         yield from self._scout(list(sizes))
         each = max(self._allowed / SURVEYS, 1.0)
@@ -183,12 +187,14 @@ class Guide:
             gains = [(-self._gain(place), place) for place in sizes if self._rest(place)]
             heapq.heapify(gains)
             until = self._allowed - each
+            self.waits.clear()
             waiting: list[tuple[float, int]] = []
             while (gains or waiting) and self._allowed >= 1 and self._allowed > until:
                 if waiting and (not gains or gains[0][0] > PATIENCE * waiting[0][0]):
                     yield None
                     gains, waiting = gains + waiting, []
                     heapq.heapify(gains)
+                    self.waits.clear()  # what is wanted there is asked anew
                 _, place = heapq.heappop(gains)
                 gain, next_best = self._gain(place), -gains[0][0] if gains else 0.0
                 if gain >= next_best:
@@ -255,21 +261,18 @@ class Guide:
         mean, deviation = self.expected.predict(place, torch.tensor(rest))
         return [rest[int(i)] for i in (mean - deviation / 2).argsort()]
 
-    def _price(self) -> float:
+    def _price(self, place: int) -> float:
         """What a measurement must promise, in log time: more the further the sweep is beyond its share, less before."""
-        beyond = max(-CHEAPEST, 1 - self._allowed) / self.guidance.elastic
+        allowed = self._allowed - sum(left for other, left in self._kept.items() if other != place)
+        beyond = max(-CHEAPEST, 1 - allowed) / self.guidance.elastic
         return self.guidance.tolerance * math.exp(min(beyond, 50.0))
 
-    def likely(self, place: int, count: int) -> list[Contestant]:
-        """Those that would be asked for first as things stand, to be compiled meanwhile."""
-        rest = self._rest(place)
-        return [self.rows[row][1] for row in self._ordered(place, rest)[:count]] if rest else []
-
     def _begin(self, place: int) -> None:
-        if place not in self.begun:
-            self.begun.add(place)
+        if place not in self._begun:
+            self._begun.add(place)
             low, high = self.first_row[place]
-            self._allowed += FIRST_LOOK * self.guidance.share * (high - low)
+            self._kept[place] = FIRST_LOOK * self.guidance.share * (high - low)
+            self._allowed += self._kept[place]
             self.expected.learn()
 
     def _row(self, place: int, key: str) -> int | None:

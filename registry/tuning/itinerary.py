@@ -1,8 +1,8 @@
 """Where a guided sweep goes next: to a shape of which the compilers have what the guide asks for, rather than wait.
 
-All contestants are queued for the compilers, as in a full sweep, so that none stands idle; what the guide is likely to
-ask for on the next shapes goes first, and what it asks for before that. So a guided sweep waits for compilers no longer
-than a full one does, and ends with them unfinished.
+All contestants are queued for the compilers, as in a full sweep, so that none stands idle; what the guide asks for goes
+first, of as many shapes at once as there are compilers. So a guided sweep waits for them no longer than a full one, and
+ends with much never compiled. (To queue what it is likely to ask for next, by its expectations, made it no faster.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from registry.tuning.contestants import Contestant, LineUp
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from registry.toolbox.compile_pool import CompilePool
 
 AHEAD = 3
-"""At least so many shapes are compiled for at once; with more compilers, one for each."""
-LIKELY = 3
-"""One of so many contestants of a shape, those that may be fast, are compiled before the next shapes are thought of."""
+"""At least so many shapes are gone to and fro between; with more compilers, one for each."""
 
 
 class Itinerary:
@@ -42,14 +39,13 @@ class Itinerary:
         """By shape, what the compilers have to give before it is worth a visit."""
         guide.ready = lambda place, one: pool.ready(self._key(place, one))
         self._place = {planned.key: place for place, planned in enumerate(plans)}
-        self._thought: tuple[int, ...] = ()
+        self.first_look = True
 
     def visits(self) -> Iterator[Visit]:
         """To shapes, to some of them again and again. What a visit asks for is there; it may end with more to come."""
         left = list(range(len(self.plans)))
         while left and self.time_left() > 0:
             window = left[: self.window]
-            self._think(window)
             place = next((place for place in window if self._ready(place)), None)
             if place is None:
                 self._pause(window)
@@ -59,6 +55,7 @@ class Itinerary:
                 yield Visit(self, place, one)
             if place not in self.waits:
                 left.remove(place)
+        self.first_look = False
         for again in self.guide.worth_another_look():
             if self.time_left() <= 0:
                 break
@@ -77,24 +74,6 @@ class Itinerary:
             self.waits[place] = one
             return None
         return one
-
-    def _think(self, window: Sequence[int]) -> None:
-        """Of these shapes, what is likely to be asked for goes first: the likeliest of each, then the second, ..."""
-        state = (self.guide.expected.count, *window)
-        if state == self._thought:
-            return
-        self._thought, orders = state, []
-        window = [*window, *range(max(0, window[0] - self.window), window[0])]  # and of the last, for another look
-        for place in window:
-            likely = []
-            if not all(self.pool.ready(self._key(place, one)) for one in self.plans[place].contestants):
-                likely = self.guide.likely(place, max(2, len(self.plans[place].contestants) // LIKELY))
-            if likely and place not in self.guide.begun:
-                self.waits[place] = likely[0]
-            orders.append(likely)
-        turns = [(place, one) for turn in zip_longest(*orders) for place, one in zip(window, turn, strict=True) if one]
-        asked = [(place, self.waits[place]) for place in window if place in self.waits]
-        self.pool.first([self._key(place, one) for place, one in chain(asked, turns)])
 
     def _ready(self, place: int) -> bool:
         one = self.waits.get(place)
@@ -130,8 +109,8 @@ class Visit:
 
     @property
     def waits(self) -> bool:
-        """Whether it ended because the compilers are not there yet."""
-        return self.place in self.itinerary.waits
+        """Whether the shape is left half done, for the compilers are: not in the second look, which may not return."""
+        return self.itinerary.first_look and self.place in self.itinerary.waits
 
 
 def guide_for(plans: Sequence[LineUp], guidance: Guidance, held: Results) -> Guide:
