@@ -226,7 +226,8 @@ class Expectation:
             factor = self._factor(rows, weights)
             solved = torch.linalg.solve_triangular(factor, values[:, None], upper=False)
             usual = ((weights - self.usual) / SPREAD).square().sum() / 2
-            return solved.square().sum() / 2 + factor.diagonal().log().sum() + usual
+            found: torch.Tensor = solved.square().sum() / 2 + factor.diagonal().log().sum() + usual
+            return found
 
         with contextlib.suppress(RuntimeError):  # of a matrix that is not definite
             self._set_weights(lessened(unlikely, self.weights))

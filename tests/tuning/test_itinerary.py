@@ -190,3 +190,4 @@ def test_elsewhere_is_measured_while_compilers_are_busy():
         offered.append(place)
         guide.waits[place] = first
     assert sorted(set(offered)) == [0, 1, 2], "each is offered before the compilers are waited for"
+    assert guide.waits and next(looked) in offered and not guide.waits, "asked anew: nobody waits for what is there"
