@@ -81,7 +81,7 @@ class Guidance:
 
 
 class Guide:
-    """Chooses among the contestants of some shapes, which it is told of beforehand, in their order."""
+    """Chooses among the contestants of some shapes, which it is told of beforehand, in whatever order."""
 
     def __init__(self, plans: Sequence[LineUp], guidance: Guidance | None = None) -> None:
         import torch
@@ -224,21 +224,19 @@ class Guide:
                 yield None
 
     def _scouts(self, places: Sequence[int], count: float) -> list[int]:
-        import torch
-
-        rest = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
-        variants, found = self.expected.variant, list[int]()
+        rest = [row for place in places for row in self._rest(place)]
+        variants, found = self.expected.variant.tolist(), list[int]()
         while len(found) < count:
             unlike: list[tuple[float, int, int]] = []
-            for variant in variants[rest].unique().tolist():
-                asked = {self.rows[row][0] for row in (*self._gone, *found) if int(variants[row]) == variant}
-                own = sorted({self.rows[row][0] for row in rest.tolist() if int(variants[row]) == variant} - asked)
+            for variant in sorted({variants[row] for row in rest}):
+                asked = {self.rows[row][0] for row in (*self._gone, *found) if variants[row] == variant}
+                own = sorted({self.rows[row][0] for row in rest if variants[row] == variant} - asked)
                 near = self.expected.alike(own, sorted(asked))
                 unlike += [(float(near.min()), own[int(near.argmin())], variant)] if own else []
             if not unlike:
                 break
             _, place, variant = min(unlike)
-            rows = [row for row in self._rest(place) if int(variants[row]) == variant]
+            rows = [row for row in self._rest(place) if variants[row] == variant]
             found.append(self._ordered(place, rows)[0])
         return found
 
