@@ -194,28 +194,31 @@ def regret(folder: Path) -> str:
 
 
 def guided(folder: Path) -> str:
-    """What a guided sweep measured and picked, held against a full one of the same run on the same shapes."""
-    rows = ["| shape | measured | pick | us | the best of all | us | slower by |", "|---|--:|---|--:|---|--:|--:|"]
-    lost, measured, of = [], 0, 0
+    """What a guided sweep measured and picked, held against a full one of the same shapes, by the full one's times."""
+    rows = ["| op | shapes | measured | picks slower, mean | worst | within 1% |", "|---|--:|--:|--:|--:|--:|"]
+    every: list[tuple[float, str, int, int]] = []
+
+    def row(name: str, lost: Sequence[tuple[float, str, int, int]]) -> str:
+        shares = [share for share, *_ in lost]
+        tried, of = sum(one for *_, one, _ in lost), sum(one for *_, one in lost)
+        near = f"{sum(share <= 0.01 for share in shares)} of {len(shares)}"
+        measured = f"{tried} of {of} ({tried / of:.1%})"
+        return f"| {name} | {len(lost)} | {measured} | {statistics.mean(shares):.2%} | {max(shares):.1%} | {near} |"
+
     for path in sorted(folder.rglob("live_guided_*.jsonl")):
-        chosen = journal.read(path)
-        full = journal.read(path.with_name(path.name.replace("guided", "full", 1)))
+        chosen, full = journal.read(path), journal.read(path.with_name(path.name.replace("guided", "full", 1)))
+        lost = []
         for key, case in full.cases.items():
             tried = chosen.cases[key].timed
             pick, best = case.timed[min(tried, key=lambda k: tried[k].ms)], min(case.timed.values(), key=lambda e: e.ms)
-            lost.append(pick.ms / best.ms - 1)
-            measured, of = measured + len(tried), of + len(case.timed)
-            times = [f"{entry.variant} | {1e3 * entry.ms:.1f}" for entry in (pick, best)]
-            rows.append(
-                f"| {case.op} {case.text} | {len(tried)} of {len(case.timed)} | {' | '.join(times)} | {lost[-1]:.1%} |"
-            )
-    if not lost:
+            text = f"{case.op} `{case.text}`: {pick.variant} {1e3 * pick.ms:.1f}, {best.variant} {1e3 * best.ms:.1f} us"
+            lost.append((pick.ms / best.ms - 1, text, len(tried), len(case.timed)))
+        rows.append(row(full.ops[0], lost))
+        every += lost
+    if not every:
         return ""
-    near = sum(share <= 0.01 for share in lost)
-    total = (
-        f"Measured: {measured} of {of} contestants ({measured / of:.1%}); picks {statistics.mean(lost):.2%} slower in"
-    )
-    return "\n".join([*rows, "", f"{total} the mean, {near} of {len(lost)} within 1%."])
+    far = [f"- {text} ({tried} of {of} measured)" for share, text, tried, of in sorted(every)[::-1] if share > 0.01]
+    return "\n".join([*rows, row("all", every), "", "Farther off, the pick and the best:", "", *far])
 
 
 def call_overhead(folder: Path) -> str:

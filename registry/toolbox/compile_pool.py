@@ -16,7 +16,6 @@ import contextlib
 import importlib
 import json
 import os
-import queue
 import select
 import signal
 import subprocess
@@ -24,7 +23,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,36 +221,60 @@ def _signal_name(number: int) -> str:
 
 @dataclass
 class _Job:
+    key: Hashable
     command: Mapping[str, Any]
     finished: threading.Event = field(default_factory=threading.Event)
     answer: dict[str, Any] | None = None
 
 
 class CompilePool:
-    """Several children that work through what `submit` names; `result` waits for one answer."""
+    """Several children that work through what `submit` names, in that order but for what `first` puts ahead; `result`
+    waits for one answer."""
 
     def __init__(self, make: Callable[[], Child], processes: int | None = None, timeout: float = 180.0) -> None:
         self._make, self._timeout = make, timeout
-        self._count = processes if processes is not None else max(1, min(12, (os.cpu_count() or 2) - 2))
+        self.count = processes if processes is not None else max(1, min(12, (os.cpu_count() or 2) - 2))
         self._jobs: dict[Hashable, _Job] = {}
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: OrderedDict[Hashable, _Job] = OrderedDict()
+        self._changed = threading.Condition()
+        """Guards what waits and what was answered; told of each new job, each answer, and the end."""
+        self._answered: list[Hashable] = []
         self._threads: list[threading.Thread] = []
         self._children: list[Child] = []
         self._stopping = False
 
     def submit(self, commands: Mapping[Any, Mapping[str, Any]]) -> None:
         """Queue commands by key."""
-        for key, command in commands.items():
-            job = self._jobs[key] = _Job(command)
-            self._queue.put(job)
-        for _ in range(min(self._count, len(self._jobs)) - len(self._threads)):
+        with self._changed:
+            for key, command in commands.items():
+                self._waiting[key] = self._jobs[key] = _Job(key, command)
+            self._changed.notify_all()
+        for _ in range(min(self.count, len(self._jobs)) - len(self._threads)):
             thread = threading.Thread(target=self._work, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def has(self, key: Hashable) -> bool:
-        """Whether a command of that key was queued."""
-        return key in self._jobs
+    def first(self, keys: Sequence[Hashable]) -> None:
+        """Of what is queued, these next, in this order."""
+        with self._changed:
+            for key in reversed(keys):
+                if key in self._waiting:
+                    self._waiting.move_to_end(key, last=False)
+
+    def ready(self, key: Hashable) -> bool:
+        """Whether `result` would not wait."""
+        return key not in self._jobs or self._jobs[key].finished.is_set()
+
+    def news(self) -> dict[Any, dict[str, Any]]:
+        """The answers since this was last asked, by key."""
+        with self._changed:
+            keys, self._answered = self._answered, []
+        return {key: answer for key in keys if (answer := self._jobs[key].answer) is not None}
+
+    def wait(self, keys: Collection[Hashable], timeout: float = float("inf")) -> None:
+        """Until one of these is ready, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(map(self.ready, keys)), None if timeout == float("inf") else timeout)
 
     def result(self, key: Hashable, timeout: float = float("inf")) -> dict[str, Any] | None:
         """The answer to a command, waiting for it; None where it was never queued, or is not there in time."""
@@ -262,11 +286,11 @@ class CompilePool:
 
     def stop(self) -> None:
         """Give up what is queued and end the children."""
-        self._stopping = True
-        for _ in self._threads:
-            self._queue.put(None)
-        for job in self._jobs.values():
-            job.finished.set()
+        with self._changed:
+            self._stopping = True
+            for job in self._jobs.values():
+                job.finished.set()
+            self._changed.notify_all()
         for child in self._children:
             child.kill()  # its own thread then reads the end of its answers, and cleans up
         for thread in self._threads:
@@ -281,7 +305,7 @@ class CompilePool:
     def _work(self) -> None:
         child = self._make()
         self._children.append(child)
-        while (job := self._queue.get()) is not None and not self._stopping:
+        while (job := self._next()) is not None:
             try:
                 job.answer = child.ask(job.command, self._timeout)
             except WorkerDied as error:
@@ -289,8 +313,16 @@ class CompilePool:
             except (WorkerFailed, OSError) as error:
                 job.answer = None if self._stopping else {"ok": False, "why": "error", "detail": str(error)}
             finally:
-                job.finished.set()
+                with self._changed:
+                    job.finished.set()
+                    self._answered.append(job.key)
+                    self._changed.notify_all()
         child.stop()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            return None if self._stopping else self._waiting.popitem(last=False)[1]
 
 
 # --- the worker's side --------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ have been, the next are held to be as unsure.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,10 @@ class Features:
 
     def distinct(self) -> tuple[Features, torch.Tensor]:
         """Every row once, and which of them each was."""
-        if not len(self.sizes):
-            return self, torch.zeros(0, dtype=torch.long)
-        rows, which = torch.cat([self.sizes, self.names.double()], 1).unique(dim=0, return_inverse=True)
+        every = torch.cat([self.sizes, self.names.double()], 1)
+        if not every.numel():  # there is none, or they are all the same
+            return Features(self.sizes[:1], self.names[:1]), torch.zeros(len(every), dtype=torch.long)
+        rows, which = every.unique(dim=0, return_inverse=True)
         wide = self.sizes.shape[1]
         return Features(rows[:, :wide], rows[:, wide:].long()), which
 
@@ -219,20 +221,16 @@ class Expectation:
         rows = self._drawn(known)
         values = self._values(rows)
         values = values - values.mean()
-        weights = self.weights.clone().requires_grad_()
-        optimizer = torch.optim.Adam([weights], lr=RATE)
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            try:
-                factor = self._factor(rows, weights)
-            except RuntimeError:
-                return
+
+        def unlikely(weights: torch.Tensor) -> torch.Tensor:
+            factor = self._factor(rows, weights)
             solved = torch.linalg.solve_triangular(factor, values[:, None], upper=False)
-            unlikely = solved.square().sum() / 2 + factor.diagonal().log().sum()
-            unlikely = unlikely + ((weights - self.usual) / SPREAD).square().sum() / 2
-            unlikely.backward()
-            optimizer.step()
-        self._set_weights(weights.detach())
+            usual = ((weights - self.usual) / SPREAD).square().sum() / 2
+            found: torch.Tensor = solved.square().sum() / 2 + factor.diagonal().log().sum() + usual
+            return found
+
+        with contextlib.suppress(RuntimeError):  # of a matrix that is not definite
+            self._set_weights(lessened(unlikely, self.weights))
 
     def _set_weights(self, weights: torch.Tensor) -> None:
         """From now on: and how alike all shapes and all configs are by them."""
@@ -298,6 +296,17 @@ class Expectation:
 def likeness(squared: torch.Tensor) -> torch.Tensor:
     """From squared distances: 1 at none."""
     return (-0.5 * squared).exp()
+
+
+def lessened(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
+    """Where a function is less, by Adam's method; torch.optim takes seconds to import."""
+    at, mean, square = at.clone().requires_grad_(), torch.zeros_like(at), torch.zeros_like(at)
+    for step in range(1, STEPS + 1):
+        (slope,) = torch.autograd.grad(function(at), at)
+        mean, square = mean.lerp(slope, 1 - 0.9), square.lerp(slope.square(), 1 - 0.999)
+        change = mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+        at = (at.detach() - RATE * change).requires_grad_()
+    return at.detach()
 
 
 def _is_size(value: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
+from registry.ops.parts.tiling import product_tiling
 from registry.tuning.contestants import Contestant, LineUp
 from registry.tuning.fit import check_number
 from registry.tuning.journal import CaseResults
@@ -32,10 +33,6 @@ from registry.tuning.observed import Observed, coordinates
 if TYPE_CHECKING:
     import torch
 
-    from registry.toolbox.compile_pool import CompilePool
-
-AHEAD = 3
-"""Shapes whose likely contestants are compiled while others are measured."""
 FIRST_LOOK = 0.75
 """Of the share; the rest is for a second look at the shapes that are worth it."""
 SCOUTS = 0.25
@@ -44,6 +41,8 @@ SURVEYS = 4
 """How often, in the second look, it is looked up anew of every shape what is expected there."""
 LINGER = 0.7
 """A shape is left for another where this part of what is expected there is not expected here: changing costs time."""
+PATIENCE = 0.5
+"""Of what is expected of what is being compiled: where less is, nothing is measured meanwhile."""
 CHEAPEST = 10.0
 """Contestants left of the share beyond which more of them make none cheaper."""
 LEAST_MS = 4e-3
@@ -82,7 +81,7 @@ class Guidance:
 
 
 class Guide:
-    """Chooses among the contestants of some shapes, which it is told of beforehand, in their order."""
+    """Chooses among the contestants of some shapes, which it is told of beforehand, in whatever order."""
 
     def __init__(self, plans: Sequence[LineUp], guidance: Guidance | None = None) -> None:
         import torch
@@ -108,10 +107,14 @@ class Guide:
         )
         """Of log time over the floor."""
         self._gone: set[int] = set()
-        self.compiling: set[tuple[int, str]] = set()
-        """Contestants, by shape and key, of which the compiler has said nothing yet."""
+        self.ready: Callable[[int, Contestant], bool] = lambda place, one: True
+        """Whether a contestant of a shape could be measured now."""
+        self.waits: dict[int, Contestant] = {}
+        """By shape, what was asked for and is still being compiled: whoever measures says so here."""
         self._allowed = 0.0
         self._begun: set[int] = set()
+        self._kept: dict[int, float] = {}
+        """What shapes that are being looked at have left of their own share: no other may use it yet."""
         self._wanted: int | None = None
         self._again, self._elsewhere = False, 0.0
         """Whether this is the second look, and what a shape must promise then to be asked about further."""
@@ -125,6 +128,7 @@ class Guide:
         self._begin(place)
         self._gone.add(row)
         self._allowed -= 1
+        self._kept[place] = max(self._kept.get(place, 0.0) - 1, 0.0)
         if ms is not None:
             self.expected.tell(row, math.log(ms) - self._floor[place])
 
@@ -152,20 +156,27 @@ class Guide:
             return None if known else self.rows[row][1]
         rest = self._rest(place)
         if not rest:
+            self._kept.pop(place, None)
             return None
         if not any(map(self.expected.knows, range(*self.first_row[place]))):
             row = self._ordered(place, rest)[0]
         else:
             gain, row = self._most(place, rest)
-            if gain < (self._elsewhere if self._again else self._price()):
+            least = self._elsewhere if self._again else self._price(place)
+            if gain < least:
+                self._kept.pop(place, None)
                 return None
+            if not self.ready(place, self.rows[row][1]):
+                there = [other for other in rest if self.ready(place, self.rows[other][1])]
+                instead = self._most(place, there) if there else (0.0, row)
+                row = instead[1] if instead[0] >= max(least, PATIENCE * gain) else row
         self.expected.ask(place, row)
         return self.rows[row][1]
 
-    def worth_another_look(self) -> Iterator[int]:
+    def worth_another_look(self) -> Iterator[int | None]:
         """Once all shapes were looked at: that in which most is expected now, to be asked about again, and so on until
         the share is spent. What is expected of the others is looked up anew when it would be their turn, and of all
-        from time to time."""
+        from time to time. None: nothing as good can be measured before one of `waits` is compiled."""
         self._again = True
         sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
         self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
@@ -176,44 +187,58 @@ class Guide:
             gains = [(-self._gain(place), place) for place in sizes if self._rest(place)]
             heapq.heapify(gains)
             until = self._allowed - each
-            while gains and self._allowed >= 1 and self._allowed > until:
+            self.waits.clear()
+            waiting: list[tuple[float, int]] = []
+            while (gains or waiting) and self._allowed >= 1 and self._allowed > until:
+                if waiting and (not gains or gains[0][0] > PATIENCE * waiting[0][0]):
+                    yield None
+                    gains, waiting = gains + waiting, []
+                    heapq.heapify(gains)
+                    self.waits.clear()  # what is wanted there is asked anew
                 _, place = heapq.heappop(gains)
                 gain, next_best = self._gain(place), -gains[0][0] if gains else 0.0
                 if gain >= next_best:
                     self._elsewhere, before = LINGER * next_best, self._allowed
                     yield place
-                    if self._allowed == before:  # nobody asked
-                        continue
+                    if self._allowed == before:
+                        if place in self.waits:
+                            waiting.append((-gain, place))
+                        continue  # nobody asked
                     gain = self._gain(place)
                 if self._rest(place):
                     heapq.heappush(gains, (-gain, place))
             if self._allowed > until:  # nothing is left to ask for
                 return
 
-    def _scout(self, places: Sequence[int]) -> Iterator[int]:
+    def _scout(self, places: Sequence[int]) -> Iterator[int | None]:
         """First where a variant was tried neither on a shape nor on any like it: what one shape, done early, was given
         up on may be the fastest on all of them, and no shape by itself would promise enough to find out."""
-        import torch
-
-        last = self._allowed * (1 - SCOUTS)
-        while self._allowed > max(last, 1.0):
-            unlike: list[tuple[float, int, int]] = []
-            rows = torch.tensor([row for place in places for row in self._rest(place)], dtype=torch.long)
-            variants = self.expected.variant
-            for variant in variants[rows].unique().tolist():
-                asked = sorted({self.rows[row][0] for row in self._gone if int(variants[row]) == variant})
-                own = sorted({self.rows[row][0] for row in rows.tolist() if int(variants[row]) == variant})
-                near = self.expected.alike(own, asked)
-                unlike.append((float(near.min()), own[int(near.argmin())], variant))
-            if not unlike:
-                return
-            _, place, variant = min(unlike)
-            rest = [row for row in self._rest(place) if int(variants[row]) == variant]
-            self._wanted, before = self._ordered(place, rest)[0], self._allowed
-            yield place
+        scouts = self._scouts(places, self._allowed - max(self._allowed * (1 - SCOUTS), 1.0))
+        while scouts:
+            for row in scouts:
+                self._wanted = row
+                yield self.rows[row][0]
             self._wanted = None
-            if self._allowed == before:  # nobody asked
-                return
+            scouts = [row for row in scouts if self.waits.get(self.rows[row][0]) == self.rows[row][1]]
+            if scouts:
+                yield None
+
+    def _scouts(self, places: Sequence[int], count: float) -> list[int]:
+        rest = [row for place in places for row in self._rest(place)]
+        variants, found = self.expected.variant.tolist(), list[int]()
+        while len(found) < count:
+            unlike: list[tuple[float, int, int]] = []
+            for variant in sorted({variants[row] for row in rest}):
+                asked = {self.rows[row][0] for row in (*self._gone, *found) if variants[row] == variant}
+                own = sorted({self.rows[row][0] for row in rest if variants[row] == variant} - asked)
+                near = self.expected.alike(own, sorted(asked))
+                unlike += [(float(near.min()), own[int(near.argmin())], variant)] if own else []
+            if not unlike:
+                break
+            _, place, variant = min(unlike)
+            rows = [row for row in self._rest(place) if variants[row] == variant]
+            found.append(self._ordered(place, rows)[0])
+        return found
 
     def _gain(self, place: int) -> float:
         rest = self._rest(place)
@@ -234,65 +259,23 @@ class Guide:
         mean, deviation = self.expected.predict(place, torch.tensor(rest))
         return [rest[int(i)] for i in (mean - deviation / 2).argsort()]
 
-    def _price(self) -> float:
+    def _price(self, place: int) -> float:
         """What a measurement must promise, in log time: more the further the sweep is beyond its share, less before."""
-        beyond = max(-CHEAPEST, 1 - self._allowed) / self.guidance.elastic
+        allowed = self._allowed - sum(left for other, left in self._kept.items() if other != place)
+        beyond = max(-CHEAPEST, 1 - allowed) / self.guidance.elastic
         return self.guidance.tolerance * math.exp(min(beyond, 50.0))
-
-    def likely(self, place: int, count: int) -> list[Contestant]:
-        """Those that would be asked for first as things stand, to be compiled meanwhile."""
-        rest = self._rest(place)
-        return [self.rows[row][1] for row in self._ordered(place, rest)[:count]] if rest else []
 
     def _begin(self, place: int) -> None:
         if place not in self._begun:
             self._begun.add(place)
             low, high = self.first_row[place]
-            self._allowed += FIRST_LOOK * self.guidance.share * (high - low)
+            self._kept[place] = FIRST_LOOK * self.guidance.share * (high - low)
+            self._allowed += self._kept[place]
             self.expected.learn()
 
     def _row(self, place: int, key: str) -> int | None:
         low, high = self.first_row[place]
         return next((row for row in range(low, high) if self.rows[row][1].key == key), None)
-
-
-@dataclass
-class Chooser:
-    """A guide, asked about one shape; what it is likely to ask for next is compiled meanwhile."""
-
-    guide: Guide
-    place: int
-    plans: Sequence[LineUp]
-    commands: Mapping[tuple[str, str], dict[str, Any]]
-    pool: CompilePool
-    ahead: int = AHEAD
-
-    def next(self) -> Contestant | None:
-        for place in range(self.place, min(self.place + self.ahead, len(self.plans))):
-            likely = self.guide.likely(place, max(2, len(self.plans[place].contestants) // 3))
-            self._compile(place, likely)
-        self._hear()
-        one = self.guide.next(self.place)
-        if one is not None:
-            self._compile(self.place, [one])
-        return one
-
-    def tell(self, one: Contestant, ms: float | None) -> None:
-        self.guide.tell(self.place, one.key, ms)
-
-    def _compile(self, place: int, wanted: Sequence[Contestant]) -> None:
-        keys = [(self.plans[place].key, one.key) for one in wanted]
-        fresh = [key for key in keys if key in self.commands and not self.pool.has(key)]
-        self.guide.compiling |= {(place, key) for _, key in fresh}
-        self.pool.submit({key: self.commands[key] for key in fresh})
-
-    def _hear(self) -> None:
-        """What the compiler has said by now."""
-        for place, key in sorted(self.guide.compiling):
-            answer = self.pool.result((self.plans[place].key, key), 0.0)
-            if answer is not None:
-                self.guide.compiling.remove((place, key))
-                self.guide.compiled(place, key, answer)
 
 
 def of_results(case: CaseResults, target: Target) -> LineUp:
@@ -315,9 +298,18 @@ def _work_per_byte(planned: LineUp) -> float:
 
 
 def _facts(planned: LineUp) -> dict[str, Any]:
-    """What makes shapes alike in their op, and in every op."""
+    """What makes shapes alike in their op, and in every op; and what of them is in the data, so that no problem knows
+    it, such as how long the groups of a product are."""
     likeness = {name: 2.0**place for name, place in planned.problem.likeness().items()}
-    return {**likeness, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+    known, shape, fields = planned.problem.facts(), _shape(planned), op_named(planned.case.op).tuning.fields
+    data = {name: str(shape.get(name)) for name, field in fields.items() if field not in known}
+    return {**likeness, **data, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+
+
+def _shape(planned: LineUp) -> dict[str, Any]:
+    """With what goes without saying."""
+    shape = dict(planned.case.shape)
+    return {**op_named(planned.case.op).tuning.defaults(shape), **shape}
 
 
 def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -352,8 +344,10 @@ def _along(plans: Sequence[LineUp]) -> torch.Tensor:
 
     parts = []
     for planned in plans:
-        tiling = op_named(planned.case.op).tuning.tiling
-        found = [tiling(planned.problem, one.config) if tiling else None for one in planned.contestants]
+        products_of = op_named(planned.case.op).tuning.products
+        products = products_of(planned.problem, _shape(planned)) if products_of else {}
+        target = planned.problem.target
+        found = [product_tiling(target, products, one.config) if products else None for one in planned.contestants]
         numbers = torch.tensor([one or (math.nan, math.nan) for one in found], dtype=torch.float64).reshape(-1, 2)
         parts.append((numbers - numbers.nanmean(0)).clamp(-FARTHEST, FARTHEST).nan_to_num(0.0))
     return torch.cat([torch.zeros(0, 2, dtype=torch.float64), *parts])

@@ -21,7 +21,8 @@ from registry.tuning import worker
 from registry.tuning.contestants import Contestant, LineUp, Selection, compile_commands, line_up
 from registry.tuning.extra import load_plugins
 from registry.tuning.fit import check_number
-from registry.tuning.guided import Chooser, Guidance, Guide
+from registry.tuning.guided import Guidance
+from registry.tuning.itinerary import Itinerary, Visit, guide_for
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_from
 from registry.tuning.timing import turn_order
@@ -159,40 +160,40 @@ class Sweep:
         self.report.pruned = sum(planned.pruned for planned in plans)
         self.report.nobody = [_why_nobody(planned) for planned in plans if not planned.contestants]
         self.watcher.begin(left, sum(len(planned.contestants) * (1 + self.effort.rounds) for planned in left))
-        guide = self._guide(left)
         self.report.unreached = [planned.case.text for planned in left]
         try:
-            commands = compile_commands(left, target, guide is not None)
-            if guide is None:
-                self.pool.submit(commands)
+            commands = compile_commands(left, target, self.guidance is not None)
+            self.pool.submit(commands)
             if target.arch != "cpu" and not self.held.limits:
                 self._limits()  # while the first kernels are compiled
-            for index, planned in enumerate(left):
-                chooser = Chooser(guide, index, left, commands, self.pool) if guide is not None else None
-                share = self._time_left() / (len(left) - index)
-                if self._time_left() > 0 and self._case(planned, share, chooser):
-                    self.report.unreached.remove(planned.case.text)
-                else:
-                    self.report.stopped = "the budget is spent"
-                    break
-            else:
-                if guide is not None:
-                    self._look_again(left, guide, commands)
+            if not (self._all(left) if self.guidance is None else self._some(left)):
+                self.report.stopped = "the budget is spent"
         finally:
             self.pool.stop()
 
-    def _look_again(self, left: Sequence[LineUp], guide: Guide, commands: dict[Any, Any]) -> None:
-        """Measure more of the shapes in which the guide expects most, now that it knows them all."""
-        for index in guide.worth_another_look():
-            planned, chooser = left[index], Chooser(guide, index, left, commands, self.pool, ahead=1)
-            if self._time_left() <= 0:
+    def _all(self, left: Sequence[LineUp]) -> bool:
+        """Measure everything. Whether the budget was enough."""
+        for index, planned in enumerate(left):
+            share = self._time_left() / (len(left) - index)
+            if self._time_left() <= 0 or not self._case(planned, share):
+                return False
+            self.report.unreached.remove(planned.case.text)
+        return True
+
+    def _some(self, left: Sequence[LineUp]) -> bool:
+        """Measure what a guide asks for. Whether the budget was enough."""
+        assert self.guidance is not None
+        guide = guide_for(left, self.guidance, self.held)
+        for visit in Itinerary(guide, left, self.pool, self._time_left).visits():
+            planned = left[visit.place]
+            if planned.case.text not in self.report.unreached:  # until it is complete again
+                self.report.unreached.append(planned.case.text)
+                self.report.measured -= self.held.cases[planned.key].done
+            if not self._case(planned, self._time_left() / len(self.report.unreached), visit):
                 break
-            if chooser.next() is not None:
-                self.report.measured -= 1  # until it is complete again
-                if not self._case(planned, self._time_left(), chooser):
-                    self.report.unreached.append(planned.case.text)
-                    self.report.stopped = "the budget is spent"
-                    break
+            if not visit.waits:
+                self.report.unreached.remove(planned.case.text)
+        return not self.report.unreached
 
     def _time_left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - self.now()
@@ -216,12 +217,14 @@ class Sweep:
 
     # --- one case -------------------------------------------------------------------------------------------------
 
-    def _case(self, planned: LineUp, share: float, chooser: Chooser | None = None) -> bool:
-        """Measure a case in about `share` seconds. Whether it was finished before the budget was."""
-        begun, self.loaded, self.refused = self.now(), None, None
-        self._record_case(planned, [] if chooser else planned.contestants)
-        if chooser:
-            alive = self._chosen(planned, chooser)
+    def _case(self, planned: LineUp, share: float, visit: Visit | None = None) -> bool:
+        """Measure a case in about `share` seconds. Whether it was finished, for now, before the budget was."""
+        begun, self.refused = self.now(), None
+        self._record_case(planned, [] if visit else planned.contestants)
+        if visit:
+            alive = self._chosen(planned, visit)
+            if visit.waits:
+                return self._time_left() > 0
         else:
             alive = [c for c in planned.contestants if self._admit(planned, c)]
         known = self.held.cases[planned.key]
@@ -260,32 +263,16 @@ class Sweep:
             contestants={c.key: [c.variant, c.config, c.first, c.fingerprint] for c in contestants},
         )
 
-    def _guide(self, left: Sequence[LineUp]) -> Guide | None:
-        """A guide that knows what an earlier run has measured of these shapes already."""
-        if self.guidance is None:
-            return None
-        import torch
-
-        torch.set_num_threads(1)  # small matrices: threads that wait beside busy compilers take far longer
-        guide = Guide(left, self.guidance)
-        for place, planned in enumerate(left):
-            known = self.held.cases.get(planned.key)
-            for one in planned.contestants:
-                entry = known.entries.get(one.key) if known is not None else None
-                if entry is not None and entry.timed and entry.fingerprint == one.fingerprint:
-                    guide.tell(place, one.key, entry.ms)
-        return guide
-
-    def _chosen(self, planned: LineUp, chooser: Chooser) -> list[Contestant]:
+    def _chosen(self, planned: LineUp, visit: Visit) -> list[Contestant]:
         """One turn of each contestant that the guide asks for, and those of an earlier run."""
         before = self.held.cases[planned.key].entries
         tried = [one for one in planned.contestants if one.key in before and before[one.key].timed]
-        while self._time_left() > 0 and (one := chooser.next()) is not None:
+        while self._time_left() > 0 and (one := visit.next()) is not None:
             self._record_case(planned, [one])
             if self._admit(planned, one):
                 self._turn(planned, one, 0)
             entry = self.held.cases[planned.key].entries[one.key]
-            chooser.tell(one, entry.ms if entry.timed else None)
+            visit.tell(one, entry.ms if entry.timed else None)
             if entry.timed:
                 tried.append(one)
         return tried
@@ -360,6 +347,7 @@ class Sweep:
 
     def _load(self, planned: LineUp) -> dict[str, Any]:
         """Give the worker the case. Its inputs are the oracle's and torch's business, so it may take a while."""
+        self.loaded = None
         if self.refused is None:
             try:
                 answer = self.child.ask({"do": "case", "case": planned.case.data()}, self.effort.case_timeout)

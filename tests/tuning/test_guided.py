@@ -217,6 +217,21 @@ def test_weights_are_learnt_from_what_was_measured():
     assert found.learnt == 216 and learnt[0] > 3 * learnt[1] and usual[0] == usual[1]
 
 
+def test_it_descends_as_torch_does():
+    import torch
+
+    from registry.tuning.expectation import RATE, STEPS, lessened
+
+    valley = lambda at: ((at - torch.tensor([1.0, -2.0, 0.1])) ** 2 * torch.tensor([1.0, 10.0, 0.1])).sum()  # noqa: E731
+    theirs = torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.Adam([theirs], lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        valley(theirs).backward()
+        optimizer.step()
+    torch.testing.assert_close(lessened(valley, torch.zeros(3)), theirs.detach())
+
+
 def test_a_contestant_that_fails_is_passed_over():
     made = plans(3)
     asked = run(Guide(made), made, lambda place, one: None if one.config["c"] == 4 else one.config["c"] * 1.0)
@@ -236,6 +251,11 @@ def test_earlier_measurements_are_learnt_from():
     known = journal.CaseResults("attention", case.text, case.data(), case.problem(target).facts(), 1e12, entries)
     asked = run(Guide(made[1:], Guidance(learnt=(known,))), made[1:])
     assert asked[0][0] in (3, 4, 5), "near the best, where a first shape begins with its first config"
+
+
+def test_a_sweep_may_have_one_contestant():
+    made = plans(2, configs=1)
+    assert run(Guide(made), made) == [[1], [1]] and run(Guide([]), []) == []
 
 
 def test_a_share_is_a_share():
@@ -276,17 +296,39 @@ def test_what_tiles_make_of_a_product():
     from registry.ops.parts.tiling import product_tiling
 
     target, tile = Target.named("H200"), {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
-    full = product_tiling(target, (128 * 132, 128, 4096), tile)
+    of = lambda products, **more: product_tiling(target, products, tile | more)  # noqa: E731
+    ask = lambda sizes, **more: of({sizes: 1}, **more).rounds  # noqa: E731
+    full = of({(128 * 132, 128, 4096): 1})
     assert full.rounds == pytest.approx(0.0) and full.traffic == pytest.approx(math.log(2 / 128))
-    ask = lambda sizes, **more: product_tiling(target, sizes, tile | more).rounds  # noqa: E731
     assert ask((128 * 133, 128, 4096)) == pytest.approx(math.log(2 * 132 / 133)), "one tile too many: two rounds"
     assert ask((1, 128, 4096)) > ask((128, 128, 4096)), "rows of a tile that no product has"
     assert ask((128, 128, 4096), SPLIT=4) == ask((128, 128, 4096), SPLIT_K=4, SPLIT=2)
     assert ask((128, 128, 4096)) - ask((128, 128, 4096), SPLIT=4) == pytest.approx(math.log(4))
     assert ask((1, 4096, 64), SWAP=True) == ask((4096, 1, 64))
-    many, grouped = ((4096, 4096, 64), tile), {"groups": 64}
-    assert product_tiling(target, *many, **grouped).rounds > product_tiling(target, *many).rounds
-    assert product_tiling(target, (1, 1, 1), {"num_warps": 4}) is None
+    assert of({(64, 4096, 64): 64}).rounds > ask((4096, 4096, 64)), "each group begins new tiles"
+    assert of({(128, 128, 64): 1, (128, 128, 6400): 1}).rounds == pytest.approx(math.log(132 * 6400 / 6464)), "the long"
+    assert product_tiling(target, {(1, 1, 1): 1}, {"num_warps": 4}) is None
+
+
+def test_groups_are_as_long_as_their_shape_says():
+    """No problem knows it, for it is on the device; a guide does, and takes shapes that differ in it for different."""
+    from registry.ops.known import op_named
+
+    of = op_named("grouped_mm").tuning.products
+    target = Target.named("H200")
+
+    def lineup(**shape):
+        case = Case.of("grouped_mm", e=6, m=600, n=256, k=128, **shape)
+        return LineUp(case, case.problem(target), 1e9, (Contestant("x.y", {"c": 1}, True, "f"),), {})
+
+    even, empty = lineup(), lineup(spread="empty")
+    assert of(even.problem, {"spread": "even"}) == {(100, 256, 128): 6}
+    some = of(empty.problem, {"spread": "empty"})
+    assert sum(some.values()) == 2 and sum(m * count for (m, _, _), count in some.items()) == 600
+    inner = lineup(form="inner", layout="tn", spread="one")
+    assert of(inner.problem, {"spread": "one"}) == {(600, 256, 0): 5, (600, 256, 128): 1}
+    expected = Guide([even, empty, lineup()]).expected
+    assert expected.alike([0], [2]) == 1.0 and expected.alike([0], [1]) < 1.0
 
 
 def test_of_configs_that_nobody_tried_the_one_whose_tiles_fit_goes_first():

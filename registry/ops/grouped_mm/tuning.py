@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +16,6 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import sample
 from registry.ops.parts.products import default_out_dtype
-from registry.ops.parts.tiling import Tiling, product_tiling
 from registry.ops.parts.tuning import PLAIN, Tuning
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name
@@ -205,13 +206,16 @@ def fp8(op: str) -> list[Case]:
     ]
 
 
-def tiling(problem: Any, config: Mapping[str, Any]) -> Tiling | None:
-    """As if all groups were as long as each other: how long they are is on the device."""
+def products(problem: Any, shape: Mapping[str, Any]) -> Counter[tuple[int, int, int]]:
+    """One for each group that has anything: how long they are is on the device, but a shape says how it was drawn."""
     m, n, k, groups = problem.m, problem.n, problem.k, problem.groups
-    if problem.form == "rows":
-        return product_tiling(problem.target, (m, n, k), config, groups=groups)
-    each = k if problem.form == "batch" else k // max(groups, 1)
-    return product_tiling(problem.target, (m, n, each), config, batch=groups)
+    if problem.form == "batch":
+        return Counter({(m, n, k): groups})
+    ends = ends_of(shape["spread"], groups, k if problem.form == "inner" else m)
+    long = [max(end - begin, 0) for begin, end in pairwise([0, *ends])]
+    if problem.form == "inner":
+        return Counter((m, n, one) for one in long)
+    return Counter((one, n, k) for one in long if one)
 
 
 BY_OP = {
@@ -226,6 +230,6 @@ BY_OP = {
         leading=("m", "n", "k"),
         over="each",
         panels=("form", "dtype"),
-        tiling=tiling,
+        products=products,
     )
 }

@@ -13,7 +13,6 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import piece_bytes, sample
 from registry.ops.parts.products import default_out_dtype
-from registry.ops.parts.tiling import product_tiling
 from registry.ops.parts.tuning import PLAIN, Tuning
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name
@@ -166,6 +165,6 @@ BY_OP = {
         over="m",
         panels=("dtype", "layout"),
         as_measured=("batch",),
-        tiling=lambda p, config: product_tiling(p.target, (p.m, p.n, p.k), config, batch=p.batch),
+        products=lambda p, shape: {(p.m, p.n, p.k): p.batch},
     )
 }

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from registry.contract.target import Target
 
+Products = Mapping[tuple[int, int, int], int]
+"""How many there are of each (m, n, k)."""
+
 
 class Tiling(NamedTuple):
     """Logarithms: of both, less is better."""
@@ -23,21 +26,23 @@ class Tiling(NamedTuple):
     """Of the elements that a tile loads for each of its products: bytes per FLOP, but for a factor."""
 
 
-def product_tiling(
-    target: Target, sizes: tuple[int, int, int], config: Mapping[str, Any], *, batch: int = 1, groups: int = 1
-) -> Tiling | None:
-    """Of `batch` products of (m, n, k), or of one whose rows lie in so many groups, each of which begins new tiles."""
+def product_tiling(target: Target, products: Products, config: Mapping[str, Any]) -> Tiling | None:
+    """Of products that are computed at once, which may differ in size as those of groups do."""
     if not config.get("BLOCK_M") or not config.get("BLOCK_N"):
         return None
-    m, n, k = sizes
-    m, n = (n, m) if config.get("SWAP") else (m, n)
     parts = max(int(config.get("SPLIT_K", config.get("SPLIT", 1))), 1)
     high, wide, deep = config["BLOCK_M"], config["BLOCK_N"], config.get("BLOCK_K", 1)
-    groups, sms = max(min(groups, m), 1), max(target.sm_count, 1)
-    tiles = batch * groups * _covering(m // groups, high) * _covering(n, wide) * parts
-    inner = _covering(_covering(k, deep), parts) * deep
-    taken = _covering(tiles, sms) * high * wide * inner
-    return Tiling(math.log(taken * sms / max(batch * m * n * k, 1)), math.log(1 / high + 1 / wide))
+    tiles = steps = longest = work = 0
+    for (m, n, k), count in products.items():
+        rows, columns = (n, m) if config.get("SWAP") else (m, n)
+        here = count * _covering(rows, high) * _covering(columns, wide) * parts
+        inner = _covering(_covering(k, deep), parts) * deep
+        tiles, steps, longest = tiles + here, steps + here * inner, max(longest, inner)
+        work += count * m * n * k
+    sms = max(target.sm_count, 1)
+    rounds = _covering(tiles, sms) * steps / max(tiles, 1)
+    taken = max(rounds, longest, 1) * high * wide
+    return Tiling(math.log(taken * sms / max(work, 1)), math.log(1 / high + 1 / wide))
 
 
 def _covering(size: int, tile: int) -> int:

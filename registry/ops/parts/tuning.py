@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.ops.parts.cases import Case
-from registry.ops.parts.tiling import Tiling
+from registry.ops.parts.tiling import Products
 from registry.ops.parts.workload import Workload
 
 PLAIN: Mapping[str, Any] = {"dtype": "bfloat16", "ieee": False, "deterministic": False}
@@ -42,5 +42,5 @@ class Tuning:
     """The fact that a report shows speed over; by default the first of `leading`."""
     panels: tuple[str, ...] = ()
     """Facts of which each combination gets a panel of its own there."""
-    tiling: Callable[[Any, Mapping[str, Any]], Tiling | None] | None = None
-    """What the tiles that a config names make of a problem; None where it names none."""
+    products: Callable[[Any, Mapping[str, Any]], Products] | None = None
+    """The matrix products that a problem is made of, given the shape too: it may say what no problem knows."""
