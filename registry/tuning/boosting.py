@@ -1,7 +1,7 @@
 """Boosting: each tree is fitted to what those before it left unexplained. Always the same trees from the same rows.
 
 A tree grows where a question explains most, until it has its leaves. How large it may be, how much of the rest it
-explains and what it sees of the rows is a `Size`.
+explains and what it sees of the rows is a `Extent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EDGES = 48
 
 
 @dataclass(frozen=True)
-class Size:
+class Extent:
     """How much there is of the trees of one part."""
 
     trees: int
@@ -41,7 +41,9 @@ class Size:
     """The share of the rows, and of the coordinates, that a tree is fitted to."""
 
 
-def boosted(points: torch.Tensor, told: torch.Tensor, size: Size, seed: int, group: torch.Tensor | None = None) -> Any:
+def boosted(
+    points: torch.Tensor, told: torch.Tensor, size: Extent, seed: int, group: torch.Tensor | None = None
+) -> Any:
     """Trees that tell the columns of `told` (NaN where a row does not say) from points.
 
     Only differences count: those between the columns of a row, or, with `group`, those between the rows of a group.
@@ -51,7 +53,7 @@ def boosted(points: torch.Tensor, told: torch.Tensor, size: Size, seed: int, gro
 
 class _Boosted:
     def __init__(
-        self, points: torch.Tensor, told: torch.Tensor, size: Size, seed: int, group: torch.Tensor | None
+        self, points: torch.Tensor, told: torch.Tensor, size: Extent, seed: int, group: torch.Tensor | None
     ) -> None:
         import torch
 

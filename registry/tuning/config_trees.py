@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from registry.tables.config_order import ASKED, Config, ConfigTrees, coordinates_of, own_order
 from registry.tables.trees import Trees
-from registry.tuning.boosting import Size, boosted
+from registry.tuning.boosting import Extent, boosted
 
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
 PARTS = 4
 """Each without every fourth shape; beside them one that has seen all."""
-SIZE = Size(trees=12, leaves=64, rate=0.4, columns=1.0)
+EXTENT = Extent(trees=12, leaves=64, rate=0.4, columns=1.0)
 """Each config is asked about by itself: with 20 of them `triton_matmul` loses 2.9% by its choice where it is best, with
 12 3.0%, but a decision is 30 us longer. In the order that it declares it loses 4.1%."""
 BEHIND = 1.0
@@ -73,5 +73,5 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
     for seed in range(PARTS + 1):
         seen = whose % PARTS != seed - 1
         group = whose[seen].unique(return_inverse=True)[1]
-        parts.append(boosted(rows[seen], wanted[seen], SIZE, seed, group))
+        parts.append(boosted(rows[seen], wanted[seen], EXTENT, seed, group))
     return ConfigTrees(Trees(untold.trees.coordinates, (name,), tuple(parts)))

@@ -21,7 +21,7 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Fitted, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
+from registry.tuning.fit import Fit, Earlier, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
@@ -210,7 +210,7 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     claimed: Any = rule.evidence
     run = claimed.run
     try:
-        before = Fitted(rule.nearest or {}, beside.trees.get(rule.index), beside.config_trees.get(rule.index, {}))
+        before = Earlier(rule.nearest or {}, beside.trees.get(rule.index), beside.config_trees.get(rule.index, {}))
         fitted = fit(results.of(op), results.machine, settings, before)
     except ValueError as error:
         return [f"{run}: {error}"]

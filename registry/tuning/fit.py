@@ -89,7 +89,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Earlier:
     """What was found before of the same shapes."""
 
     weights: Mapping[str, float]
@@ -101,7 +101,7 @@ def fit(
     cases: Sequence[CaseResults],
     machine: Mapping[str, Any],
     settings: Settings | None = None,
-    before: Fitted | None = None,
+    before: Earlier | None = None,
 ) -> Fit:
     """Fit the cases of one op, measured on one machine; with `before`, the shapes for what was fitted before.
 
@@ -142,7 +142,7 @@ def fit(
     if before is None:
         each = zip(itertools.count(), shapes, timed, strict=False)
         chosen = [_as_chosen(*one, named, config_trees) for one in each]
-        before = Fitted(found_weights(coordinates, named, chosen), fitted_trees(coordinates, named, chosen))
+        before = Earlier(found_weights(coordinates, named, chosen), fitted_trees(coordinates, named, chosen))
     every = [one.trees for one in config_trees.values()] + ([before.trees] if before.trees is not None else [])
     asked_about = {*before.weights, *(name for trees in every for name in trees.coordinates)}
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from registry.tables.nearest import CAP, NEVER, Config, Shape
 from registry.tables.trees import Trees
-from registry.tuning.boosting import Size, boosted
+from registry.tuning.boosting import Extent, boosted
 
 LEAST = 600
 """Shapes, below which the nearest decide. Each shape asked of the others, 295 packed and paged batches lost 1.7% by the
@@ -21,7 +21,7 @@ RARE, AGAIN = 0.1, 4
 it does beside the others. Two new variants on 233 of 4,184 products, asked of the others: 3.7% lost, not 4.0%."""
 PARTS = 4
 """Each without every fourth shape; beside them one that has seen all."""
-SIZE = Size(trees=32, leaves=64, rate=0.25)
+EXTENT = Extent(trees=32, leaves=64, rate=0.25)
 """Of four times as many shallow trees a decision would take 80 us longer, and products lose 1.5%, not 1.6%."""
 
 
@@ -45,5 +45,5 @@ def fitted_trees(
     telling = ran[:, ran.double().mean(0) < RARE].any(1)
     seen = [place, *(place[place % PARTS != part] for part in range(PARTS))]
     seen = [torch.cat([rows, *[rows[telling[rows]]] * (AGAIN - 1)]) for rows in seen]
-    parts = tuple(boosted(points[rows], lost[rows], SIZE, seed) for seed, rows in enumerate(seen))
+    parts = tuple(boosted(points[rows], lost[rows], EXTENT, seed) for seed, rows in enumerate(seen))
     return Trees(tuple(coordinates), tuple(names), parts)
