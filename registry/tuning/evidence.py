@@ -21,7 +21,7 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Earlier, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
+from registry.tuning.fit import Earlier, Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 
