@@ -43,7 +43,7 @@ class Extent:
 
 def boosted(
     points: torch.Tensor, told: torch.Tensor, size: Extent, seed: int, group: torch.Tensor | None = None
-) -> Any:
+) -> tuple[Tree, ...]:
     """Trees that tell the columns of `told` (NaN where a row does not say) from points.
 
     Only differences count: those between the columns of a row, or, with `group`, those between the rows of a group.
