@@ -36,6 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[kept_builds.KEEPING] = "1"  # also for the processes that this one starts
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Iterator[int]:  # type: ignore[misc]
+    """One worker more than cores, for tests wait, too: 4:35 instead of 5:16 on two cores. Two more gain nothing."""
+    return (yield) + 1
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if again.WITHIN_ANOTHER:
         return
