@@ -1,7 +1,7 @@
 """Which of a variant's configs is expected to be fastest on a problem: trees that ask about both tell it.
 
 What they add up is the log time of a config beyond what its variant guesses (`Variant.cost`), if it guesses anything.
-A config is told by its place in the order that its variant would try them in, by how much longer than the shortest its
+A config is told by its place in the order that its variant would try them in, by how many times the shortest its
 guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them was
 measured.
 """
@@ -23,10 +23,11 @@ PLACE, GUESS = OWN + "place", OWN + "guess"
 
 
 def own_order(configs: Sequence[Config], cost: Callable[[Config], float] | None) -> list[tuple[Config, float]]:
-    """These configs as their variant alone would try them, each with the log of its guess; ties as they were given."""
+    """These configs as their variant alone would try them, each with its guess; ties as they were given. No log of a
+    guess is taken: that of a noted size would hold for this size alone."""
     if cost is None:
-        return [(config, 0.0) for config in configs]
-    found = [(config, math.log(max(cost(config), 1e-9))) for config in configs]
+        return [(config, 1.0) for config in configs]
+    found = [(config, max(cost(config), 1e-9)) for config in configs]
     return sorted(found, key=lambda pair: pair[1])
 
 
@@ -67,7 +68,7 @@ class ConfigTrees:
         return [
             (
                 place,
-                guess - order[0][1],
+                guess / order[0][1],
                 *[config.get(name, 0) for name in numbers],
                 *[config.get(name) == word for name, word in words],
             )
@@ -87,7 +88,8 @@ class ConfigTrees:
         asked, sums = order[:ASKED], self.trees.sums
         here = self.trees.at(likeness)[: self.trees.shared]
         expected = [
-            (guess + sums(here + told, unseen)[0], place)
-            for place, (told, (_, guess)) in enumerate(zip(self.told(asked), asked, strict=True))
+            (math.exp(sums(here + told, unseen)[0]) * guess, config)
+            for told, (config, guess) in zip(self.told(asked), asked, strict=True)
         ]
-        return [order[place][0] for _, place in sorted(expected)] + [config for config, _ in order[ASKED:]]
+        expected.sort(key=lambda pair: pair[0])
+        return [config for _, config in expected] + [config for config, _ in order[ASKED:]]

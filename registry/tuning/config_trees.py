@@ -66,7 +66,7 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
             if (at := places[id(config)]) in timed.ms:
                 took = timed.ms[at]
                 points.append(here + told)
-                beyond.append((math.log(took) if math.isfinite(took) else slowest) - guess)
+                beyond.append((math.log(took) if math.isfinite(took) else slowest) - math.log(guess))
                 shape_of.append(place)
     rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
     parts = []

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from registry.contract.noted import Notes
 from registry.tables import measured
 from registry.tables.config_order import ASKED, GUESS, PLACE, ConfigTrees, coordinates_of, own_order
 from registry.tables.nearest import Neighbours, Result, Shape
@@ -29,12 +30,12 @@ def _tree(listed):
 def test_what_is_asked_of_configs():
     assert coordinates_of(CONFIGS) == (PLACE, GUESS, "config.BLOCK", "config.MODE=coop", "config.MODE=pingpong")
     trees = config_trees(SMALL_IS_FAST)
-    assert trees.told(own_order(CONFIGS, None)) == [(0, 0.0, 128, False), (1, 0.0, 64, False), (2, 0.0, 64, True)]
+    assert trees.told(own_order(CONFIGS, None)) == [(0, 1.0, 128, False), (1, 1.0, 64, False), (2, 1.0, 64, True)]
 
 
 def test_a_config_that_lacks_a_value_or_has_others_is_asked_about_all_the_same():
-    (told,) = config_trees(SMALL_IS_FAST).told([({"WIDTH": 8, "DEEP": True}, 0.0)])
-    assert told == (0, 0.0, 0, False)
+    (told,) = config_trees(SMALL_IS_FAST).told([({"WIDTH": 8, "DEEP": True}, 3.0)])
+    assert told == (0, 1.0, 0, False)
 
 
 def test_the_fastest_is_first_and_ties_stay_in_the_variants_order():
@@ -49,6 +50,15 @@ def test_what_a_variant_guesses_counts():
     guess = lambda config: cost[config["BLOCK"]]  # noqa: E731
     assert trees.in_order({"size": 3.0}, CONFIGS, guess)[0] == CONFIGS[0], "0.3 longer, less 0.2, is 0.1 longer"
     assert trees.in_order({"size": 3.0}, CONFIGS, lambda config: 10.0)[0] == CONFIGS[1]
+
+
+def test_what_is_said_of_a_noted_size_holds_for_others():
+    """No exact length is learnt of a guess, so that a cache that grows by a token is not decided anew."""
+    notes = Notes()
+    with notes:
+        (size,) = notes.sizes([100])
+        config_trees(SMALL_IS_FAST).in_order({"size": 3.0}, CONFIGS, lambda config: size * config["BLOCK"])
+    assert not any("==" in condition for condition in notes._conditions), notes._conditions
 
 
 def test_a_measured_shape_is_told_by_trees_that_have_not_seen_it():
