@@ -14,7 +14,8 @@ from slow_cores import slower_by
 pytestmark = pytest.mark.usefixtures("quick_python")
 LIMIT_MS = 60
 """On a core like that which budgets are set on."""
-RUNS = 7
+RUNS, ATTEMPTS = 7, 6
+"""Of runs, and how often there are so many before it counts as dear: more workers than cores leave few quiet moments."""
 PROBE = """
 import json, sys, time
 import torch
@@ -28,7 +29,8 @@ print(json.dumps([min(wall, busy) * 1000, sorted(set(sys.modules) - before)]))
 
 @pytest.fixture(scope="module")
 def imports():
-    """(milliseconds, modules that came with it), from interpreters that have imported torch alone, with warm bytecode.
+    """What gives (milliseconds, modules that came with it), of interpreters that have imported torch alone, with warm
+    bytecode.
 
     Time that the processor spent on something else, as happens where tests share a machine, is not the import's."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -37,17 +39,21 @@ def imports():
         return json.loads(printed(python, "-c", PROBE, env=environment))
 
     first = probe(forked.REAL)  # writes the bytecode
-    found = [probe(sys.executable) for _ in range(RUNS)]
-    assert first[1] == found[0][1], "the same modules as in a Python of its own"
-    return found
+    assert first[1] == probe(sys.executable)[1], "the same modules as in a Python of its own"
+    return lambda: probe(sys.executable)
 
 
 def test_import_is_cheap(imports):
-    assert min(cost for cost, _ in imports) < LIMIT_MS * slower_by(), "at best: the machine may be busy"
+    found = []
+    for _ in range(ATTEMPTS):
+        found.append(min(imports()[0] for _ in range(RUNS)) / slower_by())
+        if found[-1] < LIMIT_MS:
+            return
+    pytest.fail(f"at best {found} ms")
 
 
 def test_import_loads_no_triton_and_no_plugin(imports):
-    loaded = imports[0][1]
+    loaded = imports()[1]
     heavy = ("triton", "registry.plugins", "registry.tables", "pluggy", "packaging", "msgspec", "yaml", "click", "rich")
     assert not [name for name in loaded if name.startswith(heavy)]
 
