@@ -17,6 +17,8 @@ from registry.tables.trees import Tree
 if TYPE_CHECKING:
     import torch
 
+PARTS = 4
+"""Of all trees, each without every fourth shape; beside them one that has seen all."""
 LEAF = 5
 """Rows, the fewest of a leaf."""
 CAUTION = 2.0

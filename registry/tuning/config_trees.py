@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from registry.tables.config_order import ASKED, Config, ConfigTrees, coordinates_of, own_order
 from registry.tables.trees import Trees
-from registry.tuning.boosting import Extent, boosted
+from registry.tuning.boosting import PARTS, Extent, boosted
 
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
-PARTS = 4
-"""Each without every fourth shape; beside them one that has seen all."""
 EXTENT = Extent(trees=12, leaves=64, rate=0.4, columns=1.0)
 """Each config is asked about by itself: with 20 of them `triton_matmul` loses 2.9% by its choice where it is best, with
 12 3.0%, but a decision is 30 us longer. In the order that it declares it loses 4.1%."""

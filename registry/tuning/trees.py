@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from registry.tables.nearest import CAP, NEVER, Config, Shape
 from registry.tables.trees import Trees
-from registry.tuning.boosting import Extent, boosted
+from registry.tuning.boosting import PARTS, Extent, boosted
 
 LEAST = 600
 """Shapes, below which the nearest decide. Each shape asked of the others, 295 packed and paged batches lost 1.7% by the
@@ -19,8 +19,6 @@ KNOWN = 50
 RARE, AGAIN = 0.1, 4
 """Shapes on which a variant ran that ran on a smaller share of all, a new one, count so many times: they alone tell how
 it does beside the others. Two new variants on 233 of 4,184 products, asked of the others: 3.7% lost, not 4.0%."""
-PARTS = 4
-"""Each without every fourth shape; beside them one that has seen all."""
 EXTENT = Extent(trees=32, leaves=64, rate=0.25)
 """Of four times as many shallow trees a decision would take 80 us longer, and products lose 1.5%, not 1.6%."""
 
