@@ -58,6 +58,12 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     is_flag=True,
     help="Then measure half way between neighbouring shapes with different winners, until those are close together.",
 )
+@click.option(
+    "--unsure",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of these shapes measure the N of which the tables in force are least sure (give it many: random:1:3000).",
+)
 @click.option("--learn", multiple=True, type=EXISTING, metavar="RESULTS", help="With --guided: earlier raw results.")
 @click.option(
     "--timelines", multiple=True, type=EXISTING, metavar="FIGURES", help="With --guided: from kreg profile --figures."
@@ -90,12 +96,21 @@ def command(op: str, **options: Any) -> int:
     effort = _effort(options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
+        if options["unsure"] is not None:
+            cases = _least_sure(cases, child, options)
         if options["dry_run"]:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
     status = _fit(op, options, settings, path, report)
     return INTERRUPTED if report.stopped == CTRL_C else status
+
+
+def _least_sure(cases: list[Any], child: Any, options: dict[str, Any]) -> list[Any]:
+    from registry.tuning.machine import target_from
+    from registry.tuning.unsure import least_sure
+
+    return least_sure(cases, target_from(child.welcome["target"]), options["unsure"], _selection(options))
 
 
 def _best_device() -> str:

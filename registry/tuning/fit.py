@@ -142,7 +142,8 @@ def fit(
     if before is None:
         each = zip(itertools.count(), shapes, timed, strict=False)
         chosen = [_as_chosen(*one, named, config_trees) for one in each]
-        before = Earlier(found_weights(coordinates, named, chosen), fitted_trees(coordinates, named, chosen))
+        weights = found_weights(coordinates, named, chosen)
+        before = Earlier(weights, fitted_trees(coordinates, named, chosen, weights))
     every = [one.trees for one in config_trees.values()] + ([before.trees] if before.trees is not None else [])
     asked_about = {*before.weights, *(name for trees in every for name in trees.coordinates)}
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]

@@ -5,15 +5,19 @@ They tell the differences between the variants of a shape; how fast the shape is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from registry.tables.nearest import CAP, NEVER, Config, Shape
 from registry.tables.trees import Trees
 from registry.tuning.boosting import PARTS, Extent, boosted
 
-LEAST = 600
-"""Shapes, below which the nearest decide. Each shape asked of the others, 295 packed and paged batches lost 1.7% by the
-choice of trees and 1.0% by that of the nearest, 520 grouped products 1.1 and 0.7%, 1,418 gradients 1.3 and 1.6%."""
+if TYPE_CHECKING:
+    import torch
+
+LEAST = 250
+"""Shapes, below which the nearest decide; from here on trees do where they lose less on shapes that they have not seen.
+790 grouped products lost 1.2% by the choice of trees and 0.7% by that of the nearest, 1,711 gradients 1.4 and 2.1%."""
 KNOWN = 50
 """Shapes that a variant ran on, for trees to tell of it on others; what ran on fewer comes last."""
 RARE, AGAIN = 0.1, 4
@@ -24,9 +28,12 @@ EXTENT = Extent(trees=32, leaves=64, rate=0.25)
 
 
 def fitted_trees(
-    coordinates: Sequence[str], contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]
+    coordinates: Sequence[str],
+    contestants: Sequence[tuple[str, Config]],
+    shapes: Sequence[Shape],
+    weights: Mapping[str, float],
 ) -> Trees | None:
-    """None where there are too few shapes, or there is nothing to choose."""
+    """None where there are too few shapes, nothing to choose, or the nearest shapes by these weights choose better."""
     import torch
 
     from registry.tuning.weights import lost_of
@@ -36,12 +43,26 @@ def fitted_trees(
     names, lost = [names[at] for at in often], lost[:, often]
     if len(shapes) < LEAST or len(names) < 2:
         return None
-    lost = torch.where(lost < NEVER, lost.clamp(max=CAP), torch.nan).double()
+    held = torch.where(lost < NEVER, lost.clamp(max=CAP), torch.nan).double()
     points = torch.tensor([shape.point for shape in shapes], dtype=torch.float64)
     place = torch.arange(len(shapes))
-    ran = ~lost.isnan()
+    ran = ~held.isnan()
     telling = ran[:, ran.double().mean(0) < RARE].any(1)
     seen = [place, *(place[place % PARTS != part] for part in range(PARTS))]
     seen = [torch.cat([rows, *[rows[telling[rows]]] * (AGAIN - 1)]) for rows in seen]
-    parts = tuple(boosted(points[rows], lost[rows], EXTENT, seed) for seed, rows in enumerate(seen))
-    return Trees(tuple(coordinates), tuple(names), parts)
+    parts = tuple(boosted(points[rows], held[rows], EXTENT, seed) for seed, rows in enumerate(seen))
+    found = Trees(tuple(coordinates), tuple(names), parts)
+    return found if _tell_better(found, points, held, weights) else None
+
+
+def _tell_better(trees: Trees, points: torch.Tensor, lost: torch.Tensor, weights: Mapping[str, float]) -> bool:
+    """Whether trees that have not seen a shape pick better for it than the nearest of the others do."""
+    import torch
+
+    from registry.tuning.weights import regret_nearby, regret_of_picks
+
+    ran = ~lost.isnan().all(1)
+    told = [trees.sums(point, unseen) for unseen, point in enumerate(points.tolist())]
+    scale = torch.tensor([weights.get(name, 0.0) for name in trees.coordinates])
+    nearby = regret_nearby((points * scale)[ran], lost[ran], most=len(points))
+    return regret_of_picks(torch.tensor(told).double()[ran], lost[ran]) <= nearby

@@ -5,10 +5,14 @@ import random
 
 from registry.tables.nearest import NEVER, Neighbours, Result, Shape
 from registry.tuning import trees as fitting
-from registry.tuning.trees import fitted_trees
 
 COORDINATES = ("size", "flag", "noise")
 CONTESTANTS = (("even", {}), ("flagged", {}), ("rare", {}))
+
+
+def fitted_trees(coordinates, contestants, shapes, weights=None):
+    """Without weights any shapes are the nearest, so that trees tell better."""
+    return fitting.fitted_trees(coordinates, contestants, shapes, weights or {})
 
 
 def shapes(count: int, lost, seed: int = 1) -> list[Shape]:
@@ -62,6 +66,14 @@ def _either(chance: random.Random) -> list[tuple[int, float]]:
 def test_few_shapes_and_a_single_variant_have_no_trees():
     assert fitted_trees(COORDINATES, CONTESTANTS, shapes(fitting.LEAST - 1, by_a_flag_and_a_size)) is None
     assert fitted_trees(COORDINATES, CONTESTANTS, shapes(fitting.LEAST, lambda point: [(0, 0.0)])) is None
+
+
+def test_the_nearest_decide_where_they_choose_better():
+    """Of each shape there are two; which variant is faster is chance, and the nearest other shape knows."""
+    chance = random.Random(3)
+    once = [shape for shape in shapes(300, lambda point: _either(chance)) for _ in (0, 1)]
+    assert fitted_trees(COORDINATES, CONTESTANTS, once, dict.fromkeys(COORDINATES, 100.0)) is None
+    assert fitted_trees(COORDINATES, CONTESTANTS, shapes(600, by_a_flag_and_a_size)) is not None
 
 
 def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
