@@ -116,12 +116,14 @@ class Launcher:
         constants: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         if_plain_maps: Mapping[str, Any] | None = None,
+        cluster: int = 1,
     ) -> None:
         if hasattr(kernel, "configs") or not hasattr(kernel, "arg_names"):
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
         settle_keys()
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
         self.if_plain_maps = dict(if_plain_maps or {})
+        self.cluster = cluster
 
     def bind(self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None) -> Bound:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
@@ -152,6 +154,8 @@ class Launcher:
             about = getattr(compiled.metadata, "tensordesc_meta", None)
             if plainly and not (about and all(about)):
                 why = why or f"{self.kernel.__name__} takes no tensor maps, of which it asks more than to load"
+            if why and self.cluster > 1:
+                raise RuntimeError(f"{self.kernel.__name__} is launched as clusters, and this way is closed: {why}")
             if why and plainly:  # the slower path takes another kernel
                 compiled = self._compiled({**given, **plainly}, blocks)
         if why:
@@ -181,6 +185,7 @@ class Unbound:
         plainly: Mapping[str, Any],
     ) -> None:
         self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
+        self.cluster = launcher.cluster
         self.plainly = plainly  # constants for `kernel[grid]`
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
@@ -217,6 +222,8 @@ class Unbound:
         """Launch as Triton does."""
         import torch
 
+        if self.cluster > 1:
+            raise InvalidArgument("cluster", self.cluster, "1, where a call is not aligned as the one that was bound")
         with torch.cuda.device(self.index):
             self.kernel[self.grid](**{**self.arguments(varying), **self.plainly}, **self.options)
 
