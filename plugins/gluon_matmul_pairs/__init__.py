@@ -7,44 +7,12 @@ from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.plugins.gluon_matmul_pairs import host
+from registry.plugins.gluon_matmul_pairs.cost import candidates, config
+
+__all__ = ["candidates", "config", "configs", "design_of"]
 
 HAND_OVER = 512
 """Bytes that the hand-over to the warp groups takes."""
-
-_ROOM, _DEEPEST = 231_424, 8
-"""Bytes of shared memory for the ring and the buffers of C, and the most stages."""
-_TILES = (
-    (256, 192, 1.00),
-    (256, 160, 0.99),
-    (256, 128, 0.98),
-    (256, 96, 0.93),
-    (128, 256, 0.99),
-    (128, 224, 0.98),
-    (128, 192, 0.96),
-    (128, 160, 0.94),
-    (128, 128, 0.92),
-    (128, 96, 0.85),
-)
-"""Rows, columns, and a guess at the speed against the fastest, where the chip is full."""
-
-
-def config(high: int, width: int, pair: int, group: int = 8, stages: int = 0, stores: int = 0) -> dict[str, Any]:
-    stores = stores or (1 if high == 256 else 2)
-    room = _ROOM - 1024 - high * stores * host.piece(width) * 2
-    stages = stages or min(_DEEPEST, room // ((high + width) * 128))
-    return {"BLOCK_M": high, "BLOCK_N": width, "STAGES": stages, "STORES": stores, "PAIR": pair, "GROUP": group}
-
-
-def candidates(problem: Any) -> list[dict[str, Any]]:
-    """Best first."""
-    found = []
-    for high, width, speed in _TILES:
-        for pair in (2, 1):
-            one = config(high, width, pair, 4 if pair == 2 else 8)
-            rows, columns = host.pairs(problem, one)
-            rounds = -(-rows * columns // ((problem.target.sm_count or 132) // 2))
-            found.append((rounds * high * width / speed * (1.0 if pair == 2 else 1.001), len(found), one))
-    return [one for _, _, one in sorted(found)]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -59,7 +27,7 @@ def design_of(config: Any) -> Design:
         warp_specialized=True,
         pipeline_tasks=2,
         persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], 64),
+        tile=(config["HIGH"], config["WIDTH"], 64),
         dsl="gluon",
     )
 

@@ -18,7 +18,7 @@ from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
-class TileFacts:
+class PairFacts:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
     UNITS: int  # wgmmas of 64 rows of each consumer
@@ -27,9 +27,11 @@ class TileFacts:
     STAGE: int  # groups of 8 rows, of both factors
     STAGES: int
     STORES: int  # buffers of C for each consumer
-    PIECE: int  # columns of each
+    PIECE: int  # columns of an accumulator in each
+    STORED: int  # rows of a box of C
     GROUP: int
-    PAIR: int  # what two CTAs share: 1: rows of a; 2: columns of b; 0: none
+    SWAP: bool  # columns of b are wgmma's rows
+    PAIR: int  # what two CTAs share: 1: rows of the first factor; 2: of the second; 0: none
     HALF: int  # rows of that factor that one of them brings
     WHOLE: bool  # a box brings all rows of its factor, else 8
     DTYPE: str
@@ -39,18 +41,28 @@ class TileFacts:
 _KINDS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
-def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
+def piece(high: int, width: int, swap: bool) -> int:
+    """Columns of an accumulator that go through a buffer at once."""
+    if swap:
+        most = 112 if high == 128 else 48
+        return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=width)
+    return 32 if width % 64 else 64
+
+
+def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
     """What this config means for a problem."""
-    high, width, pair = config["BLOCK_M"], config["BLOCK_N"], config["PAIR"]
-    return TileFacts(
+    high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    return PairFacts(
         UNITS=high // 128,
         WIDTH=width,
         HIGH=high,
         STAGE=(high + width) // 8,
         STAGES=config["STAGES"],
         STORES=config["STORES"],
-        PIECE=piece(width),
+        PIECE=piece(high, width, swap),
+        STORED=piece(high, width, True) if swap else high // 2,
         GROUP=config["GROUP"],
+        SWAP=swap,
         PAIR=pair,
         HALF=(high if pair == 1 else width) // 2,
         WHOLE=True,
@@ -61,14 +73,16 @@ def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
 
 def pairs(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
     """Of tiles: one below the other, and side by side."""
-    pair = config["PAIR"]
-    high, width = config["BLOCK_M"] * (1 + (pair == 2)), config["BLOCK_N"] * (1 + (pair == 1))
-    return triton.cdiv(problem.m, high), triton.cdiv(problem.n, width)
+    pair, (rows, columns) = config["PAIR"], (problem.m, problem.n)
+    if config["SWAP"]:
+        rows, columns = columns, rows
+    high, width = config["HIGH"] * (1 + (pair == 2)), config["WIDTH"] * (1 + (pair == 1))
+    return triton.cdiv(rows, high), triton.cdiv(columns, width)
 
 
-def piece(width: int) -> int:
-    """Columns of a box of C."""
-    return 32 if width % 64 else 64
+def even(rows: int, parts: int) -> int:
+    """Rows of a tile, where so many pairs of tiles share them out."""
+    return 16 * int(triton.cdiv(rows, 32 * parts))
 
 
 def _map(operand: StandIn, rows: int, columns: int = 64) -> TensorDescriptor:
@@ -84,21 +98,24 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     _, _, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
     together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
+    first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
     arguments = {
-        "a_desc": _map(given["a"], cfg.HALF if cfg.PAIR == 1 else cfg.HIGH),
-        "b_desc": _map(given["b"], cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH),
-        "c_desc": _map(out_of(problem, given), 64 * cfg.UNITS, cfg.PIECE),
+        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH),
+        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH),
+        "c_desc": _map(out_of(problem, given), cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
         "high": high,
         "wide": wide,
         "blocks": triton.cdiv(k, 64),
     }
     options = {"num_warps": 4, "launch_pdl": True}
     grid = (min(high * wide, sms // together),)
-    alone = None
-    if cfg.PAIR:
-        (alone,) = call(problem, {**config, "PAIR": 0}, given, scale)
     by_eights = {"cfg": cfg if cfg.PAIR else replace(cfg, WHOLE=False)}
-    return [Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, together, alone)]
+
+    def alone() -> Call:
+        return call(problem, {**config, "PAIR": 0}, given, scale)[0]
+
+    more = (together, alone) if cfg.PAIR else ()
+    return [Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, *more)]
 
 
 HOST = Host(MATMUL, call)

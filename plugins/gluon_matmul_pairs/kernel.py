@@ -1,18 +1,19 @@
 """A large product for Hopper by pairs of CTAs, clusters of two that share one factor: each loads half of it, for both.
 
-Tile facts.  A CTA computes HIGH x WIDTH tiles of C, 64 rows for each of UNITS of each of two consumer warp groups;
-WIDTH is a multiple of 32 up to 256. PAIR 2: the tiles of a pair lie one below the other and share columns of b. PAIR 1:
-they lie side by side and share rows of a. Both factors lie along K. wgmma is written out (registry.toolbox.wgmma), its
-accumulators are tuples of registers: 256 x 192 tiles, whose 192 columns are no power of two, take one instruction for
-each 64 rows and nothing beside the accumulators.
+Tile facts.  A CTA computes HIGH x WIDTH tiles of a product of two factors: of a and b, or with SWAP of b's columns and
+a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups. WIDTH is a multiple of 32
+up to 256, with SWAP of 16, so that rows of a can be shared out evenly. PAIR 2: the tiles of a pair lie one below the
+other and share rows of the second factor. PAIR 1: they lie side by side and share rows of the first. Both factors lie
+along K. wgmma is written out (registry.toolbox.wgmma), its accumulators are tuples of registers: 256 x 192 tiles, whose
+192 columns are no power of two, take one instruction for each 64 rows and nothing beside the accumulators.
 
 Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
-Finished accumulators go PIECE columns (64, or 32 where WIDTH is no multiple of 64) at a time through STORES buffers in
-shared memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads
-and stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
+Finished accumulators go PIECE columns at a time (with SWAP as so many rows) through STORES buffers in shared memory
+(stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and stores by
+eight rows where not WHOLE: for launches through `kernel[grid]`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -33,26 +34,28 @@ from registry.toolbox.clusters import (
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, four_of, lanes, multiply, shared_memory, waited, zeros
 
-_A: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_0")
-_B: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_5")
+_FIRST: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_0")
+_SECOND: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_5")
 """Where their tensor maps are among the parameters of the compiled kernel: sizes and strides of each follow it."""
 
 # --- finished tiles ---------------------------------------------------------------------------------------------------
 
 
 @gluon.constexpr_function
-def _keep_asm(dtype, eight):
-    """16 columns of 16 rows of each warp to shared memory at $1, whose chunks of 16 bytes are swizzled by $2."""
+def _keep_asm(dtype, swap, eight):
+    """16 columns of 16 rows of each warp, from column 8 * eight on, to shared memory at $1, whose chunks of 16 bytes
+    are swizzled by $2; where `swap`, columns become rows."""
     kind = {"fp16": "f16x2", "bf16": "bf16x2"}[dtype]
+    turn, place = (".trans", 1024 * eight) if swap else ("", 0)
     return f"""{{
         .reg .b32 a, b, c, d, t;
-        xor.b32 t, $2, {16 * eight};
+        xor.b32 t, $2, {0 if swap else 16 * eight};
         add.u32 t, t, $1;
         cvt.rn.{kind}.f32 a, $4, $3;
         cvt.rn.{kind}.f32 b, $6, $5;
         cvt.rn.{kind}.f32 c, $8, $7;
         cvt.rn.{kind}.f32 d, $10, $9;
-        stmatrix.sync.aligned.m8n8.x4.shared.b16 [t], {{a, b, c, d}};
+        stmatrix.sync.aligned.m8n8.x4{turn}.shared.b16 [t + {place}], {{a, b, c, d}};
         mov.b32 $0, 0;
     }}"""
 
@@ -92,8 +95,26 @@ def _stored(thread, PENDING: gl.constexpr, KIND: gl.constexpr):
 
 
 @gluon.jit
-def _store(acc, buffer, row, column, buffers, places, cfg: gl.constexpr):
-    """One consumer's accumulators; returns the number of buffers used so far."""
+def _places(cfg: gl.constexpr):
+    """(number of the thread, the row of a buffer whose address it gives stmatrix, its swizzled chunk)."""
+    thread = lanes()
+    lane = thread % 32
+    if cfg.SWAP:  # transposed: a warp's 16 rows of an accumulator are two chunks of 16 of a buffer's rows
+        row = lane // 16 * 8 + lane % 8
+        chunk = thread // 32 * 2 + lane // 8 % 2 ^ lane % 8
+    elif cfg.PIECE == 64:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane % 8
+    else:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane // 2 % 4
+    return thread, row * (128 if cfg.SWAP else 2 * cfg.PIECE), chunk * 16
+
+
+@gluon.jit
+def _store(acc, buffer, high, wide, buffers, places, cfg: gl.constexpr):
+    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor and the second;
+    returns the number of buffers used so far."""
     thread, mine, turn = places
     UNITS: gl.constexpr = cfg.UNITS
     PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
@@ -101,8 +122,9 @@ def _store(acc, buffer, row, column, buffers, places, cfg: gl.constexpr):
     EIGHTS: gl.constexpr = cfg.WIDTH // 8
     UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
     STORE: gl.constexpr = _store_asm()
-    ROWS: gl.constexpr = 64 * cfg.UNITS if cfg.WHOLE else 8
-    PARTS: gl.constexpr = 64 * cfg.UNITS // ROWS
+    ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
+    EACH: gl.constexpr = (cfg.PIECE if cfg.SWAP else 64) // ROWS if cfg.SWAP or not cfg.WHOLE else 1  # boxes of a unit
+    PARTS: gl.constexpr = 1 if cfg.WHOLE and not cfg.SWAP else UNITS * EACH
     for piece in gl.static_range(PIECES):
         at = buffers + buffer % cfg.STORES * (UNITS * UNIT)
         _stored(thread, cfg.STORES - 1, ".read")
@@ -112,7 +134,7 @@ def _store(acc, buffer, row, column, buffers, places, cfg: gl.constexpr):
                 first = four_of(acc, unit * EIGHTS + 2 * (piece * SIXTEENS + j))
                 second = four_of(acc, unit * EIGHTS + 2 * (piece * SIXTEENS + j) + 1)
                 gl.inline_asm_elementwise(
-                    _keep_asm(cfg.OUT, 2 * j),
+                    _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
                     "=r,r,r,f,f,f,f,f,f,f,f",
                     (at + unit * UNIT + mine, turn) + first + second,
                     dtype=gl.int32,
@@ -122,10 +144,16 @@ def _store(acc, buffer, row, column, buffers, places, cfg: gl.constexpr):
         gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         group_barrier()
         for part in gl.static_range(PARTS):
+            if cfg.SWAP:
+                column = high + part // EACH * 64
+                row = wide + piece * cfg.PIECE + part % EACH * ROWS
+            else:
+                column = wide + piece * cfg.PIECE
+                row = high + part * ROWS
             gl.inline_asm_elementwise(
                 STORE,
                 "=r,r,r,r,r",
-                (at + part * (ROWS * 2 * cfg.PIECE), column + piece * cfg.PIECE, row + part * ROWS, thread),
+                (at + part * (ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)), column, row, thread),
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,
@@ -172,13 +200,8 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
     base = descriptor_of(shared_memory())
     bars = _barriers(cfg)
     buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
-    thread = lanes()
-    lane = thread % 32
-    mine = (thread // 32 * 16 + lane % 16) * (2 * cfg.PIECE)  # of a buffer, the row that this thread gives stmatrix
-    if cfg.PIECE == 64:
-        turn = (lane // 16 ^ lane % 8) * 16
-    else:
-        turn = (lane // 16 ^ lane // 2 % 4) * 16
+    places = _places(cfg)
+    lane = lanes() % 32
     down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + G * cfg.UNITS * 64
     across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
     meet(cfg.PAIR != 0)
@@ -202,8 +225,8 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
         release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
         row, column = _corner(pair, sizes, cfg)
-        buffer = _store(acc, buffer, row + down, column + across, buffers, (thread, mine, turn), cfg)
-    _stored(thread, 0, "")
+        buffer = _store(acc, buffer, row + down, column + across, buffers, places, cfg)
+    _stored(places[0], 0, "")
     meet(cfg.PAIR != 0)
 
 
@@ -243,20 +266,24 @@ def _producer(sizes, cfg: gl.constexpr):
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
             at = number * 64
-            _load(stage + half_a * 128, at, row + down + half_a, bar, _A, A, cfg.PAIR == 1, cfg)
+            _load(stage + half_a * 128, at, row + down + half_a, bar, _FIRST, A, cfg.PAIR == 1, cfg)
             second = stage + cfg.HIGH * 128 + half_b * 128
-            _load(second, at, column + across + half_b, bar, _B, B, cfg.PAIR == 2, cfg)
+            _load(second, at, column + across + half_b, bar, _SECOND, B, cfg.PAIR == 2, cfg)
             it += 1
     meet(cfg.PAIR != 0)
 
 
 @gluon.jit(do_not_specialize=["high", "wide", "blocks"])
-def matmul_pairs_of_tiles(a_desc, b_desc, c_desc, high, wide, blocks, cfg: gl.constexpr):
-    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], a_desc.dtype)
+def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, cfg: gl.constexpr):
+    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
-    memory = gl.allocate_shared_memory(a_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight)
+    memory = gl.allocate_shared_memory(
+        first_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight
+    )
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    memory.index(RING).store(gl.full([8, 64], 0, a_desc.dtype, layout=held))  # or triton drops what it sees nobody use
+    memory.index(RING).store(
+        gl.full([8, 64], 0, first_desc.dtype, layout=held)
+    )  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, 16 if cfg.PAIR else 8)
     after_previous_kernel()

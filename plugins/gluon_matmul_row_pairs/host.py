@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
-class TileFacts:
+class RowPairFacts:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
     CONSUMERS: int
@@ -48,15 +48,15 @@ def rows_of(problem: Any, pair: bool = True) -> int:
     return eights(triton.cdiv(problem.m, 2) if pair else problem.m)
 
 
-def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
+def switches(problem: Any, config: Mapping[str, Any]) -> RowPairFacts:
     """What this config means for a problem."""
     return _facts(problem, config["CONSUMERS"], config["TILE"], config["STAGES"], config["SWAP"], True)
 
 
-def _facts(problem: Any, consumers: int, tile: int, stages: int, swap: bool, pair: bool) -> TileFacts:
+def _facts(problem: Any, consumers: int, tile: int, stages: int, swap: bool, pair: bool) -> RowPairFacts:
     rows = rows_of(problem, pair)
     high, width = (tile, rows) if swap else (rows, tile)
-    return TileFacts(
+    return RowPairFacts(
         CONSUMERS=consumers,
         WIDTH=width,
         HIGH=high,
@@ -79,11 +79,13 @@ def _map(operand: StandIn, rows: int) -> TensorDescriptor:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    alone = _call(problem, _facts(problem, 1, 64, _ALONE_STAGES, True, False), given)
+    def alone() -> Call:
+        return _call(problem, _facts(problem, 1, 64, _ALONE_STAGES, True, False), given)
+
     return [_call(problem, switches(problem, config), given, alone)]
 
 
-def _call(problem: Any, cfg: TileFacts, given: Operands, alone: Call | None = None) -> Call:
+def _call(problem: Any, cfg: RowPairFacts, given: Operands, alone: Callable[[], Call] | None = None) -> Call:
     out, (m, n, k, _) = out_of(problem, given), sizes_of(given)
     tiles, sms = triton.cdiv(n, cfg.HIGH if cfg.SWAP else cfg.WIDTH), problem.target.sm_count
     columns, rows = (cfg.HALF, rows_of(problem)) if cfg.PAIR else (0, 0)

@@ -61,8 +61,8 @@ class Call:
     cluster: int = 1
     """CTAs of a cluster, side by side in the first dimension of the grid, which counts clusters then. The kernel is
     compiled as for single CTAs (it cannot be where Triton knows of several: `num_ctas`)."""
-    alone: Call | None = None
-    """The same without clusters, for launches that cannot have them (those through `kernel[grid]`)."""
+    alone: Callable[[], Call] | None = None
+    """Makes the same without clusters, for launches that cannot have them (those through `kernel[grid]`)."""
 
     def operands(self) -> dict[str, StandIn]:
         """Parameter -> what it points to, for tensors and tensor maps."""
@@ -184,7 +184,7 @@ class Host:
     ) -> list[Call]:
         """Those that this way to launch can have."""
         made = self.calls(problem, config, given, scale)
-        return [one if one.alone is None or (not plain and one.clusters()) else one.alone for one in made]
+        return [one if one.alone is None or (not plain and one.clusters()) else one.alone() for one in made]
 
     @functools.cached_property
     def prepare(self) -> Prepare:
