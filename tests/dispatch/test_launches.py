@@ -108,10 +108,11 @@ def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, d, dense, gpu,
     assert counted["resized"] > 270 and counted["bound"] < 20, counted
 
 
-def test_outputs_and_grids_follow_the_lengths(gpu, counted):
-    """Queries and keys grow; and a matrix gets rows."""
+@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3"])
+def test_outputs_and_grids_follow_the_lengths(variant, gpu, counted):
+    """Queries and keys grow; gluon_fa3 stores by a tensor map alone."""
     settings = (False, None, 0.0, True, None)
-    with registry.use("triton_fa2"):
+    with registry.use(variant):
         for length in range(300, 420):
             tensors = heads(length, 8, None, True)
             check(gpu, attention, settings, tensors, scale=0.5)
