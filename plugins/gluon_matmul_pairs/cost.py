@@ -15,9 +15,9 @@ _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
 
 
-def config(high: int, width: int, pair: int, swap: bool = False) -> dict[str, Any]:
+def config(high: int, width: int, pair: int, swap: bool = False, stores: int = 0) -> dict[str, Any]:
     piece = host.piece(high, width, swap)
-    stores = 1 if high == 256 or piece > 64 else 2
+    stores = stores or (1 if high == 256 or piece > 64 else 2)
     room = _ROOM - 1024 - high * stores * piece * 2
     stages = min(_DEEPEST, room // ((high + width) * 128))
     found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores}

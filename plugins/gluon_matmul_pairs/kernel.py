@@ -11,9 +11,9 @@ Roles.  Two consumers, 4 warps each, the first in the default partition; one pro
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
-Finished accumulators go PIECE columns at a time (with SWAP as so many rows) through STORES buffers in shared memory
-(stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and stores by
-eight rows where not WHOLE: for launches through `kernel[grid]`.
+Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
+memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
+stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -112,54 +112,65 @@ def _places(cfg: gl.constexpr):
 
 
 @gluon.jit
-def _store(acc, buffer, high, wide, buffers, places, cfg: gl.constexpr):
-    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor and the second;
-    returns the number of buffers used so far."""
-    thread, mine, turn = places
+def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
+    """A piece of the accumulators, by its number, to the buffer at `at`."""
+    thread, mine, swizzled = places
     UNITS: gl.constexpr = cfg.UNITS
-    PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
     SIXTEENS: gl.constexpr = cfg.PIECE // 16
     EIGHTS: gl.constexpr = cfg.WIDTH // 8
-    UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
-    STORE: gl.constexpr = _store_asm()
-    ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
-    EACH: gl.constexpr = (cfg.PIECE if cfg.SWAP else 64) // ROWS if cfg.SWAP or not cfg.WHOLE else 1  # boxes of a unit
-    PARTS: gl.constexpr = 1 if cfg.WHOLE and not cfg.SWAP else UNITS * EACH
-    for piece in gl.static_range(PIECES):
-        at = buffers + buffer % cfg.STORES * (UNITS * UNIT)
-        _stored(thread, cfg.STORES - 1, ".read")
-        group_barrier()
-        for unit in gl.static_range(UNITS):
-            for j in gl.static_range(SIXTEENS):
-                first = four_of(acc, unit * EIGHTS + 2 * (piece * SIXTEENS + j))
-                second = four_of(acc, unit * EIGHTS + 2 * (piece * SIXTEENS + j) + 1)
-                gl.inline_asm_elementwise(
-                    _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
-                    "=r,r,r,f,f,f,f,f,f,f,f",
-                    (at + unit * UNIT + mine, turn) + first + second,
-                    dtype=gl.int32,
-                    is_pure=False,
-                    pack=1,
-                )
-        gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        group_barrier()
-        for part in gl.static_range(PARTS):
-            if cfg.SWAP:
-                column = high + part // EACH * 64
-                row = wide + piece * cfg.PIECE + part % EACH * ROWS
-            else:
-                column = wide + piece * cfg.PIECE
-                row = high + part * ROWS
+    for unit in gl.static_range(UNITS):
+        for j in gl.static_range(SIXTEENS):
+            first = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j))
+            second = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j) + 1)
             gl.inline_asm_elementwise(
-                STORE,
-                "=r,r,r,r,r",
-                (at + part * (ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)), column, row, thread),
+                _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
+                "=r,r,r,f,f,f,f,f,f,f,f",
+                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + first + second,
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,
             )
-        buffer += 1
-    return buffer
+
+
+@gluon.jit
+def _store(acc, high, wide, buffers, places, cfg: gl.constexpr):
+    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor by the second."""
+    thread, _, _ = places
+    UNITS: gl.constexpr = cfg.UNITS
+    STORES: gl.constexpr = cfg.STORES
+    PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
+    TURNS: gl.constexpr = (PIECES + STORES - 1) // STORES
+    UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
+    STORE: gl.constexpr = _store_asm()
+    ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
+    BOX: gl.constexpr = ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)  # bytes
+    EACH: gl.constexpr = cfg.PIECE // ROWS if cfg.SWAP else 1
+    PARTS: gl.constexpr = UNITS * EACH if cfg.SWAP else 64 * UNITS // ROWS
+    for turn in gl.static_range(TURNS):
+        _stored(thread, 0, ".read")
+        group_barrier()
+        for number in gl.static_range(STORES):
+            if turn * STORES + number < PIECES:
+                _keep(acc, turn * STORES + number, buffers + number * (UNITS * UNIT), places, cfg)
+        gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        group_barrier()
+        for number in gl.static_range(STORES):
+            if turn * STORES + number < PIECES:
+                for part in gl.static_range(PARTS):
+                    if cfg.SWAP:
+                        column = high + part // EACH * 64
+                        row = wide + (turn * STORES + number) * cfg.PIECE + part % EACH * ROWS
+                    else:
+                        column = wide + (turn * STORES + number) * cfg.PIECE
+                        row = high + part * ROWS
+                    gl.inline_asm_elementwise(
+                        STORE,
+                        "=r,r,r,r,r",
+                        (buffers + number * (UNITS * UNIT) + part * BOX, column, row, thread),
+                        dtype=gl.int32,
+                        is_pure=False,
+                        pack=1,
+                    )
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -206,7 +217,6 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
     across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
     meet(cfg.PAIR != 0)
     it = 0
-    buffer = 0
     begin, end, step = _work(high * wide, cfg)
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
     for pair in range(begin, end, step):
@@ -225,7 +235,7 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
         release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
         row, column = _corner(pair, sizes, cfg)
-        buffer = _store(acc, buffer, row + down, column + across, buffers, places, cfg)
+        _store(acc, row + down, column + across, buffers, places, cfg)
     _stored(places[0], 0, "")
     meet(cfg.PAIR != 0)
 
@@ -281,9 +291,8 @@ def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, c
         first_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight
     )
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    memory.index(RING).store(
-        gl.full([8, 64], 0, first_desc.dtype, layout=held)
-    )  # or triton drops what it sees nobody use
+    zero = gl.full([8, 64], 0, first_desc.dtype, layout=held)
+    memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, 16 if cfg.PAIR else 8)
     after_previous_kernel()
