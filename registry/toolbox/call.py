@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.target import Target, interpreted_as
 from registry.toolbox.bound_launch import function
-from registry.toolbox.launch import Launcher, StandIn, is_descriptor, plain_constants
+from registry.toolbox.launch import Launcher, NoClusters, StandIn, is_descriptor, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
 from registry.toolbox.resized import Resizing, numbers_of
 from registry.toolbox.tensor_maps import Address, with_base, without_base
@@ -226,7 +226,7 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
-        calls = self._calls(problem, config, operands, scale)
+        bound = [_bound_call(call, device) for call in self._calls(problem, config, operands, scale)]
         launches: dict[Any, Launch] = {}
 
         def otherwise(*passed: Any, scale: float, **given: Any) -> Any:
@@ -236,7 +236,7 @@ class Host:
             return launches[key](*passed, scale=scale, **given)
 
         positive = otherwise if self.interface.scale and scale > 0 else None
-        return self._generate(calls, [call.bind(device) for call in calls], operands, positive)
+        return self._generate([call for call, _ in bound], [launch for _, launch in bound], operands, positive)
 
     def _generate(
         self, calls: Sequence[Call], launches: Sequence[Launch], given: Operands, otherwise: Launch | None = None
@@ -262,6 +262,17 @@ class Host:
         made = function(f"launch({keywords})", lines, scope, calls[0].kernel.__name__)
         made.takes = self._keywords()
         return made  # type: ignore[no-any-return]
+
+
+def _bound_call(call: Call, device: Any) -> tuple[Call, Launch]:
+    """A call and its launch; without clusters where a bound launch turns out not to have them."""
+    try:
+        return call, call.bind(device)
+    except NoClusters:
+        if call.alone is None:
+            raise
+    alone = call.alone()
+    return alone, alone.bind(device)
 
 
 class Prepare:

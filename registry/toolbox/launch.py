@@ -41,7 +41,7 @@ from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.tensor_maps import Address, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
-__all__ = ["Bound", "Launcher", "StandIn"]
+__all__ = ["Bound", "Launcher", "NoClusters", "StandIn"]
 
 _loading = threading.Lock()  # Triton loads a kernel on first use, and two threads doing so see it half loaded
 
@@ -63,6 +63,10 @@ class Bound(Protocol):
     """False where each call goes through `kernel[grid]`."""
 
     def __call__(self, *varying: Any, **named: Any) -> None: ...
+
+
+class NoClusters(RuntimeError):
+    """A kernel whose CTAs are launched as clusters has to be launched through `kernel[grid]`, which makes none."""
 
 
 class StandIn:
@@ -155,7 +159,7 @@ class Launcher:
             if plainly and not (about and all(about)):
                 why = why or f"{self.kernel.__name__} takes no tensor maps, of which it asks more than to load"
             if why and self.cluster > 1:
-                raise RuntimeError(f"{self.kernel.__name__} is launched as clusters, and this way is closed: {why}")
+                raise NoClusters(f"{self.kernel.__name__} is launched as clusters, and this way is closed: {why}")
             if why and plainly:  # the slower path takes another kernel
                 compiled = self._compiled({**given, **plainly}, blocks)
         if why:

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 from compiled import instructions, reading, resources
 from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
 
@@ -17,6 +18,7 @@ from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins.gluon_matmul_row_pairs import host, registry_variants
 from registry.plugins.gluon_matmul_row_pairs.cost import candidates, config
 from registry.plugins.gluon_matmul_row_pairs.kernel import matmul_row_pairs
+from registry.toolbox.launch import NoClusters
 
 WITH_NEWEST_TRITON = r"."
 (VARIANT,) = registry_variants()
@@ -99,6 +101,17 @@ def test_the_ordinary_launch_has_single_ctas(cuda):
     assert launched(cuda, 200, (2, 128, 4, True), lambda call: call.alone().plain()) == ([(8, 64)] * 2, 8, 1)
     with pytest.raises(TypeError, match="clusters"):
         launched(cuda, 200, (2, 128, 4, True), lambda call: call.plain())
+
+
+@needs_fake_cuda
+def test_where_a_bound_launch_has_no_clusters_it_has_single_ctas(cuda, monkeypatch):
+    monkeypatch.setattr(matmul_row_pairs, "pre_run_hooks", [lambda *_, **__: None])  # which it leaves to kernel[grid]
+    p, chosen = problem(200, 512, 512), config(2, 128, 4, True)
+    with pytest.raises(NoClusters, match="hooks"):
+        host.call(p, chosen, MATMUL.operands(p), 1.0)[0].bind(0)
+    cuda.expect(*MAPS, "Q", "i", "i", "i", "i", "i")
+    out = host.HOST.prepare(p, chosen)(torch.empty(200, 512).bfloat16(), torch.empty(512, 512).bfloat16().t())
+    assert (cuda.boxes(), cuda.last.grid[0], cuda.last.cluster) == ([(8, 64)] * 2, 8, 1) and out.shape == (200, 512)
 
 
 def test_declared_configs_are_legal():
