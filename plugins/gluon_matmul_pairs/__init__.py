@@ -13,6 +13,8 @@ __all__ = ["candidates", "config", "configs", "design_of"]
 
 HAND_OVER = 512
 """Bytes that the hand-over to the warp groups takes."""
+FEW = 128
+"""Rows for which one CTA of a pair would have nothing to do, or both little."""
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -33,6 +35,8 @@ def design_of(config: Any) -> Design:
 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    if problem.m <= FEW:
+        yield Reason("range", "m", problem.m, f"more than {FEW} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
     if problem.n % 8:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
@@ -82,6 +86,6 @@ def registry_variants() -> list[Variant]:
                 dsl="gluon",
             ),
             design_of=design_of,
-            summary="clusters of two CTAs that share a factor by multicast, tiles of up to 256 x 192",
+            summary="more than 128 rows: clusters of two CTAs that share a factor by multicast",
         )
     ]
