@@ -86,9 +86,9 @@ def sizes(case: Case) -> tuple[int, int, int]:
 # --- ours ---------------------------------------------------------------------------------------------------------
 
 OURS = {
-    "rows": {"gluon_matmul_rows": 3, "gluon_matmul_ws": 1, "triton_gemv": 1},
-    "large": {"gluon_matmul_ws": 4, "triton_matmul_tma": 1},
-    "ragged": {"gluon_matmul_ws": 4, "triton_matmul": 1},
+    "rows": {"gluon_matmul_rows": 3, "gluon_matmul_row_pairs": 2, "gluon_matmul_ws": 1, "triton_gemv": 1},
+    "large": {"gluon_matmul_ws": 4, "gluon_matmul_pairs": 3, "triton_matmul_tma": 1},
+    "ragged": {"gluon_matmul_ws": 4, "gluon_matmul_pairs": 2, "triton_matmul": 1},
     "skinny": {"gluon_matmul_ws": 3, "gluon_matmul_rows": 2, "triton_matmul": 1},
     "fp8": {"gluon_matmul_ws": 3},
 }

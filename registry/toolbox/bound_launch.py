@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from registry.toolbox.tensor_maps import Address, maps_for, with_base
-from registry.toolbox.triton_internals import c_launcher, internals
+from registry.toolbox.triton_internals import c_launcher, internals, packed
 
 __all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of"]
 
@@ -62,7 +62,15 @@ class _Form:
 def bound_launch(launch: Unbound, compiled: Any) -> Any:
     """The function that launches this compiled kernel as `launch` says."""
     forms = compiled.__dict__.setdefault(_FORMS, {})
-    key = launch.index, launch.names, launch.vary, tuple(launch.templates), tuple(launch.dtypes), 0 in launch.grid
+    key = (
+        launch.index,
+        launch.cluster,
+        launch.names,
+        launch.vary,
+        tuple(launch.templates),
+        tuple(launch.dtypes),
+        0 in launch.grid,
+    )
     form = forms.get(key)
     if form is None:
         form = forms[key] = _written(launch, compiled)
@@ -77,7 +85,7 @@ def _written(launch: Unbound, compiled: Any) -> _Form:
         "launch_": c_launcher(runner),
         "function_": compiled.function,
         "runtime_": inside.runtime,
-        "packed_": compiled.packed_metadata,
+        "packed_": packed(compiled.packed_metadata, launch.cluster),
         "annotations_": getattr(runner, "arg_annotations", None),
         "kernel_signature_": getattr(runner, "kernel_signature", None),
         "allocator_": inside.allocator,

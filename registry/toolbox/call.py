@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.target import Target, interpreted_as
 from registry.toolbox.bound_launch import function
-from registry.toolbox.launch import Launcher, StandIn, is_descriptor, plain_constants
+from registry.toolbox.launch import Launcher, NoClusters, StandIn, is_descriptor, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
 from registry.toolbox.resized import Resizing, numbers_of
 from registry.toolbox.tensor_maps import Address, with_base, without_base
-from registry.toolbox.triton_internals import encoder_can
+from registry.toolbox.triton_internals import encoder_can, launcher_can_cluster
 
 if TYPE_CHECKING:
     from registry.toolbox.builds import Build
@@ -58,6 +58,11 @@ class Call:
     if_plain_maps: Mapping[str, Any] = field(default_factory=dict)
     """Where a tensor map is to round to tf32 or has boxes of fewer rows: the constants with which the kernel does
     without, for launches that cannot have such maps (those through `kernel[grid]`)."""
+    cluster: int = 1
+    """CTAs of a cluster, side by side in the first dimension of the grid, which counts clusters then. The kernel is
+    compiled as for single CTAs (it cannot be where Triton knows of several: `num_ctas`)."""
+    alone: Callable[[], Call] | None = None
+    """Makes the same without clusters, for launches that cannot have them (those through `kernel[grid]`)."""
 
     def operands(self) -> dict[str, StandIn]:
         """Parameter -> what it points to, for tensors and tensor maps."""
@@ -67,6 +72,10 @@ class Call:
     def _operands(self) -> dict[str, StandIn]:
         found = {name: value.base if is_descriptor(value) else value for name, value in self.arguments.items()}
         return {name: value for name, value in found.items() if isinstance(value, StandIn)}
+
+    def clusters(self) -> bool:
+        """Whether a bound launch can have them."""
+        return launcher_can_cluster() and encoder_can(self.arguments.values())
 
     def varying(self) -> dict[str, str]:
         """Parameter -> code for what a launch passes, in the kernel's order."""
@@ -93,13 +102,19 @@ class Call:
     def bind(self, device: Any = None) -> Launch:
         """The fast launch; it takes `varying`, by position."""
         launcher = Launcher(
-            self.kernel, constants=self.constants, options=self.options, if_plain_maps=self.if_plain_maps
+            self.kernel,
+            constants=self.constants,
+            options=self.options,
+            if_plain_maps=self.if_plain_maps,
+            cluster=self.cluster,
         )
         vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
         return launcher.bind(self.example(), self.grid, vary=vary, device=device)
 
     def plain(self) -> Launch:
         """The launch through `kernel[grid]`, which Triton's interpreter has too."""
+        if self.cluster > 1:
+            raise TypeError(f"{self.kernel.__name__}: kernel[grid] launches no clusters; `alone` says what it launches")
         names, operands = tuple(self.varying()), self.operands()
         constants = {**self.constants, **self._plainly()}
 
@@ -161,8 +176,15 @@ class Host:
 
     def builds(self, problem: Any, config: Mapping[str, Any]) -> list[Build]:
         """The kernels that a call with a positive scale compiles."""
-        calls = self.calls(problem, config, self.interface.operands(problem), 1.0)
+        calls = self._calls(problem, config, self.interface.operands(problem), 1.0)
         return [call.build(problem.target) for call in calls]
+
+    def _calls(
+        self, problem: Any, config: Mapping[str, Any], given: Operands, scale: float, plain: bool = False
+    ) -> list[Call]:
+        """Those that this way to launch can have."""
+        made = self.calls(problem, config, given, scale)
+        return [one if one.alone is None or (not plain and one.clusters()) else one.alone() for one in made]
 
     @functools.cached_property
     def prepare(self) -> Prepare:
@@ -183,7 +205,7 @@ class Host:
         passed = (*self.interface.optional, *(["scale"] if self.interface.scale else ()))
         given = {name: given[name] for name in passed if name in given}
         operands = self._operands_of(tensors, given)
-        calls = self.calls(problem, config, operands, scale)
+        calls = self._calls(problem, config, operands, scale, plain=True)
         return self._generate(calls, [call.plain() for call in calls], operands)(*tensors, **given)
 
     def _operands_of(self, tensors: Sequence[Any], given: Mapping[str, Any]) -> Operands:
@@ -204,7 +226,7 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
-        calls = self.calls(problem, config, operands, scale)
+        bound = [_bound_call(call, device) for call in self._calls(problem, config, operands, scale)]
         launches: dict[Any, Launch] = {}
 
         def otherwise(*passed: Any, scale: float, **given: Any) -> Any:
@@ -214,7 +236,7 @@ class Host:
             return launches[key](*passed, scale=scale, **given)
 
         positive = otherwise if self.interface.scale and scale > 0 else None
-        return self._generate(calls, [call.bind(device) for call in calls], operands, positive)
+        return self._generate([call for call, _ in bound], [launch for _, launch in bound], operands, positive)
 
     def _generate(
         self, calls: Sequence[Call], launches: Sequence[Launch], given: Operands, otherwise: Launch | None = None
@@ -242,6 +264,17 @@ class Host:
         return made  # type: ignore[no-any-return]
 
 
+def _bound_call(call: Call, device: Any) -> tuple[Call, Launch]:
+    """A call and its launch; without clusters where a bound launch turns out not to have them."""
+    try:
+        return call, call.bind(device)
+    except NoClusters:
+        if call.alone is None:
+            raise
+    alone = call.alone()
+    return alone, alone.bind(device)
+
+
 class Prepare:
     """`Host.bound`, and what it gives for problems that differ in sizes alone."""
 
@@ -258,8 +291,8 @@ class Prepare:
         if op.late(noted):
             return None
         given = op.operands(problem)
-        calls = host.calls(problem, config, given, 1.0)
-        numbers = numbers_of(host.calls(noted, config, op.operands(noted), 1.0), calls, given)
+        calls = host._calls(problem, config, given, 1.0)
+        numbers = numbers_of(host._calls(noted, config, op.operands(noted), 1.0), calls, given)
         outputs = {one.name: one for call in calls for one in call.operands().values()}
         return Resizing(functools.partial(host.bound, problem, config), outputs, numbers)
 

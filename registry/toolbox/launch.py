@@ -41,7 +41,7 @@ from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.tensor_maps import Address, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
-__all__ = ["Bound", "Launcher", "StandIn"]
+__all__ = ["Bound", "Launcher", "NoClusters", "StandIn"]
 
 _loading = threading.Lock()  # Triton loads a kernel on first use, and two threads doing so see it half loaded
 
@@ -63,6 +63,10 @@ class Bound(Protocol):
     """False where each call goes through `kernel[grid]`."""
 
     def __call__(self, *varying: Any, **named: Any) -> None: ...
+
+
+class NoClusters(RuntimeError):
+    """A kernel whose CTAs are launched as clusters has to be launched through `kernel[grid]`, which makes none."""
 
 
 class StandIn:
@@ -116,12 +120,14 @@ class Launcher:
         constants: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         if_plain_maps: Mapping[str, Any] | None = None,
+        cluster: int = 1,
     ) -> None:
         if hasattr(kernel, "configs") or not hasattr(kernel, "arg_names"):
             raise TypeError(f"{kernel!r} is not a plain JIT function; choosing configs is the registry's work")
         settle_keys()
         self.kernel, self.constants, self.options = kernel, dict(constants or {}), dict(options or {})
         self.if_plain_maps = dict(if_plain_maps or {})
+        self.cluster = cluster
 
     def bind(self, arguments: Mapping[str, Any], grid: Any, *, vary: Collection[str] = (), device: Any = None) -> Bound:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
@@ -152,6 +158,8 @@ class Launcher:
             about = getattr(compiled.metadata, "tensordesc_meta", None)
             if plainly and not (about and all(about)):
                 why = why or f"{self.kernel.__name__} takes no tensor maps, of which it asks more than to load"
+            if why and self.cluster > 1:
+                raise NoClusters(f"{self.kernel.__name__} is launched as clusters, and this way is closed: {why}")
             if why and plainly:  # the slower path takes another kernel
                 compiled = self._compiled({**given, **plainly}, blocks)
         if why:
@@ -181,6 +189,7 @@ class Unbound:
         plainly: Mapping[str, Any],
     ) -> None:
         self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
+        self.cluster = launcher.cluster
         self.plainly = plainly  # constants for `kernel[grid]`
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
@@ -217,6 +226,8 @@ class Unbound:
         """Launch as Triton does."""
         import torch
 
+        if self.cluster > 1:
+            raise InvalidArgument("cluster", self.cluster, "1, where a call is not aligned as the one that was bound")
         with torch.cuda.device(self.index):
             self.kernel[self.grid](**{**self.arguments(varying), **self.plainly}, **self.options)
 

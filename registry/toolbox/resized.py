@@ -155,6 +155,8 @@ def numbers_of(noted: Sequence[Call], calls: Sequence[Call], given: Mapping[str,
             elif is_descriptor(known):
                 at = call.kernel.arg_names.index(parameter)
                 _add_map(integers, maps, at, one, known)
+                if known.base.name not in given:
+                    _add_output(outputs, one.base, known.base)
             elif parameter not in constants and type(known) in (int, float):
                 _add(integers, frozen_name(call.kernel.arg_names.index(parameter)), _specialised(one, known))
             else:

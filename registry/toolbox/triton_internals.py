@@ -17,7 +17,16 @@ from typing import Any
 
 from registry.toolbox.tensor_maps import rounds_to_tf32, rows_of_box
 
-__all__ = ["Internals", "c_launcher", "encoder_can", "internals", "refusal", "triton_rounds"]
+__all__ = [
+    "Internals",
+    "c_launcher",
+    "encoder_can",
+    "internals",
+    "launcher_can_cluster",
+    "packed",
+    "refusal",
+    "triton_rounds",
+]
 
 # The arguments that CudaLauncher.__call__ hands to its C function, and the same call as a generated launch writes it.
 _GRID = "gridX, gridY, gridZ, stream, function, self.launch_cooperative_grid, self.launch_pdl, "
@@ -42,6 +51,7 @@ _JIT_CALL = (
 _DESCRIPTOR_ARGUMENTS = "return [cu_tensor_map, *shape, *strides]"
 _ELEMENT_TYPE = ('elem_type = metadata["elem_type"]', "TMA_DTYPE_DEVICE_TO_HOST[elem_type]")
 _BOX = 'block_size = metadata["block_size"]'
+_PACKED = "(metadata.num_warps, metadata.num_ctas, metadata.shared)"
 _TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
 
 
@@ -143,6 +153,28 @@ def encoder_can_round() -> bool:
         return all(one in source for one in _ELEMENT_TYPE) and driver.TMA_DTYPE_DEVICE_TO_HOST[_TFLOAT32] == _TFLOAT32
     except Exception:  # as in `refusal`
         return False
+
+
+@functools.cache
+def launcher_can_cluster() -> bool:
+    """Whether a bound launch can make clusters of CTAs of a kernel that was compiled for single ones."""
+    try:
+        from triton.backends.nvidia.compiler import CUDABackend
+
+        tree = ast.parse(textwrap.dedent(inspect.getsource(CUDABackend.pack_metadata)))
+        return any(ast.unparse(node.value) == _PACKED for node in ast.walk(tree) if isinstance(node, ast.Return))
+    except Exception:  # as in `refusal`
+        return False
+
+
+def packed(metadata: Any, cluster: int) -> Any:
+    """What the C launcher is told of a kernel: with `cluster` CTAs for each of the grid, as one cluster."""
+    if cluster == 1:
+        return metadata
+    warps, ctas, shared = metadata
+    if ctas != 1 or not launcher_can_cluster():
+        raise LookupError("clusters are launched in an unknown way")
+    return warps, cluster, shared
 
 
 def _arguments(function: Any, callee: str) -> str:

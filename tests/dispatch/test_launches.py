@@ -16,6 +16,7 @@ from registry.dispatch import launches
 from registry.dispatch.plan_cache import forget_plans
 from registry.ops.attention.op import attention
 from registry.ops.known import op_named
+from registry.ops.matmul.op import matmul
 from registry.toolbox.bound_launch import scope_of
 
 gpu = pytest.fixture(fake_gpu)
@@ -73,7 +74,8 @@ def launched(gpu, plan, tensors, kinds, **given):
 
     geometry = [(one.shape, one.stride(), one.dtype) for one in results if one is not None]
     last = gpu.last
-    return last.function, [*last.grid], last.threads, last.shared, [*map(named, kinds, gpu.parameters)], geometry
+    given = [*map(named, kinds, gpu.parameters)]
+    return last.function, [*last.grid], last.cluster, last.threads, last.shared, given, geometry
 
 
 def check(gpu, op, settings, tensors, **given):
@@ -106,10 +108,11 @@ def test_a_cache_that_grows_is_launched_as_if_bound_anew(variant, d, dense, gpu,
     assert counted["resized"] > 270 and counted["bound"] < 20, counted
 
 
-def test_outputs_and_grids_follow_the_lengths(gpu, counted):
-    """Queries and keys grow; and a matrix gets rows."""
+@pytest.mark.parametrize("variant", ["triton_fa2", "gluon_fa3"])
+def test_outputs_and_grids_follow_the_lengths(variant, gpu, counted):
+    """Queries and keys grow; gluon_fa3 stores by a tensor map alone."""
     settings = (False, None, 0.0, True, None)
-    with registry.use("triton_fa2"):
+    with registry.use(variant):
         for length in range(300, 420):
             tensors = heads(length, 8, None, True)
             check(gpu, attention, settings, tensors, scale=0.5)
@@ -176,3 +179,16 @@ def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
             k = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
             check(gpu, attention, settings, (q, k, torch.empty_like(k)), scale=0.5)
     assert counted["resized"] > 60, counted
+
+
+@pytest.mark.parametrize(
+    ("variant", "rows"), [("gluon_matmul_row_pairs", (65, 257)), ("gluon_matmul_pairs", (500, 700))]
+)
+def test_clusters_stay_clusters(variant, rows, gpu, counted):
+    """Of products that differ in rows."""
+    settings, b = (None, None, None), torch.empty(512, 256, dtype=torch.bfloat16).t()
+    with registry.use(variant):
+        for m in range(*rows):
+            check(gpu, matmul, settings, (torch.empty(m, 256, dtype=torch.bfloat16), b))
+            assert gpu.last.cluster == 2
+    assert counted["resized"] > counted["bound"] > 0, counted

@@ -10,7 +10,7 @@
 
 typedef struct {
   uint64_t function, stream;
-  uint32_t grid[3], threads, shared;
+  uint32_t grid[3], threads, shared, cluster;
   uint8_t parameters[PARAMETERS][BYTES];
 } Launch;
 
@@ -29,6 +29,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   to->grid[2] = config->gridDimZ;
   to->threads = config->blockDimX;
   to->shared = config->sharedMemBytes;
+  to->cluster = 1;
+  for (uint32_t i = 0; i < config->numAttrs; ++i)
+    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+      to->cluster = config->attrs[i].value.clusterDim.x;
   for (uint32_t i = 0; i < fake_count; ++i)
     memcpy(to->parameters[i], parameters[i], fake_sizes[i]);
   __atomic_add_fetch(&fake_launches, 1, __ATOMIC_SEQ_CST);

@@ -25,6 +25,7 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("threads", ctypes.c_uint32),
         ("shared", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
         ("parameters", ctypes.c_uint8 * BYTES * PARAMETERS),
     ]
 

@@ -78,6 +78,21 @@ def test_gives_the_kernel_what_triton_gives_it(cuda):
     assert ours == (cuda.parameters, list(cuda.last.grid), cuda.last.threads, cuda.last.function, cuda.last.shared)
 
 
+def test_clusters_are_the_drivers_not_the_kernels(cuda):
+    """A kernel that was compiled for single CTAs; the grid counts clusters."""
+    example = {"x": StandIn((1024,), "float32"), "y": StandIn((1024,), "float32"), "n": 1024, "factor": 1.0}
+    options = {"constants": {"BLOCK": 128}, "options": {"num_warps": 2}}
+    bound = Launcher(scale, **options, cluster=2).bind(example, (4,), vary=("factor",))
+    x, y = tensor(1028), tensor(1024)
+    cuda.expect("Q", "Q", "i", "f")
+    bound(x, y, 2.0)
+    assert (list(cuda.last.grid), cuda.last.cluster) == ([8, 1, 1], 2)
+    Launcher(scale, **options).bind(example, (4,), vary=("factor",))(x, y, 2.0)  # the same compiled kernel
+    assert (list(cuda.last.grid), cuda.last.cluster) == ([4, 1, 1], 1)
+    with pytest.raises(InvalidArgument, match="aligned"):
+        bound(x[1:], y, 2.0)
+
+
 def test_defaults_constants_and_grid_function(cuda):
     bound = Launcher(defaults).bind({"x": StandIn((32,), "int32"), "n": 20}, lambda a: (a["n"] // a["BLOCK"] + 1, 5))
     x = tensor(32, dtype=torch.int32)

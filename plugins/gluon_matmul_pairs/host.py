@@ -1,0 +1,121 @@
+"""Host side: the compile-time switches of a kernel, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
+from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
+from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.hopper import swizzled
+from registry.toolbox.launch import StandIn
+from registry.toolbox.tensor_maps import with_base
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
+
+    UNITS: int  # wgmmas of 64 rows of each consumer
+    WIDTH: int
+    HIGH: int
+    STAGE: int  # groups of 8 rows, of both factors
+    STAGES: int
+    STORES: int  # buffers of C for each consumer
+    PIECE: int  # columns of an accumulator in each
+    STORED: int  # rows of a box of C
+    GROUP: int
+    SWAP: bool  # columns of b are wgmma's rows
+    PAIR: int  # what two CTAs share: 1: rows of the first factor; 2: of the second; 0: none
+    HALF: int  # rows of that factor that one of them brings
+    WHOLE: bool  # a box brings all rows of its factor, else 8
+    DTYPE: str
+    OUT: str
+
+
+_KINDS = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def piece(high: int, width: int, swap: bool) -> int:
+    """Columns of an accumulator that go through a buffer at once."""
+    if swap:
+        most = 112 if high == 128 else 48
+        return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=width)
+    return 32 if width % 64 else 64
+
+
+def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
+    """What this config means for a problem."""
+    high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    return PairFacts(
+        UNITS=high // 128,
+        WIDTH=width,
+        HIGH=high,
+        STAGE=(high + width) // 8,
+        STAGES=config["STAGES"],
+        STORES=config["STORES"],
+        PIECE=piece(high, width, swap),
+        STORED=piece(high, width, True) if swap else high // 2,
+        GROUP=config["GROUP"],
+        SWAP=swap,
+        PAIR=pair,
+        HALF=(high if pair == 1 else width) // 2,
+        WHOLE=True,
+        DTYPE=_KINDS[problem.dtype],
+        OUT=_KINDS[problem.out_dtype],
+    )
+
+
+def pairs(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of tiles: one below the other, and side by side."""
+    pair, (rows, columns) = config["PAIR"], (problem.m, problem.n)
+    if config["SWAP"]:
+        rows, columns = columns, rows
+    high, width = config["HIGH"] * (1 + (pair == 2)), config["WIDTH"] * (1 + (pair == 1))
+    return triton.cdiv(rows, high), triton.cdiv(columns, width)
+
+
+def even(rows: int, parts: int) -> int:
+    """Rows of a tile, where so many pairs of tiles share them out."""
+    return 16 * int(triton.cdiv(rows, 32 * parts))
+
+
+def _map(operand: StandIn, rows: int, columns: int = 64) -> TensorDescriptor:
+    """Boxes of so many rows, whatever power of two Triton takes them for."""
+    shape, strides = tma_geometry(operand)
+    block = [8, columns]
+    found = TensorDescriptor(operand, shape[1:], strides[1:], block, swizzled(block, operand.dtype))
+    return with_base(found, operand, box_rows=rows)
+
+
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    cfg = switches(problem, config)
+    _, _, k, _ = sizes_of(given)
+    high, wide = pairs(problem, config)
+    together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
+    first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
+    arguments = {
+        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH),
+        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH),
+        "c_desc": _map(out_of(problem, given), cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
+        "high": high,
+        "wide": wide,
+        "blocks": triton.cdiv(k, 64),
+    }
+    options = {"num_warps": 4, "launch_pdl": True}
+    grid = (min(high * wide, sms // together),)
+    by_eights = {"cfg": cfg if cfg.PAIR else replace(cfg, WHOLE=False)}
+
+    def alone() -> Call:
+        return call(problem, {**config, "PAIR": 0}, given, scale)[0]
+
+    more = (together, alone) if cfg.PAIR else ()
+    return [Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, *more)]
+
+
+HOST = Host(MATMUL, call)

@@ -1,0 +1,329 @@
+"""A large product for Hopper by pairs of CTAs, clusters of two that share one factor: each loads half of it, for both.
+
+Tile facts.  A CTA computes HIGH x WIDTH tiles of a product of two factors: of a and b, or with SWAP of b's columns and
+a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups. WIDTH is a multiple of 32
+up to 256, with SWAP of 16, so that rows of a can be shared out evenly. PAIR 2: the tiles of a pair lie one below the
+other and share rows of the second factor. PAIR 1: they lie side by side and share rows of the first. Both factors lie
+along K. wgmma is written out (registry.toolbox.wgmma), its accumulators are tuples of registers: 256 x 192 tiles, whose
+192 columns are no power of two, take one instruction for each 64 rows and nothing beside the accumulators.
+
+Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
+
+Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
+across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
+Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
+memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
+stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
+
+Measured facts (H200, torch 2.11, triton 3.6.0, bf16, nt; graphs over rotated inputs, shuffled rounds; a cell's noise is
+about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of three of gluon_matmul_ws, geometric means:
+- Rows that are no multiples of 128 bytes (3000^3 twice, 5000^3, 2048 x 6152 x 4104, 4096 x 4104 x 8200): 1.016 (least
+  0.97) / 1.20. What is shared halves the requests to L2, of which such rows cost two for each 128 bytes.
+- 257 to 511 rows (9 cells): 0.97 (0.865: 330 x 4096 x 14336, few tiles) / 1.08, by rows of a that are shared out evenly
+  (SWAP): 300 rows in two tiles of 160 columns, not three of 128 rows. 512 to 1023 rows (13): 1.01 (0.94) / 1.03.
+- 1024 rows and more (16): 1.03 (0.99) / 1.005. All of the card is at its power limit (690 W, 1.3 to 1.5 GHz), and fewer
+  bytes from L2 do not help there: 128 x 128 tiles as pairs and alone take the same time.
+- 256 rows (3): 1.08 (1.025) / gluon_matmul_rows 1.11, gluon_matmul_row_pairs 1.08: stores by TMA are worth it where a
+  CTA has several tiles. 129 to 200 rows: 0.88 of cuBLAS, those two are better.
+- Buffers for all of a tile, one stage less: no gain. PAIR 1 and 2 are alike where both fill the chip.
+- `barrier.cluster` in a launch without clusters (kernel[grid]): illegal instruction. It becomes the hardware barrier
+  0 of all threads, which is the default partition's own. A kernel that is launched alone does without.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
+
+from registry.toolbox.clusters import (
+    bystander,
+    expect_at,
+    init_pair_barriers,
+    load_box,
+    meet,
+    rank,
+    release_in_both,
+    wait_at,
+)
+from registry.toolbox.hopper import after_previous_kernel, group_barrier
+from registry.toolbox.wgmma import descriptor_of, four_of, lanes, multiply, shared_memory, waited, zeros
+
+_FIRST: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_0")
+_SECOND: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_5")
+"""Where their tensor maps are among the parameters of the compiled kernel: sizes and strides of each follow it."""
+
+# --- finished tiles ---------------------------------------------------------------------------------------------------
+
+
+@gluon.constexpr_function
+def _keep_asm(dtype, swap, eight):
+    """16 columns of 16 rows of each warp, from column 8 * eight on, to shared memory at $1, whose chunks of 16 bytes
+    are swizzled by $2; where `swap`, columns become rows."""
+    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[dtype]
+    turn, place = (".trans", 1024 * eight) if swap else ("", 0)
+    return f"""{{
+        .reg .b32 a, b, c, d, t;
+        xor.b32 t, $2, {0 if swap else 16 * eight};
+        add.u32 t, t, $1;
+        cvt.rn.{kind}.f32 a, $4, $3;
+        cvt.rn.{kind}.f32 b, $6, $5;
+        cvt.rn.{kind}.f32 c, $8, $7;
+        cvt.rn.{kind}.f32 d, $10, $9;
+        stmatrix.sync.aligned.m8n8.x4{turn}.shared.b16 [t + {place}], {{a, b, c, d}};
+        mov.b32 $0, 0;
+    }}"""
+
+
+@gluon.constexpr_function
+def _store_asm():
+    """By thread 0 of a consumer ($4), from shared memory at $1 to column $2 and row $3 of C."""
+    return """{
+        .reg .pred p; .reg .b64 d;
+        setp.eq.u32 p, $4, 0;
+        mov.b64 d, matmul_pairs_of_tiles_param_10;
+        cvta.param.u64 d, d;
+        @p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [d, {$2, $3}], [$1];
+        @p cp.async.bulk.commit_group;
+        mov.b32 $0, 0;
+    }"""
+
+
+@gluon.constexpr_function
+def _stored_asm(pending, kind):
+    return f"""{{
+        .reg .pred p;
+        setp.eq.u32 p, $1, 0;
+        @p cp.async.bulk.wait_group{kind} {pending};
+        mov.b32 $0, 0;
+    }}"""
+
+
+_VISIBLE: gl.constexpr = gl.constexpr("fence.proxy.async.shared::cta; mov.b32 $0, 0;")
+
+
+@gluon.jit
+def _stored(thread, PENDING: gl.constexpr, KIND: gl.constexpr):
+    """Until no more than so many stores of this thread are on their way, or (".read") still read their buffers."""
+    ASM: gl.constexpr = _stored_asm(PENDING, KIND)
+    gl.inline_asm_elementwise(ASM, "=r,r", [thread], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _places(cfg: gl.constexpr):
+    """(number of the thread, the row of a buffer whose address it gives stmatrix, its swizzled chunk)."""
+    thread = lanes()
+    lane = thread % 32
+    if cfg.SWAP:  # transposed: a warp's 16 rows of an accumulator are two chunks of 16 of a buffer's rows
+        row = lane // 16 * 8 + lane % 8
+        chunk = thread // 32 * 2 + lane // 8 % 2 ^ lane % 8
+    elif cfg.PIECE == 64:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane % 8
+    else:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane // 2 % 4
+    return thread, row * (128 if cfg.SWAP else 2 * cfg.PIECE), chunk * 16
+
+
+@gluon.jit
+def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
+    """A piece of the accumulators, by its number, to the buffer at `at`."""
+    thread, mine, swizzled = places
+    UNITS: gl.constexpr = cfg.UNITS
+    SIXTEENS: gl.constexpr = cfg.PIECE // 16
+    EIGHTS: gl.constexpr = cfg.WIDTH // 8
+    for unit in gl.static_range(UNITS):
+        for j in gl.static_range(SIXTEENS):
+            first = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j))
+            second = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j) + 1)
+            gl.inline_asm_elementwise(
+                _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
+                "=r,r,r,f,f,f,f,f,f,f,f",
+                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + first + second,
+                dtype=gl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@gluon.jit
+def _store(acc, high, wide, buffers, places, cfg: gl.constexpr):
+    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor by the second."""
+    thread, _, _ = places
+    UNITS: gl.constexpr = cfg.UNITS
+    STORES: gl.constexpr = cfg.STORES
+    PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
+    TURNS: gl.constexpr = (PIECES + STORES - 1) // STORES
+    UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
+    STORE: gl.constexpr = _store_asm()
+    ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
+    BOX: gl.constexpr = ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)  # bytes
+    EACH: gl.constexpr = cfg.PIECE // ROWS if cfg.SWAP else 1
+    PARTS: gl.constexpr = UNITS * EACH if cfg.SWAP else 64 * UNITS // ROWS
+    for turn in gl.static_range(TURNS):
+        _stored(thread, 0, ".read")
+        group_barrier()
+        for number in gl.static_range(STORES):
+            if turn * STORES + number < PIECES:
+                _keep(acc, turn * STORES + number, buffers + number * (UNITS * UNIT), places, cfg)
+        gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        group_barrier()
+        for number in gl.static_range(STORES):
+            if turn * STORES + number < PIECES:
+                for part in gl.static_range(PARTS):
+                    if cfg.SWAP:
+                        column = high + part // EACH * 64
+                        row = wide + (turn * STORES + number) * cfg.PIECE + part % EACH * ROWS
+                    else:
+                        column = wide + (turn * STORES + number) * cfg.PIECE
+                        row = high + part * ROWS
+                    gl.inline_asm_elementwise(
+                        STORE,
+                        "=r,r,r,r,r",
+                        (buffers + number * (UNITS * UNIT) + part * BOX, column, row, thread),
+                        dtype=gl.int32,
+                        is_pure=False,
+                        pack=1,
+                    )
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _barriers(cfg: gl.constexpr):
+    """Behind the ring, and the buffers of C behind them."""
+    return shared_memory() + cfg.STAGES * cfg.STAGE * 1024
+
+
+@gluon.jit
+def _work(pairs, cfg: gl.constexpr):
+    """(begin, end, step) of the pairs of tiles of a pair of CTAs."""
+    EACH: gl.constexpr = 2 if cfg.PAIR else 1
+    return gl.program_id(0) // EACH, pairs, gl.num_programs(0) // EACH
+
+
+@gluon.jit
+def _corner(pair, sizes, cfg: gl.constexpr):
+    """(first row, first column) of a pair of tiles."""
+    high, wide, blocks = sizes
+    HIGH: gl.constexpr = cfg.HIGH * (2 if cfg.PAIR == 2 else 1)
+    WIDE: gl.constexpr = cfg.WIDTH * (2 if cfg.PAIR == 1 else 1)
+    group = pair // (cfg.GROUP * wide)
+    rest = pair - group * (cfg.GROUP * wide)
+    rows = gl.minimum(high - group * cfg.GROUP, cfg.GROUP)
+    column = rest // rows
+    return (group * cfg.GROUP + rest - column * rows) * HIGH, column * WIDE
+
+
+@gluon.jit
+def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
+    high, wide, blocks = sizes
+    FIRST: gl.constexpr = G * cfg.UNITS * 64 * 8  # this consumer's rows of a stage, in units of 16 bytes
+    SECOND: gl.constexpr = cfg.HIGH * 8
+    STAGES: gl.constexpr = cfg.STAGES
+    base = descriptor_of(shared_memory())
+    bars = _barriers(cfg)
+    buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
+    places = _places(cfg)
+    lane = lanes() % 32
+    down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + G * cfg.UNITS * 64
+    across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
+    meet(cfg.PAIR != 0)
+    it = 0
+    begin, end, step = _work(high * wide, cfg)
+    gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
+    for pair in range(begin, end, step):
+        acc = zeros(cfg.UNITS, cfg.WIDTH)
+        last = it % STAGES
+        for i in range(blocks):
+            s = it % STAGES
+            wait_at(bars + 16 * s, (it // STAGES) & 1)
+            stage = base + s * (cfg.STAGE * 64)
+            acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
+            acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
+            if i > 0:
+                release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+            last = s
+            it += 1
+        acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
+        release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+        row, column = _corner(pair, sizes, cfg)
+        _store(acc, row + down, column + across, buffers, places, cfg)
+    _stored(places[0], 0, "")
+    meet(cfg.PAIR != 0)
+
+
+@gluon.jit
+def _load(to, column, row, bar, PARAMETER: gl.constexpr, ROWS: gl.constexpr, BOTH: gl.constexpr, cfg: gl.constexpr):
+    """So many rows of a block: as one box, whatever Triton takes it for, or by eights."""
+    if cfg.WHOLE:
+        load_box(to, column, row, bar, PARAMETER, BOTH)
+    else:
+        for i in range(ROWS // 8):
+            load_box(to + i * 1024, column, row + 8 * i, bar, PARAMETER, BOTH)
+
+
+@gluon.jit
+def _producer(sizes, cfg: gl.constexpr):
+    high, wide, blocks = sizes
+    STAGES: gl.constexpr = cfg.STAGES
+    A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
+    B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
+    ring = shared_memory()
+    bars = _barriers(cfg)
+    if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
+        half_a, half_b, down, across = rank() * A, 0, 0, rank() * cfg.WIDTH
+    elif cfg.PAIR == 2:
+        half_a, half_b, down, across = 0, rank() * B, rank() * cfg.HIGH, 0
+    else:
+        half_a, half_b, down, across = 0, 0, 0, 0
+    meet(cfg.PAIR != 0)
+    it = 0
+    begin, end, step = _work(high * wide, cfg)
+    for pair in range(begin, end, step):
+        row, column = _corner(pair, sizes, cfg)
+        for number in range(blocks):
+            s = it % STAGES
+            bar = bars + 16 * s
+            wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
+            expect_at(bar, cfg.STAGE * 1024)
+            stage = ring + s * (cfg.STAGE * 1024)
+            at = number * 64
+            _load(stage + half_a * 128, at, row + down + half_a, bar, _FIRST, A, cfg.PAIR == 1, cfg)
+            second = stage + cfg.HIGH * 128 + half_b * 128
+            _load(second, at, column + across + half_b, bar, _SECOND, B, cfg.PAIR == 2, cfg)
+            it += 1
+    meet(cfg.PAIR != 0)
+
+
+@gluon.jit(do_not_specialize=["high", "wide", "blocks"])
+def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, cfg: gl.constexpr):
+    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
+    RING: gl.constexpr = cfg.STAGES * cfg.STAGE
+    memory = gl.allocate_shared_memory(
+        first_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight
+    )
+    held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    zero = gl.full([8, 64], 0, first_desc.dtype, layout=held)
+    memory.index(RING).store(zero)  # or triton drops what it sees nobody use
+    group_barrier()
+    init_pair_barriers(_barriers(cfg), cfg.STAGES, 16 if cfg.PAIR else 8)
+    after_previous_kernel()
+    sizes = (high, wide, blocks)
+    if cfg.PAIR:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, sizes, cfg)),
+                (_consumer, (1, sizes, cfg)),
+                (_producer, (sizes, cfg)),
+                (bystander, ()),
+                (bystander, ()),
+            ],
+            [4, 1, 1, 2],
+            [240, 24, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [(_consumer, (0, sizes, cfg)), (_consumer, (1, sizes, cfg)), (_producer, (sizes, cfg))], [4, 1], [240, 24]
+        )

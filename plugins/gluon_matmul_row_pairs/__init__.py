@@ -1,0 +1,96 @@
+"""`gluon_matmul_row_pairs`: what the Hopper product for few rows by pairs of CTAs can run. kernel.py says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.plugins.gluon_matmul_row_pairs import host
+from registry.plugins.gluon_matmul_row_pairs.cost import candidates
+
+__all__ = ["candidates", "configs", "design_of"]
+
+HAND_OVER = 512
+"""Bytes that the hand-over to the warp groups takes."""
+_AT_LAUNCH = {1: 232, 2: 168}
+"""Registers of each thread before they are shared out, by the number of consumers."""
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """Best first."""
+    return candidates(problem, 4)
+
+
+def design_of(config: Any) -> Design:
+    high = 64 * config["CONSUMERS"]
+    return Design(
+        warp_groups=config["CONSUMERS"],
+        pipeline_stages=config["STAGES"],
+        warp_specialized=True,
+        pipeline_tasks=2,
+        persistent=True,
+        tile=(high, config["TILE"], 64),
+        dsl="gluon",
+    )
+
+
+def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    if not host.FEWEST <= problem.m <= host.MOST:
+        allowed = f"{host.FEWEST} to {host.MOST} rows"
+        yield Reason("range", "m", problem.m, allowed, "gluon_matmul_rows, gluon_matmul_ws, triton_matmul")
+    elif not config["SWAP"] and host.rows_of(problem) > 64 * config["CONSUMERS"]:
+        allowed = f"64 rows of wgmma for each of {host.rows_of(problem)}"
+        yield Reason("config", "CONSUMERS", config["CONSUMERS"], allowed, "SWAP=True")
+    if problem.n % 2:
+        yield Reason("range", "n", problem.n, "an even number", "gluon_matmul_ws, triton_matmul")
+
+
+def _shared_memory(problem: Any, config: Any) -> int:
+    cfg = host.switches(problem, config)
+    return (cfg.STAGES * cfg.STAGE + cfg.BEYOND + 1) * 1024 + HAND_OVER
+
+
+def _registers(problem: Any, config: Any) -> int:
+    """At launch; setmaxnreg only moves them around."""
+    return 128 * (config["CONSUMERS"] + 1) * _AT_LAUNCH[config["CONSUMERS"]]
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    requires = Requires(
+        arch=("sm90",),
+        dtypes=("float16", "bfloat16"),
+        layouts=("nt",),
+        unit_inner_stride=False,
+        base_alignment=16,  # of a tensor map's address
+        stride_alignment=16,  # and of each of its strides
+        deterministic=True,
+        out_dtypes=("float16", "bfloat16"),
+        toolchain={"triton": ">=3.6,<4"},
+        shared_memory=_shared_memory,
+        registers=_registers,
+        rule=_rule,
+    )
+    return [
+        Variant(
+            "gluon_matmul_row_pairs",
+            op="matmul",
+            run=host.HOST.run,
+            requires=requires,
+            configs=configs,
+            builds=host.HOST.builds,
+            prepare=host.HOST.prepare,
+            design=Design(
+                warp_groups=2,
+                pipeline_stages=5,
+                warp_specialized=True,
+                pipeline_tasks=2,
+                tile=(128, 160, 64),
+                persistent=True,
+                dsl="gluon",
+            ),
+            design_of=design_of,
+            summary="65 to 256 rows: clusters of two CTAs that share b's columns by multicast",
+        )
+    ]
