@@ -1,0 +1,148 @@
+"""The consumer: one warp group that multiplies, with the operands swapped.
+
+Rows of a tile are (query, head) pairs, the heads that share a key head side by side, and few. So keys are the M of the
+first product, and rows its N: S^T = K Q^T, [keys, rows]; and O^T = V^T P^T, [columns, rows]. Both factors of the first
+are read as they lie; V^T is V read along its other dimension, and P goes through shared memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from registry.plugins.gluon_decode.line import chunk_of, extent_of, my_share, piece_at, sequence_at
+from registry.plugins.gluon_decode.parts import add_up, leave, rows_at, write
+from registry.toolbox.hopper import group_barrier, release_slot, slot_of, viewed, wait_slot_full
+
+LOWEST = gl.constexpr(-1e30)  # finite, so that a block in which a row sees nothing needs no special case
+
+
+@gluon.jit
+def _matrices(tiles, T: gl.constexpr):
+    """The slots of the ring as matrices, [keys, columns]."""
+    SLOTS: gl.constexpr = T.slots
+    KEYS: gl.constexpr = T.block_n
+    COLUMNS: gl.constexpr = T.head
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLUMNS], tiles.dtype)
+    return viewed(tiles, [SLOTS, KEYS, COLUMNS], LAYOUT)
+
+
+@gluon.jit
+def _load_queries(q, q_row, q_head, q_tile, place, first, head, T: gl.constexpr):
+    LANES: gl.constexpr = min(T.head // 8, 32)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    row = gl.arange(0, T.rows, layout=gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, T.head, layout=gl.SliceLayout(0, LAYOUT))
+    token, head_q, there = rows_at(row, first, head, place, T)
+    at = q + (token.to(gl.int64) * (q_row * 8) + head_q * (q_head * 8))
+    inside = there[:, None] & (column < T.columns)[None, :]
+    q_tile.store(gl.load(at[:, None] + column[None, :], mask=inside, other=0.0))
+
+
+@gluon.jit
+def _without_strangers(v, n, end, T: gl.constexpr):
+    """Zero values beyond the last key, for they may be anything, and 0 times infinity is none."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    HALF: gl.constexpr = 64
+    PIECES: gl.constexpr = T.head // HALF
+    key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    for i in gl.static_range(PIECES):
+        columns = v.slice(i * HALF, HALF, dim=1)
+        x = columns.load(LAYOUT)
+        columns.store(gl.where((n + key < end)[:, None], x, 0.0).to(v.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def _masked(s, n, end, diagonal, left, right, T: gl.constexpr):
+    """-inf where a row does not see a key."""
+    LAYOUT: gl.constexpr = s.type.layout
+    key = n + gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    seen = (key < end)[:, None]
+    if T.right:
+        seen = seen & (key[:, None] <= (diagonal + right)[None, :])
+    if T.left:
+        seen = seen & (key[:, None] >= (diagonal - left)[None, :])
+    return gl.where(seen, s, -float("inf"))
+
+
+@gluon.jit
+def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, numbers, T: gl.constexpr):
+    q, q_row, q_head, q_tile = queries_of
+    parts = (workspace[0], workspace[1])
+    counters = workspace[2]
+    scale, cap, left, right = numbers
+    N: gl.constexpr = T.rows
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    head, chunk = gl.program_id(0), gl.program_id(1)
+    chunks = gl.num_programs(1)
+    unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, chunks, overhead, 4, T)
+    matrices = _matrices(ring[0], T)
+    zero = gl.full([T.block_n, N], 0.0, gl.float32, layout=S_LAYOUT)
+    row = gl.arange(0, N, layout=ROW)
+    i = 0
+    while unit < stop:
+        q_start, queries, keys = sequence_at(b, lengths)
+        first, blocks, tiles = extent_of(queries, keys, left, T)
+        units = (blocks + overhead) * tiles
+        if unit >= before + units:
+            before += units
+            b += 1
+        else:
+            number, begin, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks, tiles)
+            unit = entered
+            if take > 0:
+                place = (q_start, queries)
+                first_row = number * N
+                _load_queries(q, q_row, q_head, q_tile, place, first_row, head, T)
+                fence_async_shared()
+                diagonal = (first_row + row) // T.group + (keys - queries)
+                m = gl.full([N], LOWEST, gl.float32, layout=ROW)
+                sums = zero
+                acc = gl.full([T.head, N], 0.0, gl.float32, layout=S_LAYOUT)
+                for j in range(take):
+                    n = (block + j) * T.block_n
+                    slot = slot_of(i, ring)
+                    wait_slot_full(ring, slot, i)
+                    s = warpgroup_mma(matrices.index(slot), q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+                    s = warpgroup_mma_wait(0, [s])
+                    s = s * scale
+                    if T.cap:
+                        s = cap - 2.0 * cap / (1.0 + gl.exp2(s))
+                    s = _masked(s, n, keys, diagonal, left, right, T)
+                    new = gl.maximum(m, gl.max(s, 0))
+                    p = gl.exp2(s - new[None, :])
+                    alpha = gl.exp2(m - new)
+                    m = new
+                    sums = sums * alpha[None, :] + p
+                    acc = acc * alpha[None, :]
+                    p_tile.permute((1, 0)).store(p.to(p_tile.dtype))
+                    fence_async_shared()
+                    release_slot(ring, slot)
+                    slot = slot_of(i + 1, ring)
+                    wait_slot_full(ring, slot, i + 1)
+                    v = matrices.index(slot)
+                    if n + T.block_n > keys:
+                        _without_strangers(v, n, keys, T)
+                    acc = warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
+                    acc = warpgroup_mma_wait(0, [acc])
+                    release_slot(ring, slot)
+                    i += 2
+                total = gl.sum(sums, 0)
+                lse2 = m + gl.log2(total)
+                acc = acc * (1.0 / gl.where(total == 0.0, 1.0, total))[None, :]
+                if take < blocks:
+                    leave(parts, chunk, entered == begin, head, chunks, acc, lse2, T)
+                    group_barrier()  # all of the part is written before the count says so
+                    from_chunk = chunk_of(begin, share, longer)
+                    to_chunk = chunk_of(begin + blocks - 1, share, longer)
+                    counter = counters + from_chunk * gl.num_programs(0) + head
+                    if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == to_chunk - from_chunk:
+                        gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
+                        whole, whole_lse2 = add_up(parts, from_chunk, to_chunk, head, chunks, T)
+                        write(results, place, first_row, head, whole, whole_lse2, 0, T)
+                else:
+                    write(results, place, first_row, head, acc, lse2, 1, T)
+                unit += take

@@ -1,0 +1,73 @@
+"""Attention of few queries over the keys of a cache or of pages, of ragged lengths: the kernel. Roles: producer.py and
+consumer.py, the work: line.py, what becomes of parts of tiles: parts.py."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from registry.plugins.gluon_decode.consumer import consumer
+from registry.plugins.gluon_decode.producer import producer
+from registry.toolbox.hopper import after_previous_kernel, ring
+
+INTEGERS = (
+    "q_row q_head out_row out_head table_row pages batch total_q room most_q most_k overhead window_left window_right"
+)
+
+
+@gluon.jit(do_not_specialize=INTEGERS.split())
+def decode(
+    q,
+    k_map,
+    v_map,
+    out,
+    lse,
+    parts,
+    sums,
+    counters,
+    complaints,
+    cu_q,
+    used,
+    table,
+    sinks,
+    # Strides of q and out count units of 8 elements.
+    q_row,
+    q_head,
+    out_row,
+    out_head,
+    table_row,
+    pages,
+    batch,
+    total_q,
+    room,
+    most_q,
+    most_k,
+    overhead,
+    window_left,
+    window_right,
+    scale,
+    cap,
+    T: gl.constexpr,
+):
+    tiles = gl.allocate_shared_memory(k_map.dtype, [T.slots * T.panels * T.boxes] + k_map.block_shape, k_map.layout)
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.head], k_map.dtype)
+    P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], k_map.dtype)
+    q_tile = gl.allocate_shared_memory(k_map.dtype, [T.rows, T.head], Q_LAYOUT)
+    p_tile = gl.allocate_shared_memory(k_map.dtype, [T.rows, T.block_n], P_LAYOUT)
+    tile_ring = ring(tiles, T.slots, 1)
+    after_previous_kernel()
+    lengths = (cu_q, used, batch, total_q, room)
+    results = (out, lse, sinks, out_row, out_head, total_q)
+    queries = (q, q_row, q_head, q_tile)
+    numbers = (scale, cap, window_left, window_right)
+    pages = (table, table_row, pages)
+    limits = (window_left, most_q, most_k)
+    workspace = (parts, sums, counters)
+    gl.warp_specialize(
+        [
+            (consumer, (queries, tile_ring, p_tile, lengths, workspace, results, overhead, numbers, T)),
+            (producer, ((k_map, v_map), tile_ring, lengths, pages, limits, overhead, complaints, T)),
+        ],
+        [1],
+        [T.producer_registers],
+    )

@@ -1,0 +1,134 @@
+"""The producer: one warp that brings keys and values by bulk tensor copies, as far ahead as there are slots.
+
+It goes through the same pieces as the consumer and does not stop at their ends: while parts are left and added up, the
+keys of the next piece are under way. Page numbers come 32 at a time, those of the next 32 copies before these are
+issued. It also looks whether lengths and pages are what they must be, when it has nothing else left to do.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from registry.ops.attention_varlen import lengths as bits
+from registry.plugins.gluon_decode import traits
+from registry.plugins.gluon_decode.line import extent_of, my_share, piece_at, sequence_at
+from registry.toolbox.hopper import load_tile, slot_of, wait_slot_empty
+
+PANEL = gl.constexpr(traits.PANEL)
+LANES = gl.constexpr(32)
+BAD_CU_Q, MOST_Q = gl.constexpr(bits.BAD_CU_SEQLENS_Q), gl.constexpr(bits.ABOVE_MAX_Q)
+BAD_USED, MOST_K = gl.constexpr(bits.BAD_SEQUSED_K), gl.constexpr(bits.ABOVE_MAX_K)
+BAD_TABLE = gl.constexpr(bits.BAD_TABLE)
+
+
+@gluon.jit
+def _bring(tensor, ring, i, outer, head, row, box: gl.constexpr, panel: gl.constexpr, ready, T: gl.constexpr):
+    """One box of use i of the ring."""
+    tiles = ring[0]
+    at = (slot_of(i, ring) * T.panels + panel) * T.boxes + box
+    load_tile(tensor, [outer, head, row, panel * PANEL], ready, tiles.index(at))
+
+
+@gluon.jit
+def _block(tensor, ring, i, ids, lane, j, place, head, T: gl.constexpr):
+    """The tile of use i: keys or values of block j of those whose pages `ids` has."""
+    ready = wait_slot_empty(ring, slot_of(i, ring), i)
+    mbarrier.expect(ready, T.tile_bytes)
+    PANELS: gl.constexpr = T.panels
+    BOXES: gl.constexpr = T.boxes
+    for box in gl.static_range(BOXES):
+        if T.page == 0:
+            outer, row = ids, place
+        else:
+            outer = gl.sum(gl.where(lane == j * BOXES + box, ids, 0), 0)
+            row = place % T.page if BOXES == 1 else place * 0
+        for panel in gl.static_range(PANELS):
+            _bring(tensor, ring, i, outer, head, row, box, panel, ready, T)
+
+
+@gluon.jit
+def _pages(table, n, end, lane, T: gl.constexpr):
+    """The pages of 32 boxes from key n on; those that begin beyond the last key are not looked up."""
+    key = n + lane * T.box
+    return gl.load(table + key // T.page, mask=key < end, other=0)
+
+
+@gluon.jit
+def _piece(maps, ring, i, table, b, head, n, take, end, pages, bad, T: gl.constexpr):
+    """All blocks of a piece; gives the count of uses, and the pages that are not there."""
+    k_map, v_map = maps
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lane = gl.arange(0, LANES, layout=LAYOUT)
+    if T.page == 0:
+        for j in range(take):
+            _block(k_map, ring, i, b, lane, 0, n + j * T.block_n, head, T)
+            _block(v_map, ring, i + 1, b, lane, 0, n + j * T.block_n, head, T)
+            i += 2
+    else:
+        EACH: gl.constexpr = LANES // T.boxes  # blocks whose pages come together
+        ids = _pages(table, n, end, lane, T)
+        for some in range(0, take, EACH):
+            begin = n + some * T.block_n
+            more = _pages(table, begin + EACH * T.block_n, end, lane, T)
+            bad = bad | (ids < 0) | (ids >= pages)
+            ids = gl.minimum(gl.maximum(ids, 0), pages - 1)
+            for j in range(gl.minimum(take - some, EACH)):
+                _block(k_map, ring, i, ids, lane, j, begin + j * T.block_n, head, T)
+                _block(v_map, ring, i + 1, ids, lane, j, begin + j * T.block_n, head, T)
+                i += 2
+            ids = more
+    return i, bad
+
+
+@gluon.jit
+def _complaints(lengths, most_q, most_k, T: gl.constexpr):
+    """The bits of what is wrong with the lengths."""
+    cu_q, used, batch, total_q, room = lengths
+    lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    found = 0
+    for some in range(0, batch, LANES):
+        b = some + lane
+        there = b < batch
+        begin = gl.load(cu_q + b, mask=there, other=0)
+        end = gl.load(cu_q + b + 1, mask=there, other=0)
+        keys = gl.load(used + b, mask=there, other=0)
+        wrong = (begin > end) | ((b == batch - 1) & (end != total_q)) | ((b == 0) & (begin != 0)) | (end > total_q)
+        bad = gl.where(wrong, BAD_CU_Q, 0) | gl.where(end - begin > most_q, MOST_Q, 0)
+        bad |= gl.where((keys < 0) | (keys > room), BAD_USED, 0) | gl.where(keys > most_k, MOST_K, 0)
+        found |= gl.reduce_or(gl.where(there, bad, 0), 0)
+    return found
+
+
+@gluon.jit
+def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.constexpr):
+    table, table_row, pages = paging
+    left, most_q, most_k = limits
+    head, chunk = gl.program_id(0), gl.program_id(1)
+    chunks = gl.num_programs(1)
+    unit, stop, b, before, overhead, _, _ = my_share(lengths, left, chunk, chunks, overhead, 1, T)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    bad = gl.full([LANES], 0, gl.int1, layout=LAYOUT)
+    i = 0
+    while unit < stop:
+        _, queries, keys = sequence_at(b, lengths)
+        first, blocks, tiles = extent_of(queries, keys, left, T)
+        units = (blocks + overhead) * tiles
+        if unit >= before + units:
+            before += units
+            b += 1
+        else:
+            _, _, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks, tiles)
+            unit = entered
+            if take > 0:
+                own = table + b.to(gl.int64) * table_row
+                i, bad = _piece(maps, ring, i, own, b, head, block * T.block_n, take, keys, pages, bad, T)
+                unit += take
+    wrong = 0
+    if T.page > 0:
+        wrong = gl.where(gl.max(bad.to(gl.int32), 0) > 0, BAD_TABLE, 0)
+    if (head == gl.num_programs(0) - 1) & (chunk == chunks - 1):
+        wrong |= _complaints(lengths, most_q, most_k, T)
+    if wrong != 0:
+        gl.atomic_or(complaints, wrong, sem="relaxed")

@@ -1,0 +1,153 @@
+"""What shapes the machine code of one build, and which configs there are. No import of Triton: legality needs none.
+
+A config is {BLOCK_N, SLOTS, PER_SM}: keys of a block, tiles of keys or of values that are under way or being read, and
+programs an SM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from registry import Design, Reason
+
+PANEL = 64  # columns of a tensor map's box: 128 bytes, a swizzle's span
+LEAST_BOX = 8  # rows of a box: a swizzle repeats after so many
+MOST_ROWS = 64  # (query, head) pairs of a tile
+LEAST_ROWS = 8  # what wgmma multiplies
+PRODUCER_REGISTERS = 40
+SHARED = 227 << 10  # bytes of an SM that programs can have, less 1 KiB for each beyond the first
+ITEM = 2
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The constants of one compiled kernel."""
+
+    head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
+    columns: int  # of them those that there are
+    rows: int  # of a tile: the N of its products
+    part_rows: int  # of them those that a sequence can need, a power of two
+    block_n: int
+    slots: int
+    group: int  # query heads of a key head
+    page: int  # keys of a page; 0: none
+    chunk: int  # sequences that are looked at together
+    few: bool  # and there are no more
+    left: bool
+    right: bool
+    cap: bool
+    sinks: bool
+    lse: bool
+    at_once: int  # parts that are added up together
+    launch_registers: int  # of each thread: consumer and producer share evenly until setmaxnreg
+    producer_registers: int
+
+    @property
+    def box(self) -> int:
+        """Keys that one copy brings."""
+        return min(self.block_n, self.page or self.block_n)
+
+    @property
+    def boxes(self) -> int:
+        """Copies of one panel of a block."""
+        return self.block_n // self.box
+
+    @property
+    def panels(self) -> int:
+        return self.head // PANEL
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.block_n * self.head * ITEM
+
+
+def padded(head_dim: int) -> int:
+    """The tile width that holds `head_dim` columns."""
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def rows_of(problem: Any) -> int:
+    """(query, head) pairs that one key head of one sequence can have, a power of two."""
+    return 1 << (problem.max_seqlen_q * problem.heads_q // problem.heads_kv - 1).bit_length()
+
+
+def traits_of(problem: Any, config: Config) -> Traits:
+    """The build that `config` means for `problem`."""
+    part_rows = min(rows_of(problem), MOST_ROWS)
+    head = padded(problem.head_dim)
+    left, right = problem.window or (-1, -1)
+    launch = 128 if config["PER_SM"] == 2 else 168
+    numbers = max(1, part_rows * head // 128)  # of a part that a thread has
+    return Traits(
+        head=head,
+        columns=problem.head_dim,
+        rows=max(part_rows, LEAST_ROWS),
+        part_rows=part_rows,
+        block_n=config["BLOCK_N"],
+        slots=config["SLOTS"],
+        group=problem.heads_q // problem.heads_kv,
+        page=problem.page_size,
+        chunk=next((chunk for chunk in (1, 32, 128) if problem.batch <= chunk), 256),
+        few=problem.batch <= 128,
+        left=left >= 0,
+        right=problem.causal or right >= 0,
+        cap=problem.softcap != 0.0,
+        sinks=problem.sinks,
+        lse=problem.lse,
+        at_once=max(1, min(32, 128 // numbers)),
+        launch_registers=launch,
+        producer_registers=PRODUCER_REGISTERS,
+    )
+
+
+def shared_memory(problem: Any, config: Config) -> int:
+    """Bytes of dynamic shared memory of one program: keys and values, queries, probabilities, and at most 2 KiB of
+    barriers, of what is passed to the roles, and of what they pass among their warps."""
+    t = traits_of(problem, config)
+    return t.slots * t.tile_bytes + ITEM * t.rows * (t.head + t.block_n) + 2048
+
+
+def registers(problem: Any, config: Config) -> int:
+    """Of one program: a consumer warp group, and one more that holds the producer warp."""
+    return 256 * traits_of(problem, config).launch_registers
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """The measured best first (see kernel.py)."""
+    tiles = {64: [(64, 12, 2), (128, 6, 2)], 128: [(64, 6, 2), (64, 12, 1), (128, 6, 1)], 256: [(64, 6, 1)]}
+    found = tiles[padded(problem.head_dim)]
+    return [dict(zip(("BLOCK_N", "SLOTS", "PER_SM"), tile, strict=True)) for tile in found]
+
+
+def design_of(config: Config) -> Design:
+    return Design(
+        warp_groups=1,
+        pipeline_stages=config["SLOTS"] // 2,
+        warp_specialized=True,
+        pipeline_tasks=2,
+        tile=(config["BLOCK_N"], LEAST_ROWS),
+        persistent=True,
+        dsl="gluon",
+    )
+
+
+def rule(problem: Any, config: Config) -> Iterator[Reason]:
+    """Which pages and how many rows there can be, and what a config cannot be."""
+    block_n, page = config["BLOCK_N"], problem.page_size
+    if page and (page % block_n if page > block_n else block_n % page or page % LEAST_BOX):
+        yield Reason("page_size", "page_size", page, f"a multiple of {block_n}, or 8, 16, 32 .. {block_n}")
+    if (rows := rows_of(problem)) > MOST_ROWS:
+        group = problem.heads_q // problem.heads_kv
+        allowed = f"at most {MOST_ROWS // group} with {group} query heads a key head" if group <= MOST_ROWS else "fewer"
+        yield Reason("range", "max_seqlen_q", problem.max_seqlen_q, allowed + f": {rows} rows of a key head")
+    if block_n not in (64, 128):
+        yield Reason("config", "BLOCK_N", block_n, "64 or 128")
+    if config["PER_SM"] not in (1, 2):
+        yield Reason("config", "PER_SM", config["PER_SM"], "1 or 2")
+    most = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
+    if config["SLOTS"] < 2 or shared_memory(problem, config) > most:
+        yield Reason("config", "SLOTS", config["SLOTS"], f"at least 2, in {most} bytes of shared memory")
