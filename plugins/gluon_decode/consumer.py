@@ -1,57 +1,19 @@
-"""The consumer: one warp group that multiplies, with the operands swapped.
-
-Rows of a tile are (query, head) pairs, the heads that share a key head side by side, and few. So keys are the M of the
-first product, and rows its N: S^T = K Q^T, [keys, rows]; and O^T = V^T P^T, [columns, rows]. Both factors of the first
-are read as they lie; V^T is V read along its other dimension, and P goes through shared memory.
+"""The consumer: one warp group that multiplies. Rows of a tile are (query, head) pairs, the heads that share a key head
+side by side, and few: so keys are the M of the first product and rows its N (see products.py).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from registry.plugins.gluon_decode.line import chunk_of, extent_of, my_share, piece_at, sequence_at
-from registry.plugins.gluon_decode.parts import add_up, leave, rows_at, write
-from registry.toolbox.hopper import group_barrier, release_slot, slot_of, viewed, wait_slot_full
+from registry.plugins.gluon_decode.parts import add_up, leave, write
+from registry.plugins.gluon_decode.products import keys_by_queries, load_queries, matrices, values_by_weights
+from registry.toolbox.hopper import group_barrier, release_slot, slot_of, wait_slot_full
 
 LOWEST = gl.constexpr(-1e30)  # finite, so that a block in which a row sees nothing needs no special case
-
-
-@gluon.jit
-def _matrices(tiles, T: gl.constexpr):
-    """The slots of the ring as matrices, [keys, columns]."""
-    SLOTS: gl.constexpr = T.slots
-    KEYS: gl.constexpr = T.block_n
-    COLUMNS: gl.constexpr = T.head
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLUMNS], tiles.dtype)
-    return viewed(tiles, [SLOTS, KEYS, COLUMNS], LAYOUT)
-
-
-@gluon.jit
-def _load_queries(q, q_row, q_head, q_tile, place, first, head, T: gl.constexpr):
-    LANES: gl.constexpr = min(T.head // 8, 32)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    row = gl.arange(0, T.rows, layout=gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, T.head, layout=gl.SliceLayout(0, LAYOUT))
-    token, head_q, there = rows_at(row, first, head, place, T)
-    at = q + (token.to(gl.int64) * (q_row * 8) + head_q * (q_head * 8))
-    inside = there[:, None] & (column < T.columns)[None, :]
-    q_tile.store(gl.load(at[:, None] + column[None, :], mask=inside, other=0.0))
-
-
-@gluon.jit
-def _without_strangers(v, n, end, T: gl.constexpr):
-    """Zero values beyond the last key, for they may be anything, and 0 times infinity is none."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    HALF: gl.constexpr = 64
-    PIECES: gl.constexpr = T.head // HALF
-    key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
-    for i in gl.static_range(PIECES):
-        columns = v.slice(i * HALF, HALF, dim=1)
-        x = columns.load(LAYOUT)
-        columns.store(gl.where((n + key < end)[:, None], x, 0.0).to(v.dtype))
-    fence_async_shared()
 
 
 @gluon.jit
@@ -68,8 +30,8 @@ def _masked(s, n, end, diagonal, left, right, T: gl.constexpr):
 
 
 @gluon.jit
-def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, numbers, T: gl.constexpr):
-    q, q_row, q_head, q_tile = queries_of
+def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, overhead, numbers, T: gl.constexpr):
+    q_tile = queries_of[3]
     parts = (workspace[0], workspace[1])
     counters = workspace[2]
     scale, cap, left, right = numbers
@@ -79,7 +41,10 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, nu
     head, chunk = gl.program_id(0), gl.program_id(1)
     chunks = gl.num_programs(1)
     unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, chunks, overhead, 4, T)
-    matrices = _matrices(ring[0], T)
+    tiles_of = matrices(ring[0], T)
+    factor = scale
+    if T.eight:
+        factor = scale * gl.load(scales[0] + head * scales[2])
     zero = gl.full([T.block_n, N], 0.0, gl.float32, layout=S_LAYOUT)
     row = gl.arange(0, N, layout=ROW)
     i = 0
@@ -96,8 +61,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, nu
             if take > 0:
                 place = (q_start, queries)
                 first_row = number * N
-                _load_queries(q, q_row, q_head, q_tile, place, first_row, head, T)
-                fence_async_shared()
+                unit_of = gl.convert_layout(load_queries(queries_of, place, first_row, head, T), ROW) * factor
                 diagonal = (first_row + row) // T.group + (keys - queries)
                 m = gl.full([N], LOWEST, gl.float32, layout=ROW)
                 sums = zero
@@ -106,9 +70,12 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, nu
                     n = (block + j) * T.block_n
                     slot = slot_of(i, ring)
                     wait_slot_full(ring, slot, i)
-                    s = warpgroup_mma(matrices.index(slot), q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+                    s = keys_by_queries(tiles_of.index(slot), q_tile, zero, T)
                     s = warpgroup_mma_wait(0, [s])
-                    s = s * scale
+                    if T.eight:
+                        s = s * unit_of[None, :]
+                    else:
+                        s = s * scale
                     if T.cap:
                         s = cap - 2.0 * cap / (1.0 + gl.exp2(s))
                     s = _masked(s, n, keys, diagonal, left, right, T)
@@ -123,10 +90,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, nu
                     release_slot(ring, slot)
                     slot = slot_of(i + 1, ring)
                     wait_slot_full(ring, slot, i + 1)
-                    v = matrices.index(slot)
-                    if n + T.block_n > keys:
-                        _without_strangers(v, n, keys, T)
-                    acc = warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
+                    acc = values_by_weights(tiles_of.index(slot), p_tile, acc, n, keys, T)
                     acc = warpgroup_mma_wait(0, [acc])
                     release_slot(ring, slot)
                     i += 2
@@ -142,7 +106,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, overhead, nu
                     if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == to_chunk - from_chunk:
                         gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
                         whole, whole_lse2 = add_up(parts, from_chunk, to_chunk, head, chunks, T)
-                        write(results, place, first_row, head, whole, whole_lse2, 0, T)
+                        write(results, scales, place, first_row, head, whole, whole_lse2, 0, T)
                 else:
-                    write(results, place, first_row, head, acc, lse2, 1, T)
+                    write(results, scales, place, first_row, head, acc, lse2, 1, T)
                 unit += take

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_decode.kernel import decode
-from registry.plugins.gluon_decode.traits import PANEL, Traits, traits_of
+from registry.plugins.gluon_decode.traits import Traits, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -29,12 +29,13 @@ COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.de
 def tensor_map(operand: StandIn, t: Traits) -> TensorDescriptor:
     """[sequence or page, head, key, column] of a cache or of pages. A dimension of one element may carry any stride in
     torch; the map needs a multiple of 16 bytes."""
-    legal = -(-operand.shape[3] // UNIT) * UNIT
+    unit = 16 // operand.dtype.itemsize
+    legal = -(-operand.shape[3] // unit) * unit
     outer, key, head = (
         legal if size == 1 else stride for size, stride in zip(operand.shape[:3], operand.strides[:3], strict=True)
     )
     sizes = operand.shape
-    block = [1, 1, t.box, PANEL]
+    block = [1, 1, t.box, t.panel]
     layout = swizzled(block, operand.dtype)
     return TensorDescriptor(operand, [sizes[0], sizes[2], sizes[1], sizes[3]], [outer, head, key, 1], block, layout)
 
@@ -68,6 +69,10 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "used": given["seqused_k"],
         "table": given.get("block_table", NOTHING),
         "sinks": given.get("sinks", NOTHING),
+        "k_scale": given.get("k_scale", NOTHING),
+        "v_scale": given.get("v_scale", NOTHING),
+        "k_scale_head": given["k_scale"].strides[0] if problem.kv_scale == "head" else 0,
+        "v_scale_head": given["v_scale"].strides[0] if problem.kv_scale == "head" else 0,
         "q_row": q_row,
         "q_head": q_head,
         "out_row": out_row,

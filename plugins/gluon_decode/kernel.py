@@ -10,9 +10,7 @@ from registry.plugins.gluon_decode.consumer import consumer
 from registry.plugins.gluon_decode.producer import producer
 from registry.toolbox.hopper import after_previous_kernel, ring
 
-INTEGERS = (
-    "q_row q_head out_row out_head table_row pages batch total_q room most_q most_k overhead window_left window_right"
-)
+INTEGERS = "q_row q_head out_row out_head k_scale_head v_scale_head table_row pages batch total_q room most_q most_k overhead window_left window_right"
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -30,11 +28,15 @@ def decode(
     used,
     table,
     sinks,
+    k_scale,
+    v_scale,
     # Strides of q and out count units of 8 elements.
     q_row,
     q_head,
     out_row,
     out_head,
+    k_scale_head,
+    v_scale_head,
     table_row,
     pages,
     batch,
@@ -50,10 +52,11 @@ def decode(
     T: gl.constexpr,
 ):
     tiles = gl.allocate_shared_memory(k_map.dtype, [T.slots * T.panels * T.boxes] + k_map.block_shape, k_map.layout)
-    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.head], k_map.dtype)
-    P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], k_map.dtype)
-    q_tile = gl.allocate_shared_memory(k_map.dtype, [T.rows, T.head], Q_LAYOUT)
-    p_tile = gl.allocate_shared_memory(k_map.dtype, [T.rows, T.block_n], P_LAYOUT)
+    DTYPE: gl.constexpr = gl.float16 if T.eight else k_map.dtype
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.head], DTYPE)
+    P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], DTYPE)
+    q_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.head], Q_LAYOUT)
+    p_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.block_n], P_LAYOUT)
     tile_ring = ring(tiles, T.slots, 1)
     after_previous_kernel()
     lengths = (cu_q, used, batch, total_q, room)
@@ -62,10 +65,11 @@ def decode(
     numbers = (scale, cap, window_left, window_right)
     pages = (table, table_row, pages)
     limits = (window_left, most_q, most_k)
+    scales = (k_scale, v_scale, k_scale_head, v_scale_head)
     workspace = (parts, sums, counters)
     gl.warp_specialize(
         [
-            (consumer, (queries, tile_ring, p_tile, lengths, workspace, results, overhead, numbers, T)),
+            (consumer, (queries, tile_ring, p_tile, lengths, workspace, results, scales, overhead, numbers, T)),
             (producer, ((k_map, v_map), tile_ring, lengths, pages, limits, overhead, complaints, T)),
         ],
         [1],

@@ -31,6 +31,15 @@ def rows_at(row, first, head, place, T: gl.constexpr):
 
 
 @gluon.jit
+def column_of(m, T: gl.constexpr):
+    """The column that row m of O^T is: see products.py."""
+    if T.eight:
+        return ((m & 7) << 2) | ((m >> 3) & 1) | ((m & 48) << 1) | ((m >> 5) & 2)
+    else:
+        return m
+
+
+@gluon.jit
 def _slot(chunk, head, chunks):
     """Each program has two slots: the first is for the tile that its share begins in, the second for the one that
     begins in its share. Slots of a head's chunks follow one another."""
@@ -43,7 +52,7 @@ def leave(parts, chunk, begins, head, chunks, acc, lse2, T: gl.constexpr):
     values, sums = parts
     slot = _slot(chunk, head, chunks) + begins.to(gl.int32)
     LAYOUT: gl.constexpr = acc.type.layout
-    column = gl.arange(0, T.head, layout=gl.SliceLayout(1, LAYOUT))
+    column = column_of(gl.arange(0, T.head, layout=gl.SliceLayout(1, LAYOUT)), T)
     row = gl.arange(0, T.rows, layout=gl.SliceLayout(0, LAYOUT))
     gl.store(sums + slot * T.part_rows + row, lse2, mask=row < T.part_rows)
     at = values + slot.to(gl.int64) * (T.part_rows * T.head)
@@ -95,13 +104,17 @@ def add_up(parts, first, last, head, chunks, T: gl.constexpr):
 
 
 @gluon.jit
-def write(results, place, first, head, acc, lse2, ROW_DIM: gl.constexpr, T: gl.constexpr):
+def write(results, scales, place, first, head, acc, lse2, ROW_DIM: gl.constexpr, T: gl.constexpr):
     """Store rows that have seen all their keys; rows lie along dimension ROW_DIM of acc."""
     out, lse, sinks, out_row, out_head, total_q = results
     LAYOUT: gl.constexpr = acc.type.layout
     ROWS: gl.constexpr = acc.shape[ROW_DIM]
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1 - ROW_DIM, LAYOUT))
     column = gl.arange(0, T.head, layout=gl.SliceLayout(ROW_DIM, LAYOUT))
+    if T.eight:
+        acc = acc * gl.load(scales[1] + head * scales[3])
+        if ROW_DIM == 1:
+            column = column_of(column, T)
     token, q_head, there = rows_at(row, first, head, place, T)
     if T.sinks:
         sink = gl.load(sinks + q_head, mask=there, other=0.0).to(gl.float32) * LOG2E

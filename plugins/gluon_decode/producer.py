@@ -12,11 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.ops.attention_varlen import lengths as bits
-from registry.plugins.gluon_decode import traits
 from registry.plugins.gluon_decode.line import extent_of, my_share, piece_at, sequence_at
 from registry.toolbox.hopper import load_tile, slot_of, wait_slot_empty
 
-PANEL = gl.constexpr(traits.PANEL)
 LANES = gl.constexpr(32)
 BAD_CU_Q, MOST_Q = gl.constexpr(bits.BAD_CU_SEQLENS_Q), gl.constexpr(bits.ABOVE_MAX_Q)
 BAD_USED, MOST_K = gl.constexpr(bits.BAD_SEQUSED_K), gl.constexpr(bits.ABOVE_MAX_K)
@@ -28,7 +26,7 @@ def _bring(tensor, ring, i, outer, head, row, box: gl.constexpr, panel: gl.const
     """One box of use i of the ring."""
     tiles = ring[0]
     at = (slot_of(i, ring) * T.panels + panel) * T.boxes + box
-    load_tile(tensor, [outer, head, row, panel * PANEL], ready, tiles.index(at))
+    load_tile(tensor, [outer, head, row, panel * T.panel], ready, tiles.index(at))
 
 
 @gluon.jit

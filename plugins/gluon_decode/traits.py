@@ -12,13 +12,14 @@ from typing import Any
 
 from registry import Design, Reason
 
-PANEL = 64  # columns of a tensor map's box: 128 bytes, a swizzle's span
+SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 LEAST_BOX = 8  # rows of a box: a swizzle repeats after so many
 MOST_ROWS = 64  # (query, head) pairs of a tile
 LEAST_ROWS = 8  # what wgmma multiplies
+QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
 PRODUCER_REGISTERS = 40
 SHARED = 227 << 10  # bytes of an SM that programs can have, less 1 KiB for each beyond the first
-ITEM = 2
+ITEM = 2  # bytes of a query, and of a key that is not quantised
 
 Config = Mapping[str, Any]
 
@@ -39,6 +40,8 @@ class Traits:
     few: bool  # and there are no more
     left: bool
     right: bool
+    eight: bool  # keys and values are of 8 bits
+    int8: bool
     cap: bool
     sinks: bool
     lse: bool
@@ -57,12 +60,21 @@ class Traits:
         return self.block_n // self.box
 
     @property
+    def item(self) -> int:
+        return 1 if self.eight else ITEM
+
+    @property
+    def panel(self) -> int:
+        """Columns that one copy brings."""
+        return SWIZZLE // self.item
+
+    @property
     def panels(self) -> int:
-        return self.head // PANEL
+        return self.head // self.panel
 
     @property
     def tile_bytes(self) -> int:
-        return self.block_n * self.head * ITEM
+        return self.block_n * self.head * self.item
 
 
 def padded(head_dim: int) -> int:
@@ -95,6 +107,8 @@ def traits_of(problem: Any, config: Config) -> Traits:
         few=problem.batch <= 128,
         left=left >= 0,
         right=problem.causal or right >= 0,
+        eight=bool(problem.kv_scale),
+        int8=problem.kv_dtype == "int8",
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
         lse=problem.lse,
@@ -119,7 +133,7 @@ def registers(problem: Any, config: Config) -> int:
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
     tiles = {64: [(64, 12, 2), (128, 6, 2)], 128: [(64, 6, 2), (64, 12, 1), (128, 6, 1)], 256: [(64, 6, 1)]}
-    found = tiles[padded(problem.head_dim)]
+    found = [(64, 12, 2), (128, 6, 2), (64, 24, 1)] if problem.kv_scale else tiles[padded(problem.head_dim)]
     return [dict(zip(("BLOCK_N", "SLOTS", "PER_SM"), tile, strict=True)) for tile in found]
 
 
@@ -144,6 +158,8 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         group = problem.heads_q // problem.heads_kv
         allowed = f"at most {MOST_ROWS // group} with {group} query heads a key head" if group <= MOST_ROWS else "fewer"
         yield Reason("range", "max_seqlen_q", problem.max_seqlen_q, allowed + f": {rows} rows of a key head")
+    if problem.kv_scale and padded(problem.head_dim) != QUANTISED_HEAD:
+        yield Reason("kv_dtype", "head_dim", problem.head_dim, "72 to 128 with keys and values of 8 bits")
     if block_n not in (64, 128):
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
     if config["PER_SM"] not in (1, 2):

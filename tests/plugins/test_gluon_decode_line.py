@@ -1,0 +1,125 @@
+"""gluon_decode's division of the keys without a GPU: every block of every tile is somebody's, once."""
+
+import itertools
+import random
+import types
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from registry.plugins.gluon_decode import line
+
+LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
+HELPERS = ("quotient", "even_shares", "shares_of", "start_of", "chunk_of", "piece_at", "extent_of")
+
+
+def on_numbers():
+    """The kernel's functions on Python's integers, with each other."""
+    names = {"gl": LANGUAGE, "quotient": lambda x, y: x // y}
+    found = {}
+    for name in HELPERS:
+        plain = getattr(line, name).fn
+        found[name] = names.setdefault(name, types.FunctionType(plain.__code__, names, name))
+    return SimpleNamespace(**found)
+
+
+on = on_numbers()
+
+
+def pieces(sequences, chunk, chunks, overhead, t, left=0):
+    """(sequence, tile, first block, blocks, whether the tile begins here, whole, from which to which chunk) in order,
+    as both roles go through them."""
+    extents = [on.extent_of(queries, keys, left, t) for queries, keys in sequences]
+    total = sum(blocks * tiles for _, blocks, tiles in extents)
+    number = sum(tiles for *_, tiles in extents)
+    longest = max((blocks for _, blocks, tiles in extents if tiles), default=0)
+    overhead, total, share, longer = on.shares_of(total, number, longest, chunks, overhead)
+    unit, stop = on.start_of(chunk, share, longer), min(on.start_of(chunk + 1, share, longer), total)
+    ends = list(itertools.accumulate((blocks + overhead) * tiles for _, blocks, tiles in extents))
+    b = sum(end <= unit for end in ends)
+    before = max([end for end in ends if end <= unit], default=0)
+    found, steps = [], 0
+    while unit < stop:
+        steps += 1
+        assert steps < 10_000 and b < len(sequences)
+        first, blocks, tiles = extents[b]
+        units = (blocks + overhead) * tiles
+        if unit >= before + units:
+            before, b = before + units, b + 1
+            continue
+        tile, begin, entered, block, take = on.piece_at(unit, stop, before, overhead, first, blocks, tiles)
+        unit = entered
+        if take > 0:
+            who = on.chunk_of(begin, share, longer), on.chunk_of(begin + blocks - 1, share, longer)
+            found.append((b, tile, block, take, entered == begin, take == blocks, who))
+            unit += take
+    return found
+
+
+T = SimpleNamespace(left=False, block_n=64, rows=8, group=4)
+draw = random.Random(1)
+BATCHES = {
+    "one of one block": [(1, 1)],
+    "one of 1k": [(1, 1024)],
+    "one long": [(1, 131072)],
+    "nothing": [(0, 100), (1, 0)],
+    "alike": [(1, 4096)] * 16,
+    "alike, more than chunks": [(1, 640)] * 100,
+    "ragged": [(draw.choice((0, 1, 1, 2, 5, 9)), draw.choice((0, 1, 64, 65, 700, 9000))) for _ in range(60)],
+    "one among many": [(1, 30000), *[(1, 900)] * 31],
+}
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 16, 33, 132])
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("overhead", [0, 1, 3])
+def test_every_block_is_somebodys_once(name, chunks, overhead):
+    sequences = BATCHES[name]
+    done, arrived, begun = {}, {}, set()
+    for chunk in range(chunks):
+        own = pieces(sequences, chunk, chunks, overhead, T)
+        parts = [piece for piece in own if not piece[5]]
+        assert len(parts) <= 2, "a program leaves at most two parts"
+        assert len({begins for *_, begins, _, _ in parts}) == len(parts), "in a place each"
+        for b, tile, block, take, begins, whole, (first, last) in own:
+            for n in range(block, block + take):
+                assert done.setdefault((b, tile, n), chunk) == chunk
+                done[b, tile, n] = chunk
+            begun |= {(b, tile)} if begins else set()
+            assert first <= chunk <= last
+            assert whole == (first == last)
+            arrived.setdefault((b, tile, first, last), []).append(chunk)
+    wanted = {
+        (b, tile, n)
+        for b, (queries, keys) in enumerate(sequences)
+        for tile in range(-(-queries * T.group // T.rows))
+        for n in range(max(1, -(-keys // T.block_n)))
+    }
+    assert set(done) == wanted
+    for (b, tile, first, last), who in arrived.items():
+        assert who == list(range(first, last + 1)), "all of these count themselves in, and no other"
+        assert (b, tile) in begun
+    counters = [first for *_, first, last in arrived if first < last]
+    assert len(counters) == len(set(counters)), "tiles whose parts are counted have a counter each"
+
+
+def test_a_window_begins_at_the_block_of_the_first_key_that_is_seen():
+    t = SimpleNamespace(**{**vars(T), "left": True})
+    first, blocks, _ = on.extent_of(3, 1000, 100, t)
+    assert first == (1000 - 3 - 100) // 64 and first + blocks == 16
+    assert on.extent_of(3, 50, 100, t)[:2] == (0, 1)
+
+
+def test_shares_differ_by_one_unit():
+    for name, sequences in BATCHES.items():
+        extents = [on.extent_of(*sequence, 0, T) for sequence in sequences]
+        total, number = sum(b * n for _, b, n in extents), sum(n for *_, n in extents)
+        longest = max((b for _, b, n in extents if n), default=0)
+        overhead, total, share, longer = on.shares_of(total, number, longest, 33, 1)
+        starts = [min(on.start_of(chunk, share, longer), total) for chunk in range(34)]
+        assert starts[0] == 0 and starts[-1] == total, name
+        for unit in range(0, total, 7):
+            chunk = on.chunk_of(unit, share, longer)
+            assert starts[chunk] <= unit < starts[chunk + 1]
