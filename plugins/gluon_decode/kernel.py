@@ -10,7 +10,10 @@ from registry.plugins.gluon_decode.consumer import consumer
 from registry.plugins.gluon_decode.producer import producer
 from registry.toolbox.hopper import after_previous_kernel, ring
 
-INTEGERS = "q_row q_head out_row out_head k_scale_head v_scale_head table_row pages batch total_q room most_q most_k overhead window_left window_right"
+INTEGERS = (
+    "q_row q_head out_row out_head k_scale_head v_scale_head table_row pages batch total_q room most_q most_k overhead"
+    " window_left window_right"
+)
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())

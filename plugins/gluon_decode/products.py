@@ -1,10 +1,9 @@
 """The two products, with swapped operands: S^T = K Q^T, [keys, rows], and O^T = V^T P^T, [columns, rows].
 
-16-bit keys and values are read by wgmma where they lie, values along their other dimension. 8-bit ones become float16 in
-registers, in which all of them are exact, and are the left factor from there. A thread reads them from shared memory as
-they lie side by side, 32 columns of a key, and 4 columns of 16 keys; so which column is which step of the first product,
-and which is which row of the second, is permuted: that of the queries along with the keys', and `column_of` says what
-column a row of O^T is.
+Keys and values of 16 bits are read by wgmma where they lie, values along their other dimension. Those of 8 bits become
+float16 in registers, in which all of them are exact, and are the left factor from there. A thread reads them as they
+lie side by side, 32 columns of a key, and 4 columns of 16 keys. So columns are permuted, those of queries along with
+the keys', and `column_of` (parts.py) says which column a row of O^T is.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -137,7 +136,7 @@ def values_by_weights(v, p_tile, acc, n, end, T: gl.constexpr):
             key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
             x = gl.where((n + key < end)[:, None], x, 0)
         x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
-        # What stands where column bit 0 was is now a bit of the key, for 1 it is 0, and for key bit 0 it is column bit 1.
+        # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
         x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
         return warpgroup_mma(gl.convert_layout(x, LEFT), p_tile.permute((1, 0)), acc, is_async=True)
     else:
