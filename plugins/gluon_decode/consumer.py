@@ -39,8 +39,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     head, chunk = gl.program_id(0), gl.program_id(1)
-    chunks = gl.num_programs(1)
-    unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, chunks, overhead, 4, T)
+    unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, overhead, 4, T)
     tiles_of = matrices(ring[0], T)
     factor = scale
     if T.eight:
@@ -56,16 +55,17 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
             before += units
             b += 1
         else:
-            number, begin, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks, tiles)
+            begin, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks)
             unit = entered
             if take > 0:
                 place = (q_start, queries)
-                first_row = number * N
-                unit_of = gl.convert_layout(load_queries(queries_of, place, first_row, head, T), ROW) * factor
-                diagonal = (first_row + row) // T.group + (keys - queries)
+                unit_of = gl.convert_layout(load_queries(queries_of, place, head, T), ROW) * factor
+                diagonal = row // T.group + (keys - queries)
                 m = gl.full([N], LOWEST, gl.float32, layout=ROW)
                 sums = zero
                 acc = gl.full([T.head, N], 0.0, gl.float32, layout=S_LAYOUT)
+                from_chunk = chunk_of(begin, share, longer)
+                to_chunk = chunk_of(begin + blocks - 1, share, longer)
                 for j in range(take):
                     n = (block + j) * T.block_n
                     slot = slot_of(i, ring)
@@ -98,15 +98,13 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
                 lse2 = m + gl.log2(total)
                 acc = acc * (1.0 / gl.where(total == 0.0, 1.0, total))[None, :]
                 if take < blocks:
-                    leave(parts, chunk, entered == begin, head, chunks, acc, lse2, T)
+                    leave(parts, chunk, entered == begin, head, acc, lse2, T)
                     group_barrier()  # all of the part is written before the count says so
-                    from_chunk = chunk_of(begin, share, longer)
-                    to_chunk = chunk_of(begin + blocks - 1, share, longer)
                     counter = counters + from_chunk * gl.num_programs(0) + head
                     if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == to_chunk - from_chunk:
                         gl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-                        whole, whole_lse2 = add_up(parts, from_chunk, to_chunk, head, chunks, T)
-                        write(results, scales, place, first_row, head, whole, whole_lse2, 0, T)
+                        whole, whole_lse2 = add_up(parts, from_chunk, to_chunk, head, T)
+                        write(results, scales, place, head, whole, whole_lse2, 0, T)
                 else:
-                    write(results, scales, place, first_row, head, acc, lse2, 1, T)
+                    write(results, scales, place, head, acc, lse2, 1, T)
                 unit += take

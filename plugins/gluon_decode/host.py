@@ -49,8 +49,7 @@ def _strides(operand: StandIn) -> tuple[int, int]:
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     t = traits_of(problem, config)
-    chunks = max(1, problem.target.sm_count * config["PER_SM"] // problem.heads_kv)
-    programs = chunks * problem.heads_kv
+    programs = t.chunks * problem.heads_kv
     slots = 2 * programs  # of parts: each program begins in one tile, and ends in one
     (q_row, q_head), (out_row, out_head) = _strides(q), _strides(out)
     left, right = problem.window or (-1, -1)
@@ -92,7 +91,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "cap": problem.softcap * LOG2E,
     }
     options = {"num_warps": 4, "maxnreg": t.launch_registers, "launch_pdl": True}
-    return [Call(decode, (problem.heads_kv, chunks), arguments, {"T": t}, options)]
+    return [Call(decode, (problem.heads_kv, t.chunks), arguments, {"T": t}, options)]
 
 
 HOST = Host(FORWARD, call)

@@ -1,8 +1,10 @@
 """The work as one line, and which stretch of it is whose: found by every role of every program from the lengths.
 
-The line has every block of keys of every tile of every sequence, one after the other, and before each tile what it
-costs to begin and end one (`overhead` blocks). Each of a key head's `chunks` programs takes an equal share. A tile's
-keys may so lie in several shares; each then leaves a part, and who comes last adds them up: see parts.py.
+The line has every block of keys of every sequence, one after the other, and before each sequence what it costs to begin
+and end one (`overhead` blocks). Each of a key head's `chunks` programs takes an equal share. A sequence's keys may so
+lie in several shares; each then leaves a part, and who comes last adds them up: see parts.py.
+
+A sequence is one tile: where a key head has more rows than a tile, the variant is refused.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -35,42 +37,52 @@ def sequence_at(b, lengths):
 
 
 @gluon.jit
-def extent_of(queries, keys, left, T: gl.constexpr):
-    """(first block of keys, blocks, tiles of a key head) of a sequence. A tile has at least one block, so that each is
-    somebody's and its output is written."""
-    first = keys * 0
-    if T.left:
-        first = gl.maximum(keys - queries - left, 0) // T.block_n
-    blocks = gl.maximum((keys + (T.block_n - 1)) // T.block_n - first, 1)
-    return first, blocks, (queries * T.group + (T.rows - 1)) // T.rows
+def per_chunk(x, T: gl.constexpr):
+    """x // chunks, likewise: a multiplication, for their number is known."""
+    return (x.to(gl.uint32) // T.chunks).to(gl.int32)
 
 
 @gluon.jit
-def even_shares(blocks, tiles, chunks):
+def extent_of(queries, keys, left, T: gl.constexpr):
+    """(first block of keys, blocks, whether there is a query, as a number) of a sequence. It has at least one block, so
+    that it is somebody's and its output is written."""
+    first = keys * 0
+    if T.left:
+        first = gl.maximum(keys - queries - left, 0) // T.block_n
+    return first, gl.maximum((keys + (T.block_n - 1)) // T.block_n - first, 1), gl.minimum(queries, 1)
+
+
+@gluon.jit
+def even_shares(blocks, tiles, T: gl.constexpr):
     """(overhead, share) where all tiles have so many blocks: the same fraction of one tile for each program, if that
     takes hardly longer than an equal share, or share 0. So none begins a second tile. Tiles are filled up with overhead
     to a multiple of the fraction."""
-    equal = gl.maximum(quotient(blocks * tiles + chunks - 1, chunks), 1)
-    programs = gl.maximum(quotient(chunks, gl.maximum(tiles, 1)), 1)
+    equal = gl.maximum(per_chunk(blocks * tiles + (T.chunks - 1), T), 1)
+    programs = gl.maximum(quotient(gl.maximum(tiles * 0 + T.chunks, 1), gl.maximum(tiles, 1)), 1)
     fraction = gl.maximum(quotient(blocks + programs - 1, programs), 1)
-    pays = (tiles > 1) & (tiles <= chunks) & (fraction * 8 <= equal * 9)
+    pays = (tiles > 1) & (tiles <= T.chunks) & (fraction * 8 <= equal * 9)
     filled = quotient(blocks + fraction - 1, fraction) * fraction - blocks
     return gl.where(pays, filled, 0), gl.where(pays, fraction, 0)
 
 
 @gluon.jit
-def shares_of(total, tiles, longest, chunks, overhead):
-    """(overhead, total, share, how many chunks have one unit more) of `tiles` tiles of `total` blocks, at most
+def equal_shares(total, T: gl.constexpr):
+    """(share, how many chunks have one unit more) of so many units."""
+    equal = per_chunk(total, T)
+    return gl.maximum(equal, 1), gl.where(equal < 1, 0, total - equal * T.chunks)
+
+
+@gluon.jit
+def shares_of(blocks, tiles, longest, overhead, T: gl.constexpr):
+    """(overhead, total, share, how many chunks have one unit more) of `tiles` tiles of so many blocks together, at most
     `longest` each."""
-    filling, fraction = even_shares(longest, tiles, chunks)
-    alike = total == longest * tiles
+    filling, fraction = even_shares(longest, tiles, T)
+    alike = blocks == longest * tiles
     even = alike & (fraction > 0)
     overhead = gl.where(alike, filling, overhead)
-    total += overhead * tiles
-    equal = quotient(total, chunks)
-    share = gl.where(even, fraction, gl.maximum(equal, 1))
-    longer = gl.where(even | (equal < 1), 0, total - equal * chunks)
-    return overhead, total, share, longer
+    total = blocks + overhead * tiles
+    share, longer = equal_shares(total, T)
+    return overhead, total, gl.where(even, fraction, share), gl.where(even, 0, longer)
 
 
 @gluon.jit
@@ -88,13 +100,12 @@ def chunk_of(unit, share, longer):
 
 
 @gluon.jit
-def piece_at(unit, stop, before, overhead, first, blocks, tiles):
-    """(tile of the sequence, where it begins in the line, where its keys are entered, first block of keys, blocks of
-    this share) of the piece of work that is at `unit`; no blocks where only overhead is left of a share."""
-    number = quotient(unit - before, blocks + overhead)
-    begin = before + number * (blocks + overhead) + overhead
+def piece_at(unit, stop, before, overhead, first, blocks):
+    """(where the sequence begins in the line, where its keys are entered, first block of keys, blocks of this share) of
+    the piece of work that is at `unit`; no blocks where only overhead is left of a share."""
+    begin = before + overhead
     entered = gl.maximum(unit, begin)
-    return number, begin, entered, first + entered - begin, gl.minimum(begin + blocks, stop) - entered
+    return begin, entered, first + entered - begin, gl.minimum(begin + blocks, stop) - entered
 
 
 @gluon.jit
@@ -103,23 +114,16 @@ def _add(a, b):
 
 
 @gluon.jit
-def my_share(lengths, left, chunk, chunks, overhead, WARPS: gl.constexpr, T: gl.constexpr):
+def my_share(lengths, left, chunk, overhead, WARPS: gl.constexpr, T: gl.constexpr):
     """(unit, stop, sequence, units before it, overhead, share, longer) of a program."""
     batch = lengths[2]
     if T.chunk == 1:
         _, queries, keys = sequence_at(0, lengths)
         _, blocks, tiles = extent_of(queries, keys, left, T)
-        overhead, total, share, longer = shares_of(blocks * tiles, tiles, blocks, chunks, overhead)
-        unit = start_of(chunk, share, longer)
-        return (
-            unit,
-            gl.minimum(start_of(chunk + 1, share, longer), total),
-            chunk * 0,
-            chunk * 0,
-            overhead,
-            share,
-            longer,
-        )
+        total = blocks * tiles
+        share, longer = equal_shares(total, T)
+        stop = gl.minimum(start_of(chunk + 1, share, longer), total)
+        return start_of(chunk, share, longer), stop, chunk * 0, chunk * 0, chunk * 0, share, longer
     else:
         # Each warp looks at all sequences by itself: none waits for another.
         LAYOUT: gl.constexpr = gl.BlockedLayout([T.chunk // 32], [32], [WARPS], [0])
@@ -134,7 +138,7 @@ def my_share(lengths, left, chunk, chunks, overhead, WARPS: gl.constexpr, T: gl.
             total += gl.sum(blocks_B * tiles_B, 0)
             number += gl.sum(tiles_B, 0)
             longest = gl.maximum(longest, gl.max(gl.where(tiles_B > 0, blocks_B, 0), 0))
-        overhead, total, share, longer = shares_of(total, number, longest, chunks, overhead)
+        overhead, total, share, longer = shares_of(total, number, longest, overhead, T)
         unit = start_of(chunk, share, longer)
         stop = gl.minimum(start_of(chunk + 1, share, longer), total)
         b, before, counted = 0, 0, 0

@@ -22,12 +22,11 @@ def spread(parts, rows, columns):
 
 
 @gluon.jit
-def rows_at(row, first, head, place, T: gl.constexpr):
-    """(token, query head, whether it is there) of rows of a tile that begins at row `first` of its sequence."""
+def rows_at(row, head, place, T: gl.constexpr):
+    """(token, query head, whether it is there) of rows of a sequence."""
     q_start, queries = place
-    at = first + row
-    query = at // T.group
-    return q_start + query, head * T.group + (at - query * T.group), at < queries * T.group
+    query = row // T.group
+    return q_start + query, head * T.group + (row - query * T.group), row < queries * T.group
 
 
 @gluon.jit
@@ -40,17 +39,17 @@ def column_of(m, T: gl.constexpr):
 
 
 @gluon.jit
-def _slot(chunk, head, chunks):
+def _slot(chunk, head, T: gl.constexpr):
     """Each program has two slots: the first is for the tile that its share begins in, the second for the one that
     begins in its share. Slots of a head's chunks follow one another."""
-    return (head * chunks + chunk) * 2
+    return (head * T.chunks + chunk) * 2
 
 
 @gluon.jit
-def leave(parts, chunk, begins, head, chunks, acc, lse2, T: gl.constexpr):
+def leave(parts, chunk, begins, head, acc, lse2, T: gl.constexpr):
     """Leave a part: acc is [column, row]."""
     values, sums = parts
-    slot = _slot(chunk, head, chunks) + begins.to(gl.int32)
+    slot = _slot(chunk, head, T) + begins.to(gl.int32)
     LAYOUT: gl.constexpr = acc.type.layout
     column = column_of(gl.arange(0, T.head, layout=gl.SliceLayout(1, LAYOUT)), T)
     row = gl.arange(0, T.rows, layout=gl.SliceLayout(0, LAYOUT))
@@ -61,7 +60,7 @@ def leave(parts, chunk, begins, head, chunks, acc, lse2, T: gl.constexpr):
 
 
 @gluon.jit
-def add_up(parts, first, last, head, chunks, T: gl.constexpr):
+def add_up(parts, first, last, head, T: gl.constexpr):
     """(values [row, column], log-sum-exps) of what the chunks first..last left, in their order."""
     values, sums = parts
     P: gl.constexpr = T.at_once
@@ -78,7 +77,7 @@ def add_up(parts, first, last, head, chunks, T: gl.constexpr):
     highest = gl.full([R], -float("inf"), gl.float32, layout=gl.SliceLayout(0, SUMS))
     total = gl.full([R], 0.0, gl.float32, layout=gl.SliceLayout(0, SUMS))
     for some in range(first, last + 1, P):
-        slot = _slot(some, head, chunks)
+        slot = _slot(some, head, T)
         second = ((part == 0) & (some == first)).to(gl.int32)
         place = part * 2 + second
         there = part <= last - some
@@ -104,7 +103,7 @@ def add_up(parts, first, last, head, chunks, T: gl.constexpr):
 
 
 @gluon.jit
-def write(results, scales, place, first, head, acc, lse2, ROW_DIM: gl.constexpr, T: gl.constexpr):
+def write(results, scales, place, head, acc, lse2, ROW_DIM: gl.constexpr, T: gl.constexpr):
     """Store rows that have seen all their keys; rows lie along dimension ROW_DIM of acc."""
     out, lse, sinks, out_row, out_head, total_q = results
     LAYOUT: gl.constexpr = acc.type.layout
@@ -115,7 +114,7 @@ def write(results, scales, place, first, head, acc, lse2, ROW_DIM: gl.constexpr,
         acc = acc * gl.load(scales[1] + head * scales[3])
         if ROW_DIM == 1:
             column = column_of(column, T)
-    token, q_head, there = rows_at(row, first, head, place, T)
+    token, q_head, there = rows_at(row, head, place, T)
     if T.sinks:
         sink = gl.load(sinks + q_head, mask=there, other=0.0).to(gl.float32) * LOG2E
         whole = gl.maximum(lse2, sink)

@@ -104,8 +104,7 @@ def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.co
     table, table_row, pages = paging
     left, most_q, most_k = limits
     head, chunk = gl.program_id(0), gl.program_id(1)
-    chunks = gl.num_programs(1)
-    unit, stop, b, before, overhead, _, _ = my_share(lengths, left, chunk, chunks, overhead, 1, T)
+    unit, stop, b, before, overhead, _, _ = my_share(lengths, left, chunk, overhead, 1, T)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     bad = gl.full([LANES], 0, gl.int1, layout=LAYOUT)
     i = 0
@@ -117,7 +116,7 @@ def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.co
             before += units
             b += 1
         else:
-            _, _, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks, tiles)
+            _, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks)
             unit = entered
             if take > 0:
                 own = table + b.to(gl.int64) * table_row
@@ -126,7 +125,7 @@ def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.co
     wrong = 0
     if T.page > 0:
         wrong = gl.where(gl.max(bad.to(gl.int32), 0) > 0, BAD_TABLE, 0)
-    if (head == gl.num_programs(0) - 1) & (chunk == chunks - 1):
+    if (head == gl.num_programs(0) - 1) & (chunk == T.chunks - 1):
         wrong |= _complaints(lengths, most_q, most_k, T)
     if wrong != 0:
         gl.atomic_or(complaints, wrong, sem="relaxed")

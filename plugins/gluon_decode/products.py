@@ -29,14 +29,14 @@ def matrices(tiles, T: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(queries_of, place, first, head, T: gl.constexpr):
+def load_queries(queries_of, place, head, T: gl.constexpr):
     """The queries of a tile into shared memory; gives what scores of each row are to be multiplied by."""
     q, q_row, q_head, q_tile = queries_of
     LANES: gl.constexpr = min(T.head // 8, 32)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     row = gl.arange(0, T.rows, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, T.head, layout=gl.SliceLayout(0, LAYOUT))
-    token, head_q, there = rows_at(row, first, head, place, T)
+    token, head_q, there = rows_at(row, head, place, T)
     at = q + (token.to(gl.int64) * (q_row * 8) + head_q * (q_head * 8))
     inside = there[:, None] & (column < T.columns)[None, :]
     x = gl.load(at[:, None] + column[None, :], mask=inside, other=0.0)

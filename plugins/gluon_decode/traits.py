@@ -36,6 +36,7 @@ class Traits:
     slots: int
     group: int  # query heads of a key head
     page: int  # keys of a page; 0: none
+    chunks: int  # programs of a key head
     chunk: int  # sequences that are looked at together
     few: bool  # and there are no more
     left: bool
@@ -103,6 +104,7 @@ def traits_of(problem: Any, config: Config) -> Traits:
         slots=config["SLOTS"],
         group=problem.heads_q // problem.heads_kv,
         page=problem.page_size,
+        chunks=max(1, problem.target.sm_count * config["PER_SM"] // problem.heads_kv),
         chunk=next((chunk for chunk in (1, 32, 128) if problem.batch <= chunk), 256),
         few=problem.batch <= 128,
         left=left >= 0,

@@ -12,12 +12,22 @@ pytest.importorskip("triton")
 from registry.plugins.gluon_decode import line
 
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
-HELPERS = ("quotient", "even_shares", "shares_of", "start_of", "chunk_of", "piece_at", "extent_of")
+HELPERS = (
+    "quotient",
+    "per_chunk",
+    "even_shares",
+    "equal_shares",
+    "shares_of",
+    "start_of",
+    "chunk_of",
+    "piece_at",
+    "extent_of",
+)
 
 
 def on_numbers():
     """The kernel's functions on Python's integers, with each other."""
-    names = {"gl": LANGUAGE, "quotient": lambda x, y: x // y}
+    names = {"gl": LANGUAGE, "quotient": lambda x, y: x // y, "per_chunk": lambda x, t: x // t.chunks}
     found = {}
     for name in HELPERS:
         plain = getattr(line, name).fn
@@ -28,14 +38,14 @@ def on_numbers():
 on = on_numbers()
 
 
-def pieces(sequences, chunk, chunks, overhead, t, left=0):
-    """(sequence, tile, first block, blocks, whether the tile begins here, whole, from which to which chunk) in order,
-    as both roles go through them."""
+def pieces(sequences, chunk, overhead, t, left=0):
+    """(sequence, first block, blocks, whether it begins here, whole, from which to which chunk) in order, as both roles
+    go through them."""
     extents = [on.extent_of(queries, keys, left, t) for queries, keys in sequences]
     total = sum(blocks * tiles for _, blocks, tiles in extents)
     number = sum(tiles for *_, tiles in extents)
     longest = max((blocks for _, blocks, tiles in extents if tiles), default=0)
-    overhead, total, share, longer = on.shares_of(total, number, longest, chunks, overhead)
+    overhead, total, share, longer = on.shares_of(total, number, longest, overhead, t)
     unit, stop = on.start_of(chunk, share, longer), min(on.start_of(chunk + 1, share, longer), total)
     ends = list(itertools.accumulate((blocks + overhead) * tiles for _, blocks, tiles in extents))
     b = sum(end <= unit for end in ends)
@@ -49,16 +59,16 @@ def pieces(sequences, chunk, chunks, overhead, t, left=0):
         if unit >= before + units:
             before, b = before + units, b + 1
             continue
-        tile, begin, entered, block, take = on.piece_at(unit, stop, before, overhead, first, blocks, tiles)
+        begin, entered, block, take = on.piece_at(unit, stop, before, overhead, first, blocks)
         unit = entered
         if take > 0:
             who = on.chunk_of(begin, share, longer), on.chunk_of(begin + blocks - 1, share, longer)
-            found.append((b, tile, block, take, entered == begin, take == blocks, who))
+            found.append((b, block, take, entered == begin, take == blocks, who))
             unit += take
     return found
 
 
-T = SimpleNamespace(left=False, block_n=64, rows=8, group=4)
+T = SimpleNamespace(left=False, block_n=64, chunks=33)
 draw = random.Random(1)
 BATCHES = {
     "one of one block": [(1, 1)],
@@ -76,31 +86,28 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("overhead", [0, 1, 3])
 def test_every_block_is_somebodys_once(name, chunks, overhead):
-    sequences = BATCHES[name]
+    sequences, t = BATCHES[name], SimpleNamespace(**{**vars(T), "chunks": chunks})
     done, arrived, begun = {}, {}, set()
     for chunk in range(chunks):
-        own = pieces(sequences, chunk, chunks, overhead, T)
-        parts = [piece for piece in own if not piece[5]]
+        own = pieces(sequences, chunk, overhead, t)
+        parts = [piece for piece in own if not piece[4]]
         assert len(parts) <= 2, "a program leaves at most two parts"
         assert len({begins for *_, begins, _, _ in parts}) == len(parts), "in a place each"
-        for b, tile, block, take, begins, whole, (first, last) in own:
+        for b, block, take, begins, whole, (first, last) in own:
             for n in range(block, block + take):
-                assert done.setdefault((b, tile, n), chunk) == chunk
-                done[b, tile, n] = chunk
-            begun |= {(b, tile)} if begins else set()
+                assert done.setdefault((b, n), chunk) == chunk
+                done[b, n] = chunk
+            begun |= {b} if begins else set()
             assert first <= chunk <= last
             assert whole == (first == last)
-            arrived.setdefault((b, tile, first, last), []).append(chunk)
+            arrived.setdefault((b, first, last), []).append(chunk)
     wanted = {
-        (b, tile, n)
-        for b, (queries, keys) in enumerate(sequences)
-        for tile in range(-(-queries * T.group // T.rows))
-        for n in range(max(1, -(-keys // T.block_n)))
+        (b, n) for b, (queries, keys) in enumerate(sequences) if queries for n in range(max(1, -(-keys // T.block_n)))
     }
     assert set(done) == wanted
-    for (b, tile, first, last), who in arrived.items():
+    for (b, first, last), who in arrived.items():
         assert who == list(range(first, last + 1)), "all of these count themselves in, and no other"
-        assert (b, tile) in begun
+        assert b in begun
     counters = [first for *_, first, last in arrived if first < last]
     assert len(counters) == len(set(counters)), "tiles whose parts are counted have a counter each"
 
@@ -117,7 +124,7 @@ def test_shares_differ_by_one_unit():
         extents = [on.extent_of(*sequence, 0, T) for sequence in sequences]
         total, number = sum(b * n for _, b, n in extents), sum(n for *_, n in extents)
         longest = max((b for _, b, n in extents if n), default=0)
-        overhead, total, share, longer = on.shares_of(total, number, longest, 33, 1)
+        overhead, total, share, longer = on.shares_of(total, number, longest, 1, T)
         starts = [min(on.start_of(chunk, share, longer), total) for chunk in range(34)]
         assert starts[0] == 0 and starts[-1] == total, name
         for unit in range(0, total, 7):
