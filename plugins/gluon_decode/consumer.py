@@ -29,8 +29,29 @@ def _masked(s, n, end, diagonal, left, right, T: gl.constexpr):
     return gl.where(seen, s, -float("inf"))
 
 
+@gluon.constexpr_function
+def _all_warps(rows):
+    """[warp, row]: a thread has the numbers of all warps for the rows that it has of a product."""
+    registers = [[1, 0], [2, 0], [0, 1]] + [[0, row] for row in (8, 16, 32) if row < rows]
+    return gl.DistributedLinearLayout(
+        registers, [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]], [[0, 0], [0, 0]], [], [4, rows]
+    )
+
+
 @gluon.jit
-def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, overhead, numbers, T: gl.constexpr):
+def highest(s, maxima, T: gl.constexpr):
+    """The maximum of each row over the keys of a block, by way of one barrier."""
+    TALL: gl.constexpr = T.block_n // 64
+    N: gl.constexpr = T.rows
+    LAYOUT: gl.constexpr = _all_warps(T.rows)
+    each = gl.max(gl.max(s.reshape([TALL, 4, 16, N]), 2), 0)
+    maxima.store(each)
+    found = gl.max(maxima.load(LAYOUT), 0)
+    return gl.convert_layout(found, gl.SliceLayout(0, s.type.layout))
+
+
+@gluon.jit
+def consumer(queries_of, rings, p_tile, lengths, workspace, results, scales, overhead, numbers, T: gl.constexpr):
     q_tile = queries_of[3]
     parts = (workspace[0], workspace[1])
     counters = workspace[2]
@@ -40,10 +61,12 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     head, chunk = gl.program_id(0), gl.program_id(1)
     unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, overhead, 4, T)
-    tiles_of = matrices(ring[0], T)
+    k_ring, v_ring = rings
+    k, v = matrices(k_ring[0], T), matrices(v_ring[0], T)
     factor = scale
     if T.eight:
         factor = scale * gl.load(scales[0] + head * scales[2])
+    maxima = gl.allocate_shared_memory(gl.float32, [4, N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     zero = gl.full([T.block_n, N], 0.0, gl.float32, layout=S_LAYOUT)
     row = gl.arange(0, N, layout=ROW)
     i = 0
@@ -60,6 +83,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
             if take > 0:
                 place = (q_start, queries)
                 unit_of = gl.convert_layout(load_queries(queries_of, place, head, T), ROW) * factor
+                group_barrier()
                 diagonal = row // T.group + (keys - queries)
                 m = gl.full([N], LOWEST, gl.float32, layout=ROW)
                 sums = zero
@@ -68,9 +92,9 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
                 to_chunk = chunk_of(begin + blocks - 1, share, longer)
                 for j in range(take):
                     n = (block + j) * T.block_n
-                    slot = slot_of(i, ring)
-                    wait_slot_full(ring, slot, i)
-                    s = keys_by_queries(tiles_of.index(slot), q_tile, zero, T)
+                    stage = slot_of(i, k_ring)
+                    wait_slot_full(k_ring, stage, i)
+                    s = keys_by_queries(k.index(stage), q_tile, zero, T)
                     s = warpgroup_mma_wait(0, [s])
                     if T.eight:
                         s = s * unit_of[None, :]
@@ -79,7 +103,7 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
                     if T.cap:
                         s = cap - 2.0 * cap / (1.0 + gl.exp2(s))
                     s = _masked(s, n, keys, diagonal, left, right, T)
-                    new = gl.maximum(m, gl.max(s, 0))
+                    new = gl.maximum(m, highest(s, maxima, T))
                     p = gl.exp2(s - new[None, :])
                     alpha = gl.exp2(m - new)
                     m = new
@@ -87,13 +111,11 @@ def consumer(queries_of, ring, p_tile, lengths, workspace, results, scales, over
                     acc = acc * alpha[None, :]
                     p_tile.permute((1, 0)).store(p.to(p_tile.dtype))
                     fence_async_shared()
-                    release_slot(ring, slot)
-                    slot = slot_of(i + 1, ring)
-                    wait_slot_full(ring, slot, i + 1)
-                    acc = values_by_weights(tiles_of.index(slot), p_tile, acc, n, keys, T)
+                    wait_slot_full(v_ring, stage, i)
+                    acc = values_by_weights(v.index(stage), p_tile, acc, n, keys, T)
                     acc = warpgroup_mma_wait(0, [acc])
-                    release_slot(ring, slot)
-                    i += 2
+                    release_slot(k_ring, stage)
+                    i += 1
                 total = gl.sum(sums, 0)
                 lse2 = m + gl.log2(total)
                 acc = acc * (1.0 / gl.where(total == 0.0, 1.0, total))[None, :]

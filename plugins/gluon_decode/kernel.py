@@ -16,6 +16,13 @@ INTEGERS = (
 )
 
 
+@gluon.jit
+def block_ring(tensor, T: gl.constexpr):
+    COUNT: gl.constexpr = T.stages * T.panels * T.boxes
+    tiles = gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
+    return ring(tiles, T.stages, 1)
+
+
 @gluon.jit(do_not_specialize=INTEGERS.split())
 def decode(
     q,
@@ -54,13 +61,12 @@ def decode(
     cap,
     T: gl.constexpr,
 ):
-    tiles = gl.allocate_shared_memory(k_map.dtype, [T.slots * T.panels * T.boxes] + k_map.block_shape, k_map.layout)
     DTYPE: gl.constexpr = gl.float16 if T.eight else k_map.dtype
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.head], DTYPE)
     P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], DTYPE)
     q_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.head], Q_LAYOUT)
     p_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.block_n], P_LAYOUT)
-    tile_ring = ring(tiles, T.slots, 1)
+    rings = (block_ring(k_map, T), block_ring(v_map, T))
     after_previous_kernel()
     lengths = (cu_q, used, batch, total_q, room)
     results = (out, lse, sinks, out_row, out_head, total_q)
@@ -72,8 +78,8 @@ def decode(
     workspace = (parts, sums, counters)
     gl.warp_specialize(
         [
-            (consumer, (queries, tile_ring, p_tile, lengths, workspace, results, scales, overhead, numbers, T)),
-            (producer, ((k_map, v_map), tile_ring, lengths, pages, limits, overhead, complaints, T)),
+            (consumer, (queries, rings, p_tile, lengths, workspace, results, scales, overhead, numbers, T)),
+            (producer, ((k_map, v_map), rings, lengths, pages, limits, overhead, complaints, T)),
         ],
         [1],
         [T.producer_registers],

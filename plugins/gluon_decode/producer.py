@@ -22,17 +22,8 @@ BAD_TABLE = gl.constexpr(bits.BAD_TABLE)
 
 
 @gluon.jit
-def _bring(tensor, ring, i, outer, head, row, box: gl.constexpr, panel: gl.constexpr, ready, T: gl.constexpr):
-    """One box of use i of the ring."""
-    tiles = ring[0]
-    at = (slot_of(i, ring) * T.panels + panel) * T.boxes + box
-    load_tile(tensor, [outer, head, row, panel * T.panel], ready, tiles.index(at))
-
-
-@gluon.jit
-def _block(tensor, ring, i, ids, lane, j, place, head, T: gl.constexpr):
-    """The tile of use i: keys or values of block j of those whose pages `ids` has."""
-    ready = wait_slot_empty(ring, slot_of(i, ring), i)
+def _tile(tensor, ring, s, ready, ids, lane, j, place, head, T: gl.constexpr):
+    """The keys or values of block j of those whose pages `ids` has, into stage s."""
     mbarrier.expect(ready, T.tile_bytes)
     PANELS: gl.constexpr = T.panels
     BOXES: gl.constexpr = T.boxes
@@ -43,7 +34,18 @@ def _block(tensor, ring, i, ids, lane, j, place, head, T: gl.constexpr):
             outer = gl.sum(gl.where(lane == j * BOXES + box, ids, 0), 0)
             row = place % T.page if BOXES == 1 else place * 0
         for panel in gl.static_range(PANELS):
-            _bring(tensor, ring, i, outer, head, row, box, panel, ready, T)
+            to = ring[0].index((s * PANELS + panel) * BOXES + box)
+            load_tile(tensor, [outer, head, row, panel * T.panel], ready, to)
+
+
+@gluon.jit
+def _block(maps, rings, i, ids, lane, j, place, head, T: gl.constexpr):
+    """Keys and values of a block, as use i: the consumer lets go of both at once."""
+    k_ring, v_ring = rings
+    s = slot_of(i, k_ring)
+    ready = wait_slot_empty(k_ring, s, i)
+    _tile(maps[0], k_ring, s, ready, ids, lane, j, place, head, T)
+    _tile(maps[1], v_ring, s, v_ring[1].index(s), ids, lane, j, place, head, T)
 
 
 @gluon.jit
@@ -54,16 +56,14 @@ def _pages(table, n, end, lane, T: gl.constexpr):
 
 
 @gluon.jit
-def _piece(maps, ring, i, table, b, head, n, take, end, pages, bad, T: gl.constexpr):
-    """All blocks of a piece; gives the count of uses, and the pages that are not there."""
-    k_map, v_map = maps
+def _piece(maps, rings, i, table, b, head, n, take, end, pages, bad, T: gl.constexpr):
+    """All blocks of a piece; gives the count of blocks, and the pages that are not there."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lane = gl.arange(0, LANES, layout=LAYOUT)
     if T.page == 0:
         for j in range(take):
-            _block(k_map, ring, i, b, lane, 0, n + j * T.block_n, head, T)
-            _block(v_map, ring, i + 1, b, lane, 0, n + j * T.block_n, head, T)
-            i += 2
+            _block(maps, rings, i, b, lane, 0, n + j * T.block_n, head, T)
+            i += 1
     else:
         EACH: gl.constexpr = LANES // T.boxes  # blocks whose pages come together
         ids = _pages(table, n, end, lane, T)
@@ -73,9 +73,8 @@ def _piece(maps, ring, i, table, b, head, n, take, end, pages, bad, T: gl.conste
             bad = bad | (ids < 0) | (ids >= pages)
             ids = gl.minimum(gl.maximum(ids, 0), pages - 1)
             for j in range(gl.minimum(take - some, EACH)):
-                _block(k_map, ring, i, ids, lane, j, begin + j * T.block_n, head, T)
-                _block(v_map, ring, i + 1, ids, lane, j, begin + j * T.block_n, head, T)
-                i += 2
+                _block(maps, rings, i, ids, lane, j, begin + j * T.block_n, head, T)
+                i += 1
             ids = more
     return i, bad
 
@@ -100,7 +99,7 @@ def _complaints(lengths, most_q, most_k, T: gl.constexpr):
 
 
 @gluon.jit
-def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.constexpr):
+def producer(maps, rings, lengths, paging, limits, overhead, complaints, T: gl.constexpr):
     table, table_row, pages = paging
     left, most_q, most_k = limits
     head, chunk = gl.program_id(0), gl.program_id(1)
@@ -120,7 +119,7 @@ def producer(maps, ring, lengths, paging, limits, overhead, complaints, T: gl.co
             unit = entered
             if take > 0:
                 own = table + b.to(gl.int64) * table_row
-                i, bad = _piece(maps, ring, i, own, b, head, block * T.block_n, take, keys, pages, bad, T)
+                i, bad = _piece(maps, rings, i, own, b, head, block * T.block_n, take, keys, pages, bad, T)
                 unit += take
     wrong = 0
     if T.page > 0:

@@ -13,19 +13,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from registry.plugins.gluon_decode.parts import rows_at
-from registry.toolbox.hopper import viewed
+from registry.toolbox.hopper import group_barrier, viewed
 
 PANEL = gl.constexpr(64)
 
 
 @gluon.jit
 def matrices(tiles, T: gl.constexpr):
-    """The slots of the ring as matrices, [keys, columns]."""
-    SLOTS: gl.constexpr = T.slots
+    """The stages of a ring as matrices, [keys, columns]."""
+    STAGES: gl.constexpr = T.stages
     KEYS: gl.constexpr = T.block_n
     COLUMNS: gl.constexpr = T.head
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLUMNS], tiles.dtype)
-    return viewed(tiles, [SLOTS, KEYS, COLUMNS], LAYOUT)
+    return viewed(tiles, [STAGES, KEYS, COLUMNS], LAYOUT)
 
 
 @gluon.jit
@@ -156,3 +156,4 @@ def _without_strangers(v, n, end, T: gl.constexpr):
         x = columns.load(LAYOUT)
         columns.store(gl.where((n + key < end)[:, None], x, 0.0).to(v.dtype))
     fence_async_shared()
+    group_barrier()

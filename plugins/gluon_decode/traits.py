@@ -1,7 +1,6 @@
 """What shapes the machine code of one build, and which configs there are. No import of Triton: legality needs none.
 
-A config is {BLOCK_N, SLOTS, PER_SM}: keys of a block, tiles of keys or of values that are under way or being read, and
-programs an SM.
+A config is {BLOCK_N, stages, PER_SM}: keys of a block, blocks that are under way or being read, and programs an SM.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 LEAST_BOX = 8  # rows of a box: a swizzle repeats after so many
 MOST_ROWS = 64  # (query, head) pairs of a tile
 LEAST_ROWS = 8  # what wgmma multiplies
+MAXIMA = 16  # bytes of a row: a number of each warp
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
 PRODUCER_REGISTERS = 40
 SHARED = 227 << 10  # bytes of an SM that programs can have, less 1 KiB for each beyond the first
@@ -33,7 +33,7 @@ class Traits:
     rows: int  # of a tile: the N of its products
     part_rows: int  # of them those that a sequence can need, a power of two
     block_n: int
-    slots: int
+    stages: int
     group: int  # query heads of a key head
     page: int  # keys of a page; 0: none
     chunks: int  # programs of a key head
@@ -101,7 +101,7 @@ def traits_of(problem: Any, config: Config) -> Traits:
         rows=max(part_rows, LEAST_ROWS),
         part_rows=part_rows,
         block_n=config["BLOCK_N"],
-        slots=config["SLOTS"],
+        stages=config["stages"],
         group=problem.heads_q // problem.heads_kv,
         page=problem.page_size,
         chunks=max(1, problem.target.sm_count * config["PER_SM"] // problem.heads_kv),
@@ -121,10 +121,10 @@ def traits_of(problem: Any, config: Config) -> Traits:
 
 
 def shared_memory(problem: Any, config: Config) -> int:
-    """Bytes of dynamic shared memory of one program: keys and values, queries, probabilities, and at most 2 KiB of
+    """Bytes of dynamic shared memory of one program: keys and values, queries, probabilities, maxima, and at most 2 KiB of
     barriers, of what is passed to the roles, and of what they pass among their warps."""
     t = traits_of(problem, config)
-    return t.slots * t.tile_bytes + ITEM * t.rows * (t.head + t.block_n) + 2048
+    return 2 * t.stages * t.tile_bytes + t.rows * (ITEM * (t.head + t.block_n) + MAXIMA) + 2048
 
 
 def registers(problem: Any, config: Config) -> int:
@@ -134,15 +134,17 @@ def registers(problem: Any, config: Config) -> int:
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
-    tiles = {64: [(64, 12, 2), (128, 6, 2)], 128: [(64, 6, 2), (64, 12, 1), (128, 6, 1)], 256: [(64, 6, 1)]}
-    found = [(64, 12, 2), (128, 6, 2), (64, 24, 1)] if problem.kv_scale else tiles[padded(problem.head_dim)]
-    return [dict(zip(("BLOCK_N", "SLOTS", "PER_SM"), tile, strict=True)) for tile in found]
+    tiles = {64: [(64, 6, 2), (128, 3, 2)], 128: [(64, 3, 2), (64, 6, 1), (128, 3, 1)], 256: [(64, 3, 1), (64, 2, 1)]}
+    found = [(64, 6, 2), (128, 3, 2), (64, 12, 1)] if problem.kv_scale else tiles[padded(problem.head_dim)]
+    if rows_of(problem) > MOST_ROWS // 2:  # more would not fit the registers
+        found = [tile for tile in found if tile[0] == 64]
+    return [dict(zip(("BLOCK_N", "stages", "PER_SM"), tile, strict=True)) for tile in found]
 
 
 def design_of(config: Config) -> Design:
     return Design(
         warp_groups=1,
-        pipeline_stages=config["SLOTS"] // 2,
+        pipeline_stages=config["stages"],
         warp_specialized=True,
         pipeline_tasks=2,
         tile=(config["BLOCK_N"], LEAST_ROWS),
@@ -167,5 +169,5 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
     if config["PER_SM"] not in (1, 2):
         yield Reason("config", "PER_SM", config["PER_SM"], "1 or 2")
     most = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
-    if config["SLOTS"] < 2 or shared_memory(problem, config) > most:
-        yield Reason("config", "SLOTS", config["SLOTS"], f"at least 2, in {most} bytes of shared memory")
+    if config["stages"] < 1 or shared_memory(problem, config) > most:
+        yield Reason("config", "stages", config["stages"], f"at least 1, in {most} bytes of shared memory")
