@@ -13,7 +13,7 @@ from registry import Design, Reason
 
 SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 LEAST_BOX = 8  # rows of a box: a swizzle repeats after so many
-MOST_ROWS = 64  # (query, head) pairs of a tile
+MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
 MAXIMA = 16  # bytes of a row: a number of each warp
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
@@ -90,8 +90,8 @@ def rows_of(problem: Any) -> int:
 
 def traits_of(problem: Any, config: Config) -> Traits:
     """The build that `config` means for `problem`."""
-    part_rows = min(rows_of(problem), MOST_ROWS)
     head = padded(problem.head_dim)
+    part_rows = min(rows_of(problem), MOST_ROWS[head])
     left, right = problem.window or (-1, -1)
     launch = 128 if config["PER_SM"] == 2 else 168
     numbers = max(1, part_rows * head // 128)  # of a part that a thread has
@@ -121,8 +121,8 @@ def traits_of(problem: Any, config: Config) -> Traits:
 
 
 def shared_memory(problem: Any, config: Config) -> int:
-    """Bytes of dynamic shared memory of one program: keys and values, queries, probabilities, maxima, and at most 2 KiB of
-    barriers, of what is passed to the roles, and of what they pass among their warps."""
+    """Bytes of dynamic shared memory of one program: keys and values, queries, probabilities, maxima, and at most 2 KiB
+    of barriers, of what is passed to the roles, and of what they pass among their warps."""
     t = traits_of(problem, config)
     return 2 * t.stages * t.tile_bytes + t.rows * (ITEM * (t.head + t.block_n) + MAXIMA) + 2048
 
@@ -136,7 +136,7 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
     tiles = {64: [(64, 6, 2), (128, 3, 2)], 128: [(64, 3, 2), (64, 6, 1), (128, 3, 1)], 256: [(64, 3, 1), (64, 2, 1)]}
     found = [(64, 6, 2), (128, 3, 2), (64, 12, 1)] if problem.kv_scale else tiles[padded(problem.head_dim)]
-    if rows_of(problem) > MOST_ROWS // 2:  # more would not fit the registers
+    if rows_of(problem) > 32:  # more would not fit the registers
         found = [tile for tile in found if tile[0] == 64]
     return [dict(zip(("BLOCK_N", "stages", "PER_SM"), tile, strict=True)) for tile in found]
 
@@ -158,9 +158,10 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
     block_n, page = config["BLOCK_N"], problem.page_size
     if page and (page % block_n if page > block_n else block_n % page or page % LEAST_BOX):
         yield Reason("page_size", "page_size", page, f"a multiple of {block_n}, or 8, 16, 32 .. {block_n}")
-    if (rows := rows_of(problem)) > MOST_ROWS:
+    most = MOST_ROWS[padded(problem.head_dim)]
+    if (rows := rows_of(problem)) > most:
         group = problem.heads_q // problem.heads_kv
-        allowed = f"at most {MOST_ROWS // group} with {group} query heads a key head" if group <= MOST_ROWS else "fewer"
+        allowed = f"at most {most // group} with {group} query heads a key head" if group <= most else "fewer heads"
         yield Reason("range", "max_seqlen_q", problem.max_seqlen_q, allowed + f": {rows} rows of a key head")
     if problem.kv_scale and padded(problem.head_dim) != QUANTISED_HEAD:
         yield Reason("kv_dtype", "head_dim", problem.head_dim, "72 to 128 with keys and values of 8 bits")
@@ -168,6 +169,6 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
     if config["PER_SM"] not in (1, 2):
         yield Reason("config", "PER_SM", config["PER_SM"], "1 or 2")
-    most = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
-    if config["stages"] < 1 or shared_memory(problem, config) > most:
-        yield Reason("config", "stages", config["stages"], f"at least 1, in {most} bytes of shared memory")
+    room = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
+    if config["stages"] < 1 or shared_memory(problem, config) > room:
+        yield Reason("config", "stages", config["stages"], f"at least 1, in {room} bytes of shared memory")
