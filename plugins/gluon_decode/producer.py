@@ -32,7 +32,7 @@ def _tile(tensor, ring, s, ready, ids, lane, j, place, head, T: gl.constexpr):
             outer, row = ids, place
         else:
             outer = gl.sum(gl.where(lane == j * BOXES + box, ids, 0), 0)
-            row = place % T.page if BOXES == 1 else place * 0
+            row = (place + box * T.box) % T.page
         for panel in gl.static_range(PANELS):
             to = ring[0].index((s * PANELS + panel) * BOXES + box)
             load_tile(tensor, [outer, head, row, panel * T.panel], ready, to)

@@ -5,6 +5,7 @@ A config is {BLOCK_N, stages, PER_SM}: keys of a block, blocks that are under wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from registry import Design, Reason
 
 SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
-LEAST_BOX = 8  # rows of a box: a swizzle repeats after so many
+PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many rows of a box
 MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
 MAXIMA = 16  # bytes of a row: a number of each warp
@@ -52,8 +53,8 @@ class Traits:
 
     @property
     def box(self) -> int:
-        """Keys that one copy brings."""
-        return min(self.block_n, self.page or self.block_n)
+        """Keys that one copy brings: of one page."""
+        return math.gcd(self.block_n, self.page)
 
     @property
     def boxes(self) -> int:
@@ -154,10 +155,8 @@ def design_of(config: Config) -> Design:
 
 
 def rule(problem: Any, config: Config) -> Iterator[Reason]:
-    """Which pages and how many rows there can be, and what a config cannot be."""
-    block_n, page = config["BLOCK_N"], problem.page_size
-    if page and (page % block_n if page > block_n else block_n % page or page % LEAST_BOX):
-        yield Reason("page_size", "page_size", page, f"a multiple of {block_n}, or 8, 16, 32 .. {block_n}")
+    """How many rows there can be, and what a config cannot be."""
+    block_n = config["BLOCK_N"]
     most = MOST_ROWS[padded(problem.head_dim)]
     if (rows := rows_of(problem)) > most:
         group = problem.heads_q // problem.heads_kv
