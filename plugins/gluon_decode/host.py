@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_decode.kernel import decode
-from registry.plugins.gluon_decode.traits import Traits, traits_of
+from registry.plugins.gluon_decode.traits import DecodeTraits, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -26,7 +26,7 @@ NOTHING = StandIn((1,), "int32")
 COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 
 
-def tensor_map(operand: StandIn, t: Traits) -> TensorDescriptor:
+def tensor_map(operand: StandIn, t: DecodeTraits) -> TensorDescriptor:
     """[sequence or page, head, key, column] of a cache or of pages. A dimension of one element may carry any stride in
     torch; the map needs a multiple of 16 bytes."""
     unit = 16 // operand.dtype.itemsize

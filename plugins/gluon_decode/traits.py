@@ -26,7 +26,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Traits:
+class DecodeTraits:
     """The constants of one compiled kernel."""
 
     head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
@@ -89,14 +89,14 @@ def rows_of(problem: Any) -> int:
     return 1 << (problem.max_seqlen_q * problem.heads_q // problem.heads_kv - 1).bit_length()
 
 
-def traits_of(problem: Any, config: Config) -> Traits:
+def traits_of(problem: Any, config: Config) -> DecodeTraits:
     """The build that `config` means for `problem`."""
     head = padded(problem.head_dim)
     part_rows = min(rows_of(problem), MOST_ROWS[head])
     left, right = problem.window or (-1, -1)
     launch = 128 if config["PER_SM"] == 2 else 168
     numbers = max(1, part_rows * head // 128)  # of a part that a thread has
-    return Traits(
+    return DecodeTraits(
         head=head,
         columns=problem.head_dim,
         rows=max(part_rows, LEAST_ROWS),
