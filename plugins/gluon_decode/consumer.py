@@ -20,8 +20,12 @@ LOWEST = gl.constexpr(-1e30)  # finite, so that a block in which a row sees noth
 def _masked(s, n, end, diagonal, left, right, T: gl.constexpr):
     """-inf where a row does not see a key."""
     LAYOUT: gl.constexpr = s.type.layout
-    key = n + gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    at = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    key = n + at // T.heads
     seen = (key < end)[:, None]
+    if T.heads > 1:
+        row = gl.arange(0, T.rows, layout=gl.SliceLayout(0, LAYOUT))
+        seen = seen & ((at % T.heads)[:, None] == (row // T.span)[None, :])
     if T.right:
         seen = seen & (key[:, None] <= (diagonal + right)[None, :])
     if T.left:
@@ -63,12 +67,12 @@ def consumer(queries_of, rings, p_tile, lengths, workspace, results, scales, ove
     unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, overhead, 4, T)
     k_ring, v_ring = rings
     k, v = matrices(k_ring[0], T), matrices(v_ring[0], T)
-    factor = scale
-    if T.eight:
-        factor = scale * gl.load(scales[0] + head * scales[2])
     maxima = gl.allocate_shared_memory(gl.float32, [4, N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     zero = gl.full([T.block_n, N], 0.0, gl.float32, layout=S_LAYOUT)
     row = gl.arange(0, N, layout=ROW)
+    factor = scale
+    if T.eight:
+        factor = scale * gl.load(scales[0] + (head * T.heads + gl.minimum(row // T.span, T.heads - 1)) * scales[2])
     i = 0
     while unit < stop:
         q_start, queries, keys = sequence_at(b, lengths)
@@ -84,14 +88,14 @@ def consumer(queries_of, rings, p_tile, lengths, workspace, results, scales, ove
                 place = (q_start, queries)
                 unit_of = gl.convert_layout(load_queries(queries_of, place, head, T), ROW) * factor
                 group_barrier()
-                diagonal = row // T.group + (keys - queries)
+                diagonal = row % T.span // T.group + (keys - queries)
                 m = gl.full([N], LOWEST, gl.float32, layout=ROW)
                 sums = zero
                 acc = gl.full([T.head, N], 0.0, gl.float32, layout=S_LAYOUT)
                 from_chunk = chunk_of(begin, share, longer)
                 to_chunk = chunk_of(begin + blocks - 1, share, longer)
                 for j in range(take):
-                    n = (block + j) * T.block_n
+                    n = (block + j) * T.tokens
                     stage = slot_of(i, k_ring)
                     wait_slot_full(k_ring, stage, i)
                     s = keys_by_queries(k.index(stage), q_tile, zero, T)

@@ -27,17 +27,15 @@ COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.de
 
 
 def tensor_map(operand: StandIn, t: DecodeTraits) -> TensorDescriptor:
-    """[sequence or page, head, key, column] of a cache or of pages. A dimension of one element may carry any stride in
+    """[sequence or page, key, head, column] of a cache or of pages. A dimension of one element may carry any stride in
     torch; the map needs a multiple of 16 bytes."""
     unit = 16 // operand.dtype.itemsize
     legal = -(-operand.shape[3] // unit) * unit
-    outer, key, head = (
+    outer = [
         legal if size == 1 else stride for size, stride in zip(operand.shape[:3], operand.strides[:3], strict=True)
-    )
-    sizes = operand.shape
-    block = [1, 1, t.box, t.panel]
-    layout = swizzled(block, operand.dtype)
-    return TensorDescriptor(operand, [sizes[0], sizes[2], sizes[1], sizes[3]], [outer, head, key, 1], block, layout)
+    ]
+    block = [1, t.box, t.heads, t.panel]
+    return TensorDescriptor(operand, list(operand.shape), [*outer, 1], block, swizzled(block, operand.dtype))
 
 
 def _strides(operand: StandIn) -> tuple[int, int]:
@@ -49,7 +47,8 @@ def _strides(operand: StandIn) -> tuple[int, int]:
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     t = traits_of(problem, config)
-    programs = t.chunks * problem.heads_kv
+    groups = problem.heads_kv // t.heads
+    programs = t.chunks * groups
     slots = 2 * programs  # of parts: each program begins in one tile, and ends in one
     (q_row, q_head), (out_row, out_head) = _strides(q), _strides(out)
     left, right = problem.window or (-1, -1)
@@ -91,7 +90,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "cap": problem.softcap * LOG2E,
     }
     options = {"num_warps": 4, "maxnreg": t.launch_registers, "launch_pdl": True}
-    return [Call(decode, (problem.heads_kv, t.chunks), arguments, {"T": t}, options)]
+    return [Call(decode, (groups, t.chunks), arguments, {"T": t}, options)]
 
 
 HOST = Host(FORWARD, call)

@@ -48,8 +48,8 @@ def extent_of(queries, keys, left, T: gl.constexpr):
     that it is somebody's and its output is written."""
     first = keys * 0
     if T.left:
-        first = gl.maximum(keys - queries - left, 0) // T.block_n
-    return first, gl.maximum((keys + (T.block_n - 1)) // T.block_n - first, 1), gl.minimum(queries, 1)
+        first = gl.maximum(keys - queries - left, 0) // T.tokens
+    return first, gl.maximum((keys + (T.tokens - 1)) // T.tokens - first, 1), gl.minimum(queries, 1)
 
 
 @gluon.jit

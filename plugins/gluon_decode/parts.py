@@ -25,8 +25,11 @@ def spread(parts, rows, columns):
 def rows_at(row, head, place, T: gl.constexpr):
     """(token, query head, whether it is there) of rows of a sequence."""
     q_start, queries = place
-    query = row // T.group
-    return q_start + query, head * T.group + (row - query * T.group), row < queries * T.group
+    kv = row // T.span
+    own = row - kv * T.span
+    query = own // T.group
+    there = (own < queries * T.group) & (kv < T.heads)
+    return q_start + query, (head * T.heads + kv) * T.group + (own - query * T.group), there
 
 
 @gluon.jit
@@ -110,11 +113,12 @@ def write(results, scales, place, head, acc, lse2, ROW_DIM: gl.constexpr, T: gl.
     ROWS: gl.constexpr = acc.shape[ROW_DIM]
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1 - ROW_DIM, LAYOUT))
     column = gl.arange(0, T.head, layout=gl.SliceLayout(ROW_DIM, LAYOUT))
-    if T.eight:
-        acc = acc * gl.load(scales[1] + head * scales[3])
-        if ROW_DIM == 1:
-            column = column_of(column, T)
+    if T.eight and ROW_DIM == 1:
+        column = column_of(column, T)
     token, q_head, there = rows_at(row, head, place, T)
+    if T.eight:
+        own_scale = gl.load(scales[1] + q_head // T.group * scales[3], mask=there, other=0.0)
+        acc = acc * gl.expand_dims(own_scale, 1 - ROW_DIM)
     if T.sinks:
         sink = gl.load(sinks + q_head, mask=there, other=0.0).to(gl.float32) * LOG2E
         whole = gl.maximum(lse2, sink)

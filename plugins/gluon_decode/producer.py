@@ -35,7 +35,7 @@ def _tile(tensor, ring, s, ready, ids, lane, j, place, head, T: gl.constexpr):
             row = (place + box * T.box) % T.page
         for panel in gl.static_range(PANELS):
             to = ring[0].index((s * PANELS + panel) * BOXES + box)
-            load_tile(tensor, [outer, head, row, panel * T.panel], ready, to)
+            load_tile(tensor, [outer, row, head * T.heads, panel * T.panel], ready, to)
 
 
 @gluon.jit
@@ -62,18 +62,18 @@ def _piece(maps, rings, i, table, b, head, n, take, end, pages, bad, T: gl.const
     lane = gl.arange(0, LANES, layout=LAYOUT)
     if T.page == 0:
         for j in range(take):
-            _block(maps, rings, i, b, lane, 0, n + j * T.block_n, head, T)
+            _block(maps, rings, i, b, lane, 0, n + j * T.tokens, head, T)
             i += 1
     else:
         EACH: gl.constexpr = LANES // T.boxes  # blocks whose pages come together
         ids = _pages(table, n, end, lane, T)
         for some in range(0, take, EACH):
-            begin = n + some * T.block_n
-            more = _pages(table, begin + EACH * T.block_n, end, lane, T)
+            begin = n + some * T.tokens
+            more = _pages(table, begin + EACH * T.tokens, end, lane, T)
             bad = bad | (ids < 0) | (ids >= pages)
             ids = gl.minimum(gl.maximum(ids, 0), pages - 1)
             for j in range(gl.minimum(take - some, EACH)):
-                _block(maps, rings, i, ids, lane, j, begin + j * T.block_n, head, T)
+                _block(maps, rings, i, ids, lane, j, begin + j * T.tokens, head, T)
                 i += 1
             ids = more
     return i, bad
@@ -119,7 +119,7 @@ def producer(maps, rings, lengths, paging, limits, overhead, complaints, T: gl.c
             unit = entered
             if take > 0:
                 own = table + b.to(gl.int64) * table_row
-                i, bad = _piece(maps, rings, i, own, b, head, block * T.block_n, take, keys, pages, bad, T)
+                i, bad = _piece(maps, rings, i, own, b, head, block * T.tokens, take, keys, pages, bad, T)
                 unit += take
     wrong = 0
     if T.page > 0:

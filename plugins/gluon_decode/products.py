@@ -132,15 +132,15 @@ def values_by_weights(v, p_tile, acc, n, end, T: gl.constexpr):
         ASM: gl.constexpr = _values_asm(T.int8)
         LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
         x = v.load(LAYOUT).to(gl.int8, bitcast=True)
-        if n + T.block_n > end:
-            key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+        if n + T.tokens > end:
+            key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
             x = gl.where((n + key < end)[:, None], x, 0)
         x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
         # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
         x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
         return warpgroup_mma(gl.convert_layout(x, LEFT), p_tile.permute((1, 0)), acc, is_async=True)
     else:
-        if n + T.block_n > end:
+        if n + T.tokens > end:
             _without_strangers(v, n, end, T)
         return warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
 
@@ -150,7 +150,7 @@ def _without_strangers(v, n, end, T: gl.constexpr):
     """Zero values beyond the last key, for they may be anything, and 0 times infinity is none."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     PANELS: gl.constexpr = T.head // PANEL
-    key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT))
+    key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
     for i in gl.static_range(PANELS):
         columns = v.slice(i * PANEL, PANEL, dim=1)
         x = columns.load(LAYOUT)

@@ -1,6 +1,10 @@
 """What shapes the machine code of one build, and which configs there are. No import of Triton: legality needs none.
 
-A config is {BLOCK_N, stages, PER_SM}: keys of a block, blocks that are under way or being read, and programs an SM.
+A config is {BLOCK_N, stages, PER_SM, HEADS}: keys of a block, blocks that are under way or being read, programs an SM,
+and key heads that a program reads side by side.
+
+With several heads a block has fewer tokens, the keys of their heads in turn, and its rows are those of all these heads:
+products of keys with the rows of another head are made for nothing, and masked.
 """
 
 from __future__ import annotations
@@ -31,8 +35,10 @@ class DecodeTraits:
 
     head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
     columns: int  # of them those that there are
+    heads: int  # key heads side by side
+    span: int  # rows of each, a power of two
     rows: int  # of a tile: the N of its products
-    part_rows: int  # of them those that a sequence can need, a power of two
+    part_rows: int  # of them those of its heads
     block_n: int
     stages: int
     group: int  # query heads of a key head
@@ -52,14 +58,19 @@ class DecodeTraits:
     producer_registers: int
 
     @property
+    def tokens(self) -> int:
+        """Of a block: as many keys of each head."""
+        return self.block_n // self.heads
+
+    @property
     def box(self) -> int:
-        """Keys that one copy brings: of one page."""
-        return math.gcd(self.block_n, self.page)
+        """Tokens that one copy brings: of one page."""
+        return math.gcd(self.tokens, self.page)
 
     @property
     def boxes(self) -> int:
         """Copies of one panel of a block."""
-        return self.block_n // self.box
+        return self.tokens // self.box
 
     @property
     def item(self) -> int:
@@ -92,20 +103,23 @@ def rows_of(problem: Any) -> int:
 def traits_of(problem: Any, config: Config) -> DecodeTraits:
     """The build that `config` means for `problem`."""
     head = padded(problem.head_dim)
-    part_rows = min(rows_of(problem), MOST_ROWS[head])
+    span = min(rows_of(problem), MOST_ROWS[head])
+    part_rows = span * config["HEADS"]
     left, right = problem.window or (-1, -1)
     launch = 128 if config["PER_SM"] == 2 else 168
     numbers = max(1, part_rows * head // 128)  # of a part that a thread has
     return DecodeTraits(
         head=head,
         columns=problem.head_dim,
+        heads=config["HEADS"],
+        span=span,
         rows=max(part_rows, LEAST_ROWS),
         part_rows=part_rows,
         block_n=config["BLOCK_N"],
         stages=config["stages"],
         group=problem.heads_q // problem.heads_kv,
         page=problem.page_size,
-        chunks=max(1, problem.target.sm_count * config["PER_SM"] // problem.heads_kv),
+        chunks=max(1, problem.target.sm_count * config["PER_SM"] * config["HEADS"] // problem.heads_kv),
         chunk=next((chunk for chunk in (1, 32, 128) if problem.batch <= chunk), 256),
         few=problem.batch <= 128,
         left=left >= 0,
@@ -115,7 +129,7 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
         lse=problem.lse,
-        at_once=max(1, min(32, 128 // numbers)),
+        at_once=max(1, min(32, (128 if numbers < 16 else 64) // numbers)),
         launch_registers=launch,
         producer_registers=PRODUCER_REGISTERS,
     )
@@ -133,13 +147,22 @@ def registers(problem: Any, config: Config) -> int:
     return 256 * traits_of(problem, config).launch_registers
 
 
+TILES = {
+    64: [(128, 3, 2, 2), (64, 6, 2, 1), (128, 3, 2, 1), (64, 8, 1, 1)],
+    128: [(128, 3, 1, 2), (128, 3, 1, 1), (64, 6, 1, 2), (64, 3, 2, 2), (64, 3, 2, 1), (64, 6, 1, 1)],
+    256: [(64, 3, 1, 1), (64, 2, 1, 1)],
+}
+QUANTISED_TILES = [(128, 3, 2, 2), (128, 3, 2, 1), (64, 6, 2, 2), (64, 6, 2, 1), (128, 6, 1, 2), (128, 3, 2, 4)]
+
+
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
-    tiles = {64: [(64, 6, 2), (128, 3, 2)], 128: [(64, 3, 2), (64, 6, 1), (128, 3, 1)], 256: [(64, 3, 1), (64, 2, 1)]}
-    found = [(64, 6, 2), (128, 3, 2), (64, 12, 1)] if problem.kv_scale else tiles[padded(problem.head_dim)]
-    if rows_of(problem) > 32:  # more would not fit the registers
-        found = [tile for tile in found if tile[0] == 64]
-    return [dict(zip(("BLOCK_N", "stages", "PER_SM"), tile, strict=True)) for tile in found]
+    found = QUANTISED_TILES if problem.kv_scale else TILES[padded(problem.head_dim)]
+    most, rows = 16 if problem.kv_scale else MOST_ROWS[padded(problem.head_dim)], rows_of(problem)
+    # With more than 32 rows, blocks of 128 keys would not fit the registers.
+    found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]
+    found = [tile for tile in found if tile[0] == 64 or rows * tile[3] <= 32]
+    return [dict(zip(("BLOCK_N", "stages", "PER_SM", "HEADS"), tile, strict=True)) for tile in found]
 
 
 def design_of(config: Config) -> Design:
@@ -168,6 +191,8 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
     if config["PER_SM"] not in (1, 2):
         yield Reason("config", "PER_SM", config["PER_SM"], "1 or 2")
+    if problem.heads_kv % config["HEADS"] or rows * config["HEADS"] > most >= rows:
+        yield Reason("config", "HEADS", config["HEADS"], f"a divisor of {problem.heads_kv}, {most // rows} at most")
     room = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
     if config["stages"] < 1 or shared_memory(problem, config) > room:
         yield Reason("config", "stages", config["stages"], f"at least 1, in {room} bytes of shared memory")

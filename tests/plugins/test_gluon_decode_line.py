@@ -68,7 +68,7 @@ def pieces(sequences, chunk, overhead, t, left=0):
     return found
 
 
-T = SimpleNamespace(left=False, block_n=64, chunks=33)
+T = SimpleNamespace(left=False, tokens=64, chunks=33)
 draw = random.Random(1)
 BATCHES = {
     "one of one block": [(1, 1)],
@@ -102,7 +102,7 @@ def test_every_block_is_somebodys_once(name, chunks, overhead):
             assert whole == (first == last)
             arrived.setdefault((b, first, last), []).append(chunk)
     wanted = {
-        (b, n) for b, (queries, keys) in enumerate(sequences) if queries for n in range(max(1, -(-keys // T.block_n)))
+        (b, n) for b, (queries, keys) in enumerate(sequences) if queries for n in range(max(1, -(-keys // T.tokens)))
     }
     assert set(done) == wanted
     for (b, first, last), who in arrived.items():
