@@ -46,7 +46,7 @@ def test_build(p, config):
     (build,) = VARIANT.builds(p, config)
     found, t = resources(build), traits_of(p, config)
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
-    assert loop_spills(found) == [] and found.spills <= 480
+    assert loop_spills(found) == [] and found.spills <= 512
     assert t.producer_registers in found.setmaxnreg
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.registers * found.threads * config["PER_SM"] <= 65536
