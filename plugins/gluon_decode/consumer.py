@@ -94,21 +94,30 @@ def consumer(queries_of, rings, p_tile, lengths, workspace, results, scales, ove
                 acc = gl.full([T.head, N], 0.0, gl.float32, layout=S_LAYOUT)
                 from_chunk = chunk_of(begin, share, longer)
                 to_chunk = chunk_of(begin + blocks - 1, share, longer)
+                s = zero
+                if T.ahead:
+                    wait_slot_full(k_ring, slot_of(i, k_ring), i)
+                    s = warpgroup_mma_wait(0, [keys_by_queries(k.index(slot_of(i, k_ring)), q_tile, zero, T)])
                 for j in range(take):
                     n = (block + j) * T.tokens
                     stage = slot_of(i, k_ring)
-                    wait_slot_full(k_ring, stage, i)
-                    s = keys_by_queries(k.index(stage), q_tile, zero, T)
-                    s = warpgroup_mma_wait(0, [s])
+                    if not T.ahead:
+                        wait_slot_full(k_ring, stage, i)
+                        s = warpgroup_mma_wait(0, [keys_by_queries(k.index(stage), q_tile, zero, T)])
                     if T.eight:
-                        s = s * unit_of[None, :]
+                        scores = s * unit_of[None, :]
                     else:
-                        s = s * scale
+                        scores = s * scale
+                    if T.ahead:  # after the last block this is a product of whatever is there, for nothing
+                        next_stage = slot_of(i + 1, k_ring)
+                        if j + 1 < take:
+                            wait_slot_full(k_ring, next_stage, i + 1)
+                        pending = keys_by_queries(k.index(next_stage), q_tile, zero, T)
                     if T.cap:
-                        s = cap - 2.0 * cap / (1.0 + gl.exp2(s))
-                    s = _masked(s, n, keys, diagonal, left, right, T)
-                    new = gl.maximum(m, highest(s, maxima, T))
-                    p = gl.exp2(s - new[None, :])
+                        scores = cap - 2.0 * cap / (1.0 + gl.exp2(scores))
+                    scores = _masked(scores, n, keys, diagonal, left, right, T)
+                    new = gl.maximum(m, highest(scores, maxima, T))
+                    p = gl.exp2(scores - new[None, :])
                     alpha = gl.exp2(m - new)
                     m = new
                     sums = sums * alpha[None, :] + p
@@ -117,7 +126,10 @@ def consumer(queries_of, rings, p_tile, lengths, workspace, results, scales, ove
                     fence_async_shared()
                     wait_slot_full(v_ring, stage, i)
                     acc = values_by_weights(v.index(stage), p_tile, acc, n, keys, T)
-                    acc = warpgroup_mma_wait(0, [acc])
+                    if T.ahead:
+                        acc, s = warpgroup_mma_wait(0, [acc, pending])
+                    else:
+                        acc = warpgroup_mma_wait(0, [acc])
                     release_slot(k_ring, stage)
                     i += 1
                 total = gl.sum(sums, 0)

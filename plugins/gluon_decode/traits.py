@@ -35,6 +35,7 @@ class DecodeTraits:
 
     head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
     columns: int  # of them those that there are
+    ahead: bool  # the keys of the next block are multiplied beside a block's softmax
     heads: int  # key heads side by side
     span: int  # rows of each, a power of two
     rows: int  # of a tile: the N of its products
@@ -111,6 +112,7 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
     return DecodeTraits(
         head=head,
         columns=problem.head_dim,
+        ahead=bool(config["AHEAD"]),
         heads=config["HEADS"],
         span=span,
         rows=max(part_rows, LEAST_ROWS),
@@ -148,11 +150,28 @@ def registers(problem: Any, config: Config) -> int:
 
 
 TILES = {
-    64: [(128, 3, 2, 2), (64, 6, 2, 1), (128, 3, 2, 1), (64, 8, 1, 1)],
-    128: [(128, 3, 1, 2), (128, 3, 1, 1), (64, 6, 1, 2), (64, 3, 2, 2), (64, 3, 2, 1), (64, 6, 1, 1)],
-    256: [(64, 3, 1, 1), (64, 2, 1, 1)],
+    64: [(128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (128, 3, 2, 1, 0), (64, 8, 1, 1, 0)],
+    128: [
+        (128, 3, 1, 2, 0),
+        (128, 3, 1, 2, 1),
+        (128, 3, 1, 1, 0),
+        (64, 6, 1, 2, 0),
+        (64, 3, 2, 2, 0),
+        (64, 3, 2, 1, 0),
+        (64, 6, 1, 1, 0),
+    ],
+    256: [(64, 3, 1, 1, 0), (64, 2, 1, 1, 0)],
 }
-QUANTISED_TILES = [(128, 3, 2, 2), (128, 3, 2, 1), (64, 6, 2, 2), (64, 6, 2, 1), (128, 6, 1, 2), (128, 3, 2, 4)]
+QUANTISED_TILES = [
+    (128, 3, 2, 2, 0),
+    (128, 3, 2, 2, 1),
+    (128, 3, 2, 1, 0),
+    (64, 6, 2, 2, 1),
+    (128, 6, 1, 2, 1),
+    (64, 6, 2, 2, 0),
+    (64, 6, 2, 1, 0),
+    (128, 3, 2, 4, 0),
+]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -162,7 +181,7 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     # With more than 32 rows, blocks of 128 keys would not fit the registers.
     found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]
     found = [tile for tile in found if tile[0] == 64 or rows * tile[3] <= 32]
-    return [dict(zip(("BLOCK_N", "stages", "PER_SM", "HEADS"), tile, strict=True)) for tile in found]
+    return [dict(zip(("BLOCK_N", "stages", "PER_SM", "HEADS", "AHEAD"), tile, strict=True)) for tile in found]
 
 
 def design_of(config: Config) -> Design:

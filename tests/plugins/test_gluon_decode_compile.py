@@ -83,7 +83,7 @@ def test_a_box_lies_in_one_page():
     legal = [page for page in range(1, 400) if not VARIANT.reasons(problem(page=page))]
     assert legal == list(range(8, 400, 8))
     for page in legal:
-        t = traits_of(problem(page=page), {"BLOCK_N": 128, "stages": 3, "PER_SM": 1, "HEADS": 2})
+        t = traits_of(problem(page=page), {"BLOCK_N": 128, "stages": 3, "PER_SM": 1, "HEADS": 2, "AHEAD": 0})
         assert t.box * t.boxes == 64 and page % t.box == 0 and t.boxes <= 32
 
 
