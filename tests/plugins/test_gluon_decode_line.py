@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from registry.plugins.gluon_decode import line
+from registry.plugins.gluon_decode import line, parts
 
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
 HELPERS = (
@@ -130,3 +130,16 @@ def test_shares_differ_by_one_unit():
         for unit in range(0, total, 7):
             chunk = on.chunk_of(unit, share, longer)
             assert starts[chunk] <= unit < starts[chunk + 1]
+
+
+def test_values_of_eight_bits_end_where_the_second_product_and_the_output_look_for_them():
+    """By the bits of a value's key and column: its place in a thread's words, the swap within two words, the view."""
+    column_of = types.FunctionType(parts.column_of.fn.__code__, {})
+    for key, column in itertools.product(range(64), range(128)):
+        k0, v0, v1 = key & 1, column & 1, column >> 1 & 1
+        # Two words of 4 columns each become pairs of keys: what stood at (k0, v1, v0) stands at (v1, v0, k0).
+        nominal_key, nominal_column = key & ~1 | v1, column & ~3 | v0 << 1 | k0
+        view = (nominal_key >> 1, nominal_key & 1, nominal_column >> 5, nominal_column >> 2 & 7)
+        view += (nominal_column >> 1 & 1, nominal_column & 1)  # [keys / 2, 2, 4, 8, 2, 2]
+        m = ((view[1] * 4 + view[2]) * 2 + view[4]) * 8 + view[3]  # permuted by (1, 2, 4, 3, 0, 5)
+        assert (view[0] * 2 + view[5], column_of(m, SimpleNamespace(eight=True))) == (key, column)
