@@ -22,30 +22,34 @@ BAD_TABLE = gl.constexpr(bits.BAD_TABLE)
 
 
 @gluon.jit
-def _tile(tensor, ring, s, ready, ids, lane, j, place, head, T: gl.constexpr):
-    """The keys or values of block j of those whose pages `ids` has, into stage s."""
-    mbarrier.expect(ready, T.tile_bytes)
+def _tile(tensor, ring, s, ready, ids, lane, j, n, end, head, T: gl.constexpr):
+    """The keys or values from n on, block j of those whose pages `ids` has, into stage s. Boxes that begin beyond the
+    last key are not brought: what is there stays, and the consumer ignores it."""
     PANELS: gl.constexpr = T.panels
     BOXES: gl.constexpr = T.boxes
+    present = gl.minimum(gl.maximum(end - n + (T.box - 1), 0) // T.box, BOXES)
+    for count in gl.static_range(BOXES + 1):
+        mbarrier.expect(ready, count * T.tile_bytes // BOXES, pred=present == count)
     for box in gl.static_range(BOXES):
+        row = n + box * T.box
         if T.page == 0:
-            outer, row = ids, place
+            outer = ids
         else:
             outer = gl.sum(gl.where(lane == j * BOXES + box, ids, 0), 0)
-            row = (place + box * T.box) % T.page
+            row = row % T.page
         for panel in gl.static_range(PANELS):
             to = ring[0].index((s * PANELS + panel) * BOXES + box)
-            load_tile(tensor, [outer, row, head * T.heads, panel * T.panel], ready, to)
+            load_tile(tensor, [outer, row, head * T.heads, panel * T.panel], ready, to, pred=box < present)
 
 
 @gluon.jit
-def _block(maps, rings, i, ids, lane, j, place, head, T: gl.constexpr):
+def _block(maps, rings, i, ids, lane, j, n, end, head, T: gl.constexpr):
     """Keys and values of a block, as use i: the consumer lets go of both at once."""
     k_ring, v_ring = rings
     s = slot_of(i, k_ring)
     ready = wait_slot_empty(k_ring, s, i)
-    _tile(maps[0], k_ring, s, ready, ids, lane, j, place, head, T)
-    _tile(maps[1], v_ring, s, v_ring[1].index(s), ids, lane, j, place, head, T)
+    _tile(maps[0], k_ring, s, ready, ids, lane, j, n, end, head, T)
+    _tile(maps[1], v_ring, s, v_ring[1].index(s), ids, lane, j, n, end, head, T)
 
 
 @gluon.jit
@@ -62,7 +66,7 @@ def _piece(maps, rings, i, table, b, head, n, take, end, pages, bad, T: gl.const
     lane = gl.arange(0, LANES, layout=LAYOUT)
     if T.page == 0:
         for j in range(take):
-            _block(maps, rings, i, b, lane, 0, n + j * T.tokens, head, T)
+            _block(maps, rings, i, b, lane, 0, n + j * T.tokens, end, head, T)
             i += 1
     else:
         EACH: gl.constexpr = LANES // T.boxes  # blocks whose pages come together
@@ -73,7 +77,7 @@ def _piece(maps, rings, i, table, b, head, n, take, end, pages, bad, T: gl.const
             bad = bad | (ids < 0) | (ids >= pages)
             ids = gl.minimum(gl.maximum(ids, 0), pages - 1)
             for j in range(gl.minimum(take - some, EACH)):
-                _block(maps, rings, i, ids, lane, j, begin + j * T.tokens, head, T)
+                _block(maps, rings, i, ids, lane, j, begin + j * T.tokens, end, head, T)
                 i += 1
             ids = more
     return i, bad

@@ -21,9 +21,11 @@ PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many row
 MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
 MAXIMA = 16  # bytes of a row: a number of each warp
+MOST_BOX = 64
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
-PRODUCER_REGISTERS = 40
-SHARED = 227 << 10  # bytes of an SM that programs can have, less 1 KiB for each beyond the first
+LAUNCH_REGISTERS = {1: 168, 2: 128, 3: 80}  # by programs an SM
+PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
+SHARED = 228 << 10  # bytes of an SM, of which each program takes 1 KiB besides
 ITEM = 2  # bytes of a query, and of a key that is not quantised
 
 Config = Mapping[str, Any]
@@ -65,8 +67,8 @@ class DecodeTraits:
 
     @property
     def box(self) -> int:
-        """Tokens that one copy brings: of one page."""
-        return math.gcd(self.tokens, self.page)
+        """Tokens that one copy brings: of one page, and few, for those beyond the last key are not brought."""
+        return math.gcd(min(self.tokens, MOST_BOX), self.page)
 
     @property
     def boxes(self) -> int:
@@ -91,9 +93,10 @@ class DecodeTraits:
         return self.block_n * self.head * self.item
 
 
-def padded(head_dim: int) -> int:
-    """The tile width that holds `head_dim` columns."""
-    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+def width(problem: Any) -> int:
+    """Columns of tiles: those that hold the head dim."""
+    wide = max(problem.head_dim, QUANTISED_HEAD) if problem.kv_scale else problem.head_dim
+    return 64 if wide <= 64 else 128 if wide <= 128 else 256
 
 
 def rows_of(problem: Any) -> int:
@@ -103,11 +106,11 @@ def rows_of(problem: Any) -> int:
 
 def traits_of(problem: Any, config: Config) -> DecodeTraits:
     """The build that `config` means for `problem`."""
-    head = padded(problem.head_dim)
+    head = width(problem)
     span = min(rows_of(problem), MOST_ROWS[head])
     part_rows = span * config["HEADS"]
     left, right = problem.window or (-1, -1)
-    launch = 128 if config["PER_SM"] == 2 else 168
+    launch = LAUNCH_REGISTERS[config["PER_SM"]]
     numbers = max(1, part_rows * head // 128)  # of a part that a thread has
     return DecodeTraits(
         head=head,
@@ -131,9 +134,9 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
         lse=problem.lse,
-        at_once=max(1, min(32, (128 if numbers < 16 else 64) // numbers)),
+        at_once=max(1, min(32, (128 if numbers < 16 and config["PER_SM"] < 3 else 64) // numbers)),
         launch_registers=launch,
-        producer_registers=PRODUCER_REGISTERS,
+        producer_registers=PRODUCER_REGISTERS[config["PER_SM"]],
     )
 
 
@@ -150,34 +153,26 @@ def registers(problem: Any, config: Config) -> int:
 
 
 TILES = {
-    64: [(128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (128, 3, 2, 1, 0), (64, 8, 1, 1, 0)],
-    128: [
-        (128, 3, 1, 2, 0),
-        (128, 3, 1, 2, 1),
-        (128, 3, 1, 1, 0),
-        (64, 6, 1, 2, 0),
-        (64, 3, 2, 2, 0),
-        (64, 3, 2, 1, 0),
-        (64, 6, 1, 1, 0),
-    ],
+    64: [(128, 3, 2, 1, 0), (128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (64, 8, 1, 1, 0)],
+    128: [(128, 3, 1, 1, 0), (64, 3, 2, 1, 0), (128, 3, 1, 2, 0), (64, 6, 1, 1, 0)],
     256: [(64, 3, 1, 1, 0), (64, 2, 1, 1, 0)],
 }
 QUANTISED_TILES = [
-    (128, 3, 2, 2, 0),
-    (128, 3, 2, 2, 1),
     (128, 3, 2, 1, 0),
-    (64, 6, 2, 2, 1),
-    (128, 6, 1, 2, 1),
-    (64, 6, 2, 2, 0),
+    (128, 3, 2, 2, 0),
+    (128, 3, 2, 1, 1),
+    (128, 3, 2, 2, 1),
     (64, 6, 2, 1, 0),
-    (128, 3, 2, 4, 0),
+    (64, 4, 3, 1, 0),
+    (64, 4, 3, 1, 1),
+    (128, 2, 3, 1, 0),
 ]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
-    found = QUANTISED_TILES if problem.kv_scale else TILES[padded(problem.head_dim)]
-    most, rows = 16 if problem.kv_scale else MOST_ROWS[padded(problem.head_dim)], rows_of(problem)
+    found = QUANTISED_TILES if problem.kv_scale else TILES[width(problem)]
+    most, rows = 16 if problem.kv_scale else MOST_ROWS[width(problem)], rows_of(problem)
     # With more than 32 rows, blocks of 128 keys would not fit the registers.
     found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]
     found = [tile for tile in found if tile[0] == 64 or rows * tile[3] <= 32]
@@ -199,19 +194,21 @@ def design_of(config: Config) -> Design:
 def rule(problem: Any, config: Config) -> Iterator[Reason]:
     """How many rows there can be, and what a config cannot be."""
     block_n = config["BLOCK_N"]
-    most = MOST_ROWS[padded(problem.head_dim)]
+    most = MOST_ROWS[width(problem)]
     if (rows := rows_of(problem)) > most:
         group = problem.heads_q // problem.heads_kv
         allowed = f"at most {most // group} with {group} query heads a key head" if group <= most else "fewer heads"
         yield Reason("range", "max_seqlen_q", problem.max_seqlen_q, allowed + f": {rows} rows of a key head")
-    if problem.kv_scale and padded(problem.head_dim) != QUANTISED_HEAD:
-        yield Reason("kv_dtype", "head_dim", problem.head_dim, "72 to 128 with keys and values of 8 bits")
+    if problem.kv_scale and width(problem) > QUANTISED_HEAD:
+        yield Reason(
+            "kv_dtype", "head_dim", problem.head_dim, f"at most {QUANTISED_HEAD} with keys and values of 8 bits"
+        )
     if block_n not in (64, 128):
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
-    if config["PER_SM"] not in (1, 2):
-        yield Reason("config", "PER_SM", config["PER_SM"], "1 or 2")
+    if config["PER_SM"] not in LAUNCH_REGISTERS:
+        yield Reason("config", "PER_SM", config["PER_SM"], "1, 2 or 3")
     if problem.heads_kv % config["HEADS"] or rows * config["HEADS"] > most >= rows:
         yield Reason("config", "HEADS", config["HEADS"], f"a divisor of {problem.heads_kv}, {most // rows} at most")
-    room = SHARED // config["PER_SM"] - 1024 * (config["PER_SM"] - 1)
+    room = SHARED // config["PER_SM"] - 1024
     if config["stages"] < 1 or shared_memory(problem, config) > room:
         yield Reason("config", "stages", config["stages"], f"at least 1, in {room} bytes of shared memory")

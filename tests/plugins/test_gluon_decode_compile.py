@@ -69,7 +69,7 @@ REFUSED = {
     "kv_layout": problem(kv="packed"),
     "alibi": problem(alibi=True),
     "kv_scale": problem(kv_dtype="int8", scales="token"),
-    "head_dim": problem(kv_dtype="int8", d=64),
+    "head_dim": problem(kv_dtype="int8", d=136),
     "dtype": problem(dtype="float32"),
 }
 
