@@ -70,7 +70,7 @@ def decode(
     after_previous_kernel()
     lengths = (cu_q, used, batch, total_q, room)
     results = (out, lse, sinks, out_row, out_head, total_q)
-    queries = (q, q_row, q_head, q_tile)
+    queries = (q, q_row, q_head)
     numbers = (scale, cap, window_left, window_right)
     pages = (table, table_row, pages)
     limits = (window_left, most_q, most_k)
@@ -78,7 +78,7 @@ def decode(
     workspace = (parts, sums, counters)
     gl.warp_specialize(
         [
-            (consumer, (queries, rings, p_tile, lengths, workspace, results, scales, overhead, numbers, T)),
+            (consumer, (queries, rings, (q_tile, p_tile), lengths, workspace, results, scales, overhead, numbers, T)),
             (producer, ((k_map, v_map), rings, lengths, pages, limits, overhead, complaints, T)),
         ],
         [1],

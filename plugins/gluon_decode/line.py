@@ -152,3 +152,20 @@ def my_share(lengths, left, chunk, overhead, WARPS: gl.constexpr, T: gl.constexp
             before = gl.maximum(before, gl.max(gl.where(passed_B, ends_B, 0), 0))
             counted += gl.sum(units_B, 0)
         return unit, stop, b, before, overhead, share, longer
+
+
+@gluon.jit
+def next_piece(unit, stop, b, before, overhead, lengths, left, T: gl.constexpr):
+    """The first piece of work from `unit` on: (unit, sequence, units before it, first row of q, queries, keys, where
+    the sequence begins in the line, its blocks, first block of the piece, how many or 0 where the share is over)."""
+    q_start, queries, keys, begin, blocks, block, take = 0, 0, 0, 0, 0, 0, 0
+    while (unit < stop) & (take <= 0):
+        q_start, queries, keys = sequence_at(b, lengths)
+        first, blocks, there = extent_of(queries, keys, left, T)
+        units = (blocks + overhead) * there
+        if unit >= before + units:
+            before += units
+            b += 1
+        else:
+            begin, unit, block, take = piece_at(unit, stop, before, overhead, first, blocks)
+    return unit, b, before, q_start, queries, keys, begin, blocks, block, gl.maximum(take, 0)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.ops.attention_varlen import lengths as bits
-from registry.plugins.gluon_decode.line import extent_of, my_share, piece_at, sequence_at
+from registry.plugins.gluon_decode.line import my_share, next_piece
 from registry.toolbox.hopper import load_tile, slot_of, wait_slot_empty
 
 LANES = gl.constexpr(32)
@@ -60,13 +60,14 @@ def _pages(table, n, end, lane, T: gl.constexpr):
 
 
 @gluon.jit
-def _piece(maps, rings, i, table, b, head, n, take, end, pages, bad, T: gl.constexpr):
-    """All blocks of a piece; gives the count of blocks, and the pages that are not there."""
+def _piece(maps, rings, i, table, head, n, take, end, pages, bad, T: gl.constexpr):
+    """All blocks of a piece, of the pages of a table or of a sequence of the cache; gives the count of blocks, and
+    the pages that are not there."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     lane = gl.arange(0, LANES, layout=LAYOUT)
     if T.page == 0:
         for j in range(take):
-            _block(maps, rings, i, b, lane, 0, n + j * T.tokens, end, head, T)
+            _block(maps, rings, i, table, lane, 0, n + j * T.tokens, end, head, T)
             i += 1
     else:
         EACH: gl.constexpr = LANES // T.boxes  # blocks whose pages come together
@@ -111,20 +112,14 @@ def producer(maps, rings, lengths, paging, limits, overhead, complaints, T: gl.c
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     bad = gl.full([LANES], 0, gl.int1, layout=LAYOUT)
     i = 0
-    while unit < stop:
-        _, queries, keys = sequence_at(b, lengths)
-        first, blocks, tiles = extent_of(queries, keys, left, T)
-        units = (blocks + overhead) * tiles
-        if unit >= before + units:
-            before += units
-            b += 1
-        else:
-            _, entered, block, take = piece_at(unit, stop, before, overhead, first, blocks)
-            unit = entered
-            if take > 0:
-                own = table + b.to(gl.int64) * table_row
-                i, bad = _piece(maps, rings, i, own, b, head, block * T.tokens, take, keys, pages, bad, T)
-                unit += take
+    piece = next_piece(unit, stop, b, before, overhead, lengths, left, T)
+    while piece[9] > 0:
+        unit, b, before, _, _, keys, _, _, block, take = piece
+        own = table + b.to(gl.int64) * table_row
+        if T.page == 0:
+            own = b
+        i, bad = _piece(maps, rings, i, own, head, block * T.tokens, take, keys, pages, bad, T)
+        piece = next_piece(unit + take, stop, b, before, overhead, lengths, left, T)
     wrong = 0
     if T.page > 0:
         wrong = gl.where(gl.max(bad.to(gl.int32), 0) > 0, BAD_TABLE, 0)

@@ -30,8 +30,8 @@ def matrices(tiles, T: gl.constexpr):
 
 @gluon.jit
 def load_queries(queries_of, place, head, T: gl.constexpr):
-    """The queries of a tile into shared memory; gives what scores of each row are to be multiplied by."""
-    q, q_row, q_head, q_tile = queries_of
+    """The queries of a tile, under way."""
+    q, q_row, q_head = queries_of
     LANES: gl.constexpr = min(T.head // 8, 32)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     row = gl.arange(0, T.rows, layout=gl.SliceLayout(1, LAYOUT))
@@ -39,8 +39,13 @@ def load_queries(queries_of, place, head, T: gl.constexpr):
     token, head_q, there = rows_at(row, head, place, T)
     at = q + (token.to(gl.int64) * (q_row * 8) + head_q * (q_head * 8))
     inside = there[:, None] & (column < T.columns)[None, :]
-    x = gl.load(at[:, None] + column[None, :], mask=inside, other=0.0)
-    unit = row.to(gl.float32) * 0.0 + 1.0
+    return gl.load(at[:, None] + column[None, :], mask=inside, other=0.0)
+
+
+@gluon.jit
+def hand_over(x, q_tile, LAYOUT: gl.constexpr, T: gl.constexpr):
+    """Queries into shared memory; gives what scores of each row are to be multiplied by."""
+    unit = gl.full([T.rows], 1.0, gl.float32, layout=gl.SliceLayout(1, x.type.layout))
     if T.eight:
         if x.dtype == gl.bfloat16:
             # float16 has not their range: over the power of two below the largest of a row, by their exponents.
@@ -54,7 +59,8 @@ def load_queries(queries_of, place, head, T: gl.constexpr):
         x = x.reshape([ROWS, 4, HEAD // 8, 2]).permute((0, 2, 1, 3)).reshape([ROWS, HEAD])
     q_tile.store(x)
     fence_async_shared()
-    return unit
+    group_barrier()
+    return gl.convert_layout(unit, LAYOUT)
 
 
 @gluon.constexpr_function

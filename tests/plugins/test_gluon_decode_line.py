@@ -28,6 +28,7 @@ HELPERS = (
 def on_numbers():
     """The kernel's functions on Python's integers, with each other."""
     names = {"gl": LANGUAGE, "quotient": lambda x, y: x // y, "per_chunk": lambda x, t: x // t.chunks}
+    names["sequence_at"] = lambda b, lengths: (0, *lengths[b])
     found = {}
     for name in HELPERS:
         plain = getattr(line, name).fn
@@ -50,22 +51,14 @@ def pieces(sequences, chunk, overhead, t, left=0):
     ends = list(itertools.accumulate((blocks + overhead) * tiles for _, blocks, tiles in extents))
     b = sum(end <= unit for end in ends)
     before = max([end for end in ends if end <= unit], default=0)
-    found, steps = [], 0
-    while unit < stop:
-        steps += 1
-        assert steps < 10_000 and b < len(sequences)
-        first, blocks, tiles = extents[b]
-        units = (blocks + overhead) * tiles
-        if unit >= before + units:
-            before, b = before + units, b + 1
-            continue
-        begin, entered, block, take = on.piece_at(unit, stop, before, overhead, first, blocks)
-        unit = entered
-        if take > 0:
-            who = on.chunk_of(begin, share, longer), on.chunk_of(begin + blocks - 1, share, longer)
-            found.append((b, block, take, entered == begin, take == blocks, who))
-            unit += take
-    return found
+    found, taken = [], 0
+    while True:
+        piece = on.next_piece(unit + taken, stop, b, before, overhead, sequences, left, t)
+        unit, b, before, _, _, _, begin, blocks, block, taken = piece
+        if taken <= 0:
+            return found
+        who = on.chunk_of(begin, share, longer), on.chunk_of(begin + blocks - 1, share, longer)
+        found.append((b, block, taken, unit == begin, taken == blocks, who))
 
 
 T = SimpleNamespace(left=False, tokens=64, chunks=33)
