@@ -22,6 +22,7 @@ HELPERS = (
     "chunk_of",
     "piece_at",
     "extent_of",
+    "next_piece",
 )
 
 
