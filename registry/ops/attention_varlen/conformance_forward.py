@@ -49,6 +49,7 @@ def _batches(size: Size) -> list[Pairs]:
         ((three, one), (0, two), (one, long), (two, 0), (1, two)),
         ((two, three), (three, two), (3, long), (long, 3), (1, 1)),  # as many queries as keys, in other places
         ((4, two), (4, long), (4, 3)),
+        ((9, two), (12, long), (10, one)),  # as many as kernels for decoding may take
         tuple((1 + i % 3, 5 + 7 * i % 40) for i in range(13)),
         ((long, long),),
     ]
@@ -65,7 +66,7 @@ def _masks(requires: Requires) -> list[tuple[bool, Any]]:
 
 
 def _memory(requires: Requires) -> list[str]:
-    found = ["dense", "fused", "rows"]
+    found = ["dense", *(["fused"] if "packed" in requires.kv_layouts else []), "rows"]
     found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
     found += [] if requires.unit_inner_stride else ["inner"]
     return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
