@@ -177,7 +177,7 @@ def test_a_variant_that_was_given_up_on_early_is_tried_where_nobody_tried_it():
         for one in planned.contestants:
             if one.variant == "x.y" or (place == 0 and one.first):
                 guide.tell(place, one.key, 4.0 if one.variant == "y.z" else 1.0)
-    guide._allowed = 0.0
+    guide._allowed, guide._left = 0.0, 5.0
     place = next(guide.worth_another_look())
     assert place >= 2 and guide.next(place).variant == "y.z"
 
