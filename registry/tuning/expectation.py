@@ -162,6 +162,14 @@ class Expectation:
             off = min(abs(value - mean) / deviation, MOST)
             self.surprises.append((int(self.place[row]), off**2))
 
+    def put_off(self, row: int, by: float) -> bool:
+        """Expect so much more of the variant of a row, where nothing is known of it. Whether that is so."""
+        own = self.variant == self.variant[row]
+        if self.told[own].isnan().all():
+            self.offset[own] += by
+            return True
+        return False
+
     def gains(self, place: int, rows: Sequence[int]) -> torch.Tensor:
         """Of rows on one shape, the expected improvement on the best that is known there; none where nothing is."""
         mean, deviation = self.predict(place, torch.tensor(rows))

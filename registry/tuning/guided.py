@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ LEAST_MS = 4e-3
 """What a launch takes however little it does."""
 FARTHEST = 1.5
 """In log, that a contestant's tiles are taken to be from the mean of its shape."""
+FAILED = math.log(2)
+"""Log time that it is expected to cost that a variant failed which never worked: it is as likely to fail again."""
 RATES = {"gbs": 4000.0, "tflops": 700.0}
 """Bytes and work over time, for the least time of a shape: only their ratio matters, the model learns the rest."""
 
@@ -115,6 +118,8 @@ class Guide:
         shares = [self.guidance.share * len(planned.contestants) for planned in plans[: len(plans) - len(learnt)]]
         self._left = sum(shares)
         """Of the share of all shapes: beyond it, no more than one contestant of each is measured."""
+        self._counts = Counter(one.variant for planned in plans[: len(shares)] for one in planned.contestants)
+        """Of contestants, but of the variants of which one failed and none had worked: those have no share."""
         self._due = {place: max(FIRST_LOOK * share, 1.0) for place, share in enumerate(shares)}
         """What shapes that nobody has looked at yet are to have of it."""
         self._begun: set[int] = set()
@@ -137,6 +142,8 @@ class Guide:
         self._kept[place] = max(self._kept.get(place, 0.0) - 1, 0.0)
         if ms is not None:
             self.expected.tell(row, math.log(ms) - self._floor[place])
+        elif self.expected.put_off(row, FAILED):
+            self._left -= self.guidance.share * self._counts.pop(self.rows[row][1].variant, 0)
 
     def compiled(self, place: int, key: str, figures: Mapping[str, Any]) -> None:
         """What the compiler said of a contestant of shape `place`, before it is measured."""
@@ -316,7 +323,7 @@ def _facts(planned: LineUp) -> dict[str, Any]:
     likeness = {name: 2.0**place for name, place in planned.problem.likeness().items()}
     known, shape, fields = planned.problem.facts(), _shape(planned), op_named(planned.case.op).tuning.fields
     data = {name: str(shape.get(name)) for name, field in fields.items() if field not in known}
-    return {**likeness, **data, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+    return {**likeness, **data, "least time": 1e3 * math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
 
 
 def _shape(planned: LineUp) -> dict[str, Any]:
