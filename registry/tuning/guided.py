@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.ops.parts.tiling import product_tiling
 from registry.tuning.contestants import Contestant, LineUp
-from registry.tuning.fit import check_number
+from registry.tuning.fit import check_number, guess_of
 from registry.tuning.journal import CaseResults
 from registry.tuning.observed import Observed, coordinates
 
@@ -49,6 +50,8 @@ LEAST_MS = 4e-3
 """What a launch takes however little it does."""
 FARTHEST = 1.5
 """In log, that a contestant's tiles are taken to be from the mean of its shape."""
+FAILED = math.log(2)
+"""Log time that it is expected to cost that a variant failed which never worked: it is as likely to fail again."""
 RATES = {"gbs": 4000.0, "tflops": 700.0}
 """Bytes and work over time, for the least time of a shape: only their ratio matters, the model learns the rest."""
 
@@ -102,7 +105,7 @@ class Guide:
             Features.of([_told_of(plans[place], one, seen) for place, one in self.rows]),
             torch.tensor([names.setdefault(one.variant, len(names)) for _, one in self.rows], dtype=torch.long),
             torch.tensor([place for place, _ in self.rows], dtype=torch.long),
-            self.guidance.later * _ranks(plans) + self.guidance.rounds * along[:, 0],
+            _guesses(plans, self.guidance.later) + self.guidance.rounds * along[:, 0],
             along,
         )
         """Of log time over the floor."""
@@ -112,13 +115,20 @@ class Guide:
         self.waits: dict[int, Contestant] = {}
         """By shape, what was asked for and is still being compiled: whoever measures says so here."""
         self._allowed = 0.0
+        shares = [self.guidance.share * len(planned.contestants) for planned in plans[: len(plans) - len(learnt)]]
+        self._left = sum(shares)
+        """Of the share of all shapes: beyond it, no more than one contestant of each is measured."""
+        self._counts = Counter(one.variant for planned in plans[: len(shares)] for one in planned.contestants)
+        """Of contestants, but of the variants of which one failed and none had worked: those have no share."""
+        self._due = {place: max(FIRST_LOOK * share, 1.0) for place, share in enumerate(shares)}
+        """What shapes that nobody has looked at yet are to have of it."""
         self._begun: set[int] = set()
         self._kept: dict[int, float] = {}
         """What shapes that are being looked at have left of their own share: no other may use it yet."""
         self._wanted: int | None = None
         self._again, self._elsewhere = False, 0.0
         """Whether this is the second look, and what a shape must promise then to be asked about further."""
-        self._recall(len(plans) - len(learnt), learnt)
+        self._recall(len(shares), learnt)
 
     def tell(self, place: int, key: str, ms: float | None) -> None:
         """What a contestant of shape `place` took; None where it failed."""
@@ -128,9 +138,12 @@ class Guide:
         self._begin(place)
         self._gone.add(row)
         self._allowed -= 1
+        self._left -= 1
         self._kept[place] = max(self._kept.get(place, 0.0) - 1, 0.0)
         if ms is not None:
             self.expected.tell(row, math.log(ms) - self._floor[place])
+        elif self.expected.put_off(row, FAILED):
+            self._left -= self.guidance.share * self._counts.pop(self.rows[row][1].variant, 0)
 
     def compiled(self, place: int, key: str, figures: Mapping[str, Any]) -> None:
         """What the compiler said of a contestant of shape `place`, before it is measured."""
@@ -161,6 +174,8 @@ class Guide:
         if not any(map(self.expected.knows, range(*self.first_row[place]))):
             row = self._ordered(place, rest)[0]
         else:
+            if self._left - sum(self._due.values()) - self._kept_elsewhere(place) < 1:
+                return None
             gain, row = self._most(place, rest)
             least = self._elsewhere if self._again else self._price(place)
             if gain < least:
@@ -178,8 +193,9 @@ class Guide:
         the share is spent. What is expected of the others is looked up anew when it would be their turn, and of all
         from time to time. None: nothing as good can be measured before one of `waits` is compiled."""
         self._again = True
+        self._kept.clear()
         sizes = {place: high - low for place, (low, high) in self.first_row.items() if place in self._begun}
-        self._allowed += (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values())
+        self._allowed = min(self._allowed + (1 - FIRST_LOOK) * self.guidance.share * sum(sizes.values()), self._left)
         yield from self._scout(list(sizes))
         each = max(self._allowed / SURVEYS, 1.0)
         while self._allowed >= 1:
@@ -253,21 +269,25 @@ class Guide:
         return [row for row in range(*self.first_row[place]) if row not in self._gone]
 
     def _ordered(self, place: int, rest: Sequence[int]) -> list[int]:
-        """Those that may be fast first."""
+        """Those that are expected to be fast first."""
         import torch
 
-        mean, deviation = self.expected.predict(place, torch.tensor(rest))
-        return [rest[int(i)] for i in (mean - deviation / 2).argsort()]
+        mean, _ = self.expected.predict(place, torch.tensor(rest))
+        return [rest[int(i)] for i in mean.argsort(stable=True)]
 
     def _price(self, place: int) -> float:
         """What a measurement must promise, in log time: more the further the sweep is beyond its share, less before."""
-        allowed = self._allowed - sum(left for other, left in self._kept.items() if other != place)
+        allowed = self._allowed - self._kept_elsewhere(place)
         beyond = max(-CHEAPEST, 1 - allowed) / self.guidance.elastic
         return self.guidance.tolerance * math.exp(min(beyond, 50.0))
+
+    def _kept_elsewhere(self, place: int) -> float:
+        return sum(left for other, left in self._kept.items() if other != place)
 
     def _begin(self, place: int) -> None:
         if place not in self._begun:
             self._begun.add(place)
+            self._due.pop(place)
             low, high = self.first_row[place]
             self._kept[place] = FIRST_LOOK * self.guidance.share * (high - low)
             self._allowed += self._kept[place]
@@ -303,7 +323,7 @@ def _facts(planned: LineUp) -> dict[str, Any]:
     likeness = {name: 2.0**place for name, place in planned.problem.likeness().items()}
     known, shape, fields = planned.problem.facts(), _shape(planned), op_named(planned.case.op).tuning.fields
     data = {name: str(shape.get(name)) for name, field in fields.items() if field not in known}
-    return {**likeness, **data, "least time": math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
+    return {**likeness, **data, "least time": 1e3 * math.exp(_floor(planned)), "work per byte": _work_per_byte(planned)}
 
 
 def _shape(planned: LineUp) -> dict[str, Any]:
@@ -325,17 +345,24 @@ def _told_of(planned: LineUp, one: Contestant, seen: Mapping[str, Mapping[str, f
     return told
 
 
-def _ranks(plans: Sequence[LineUp]) -> torch.Tensor:
-    """The place of each contestant in its variant's own list, counted up to 4."""
+def _guesses(plans: Sequence[LineUp], later: float) -> torch.Tensor:
+    """Of each contestant, in log time against the others of its variant on that shape: what its variant guesses, or,
+    where that guesses nothing, its place in the variant's own list, counted up to 4."""
     import torch
 
-    ranks: list[float] = []
+    found: list[torch.Tensor] = [torch.zeros(0, dtype=torch.float64)]
     for planned in plans:
-        seen: dict[str, int] = {}
-        for one in planned.contestants:
-            ranks.append(float(min(4, seen.setdefault(one.variant, 0))))
-            seen[one.variant] += 1
-    return torch.tensor(ranks, dtype=torch.float64)
+        of_variant: dict[str, list[int]] = {}
+        for place, one in enumerate(planned.contestants):
+            of_variant.setdefault(one.variant, []).append(place)
+        here = torch.zeros(len(planned.contestants), dtype=torch.float64)
+        for places in of_variant.values():
+            told = [guess_of(planned.contestants[place], planned.problem) for place in places]
+            guesses = torch.tensor(told, dtype=torch.float64)
+            ranks = torch.arange(len(places), dtype=torch.float64).clamp_max(4)
+            here[places] = guesses - guesses.mean() if len(set(told)) > 1 else later * ranks
+        found.append(here)
+    return torch.cat(found)
 
 
 def _along(plans: Sequence[LineUp]) -> torch.Tensor:

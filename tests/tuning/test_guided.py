@@ -177,7 +177,7 @@ def test_a_variant_that_was_given_up_on_early_is_tried_where_nobody_tried_it():
         for one in planned.contestants:
             if one.variant == "x.y" or (place == 0 and one.first):
                 guide.tell(place, one.key, 4.0 if one.variant == "y.z" else 1.0)
-    guide._allowed = 0.0
+    guide._allowed, guide._left = 0.0, 5.0
     place = next(guide.worth_another_look())
     assert place >= 2 and guide.next(place).variant == "y.z"
 
@@ -236,6 +236,47 @@ def test_a_contestant_that_fails_is_passed_over():
     made = plans(3)
     asked = run(Guide(made), made, lambda place, one: None if one.config["c"] == 4 else one.config["c"] * 1.0)
     assert all(asked)
+
+
+def test_a_variant_that_fails_everywhere_is_soon_left_alone_and_has_no_share():
+    """As a loop on the host is under a graph: to ask for it on each shape would leave nothing for the others."""
+    target, made = Target.named("H200"), []
+    for length in range(512, 512 * 13, 512):
+        case = Case.of("attention", b=2, hq=4, s=length, d=64)
+        ones = tuple(Contestant("x.y", {"c": c}, c == 1, "f") for c in range(1, 9))
+        made.append(LineUp(case, case.problem(target), 1e12, (Contestant("y.z", {}, True, "f"), *ones), {}))
+    guide, failed, timed = Guide(made), 0, 0
+    for looked in (lambda: range(12), guide.worth_another_look):
+        for place in looked():
+            while (one := guide.next(place)) is not None:
+                guide.tell(place, one.key, None if one.variant == "y.z" else 1.0 + 0.1 * one.config["c"])
+                failed, timed = failed + (one.variant == "y.z"), timed + (one.variant == "x.y")
+    assert failed <= 6 and 12 <= timed <= 0.33 * 12 * 8
+
+
+def test_what_variants_guess_of_their_configs_is_expected(monkeypatch):
+    """Against one another: a guess may be in any unit."""
+    from registry.tuning import guided
+
+    made = plans(1)
+    monkeypatch.setattr(guided, "guess_of", lambda one, problem: 5.0 + abs(one.config["c"] - 7))
+    assert Guide(made).next(0).config["c"] == 7
+    monkeypatch.setattr(guided, "guess_of", lambda one, problem: 5.0)
+    assert Guide(made).next(0).config["c"] == 1, "where it guesses nothing, those that it lists early"
+
+
+def test_the_first_look_leaves_each_shape_its_part():
+    """Shapes that keep promising spend what is kept for a second look at most."""
+    import random
+
+    made, draw = plans(10), random.Random(0)
+    guide, counts = Guide(made), []
+    for place in range(10):
+        before = guide._left
+        while (one := guide.next(place)) is not None:
+            guide.tell(place, one.key, 4.0 ** draw.gauss())
+        counts.append(before - guide._left)
+    assert min(counts) >= 2 and sum(counts) <= 0.33 * 10 * 9
 
 
 def test_earlier_measurements_are_learnt_from():
