@@ -64,9 +64,9 @@ def replay(results: Results, op: str, guidance: Guidance | None = None, draw: tu
     tried: list[list[Entry]] = [[] for _ in plans]
     for looked in (lambda: range(len(plans)), guide.worth_another_look):
         for place in looked():
-            while (one := guide.next(place)) is not None:
+            while place is not None and (one := guide.next(place)) is not None:
                 entry = plans[place][0].timed.get(one.key)
-                guide.tell(place, one.key, entry and entry.ms)
+                guide.tell(place, one.key, entry.ms if entry else None)
                 tried[place] += [entry] if entry else []
     for (case, _), own in zip(plans, tried, strict=True):
         best = min(entry.ms for entry in own)
