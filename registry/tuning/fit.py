@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
@@ -31,6 +31,9 @@ from registry.tuning.config_trees import Timed, fitted_config_trees
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
+
+if TYPE_CHECKING:
+    from registry.tuning.contestants import Contestant
 
 WRONG = ("wrong", "hung", "crashed", "device error", "error")
 """Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
@@ -275,7 +278,7 @@ def _results(
     )
 
 
-def guess_of(entry: Entry, problem: Any) -> float:
+def guess_of(entry: Entry | Contestant, problem: Any) -> float:
     """The log of what the variant guesses of a contestant's time; 0 where it guesses nothing."""
     variant = catalog.get().variants.get(entry.variant)
     if variant is None or variant.cost is None:

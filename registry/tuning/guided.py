@@ -1,14 +1,14 @@
 """Which contestants are worth measuring: a model of the measurements so far says what the next one could gain.
 
 `registry.tuning.expectation` predicts the time of each contestant, as a multiple of the least time that the work and
-the bytes could take. What it knows of a contestant: the variant and its source, its config's values, the shared memory
-and registers that it declares to need, how early its variant lists it, what its tiles make of the shape, what its
-recorded timeline says of the time in which its warps stand still, and, once it is compiled, whether it keeps values in
-memory that no register was left for; of a shape: what its op says that it is like, that least time, and the work for
-each byte. Within a shape that contestant comes next whose expected improvement on the best so far is largest; a shape
-is done when no more is to be expected, or its share of the budget is spent. What early shapes leave of theirs, later
-ones may use; and when all shapes have taught what they can, a part of the budget that was kept back goes to those in
-which most is still expected.
+the bytes could take. What it knows of a contestant: the variant and its source, its config's values, the shared
+memory and registers that it declares to need, what its variant guesses of it or how early it lists it, what its tiles
+make of the shape, what its recorded timeline says of the time in which its warps stand still, and, once it is
+compiled, whether it keeps values in memory that no register was left for; of a shape: what its op says that it is
+like, that least time, and the work for each byte. Within a shape that contestant comes next whose expected
+improvement on the best so far is largest; a shape is done when no more is to be expected, or its share of the budget
+is spent. What early shapes leave of theirs, later ones may use; and when all shapes have taught what they can, a part
+of the budget that was kept back goes to those in which most is still expected.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Guidance:
     """So many contestants beyond the share make the next one e times as dear. A shape unlike all others may be worth
     them, and the share holds in the long run."""
     later: float = 0.05
-    """Log time that each place further down its variant's own list is expected to cost."""
+    """Log time that each place further down its variant's own list is expected to cost, where that guesses nothing."""
     rounds: float = 0.4
     """How much of the time that whole rounds of tiles take beyond the work itself is expected to be seen."""
     learnt: tuple[CaseResults, ...] = ()
