@@ -56,7 +56,7 @@ def fitted_trees(
 
 
 def _tell_better(trees: Trees, points: torch.Tensor, lost: torch.Tensor, weights: Mapping[str, float]) -> bool:
-    """Whether trees that have not seen a shape pick better for it than the nearest of the others do."""
+    """Whether trees that have not seen a part of the shapes pick better for these than the nearest of the others do."""
     import torch
 
     from registry.tuning.weights import regret_nearby, regret_of_picks
@@ -64,5 +64,5 @@ def _tell_better(trees: Trees, points: torch.Tensor, lost: torch.Tensor, weights
     ran = ~lost.isnan().all(1)
     told = [trees.sums(point, unseen) for unseen, point in enumerate(points.tolist())]
     scale = torch.tensor([weights.get(name, 0.0) for name in trees.coordinates])
-    nearby = regret_nearby((points * scale)[ran], lost[ran], most=len(points))
+    nearby = regret_nearby((points * scale)[ran], lost[ran], len(points), PARTS)
     return regret_of_picks(torch.tensor(told).double()[ran], lost[ran]) <= nearby

@@ -85,13 +85,15 @@ def lost_of(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) 
     return names, found
 
 
-def regret_nearby(points: torch.Tensor, lost: torch.Tensor, most: int = ASKED) -> float:
-    """What shapes lose where the nearest of the others pick for them: about so many of the shapes."""
+def regret_nearby(points: torch.Tensor, lost: torch.Tensor, most: int = ASKED, parts: int | None = None) -> float:
+    """What shapes lose where the nearest of the others pick for them: about so many of the shapes. With `parts`, of
+    those in other parts, so that as many are kept from the answer as from trees that have not seen a part."""
     import torch
 
-    rows = torch.arange(len(points))[:: -(-len(points) // most)]
+    place = torch.arange(len(points))
+    rows, part = place[:: -(-len(points) // most)], place if parts is None else place % parts
     away = torch.cdist(points[rows], points, compute_mode="use_mm_for_euclid_dist").square()
-    away[torch.arange(len(rows)), rows] = float("inf")
+    away[part[rows][:, None] == part] = float("inf")
     near, who = away.topk(COUNT, largest=False)
     weight = ((-near).exp() + 1e-4 / (1 + near))[:, :, None]
     theirs = lost[who]
