@@ -44,7 +44,8 @@ _TENSORS = 11
 _SAVED = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
 
 How = tuple[int, int, bool, Any, float, bool, str | None]
-"""The maxima, causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
+"""All of a call but tensors and scale."""
+HOW = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "softcap", "return_lse", "variant")
 
 
 def through_torch(
