@@ -94,21 +94,12 @@ def decisions(options: argparse.Namespace) -> dict[str, Any]:
     for name, (op_name, tensors, words) in odd_calls().items():
         for place, target in targets.items():
             call = outcome(ops()[op_name].explain, *tensors, target=target, **words)
-            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else as_data(call)
+            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else call.to_dict()
     return found
 
 
 def explained(op: Any, words: dict[str, Any], target: Any, **how: Any) -> Any:
-    return as_data(op.explain(problem_of(op, words, target), target=target, **how))
-
-
-def as_data(decision: Any) -> dict[str, Any]:
-    """A decision as JSON; older versions call `source` what others call `because`."""
-    found = decision.to_dict()
-    for one in (found, *found["candidates"]):
-        if "source" in one:
-            one["because"] = one.pop("source")
-    return found
+    return op.explain(problem_of(op, words, target), target=target, **how).to_dict()
 
 
 # --- machine code -------------------------------------------------------------------------------------------------
@@ -260,17 +251,10 @@ def warm(options: argparse.Namespace) -> dict[str, float]:
     attention, matmul = registry.attention, registry.matmul
     attention(q, k, v), matmul(a, b)
     masks, epilogue = (False, None, 0.0, False, None), (None, None, None)
-    if hasattr(attention, "find_plan"):
-        decisions = (lambda: attention.find_plan(masks, q, k, v)), (lambda: matmul.find_plan(epilogue, a, b))
-    else:  # before plan caches; the empty scope was the one object of that name, wherever its module lay
-        modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "registry"]
-        scope = next(m.EMPTY for m in modules if type(getattr(m, "EMPTY", None)).__name__ == "Scope")
-        decisions = (
-            (lambda: attention.warm(q, k, v, *masks, scope)),
-            (lambda: matmul.warm(a, b, None, *epilogue, scope)),
-        )
-    names = "attention decision", "matmul decision"
-    found = {name: best_us(decision, options) for name, decision in zip(names, decisions, strict=True)}
+    found = {
+        "attention decision": best_us(lambda: attention.find_plan(masks, q, k, v), options),
+        "matmul decision": best_us(lambda: matmul.find_plan(epilogue, a, b), options),
+    }
     claims: Any = dict(arch=("any",), dtypes=("float32",), ieee=True)
     shapes = {"attention": dict(layouts=("bhsd",), head_dim=(1, 512)), "matmul": dict(layouts=("nn",))}
     idle = {"attention": lambda q, k, v, *, scale, config: (q, None), "matmul": lambda a, b, *, config: a}
