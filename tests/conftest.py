@@ -5,6 +5,7 @@ Also what the processes of a session share, and the order of the tests among the
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import sys
@@ -103,21 +104,23 @@ def quick_python() -> Iterator[None]:
         yield
 
 
+SETTINGS = {field.name for field in dataclasses.fields(registry.Variant)} - {"name", "op", "run", "requires"}
+
+
 @pytest.fixture
 def declare() -> Iterator[Callable[..., registry.Variant]]:
-    """Register a made-up attention variant; it is taken back after the test."""
+    """Register a made-up variant, of attention unless told; it is taken back after the test."""
     names: list[str] = []
 
     def make(name: str = "test.kernel", *, op: str = "attention", run: Any = None, **claims: Any) -> registry.Variant:
-        settings = {key: claims.pop(key) for key in ("configs", "design", "prepare") if key in claims}
-        claims = {
-            "arch": ("any",),
-            "dtypes": ("float32",),
-            "head_dim": (1, 512),
-            "layouts": ("bhsd", "bshd", "strided"),
-        } | claims
-        claims.setdefault("ieee", True)
-        variant = registry.Variant(name, op=op, run=run or math_run, requires=registry.Requires(**claims), **settings)
+        settings = {key: claims.pop(key) for key in SETTINGS if key in claims}
+        plain: dict[str, Any] = {"arch": ("any",), "dtypes": ("float32",), "ieee": True}
+        if op.startswith("attention"):
+            plain |= {"head_dim": (1, 512)} | (
+                {} if "kv_layouts" in claims else {"layouts": ("bhsd", "bshd", "strided")}
+            )
+        requires = registry.Requires(**plain | claims)
+        variant = registry.Variant(name, op=op, run=run or math_run, requires=requires, **settings)
         registry.register(variant)
         names.append(name)
         return variant

@@ -9,7 +9,7 @@ import pytest
 import replay_problems
 import torch
 from made_up import math_run
-from races import in_threads, switching_often
+from races import in_threads
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
@@ -19,6 +19,7 @@ from registry.dispatch.plan import on_its_device
 from registry.dispatch.quarantine import quarantine
 from registry.dispatch.select import decide
 from registry.ops.attention.problem import AttentionProblem
+from registry.testing.repeated import switching_often
 
 CPU = registry.Target.named("cpu")
 

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
-from races import switching_often
 
 from registry.dispatch import in_force
 from registry.errors import TableError
 from registry.tables import Layer, TableSet, TableStore, environment_files, files_at, load_tables, shipped_files
 from registry.tables.lint import Known, lint
 from registry.tables.match import arch_covers, same_device
+from registry.testing.repeated import switching_often
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
