@@ -116,9 +116,9 @@ def declare() -> Iterator[Callable[..., registry.Variant]]:
         settings = {key: claims.pop(key) for key in SETTINGS if key in claims}
         plain: dict[str, Any] = {"arch": ("any",), "dtypes": ("float32",), "ieee": True}
         if op.startswith("attention"):
-            plain |= {"head_dim": (1, 512)} | (
-                {} if "kv_layouts" in claims else {"layouts": ("bhsd", "bshd", "strided")}
-            )
+            plain["head_dim"] = (1, 512)
+        if op in ("attention", "attention_backward"):
+            plain["layouts"] = ("bhsd", "bshd", "strided")
         requires = registry.Requires(**plain | claims)
         variant = registry.Variant(name, op=op, run=run or math_run, requires=requires, **settings)
         registry.register(variant)
