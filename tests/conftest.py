@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def quick_python() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", forked.python())
         yield
+
+
+@pytest.fixture
+def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Puts a file or folder of tables in force through REGISTRY_TABLES; the shipped ones come back after the test."""
+
+    def put(tables: Path) -> None:
+        monkeypatch.setenv("REGISTRY_TABLES", str(tables))
+        registry.reload_tables()
+
+    yield put
+    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
+    registry.reload_tables()
 
 
 SETTINGS = {field.name for field in dataclasses.fields(registry.Variant)} - {"name", "op", "run", "requires"}

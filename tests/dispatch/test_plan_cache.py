@@ -15,7 +15,7 @@ from races import in_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
-from registry import IllegalVariant, InvalidArgument, KernelDoesNotFit
+from registry import InvalidArgument
 from registry.dispatch import plan_cache
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
@@ -391,12 +391,3 @@ def test_a_first_launch_that_fails_is_watched_again(declare):
     with pytest.raises(ValueError, match="compiling"):
         registry.attention(*tensors, variant="test.moody")
     assert torch.equal(registry.attention(*tensors, variant="test.moody"), tensors[0])
-
-
-def test_a_forced_launch_that_does_not_compile_is_refused(declare):
-    def prepare(problem, config):
-        raise KernelDoesNotFit("too large")
-
-    declare("test.large", prepare=prepare)
-    with pytest.raises(IllegalVariant, match="too large"):
-        registry.attention(*qkv(), variant="test.large")
