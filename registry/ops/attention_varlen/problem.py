@@ -147,7 +147,7 @@ class VarlenProblem(Problem):
         if getattr(torch, dtype, None) not in FLOATS:
             raise InvalidArgument("dtype", repr(dtype), ", ".join(cls.known_values["dtype"]))
         if kv_dtype != dtype and getattr(torch, kv_dtype, None) not in QUANTISED:
-            raise InvalidArgument("kv_dtype", repr(kv_dtype), ", ".join([dtype, *map(dtype_name, QUANTISED)]))
+            raise InvalidArgument("kv_dtype", repr(kv_dtype), ", ".join([dtype, *sorted(map(dtype_name, QUANTISED))]))
         if kv not in KV_LAYOUTS:
             raise InvalidArgument("kv", repr(kv), ", ".join(KV_LAYOUTS))
         for name, value in (("b", b), ("hq", hq), ("hkv", hkv), ("sq", sq), ("sk", sk), ("t", t), ("d", d), ("dv", dv)):
