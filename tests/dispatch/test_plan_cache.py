@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
-import resource
 import threading
 import time
 
@@ -17,10 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import registry
 from registry import InvalidArgument
 from registry.dispatch import plan_cache
-from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan
 from registry.dispatch.plan_cache import PlanCache, forget_plans
-from registry.ops.attention.problem import AttentionProblem
 from registry.ops.parts.memory import conditions
 from registry.ops.tensors import plain
 
@@ -249,35 +244,6 @@ def test_subclasses_and_fakes_find_nothing():
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(2)
-def test_thirty_thousand_shapes_take_no_more_memory_than_the_first_few_and_stall_nobody():
-    """Without the collector: plans that are dropped are gone at once, and no call waits for more than its own work."""
-
-    def make(settings, with_grad, tensors):
-        problem = AttentionProblem.of_shape(registry.Target.named("cpu"), s=tensors[0].shape[0], sk=tensors[0].shape[1])
-        found = functools.partial(tuple, problem.operands)
-        return Plan(Decision(problem, "test.fake", {}, "", found), lambda *tensors: (None, None), make, None, with_grad)
-
-    cache, storage = a_cache(make, limit=plan_cache.ENTRIES), torch.zeros(400 * 400)
-    worst, grown = 0.0, {}
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(30_000):
-            a = storage.as_strided((1 + number // 400, 1 + number % 400), (400, 1))
-            b = a.detach()
-            start = time.thread_time()
-            cache.find("settings", a, b).launch(a, b)
-            worst = max(worst, time.thread_time() - start) if number else 0.0  # the first one imports torch's guards
-            if number in (10_000, 29_999):
-                grown[number] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    finally:
-        gc.enable()
-    assert len(cache) <= cache.limit
-    assert grown[29_999] - grown[10_000] < 16 << 10, f"{grown} KiB"
-    assert worst < 0.020, f"{worst * 1e3:.1f} ms"
 
 
 def test_a_full_cache_drops_the_oldest_and_is_bounded_by_guards_too():
