@@ -30,16 +30,16 @@ def eager(name: str, gradients: Gradients) -> Any:
     def forward(ctx: Any, *given: Any) -> Any:
         *operands, bias, settings, ctx.scope = given
         keep(ctx, operands, bias)
-        return function.launch(settings, *operands, bias)
+        return made.launch(settings, *operands, bias)
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         with entered(ctx.scope):
-            return (*gradients(ctx, grad, function.product, ctx.needs_input_grad), None, None)
+            return (*gradients(ctx, grad, made.product, ctx.needs_input_grad), None, None)
 
     functions: Any = type(torch.autograd.Function)
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = functions(name, (torch.autograd.Function,), methods)
-    return function
+    made: Any = functions(name, (torch.autograd.Function,), methods)
+    return made
 
 
 def transformed(name: str, call: Product, gradients: Gradients, tangent_of_bias: Callable[..., torch.Tensor]) -> Any:
