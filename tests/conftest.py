@@ -118,13 +118,21 @@ def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], N
     registry.reload_tables()
 
 
+@pytest.fixture
+def takes_back() -> Iterator[None]:
+    """What is registered meanwhile, by an example say, is gone after the test."""
+    before = set(registry.variants())
+    yield
+    for name in set(registry.variants()) - before:
+        registry.unregister(name)
+
+
 SETTINGS = {field.name for field in dataclasses.fields(registry.Variant)} - {"name", "op", "run", "requires"}
 
 
 @pytest.fixture
-def declare() -> Iterator[Callable[..., registry.Variant]]:
+def declare(takes_back: None) -> Callable[..., registry.Variant]:
     """Register a made-up variant, of attention unless told; it is taken back after the test."""
-    names: list[str] = []
 
     def make(name: str = "test.kernel", *, op: str = "attention", run: Any = None, **claims: Any) -> registry.Variant:
         settings = {key: claims.pop(key) for key in SETTINGS if key in claims}
@@ -134,11 +142,6 @@ def declare() -> Iterator[Callable[..., registry.Variant]]:
         if op in ("attention", "attention_backward"):
             plain["layouts"] = ("bhsd", "bshd", "strided")
         requires = registry.Requires(**plain | claims)
-        variant = registry.Variant(name, op=op, run=run or math_run, requires=requires, **settings)
-        registry.register(variant)
-        names.append(name)
-        return variant
+        return registry.register(registry.Variant(name, op=op, run=run or math_run, requires=requires, **settings))
 
-    yield make
-    for name in names:
-        registry.unregister(name)
+    return make

@@ -212,19 +212,16 @@ def toy_op():
     del OPS["toy"], PROBLEM_TYPES["toy"]
 
 
-def test_a_new_op_needs_no_change_here(kreg, toy_op):
+def test_a_new_op_needs_no_change_here(kreg, toy_op, takes_back):
     requires = Requires(arch=("any",), dtypes=("float32",), spicy=True)
     registry.register(Variant("toy.plain", op="toy", run=lambda **_: None, requires=requires))
-    try:
-        code, out, _ = kreg("explain", "toy", "--help")
-        assert code == OK and "--spicy" in out and "rows=1" in out
-        code, out, _ = kreg("explain", "toy", "--shape", "rows=7", "--spicy", "--device", "cpu", "--json")
-        assert code == OK
-        assert json.loads(out)["picked"] == "toy.plain" and json.loads(out)["problem"]["rows"] == 7
-        code, out, _ = kreg("list", "--op", "toy")
-        assert "toy.plain" in out and "spicy" in out
-    finally:
-        registry.unregister("toy.plain")
+    code, out, _ = kreg("explain", "toy", "--help")
+    assert code == OK and "--spicy" in out and "rows=1" in out
+    code, out, _ = kreg("explain", "toy", "--shape", "rows=7", "--spicy", "--device", "cpu", "--json")
+    assert code == OK
+    assert json.loads(out)["picked"] == "toy.plain" and json.loads(out)["problem"]["rows"] == 7
+    code, out, _ = kreg("list", "--op", "toy")
+    assert "toy.plain" in out and "spicy" in out
 
 
 # --- list ---------------------------------------------------------------------------------------------------------
