@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import yaml
 from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
+from races import in_threads
 
 from registry.dispatch import in_force
 from registry.errors import TableError
@@ -184,25 +184,18 @@ def test_a_store_swaps_whole_sets(tmp_path: Path) -> None:
     bad.write_text(table("use: []"))
     store = TableStore()
     store.reload(files_at([good], Layer.TUNED), OPS)
-    seen: set[tuple[str, ...]] = set()
-    stop = threading.Event()
 
-    def read() -> None:
-        while not stop.is_set():
-            seen.add(tuple(picks(store.current)))
+    def reload() -> None:
+        store.reload(files_at([good, good], Layer.TUNED), OPS)
+        with pytest.raises(TableError):
+            store.reload(files_at([good, bad], Layer.TUNED), OPS)
 
-    readers = [threading.Thread(target=read) for _ in range(4)]
+    def read(_: int) -> None:
+        for _ in range(2000):
+            assert tuple(picks(store.current)) in {("a",), ("a", "a")}
+
     with switching_often():
-        for reader in readers:
-            reader.start()
-        for _ in range(20):
-            store.reload(files_at([good, good], Layer.TUNED), OPS)
-            with pytest.raises(TableError):
-                store.reload(files_at([good, bad], Layer.TUNED), OPS)
-        stop.set()
-        for reader in readers:
-            reader.join()
-    assert seen <= {("a",), ("a", "a")}
+        in_threads(read, 4, meanwhile=reload)
 
 
 # --- errata -------------------------------------------------------------------------------------------------------
