@@ -165,6 +165,12 @@ def test_nothing_legal_lists_every_variant(kreg):
         ("schema tablet", ["tablet", "errata"]),
         ("schema --check nowhere", ["'nowhere'", "folder"]),
         ("brew", ["command", "'brew'", "doctor"]),
+        ("tune attention --device cpu --grid tiny --turn nan", ["measure_ms: got nan"]),
+        ("tune attention --device cpu --grid tiny --turn -5", ["measure_ms: got -5"]),
+        ("tune attention --device cpu --grid tiny --rounds 0", ["--rounds"]),
+        ("tune attention --device cpu --grid tiny --budget -5", ["--budget"]),
+        ("tune attention --device cpu --grid tiny --plugin /no/such.py", ["plugin: got /no/such.py"]),
+        ("tune attention --device cpu --grid tiny --plugin no_such", ["plugin: got no_such"]),
     ],
 )
 def test_wrong_usage_is_one_clear_line(kreg, arguments, says):
