@@ -11,7 +11,6 @@ import torch
 
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
-from registry.dispatch.catalog import Catalog
 from registry.ops.attention.problem import AttentionProblem
 
 H100 = Target.named("H100")
@@ -86,23 +85,6 @@ def test_a_new_field_makes_old_variants_illegal_until_they_claim_it():
     claiming = dataclasses.replace(EVERYTHING, sinks=True, paging=("16", "64"))
     assert reasons_against(claiming, asked(sinks=True, paging="16")) == []
     assert fields_of(reasons_against(claiming, asked(sinks=True, paging="8"))) == {"paging"}
-
-
-def test_a_claim_that_the_op_does_not_have_is_refused_where_the_variant_comes_in():
-    def variant(op, **claims):
-        return Variant("test.v", op=op, run=lambda: None, requires=Requires(arch=("any",), **claims))
-
-    for op, claims in (
-        ("attention", {"casual": True}),
-        ("matmul", {"causal": True}),
-        ("attention", {"grad_lse": True}),
-    ):
-        named = f"Requires.{next(iter(claims))}: .* {op} does not have; allowed: .*dtypes"
-        with pytest.raises(DeclarationError, match=named):
-            Catalog().with_variant(variant(op, **claims), "here")
-    with pytest.raises(DeclarationError, match="a tuple of strings"):
-        Catalog().with_variant(variant("matmul", activations="relu"), "here")
-    assert Catalog().with_variant(variant("unheard_of", loudness=11), "here").variants
 
 
 def test_claims_are_keywords_and_attributes():
