@@ -159,6 +159,8 @@ def test_nothing_legal_lists_every_variant(kreg):
         ("explain attention --variant nobody", ["'nobody'", "torch_math"]),
         ("explain matmul --layout xx", ["layout", "'xx'", "nn"]),
         ("explain matmul --activation tanh", ["activation", "'tanh'", "gelu"]),
+        ("explain matmul --out-dtype half8", ["out_dtype", "'half8'", "int32"]),
+        ("explain matmul --dtype-b half8", ["dtype_b", "'half8'", "int8"]),
         ("explain conv", ["op", "'conv'", "matmul"]),
         ("list --arch sm77", ["--arch", "'sm77'", "sm90"]),
         ("list --op conv", ["--op", "'conv'", "matmul"]),

@@ -28,6 +28,7 @@ from registry.ops.op import Op, with_variant
 from registry.ops.parts.products import (
     check_activation,
     check_out,
+    check_out_dtype,
     check_writable,
     layout_letter,
     needs_copy,
@@ -173,7 +174,7 @@ class GroupedMm(Op):
         groups = arguments.check_groups(offs, rows, a, b, form)
         columns, named = arguments.columns_of(b, gated), check_activation(activation)
         scaling = arguments.check_epilogue(bias, named, gated, scale_a, scale_b, a, b, form)
-        result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+        result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.FLOATS)
         shape = arguments.shape_of(a, offs, rows, columns, form)
         refuse_grad("scale_a", scale_a, a, b, bias)
         refuse_grad("out", out, a, b, bias)

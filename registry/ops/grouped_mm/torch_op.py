@@ -17,7 +17,7 @@ from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
-from registry.ops.parts.products import check_activation, check_out, refuse_grad
+from registry.ops.parts.products import check_activation, check_out, check_out_dtype, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, hidden, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -45,7 +45,7 @@ def through_torch(
     arguments.check_groups(offs, rows, a, b, form)
     columns, activation = arguments.columns_of(b, gated), check_activation(activation)
     arguments.check_epilogue(bias, activation, gated, scale_a, scale_b, a, b, form)
-    result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.FLOATS)
     bias = bias if bias is None else autocast(bias)[0]
     shape = arguments.shape_of(a, offs, rows, columns, form)
     inputs = [t for t in (a, b, bias) if t is not None]

@@ -25,6 +25,7 @@ from registry.ops.parts.products import (
     activate,
     check_activation,
     check_out,
+    check_out_dtype,
     check_writable,
     layout_letter,
     needs_copy,
@@ -227,7 +228,7 @@ class Matmul(Op):
     ) -> tuple[MatmulProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         a, b = arguments.check_operands(*autocast(a, b))
-        result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+        result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.OUT_DTYPES)
         if bias is not None:
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)

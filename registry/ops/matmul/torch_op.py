@@ -18,7 +18,7 @@ from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
-from registry.ops.parts.products import activate, check_activation, check_out, refuse_grad
+from registry.ops.parts.products import activate, check_activation, check_out, check_out_dtype, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -49,7 +49,7 @@ def through_torch(
         found: torch.Tensor = _torch_op(a, b, None, "", a.dtype, None, None, asked)
         return found
     a, b = arguments.check_operands(*autocast(a, b))
-    result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.OUT_DTYPES)
     if bias is not None:
         arguments.check_bias(bias, a, b, result_dtype)
         bias = autocast(bias)[0]
