@@ -1,7 +1,6 @@
-"""CPU time per call, in microseconds: the registry's front door beside torch's own calls, and bare launches.
+"""CPU time per call, in microseconds: the registry's front door beside torch's own calls.
 
     python benchmarks/call_overhead.py [--output DIR] [--rounds 40]
-    python benchmarks/call_overhead.py --launches        # `kernel[grid](...)` against a bound launch, on a Hopper GPU
 
 The tensors are small, so that the GPU never holds up the CPU. Each round runs every contender in a new order; a figure
 is the median over rounds of the mean over the calls of a round.
@@ -10,7 +9,6 @@ is the median over rounds of the mean over the calls of a round.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import time
@@ -20,16 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import registry
 from registry.contract.target import Target
-from registry.toolbox.launch import Launcher
 from registry.tuning import machine
 from registry.tuning.timing import turn_order
 
@@ -37,16 +29,6 @@ CALLS = 100
 MASKS, EPILOGUE = (False, None, 0.0, False, None), (None, None, None)
 """What the calls below ask for besides tensors, as the ops pass it on."""
 Call = Callable[[], Any]
-
-
-@triton.jit
-def nothing(x, y, z, m, n, scale, BLOCK: tl.constexpr):
-    pass
-
-
-@gluon.jit
-def nothing_described(q, k, v, o, lse, n, scale):
-    pass
 
 
 def attention_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
@@ -103,34 +85,6 @@ def compiled_calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     }
 
 
-def launch_calls() -> dict[str, Call]:
-    """Launches of two kernels that do nothing: three pointers, three scalars; four maps, a pointer, two scalars."""
-    q, k, v, o = (torch.randn(4, 16, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    lse = torch.empty(4, 16, 1024, device="cuda", dtype=torch.float32)
-    layout = gl.NVMMASharedLayout.get_default_for([1, 64, 64], gl.bfloat16)
-
-    def described() -> list[Any]:
-        return [TensorDescriptor(t, [64, 1024, 64], [65536, 64, 1], [1, 64, 64], layout) for t in (q, k, v, o)]
-
-    scalars = {"x": q, "y": k, "z": v, "m": 1024, "n": 64, "scale": 1.0}
-    plain = Launcher(nothing, constants={"BLOCK": 128}).bind(scalars, (132,), vary=("scale",))
-    kept = described()
-    mapped = dict(zip("qkvo", kept, strict=True)) | {"lse": lse, "n": 1024, "scale": 1.0}
-    maps = Launcher(nothing_described).bind(mapped, (132,), vary=("scale",))
-    addresses = [t.data_ptr() for t in (q, k, v, o, lse)]
-    fresh = itertools.count()
-    return {
-        "triton kernel[grid]": lambda: nothing[(132,)](q, k, v, 1024, 64, 0.5, BLOCK=128),
-        "triton bound, tensors": lambda: plain(q, k, v, 0.5),
-        "triton bound, addresses": lambda: plain(*addresses[:3], 0.5),
-        "gluon kernel[grid], descriptors built": lambda: nothing_described[(132,)](*described(), lse, 1024, 0.5),
-        "gluon kernel[grid], descriptors kept": lambda: nothing_described[(132,)](*kept, lse, 1024, 0.5),
-        "gluon bound, tensors": lambda: maps(q, k, v, o, lse, 0.5),
-        "gluon bound, addresses": lambda: maps(*addresses, 0.5),
-        "gluon bound, one new address": lambda: maps(addresses[0] + 16 * next(fresh), k, v, o, lse, 0.5),
-    }
-
-
 def legal(op: Any, *tensors: torch.Tensor) -> list[str]:
     """Variants that may run here, but for those that decompose into many torch operations."""
     decision = op.explain(*tensors)
@@ -169,19 +123,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder for the raw figures")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--launches", action="store_true", help="bare launches alone; no raw figures are kept")
     parser.add_argument("--no-compile", action="store_true", help="leave out the torch.compile'd calls")
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     synchronize = torch.cuda.synchronize if cuda else (lambda: None)
-    calls = launch_calls() if options.launches else {**attention_calls(device, dtype), **matmul_calls(device, dtype)}
-    if not options.launches and not options.no_compile:
+    calls = {**attention_calls(device, dtype), **matmul_calls(device, dtype)}
+    if not options.no_compile:
         calls |= compiled_calls(device, dtype)
     figures = measure(calls, options.rounds, synchronize)
     for name, values in figures.items():
         print(f"{statistics.median(values):8.2f} us   {name}")
-    if options.output and not options.launches:
+    if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         record = {
             "unit": "microseconds of CPU time per call, one figure per round",

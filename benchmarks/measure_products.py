@@ -1,4 +1,4 @@
-"""Products beside the peers' own kernels, cell by cell: writes OUT/product_cells_NAME.jsonl, a line of JSON a cell.
+"""Products beside the peers' own kernels, cell by cell: a sweep into OUT/product_cells_NAME.jsonl, and a table of it.
 
     PEERS_SITE=... python benchmarks/measure_products.py OUT --seconds 150
 
@@ -11,38 +11,32 @@ The sets of cells:
     skinny  few tiles and a long K
     fp8     512 rows and more, scaled by row and column; cuBLAS is torch._scaled_mm here, without fast accumulation
 
-Contestants: `ours`, registry.matmul as the tables in force dispatch it; the first configs of our variants (tagged with
-their places among the declared ones); cuBLAS as torch.matmul calls it; DeepGEMM, by kernels that take sizes at run time
-(one for all shapes), and for some cells also by those that have N and K compiled in ("DeepGEMM nk"); quack in several
-of the configurations that its tuner tries for this GPU. All are compiled before anything is timed.
+Contestants: registry.matmul as the tables in force dispatch it; the first configs of our variants; cuBLAS as
+torch_matmul calls it; DeepGEMM, by kernels that take sizes at run time (one for all shapes), and from 512 rows on also
+by those that have N and K compiled in; quack in several of the configurations that its tuner tries for this GPU.
 
-One process; launches in CUDA graphs over inputs that rotate through more than the L2 cache holds; rounds in an order
-shuffled anew; each result is held against the oracle before it is timed. Clocks and power are those while it ran.
+The sweep is that of `kreg tune --graph`, with this file for a plugin: it gates, times and names who fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import math
-import multiprocessing
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from plots import fastest, ratios_text
 
 import registry
+from registry import Design, Requires, Variant
 from registry.ops.parts.cases import Case
-from registry.ops.parts.workload import workload
-from registry.toolbox.builds import compile_build
-from registry.tuning.machine import Monitor, describe
-from registry.tuning.timing import GraphTimer, turn_order
+from registry.tuning import journal
+from registry.tuning.contestants import Selection
+from registry.tuning.journal import CaseResults
+from registry.tuning.measure import Effort, Sweep
 
 SITE = os.environ.get("PEERS_SITE") or os.environ.get("FA4_SITE", "")
 ROWS = (129, 256, 37, 177, 72, 233, 7, 150, 3, 110, 200, 22, 1, 52, 90, 13)
@@ -52,69 +46,102 @@ PROJECTIONS = (
     (8192, 5376), (43008, 5376), (5376, 21504),  # 27B
     (10240, 8192), (8192, 8192), (8192, 28672),  # 70B
 )  # fmt: skip
-LARGE = (
-    (8192, 8192, 8192), (4096, 4096, 4096), (8192, 28672, 4096), (2048, 28672, 4096), (4096, 4096, 14336),
-    (512, 28672, 4096), (1024, 10240, 8192), (2048, 8192, 28672), (512, 6144, 4096), (2048, 8192, 5376),
-)  # fmt: skip
-RAGGED = ((3000, 3000, 3000), (5000, 5000, 5000), (2048, 6152, 4104), (4096, 4104, 8200))
-SKINNY = ((512, 512, 16384), (256, 256, 32768), (128, 256, 65536), (384, 640, 20000), (1024, 512, 32768))
-FP8 = ((4096, 4096, 4096), (512, 28672, 4096), (2048, 2048, 2048), (2048, 28672, 4096), (8192, 8192, 8192))
+SETS: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "rows": tuple((m, n, k) for m in ROWS for n, k in PROJECTIONS),
+    "large": (
+        (8192, 8192, 8192), (4096, 4096, 4096), (8192, 28672, 4096), (2048, 28672, 4096), (4096, 4096, 14336),
+        (512, 28672, 4096), (1024, 10240, 8192), (2048, 8192, 28672), (512, 6144, 4096), (2048, 8192, 5376),
+    ),
+    "ragged": ((3000, 3000, 3000), (5000, 5000, 5000), (2048, 6152, 4104), (4096, 4104, 8200)),
+    "skinny": ((512, 512, 16384), (256, 256, 32768), (128, 256, 65536), (384, 640, 20000), (1024, 512, 32768)),
+    "fp8": ((4096, 4096, 4096), (512, 28672, 4096), (2048, 2048, 2048), (2048, 28672, 4096), (8192, 8192, 8192)),
+}  # fmt: skip
+FP8 = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "scaling": "rowwise"}
 QUACK = (
-    (256, 128, False, 2, 1), (256, 192, False, 2, 1), (256, 208, False, 2, 1), (128, 256, False, 2, 1),
-    (128, 256, False, 1, 2), (128, 192, True, 2, 1), (128, 208, True, 1, 2), (192, 128, True, 2, 1),
+    (256, 128, False, 2, 1, False), (256, 192, False, 2, 1, False), (256, 208, False, 2, 1, False),
+    (128, 256, False, 2, 1, False), (128, 256, False, 1, 2, False), (128, 192, True, 2, 1, False),
+    (128, 208, True, 1, 2, False), (192, 128, True, 2, 1, False),
 )  # fmt: skip
-"""Rows, columns, ping-pong, cluster: of its tuner's 44."""
+"""Rows, columns, ping-pong, cluster, and whether b's columns are the rows: of its tuner's 44."""
 QUACK_FEW = ((128, 128, True, 1, 2, True), (128, 192, True, 2, 1, False))
-"""The same, and whether b's columns are the rows."""
+"""The same for few tiles."""
+CONTESTANTS = ("gluon_matmul*", "triton_matmul*", "triton_gemv", "torch_matmul", "peer.*")
+CONFIGS = 5
+"""At most so many of each variant take part."""
+DISPATCHED, PEERS = "peer.dispatched", ("torch_matmul", "peer.deepgemm", "peer.quack*")
 
 
-def cells() -> list[tuple[str, Case]]:
-    """(set, case), partly in an order of which every beginning is a fair sample."""
-    rows = [("rows", m, n, k) for m in ROWS for n, k in PROJECTIONS]
+def cells(sets: Iterable[str] = SETS, rows: Iterable[int] = ROWS) -> dict[str, list[Case]]:
+    """Those of each set; of few rows, these numbers of them."""
+    found = {name: [Case.of("matmul", m=m, n=n, k=k, layout="nt") for m, n, k in SETS[name]] for name in sets}
+    for name, cases in found.items():
+        if name == "rows":
+            found[name] = [case for case in cases if case.sizes["m"] in set(rows)]
+        elif name == "fp8":
+            found[name] = [Case.of("matmul", **case.sizes, **FP8) for case in cases]
+    return found
+
+
+def in_order(found: dict[str, list[Case]]) -> list[Case]:
+    """Half of the cells of few rows, then all others: so far a beginning is a fair sample."""
+    rows = found.get("rows", [])
     half = len(rows) // 2
-    others = [("large", *s) for s in LARGE] + [("ragged", *s) for s in RAGGED] + [("skinny", *s) for s in SKINNY]
-    found = [(name, Case.of("matmul", m=m, n=n, k=k, layout="nt")) for name, m, n, k in [*rows[:half], *others]]
-    kind = {"layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "scaling": "rowwise"}
-    found += [("fp8", Case.of("matmul", m=m, n=n, k=k, **kind)) for m, n, k in FP8]
-    return found + [(name, Case.of("matmul", m=m, n=n, k=k, layout="nt")) for name, m, n, k in rows[half:]]
+    return [*rows[:half], *(case for name, cases in found.items() if name != "rows" for case in cases), *rows[half:]]
 
 
-def sizes(case: Case) -> tuple[int, int, int]:
-    return case.sizes["m"], case.sizes["n"], case.sizes["k"]
+# --- contestants ------------------------------------------------------------------------------------------------------
 
 
-# --- ours ---------------------------------------------------------------------------------------------------------
-
-OURS = {
-    "rows": {"gluon_matmul_rows": 3, "gluon_matmul_row_pairs": 2, "gluon_matmul_ws": 1, "triton_gemv": 1},
-    "large": {"gluon_matmul_ws": 4, "gluon_matmul_pairs": 3, "triton_matmul_tma": 1},
-    "ragged": {"gluon_matmul_ws": 4, "gluon_matmul_pairs": 2, "triton_matmul": 1},
-    "skinny": {"gluon_matmul_ws": 3, "gluon_matmul_rows": 2, "triton_matmul": 1},
-    "fp8": {"gluon_matmul_ws": 3},
-}
-"""How many configs of each variant."""
+def dispatched(a: torch.Tensor, b: torch.Tensor, *, config: Any, **given: Any) -> torch.Tensor:
+    return registry.matmul(a, b, **given)
 
 
-def ours(kind: str, problem: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(tag, variant, config)."""
-    for name, count in OURS[kind].items():
-        variant = registry.matmul.variants[name]
-        for place, config in enumerate(variant.legal_configs(problem)[:count]):
-            yield f"{name}/{place}", name, config
+def deepgemm(a: torch.Tensor, b: torch.Tensor, *, config: Any) -> torch.Tensor:
+    import deep_gemm
+
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    deep_gemm.bf16_gemm_nt(a, b.t(), out, compiled_dims=config["compiled"])
+    return out
 
 
-def compiled(task: tuple[Any, str, dict[str, Any]]) -> str:
-    """In a child without the GPU: the kernels of a config into Triton's cache. What went wrong, if anything did."""
-    problem, name, config = task
-    try:
-        for build in registry.matmul.variants[name].builds(problem, config):
-            compile_build(build, "sm90")
-    except Exception as error:
-        return f"{name} {config}: {type(error).__name__}: {error}"[:300]
-    return ""
+def quack(a: torch.Tensor, b: torch.Tensor, *, config: Any) -> torch.Tensor:
+    from quack.gemm_config import GemmConfig
+    from quack.gemm_interface import gemm_tuned
+
+    chosen = GemmConfig(**config, device_capacity=9, is_dynamic_persistent=False, use_tma_gather=False)
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    gemm_tuned.fn(a, b, out=out, config=chosen)
+    return out
 
 
-# --- peers --------------------------------------------------------------------------------------------------------
+def quack_configs(pingpong: bool) -> Callable[[Any], list[dict[str, Any]]]:
+    names = ("tile_m", "tile_n", "pingpong", "cluster_m", "cluster_n", "swap_ab")
+
+    def configs(problem: Any) -> list[dict[str, Any]]:
+        few = problem.m <= 256 or problem.k >= 16 * problem.m
+        found = [dict(zip(names, shape, strict=True)) for shape in (QUACK_FEW if few else QUACK)]
+        return [config for config in found if config["pingpong"] is pingpong]
+
+    return configs
+
+
+def deepgemm_configs(problem: Any) -> list[dict[str, Any]]:
+    """With sizes compiled in, a kernel a shape, which takes long: not for few rows."""
+    return [{"compiled": dims} for dims in ("", "nk")[: 1 if problem.m < 512 else 2]]
+
+
+def registry_variants() -> Iterator[Variant]:
+    anything = Requires(arch=("any",), dtypes=("bfloat16", "float8_e4m3fn"), layouts=("nt",), scaling=("rowwise",),
+                        out_dtypes=("bfloat16",))  # fmt: skip
+    yield Variant(DISPATCHED, op="matmul", run=dispatched, requires=anything)
+    if SITE:
+        use_site()
+        plain = Requires(arch=("sm90",), dtypes=("bfloat16",), layouts=("nt",))
+        kinds = [("deepgemm", deepgemm, deepgemm_configs, "cuda")]
+        kinds += [(f"quack_{how}", quack, quack_configs(how == "pingpong"), "cutedsl") for how in ("coop", "pingpong")]
+        for name, run, configs, dsl in kinds:
+            design = Design(dsl=dsl)
+            yield Variant(f"peer.{name}", op="matmul", run=run, requires=plain, configs=configs, design=design)
 
 
 def use_site() -> None:
@@ -126,262 +153,52 @@ def use_site() -> None:
         os.environ["CUDA_HOME"] = "/usr/local/cuda"
 
 
-def deepgemm(a: torch.Tensor, b: torch.Tensor, compiled_dims: str) -> torch.Tensor:
-    import deep_gemm
-
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-    deep_gemm.bf16_gemm_nt(a, b.t(), out, compiled_dims=compiled_dims)
-    return out
+# --- all cells --------------------------------------------------------------------------------------------------------
 
 
-def quack(a: torch.Tensor, b: torch.Tensor, shape: tuple[Any, ...]) -> torch.Tensor:
-    from quack.gemm_config import GemmConfig
-    from quack.gemm_interface import gemm_tuned
-
-    rows, columns, pingpong, cluster_m, cluster_n, *swap = shape
-    config = GemmConfig(
-        tile_m=rows, tile_n=columns, pingpong=pingpong, cluster_m=cluster_m, cluster_n=cluster_n,
-        swap_ab=bool(swap and swap[0]), device_capacity=9, is_dynamic_persistent=False, use_tma_gather=False,
-    )  # fmt: skip
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-    gemm_tuned.fn(a, b, out=out, config=config)
-    return out
-
-
-def tag_of(shape: tuple[Any, ...]) -> str:
-    rows, columns, pingpong, cluster_m, cluster_n, *swap = shape
-    return f"quack {'p' if pingpong else 'c'}{rows}x{columns}/{cluster_m}{cluster_n}{'w' if swap and swap[0] else ''}"
+def table(found: dict[str, list[Case]], measured: dict[str, CaseResults]) -> Iterator[str]:
+    """Geometric means and least ratios: of what is dispatched over all peers and each, of our best config over all."""
+    yield "set rows | dispatched over all peers | cuBLAS | DeepGEMM | quack | best config over all peers"
+    groups = [(name, "all", cases) for name, cases in found.items()]
+    by_rows = {case.sizes["m"] for case in found.get("rows", [])}
+    groups += [("rows", str(m), [c for c in found["rows"] if c.sizes["m"] == m]) for m in sorted(by_rows)]
+    for name, rows, cases in groups:
+        here = [measured[case.text] for case in cases if case.text in measured]
+        ours = (DISPATCHED, "gluon_*", "triton_*")
+        columns = [over(here, [DISPATCHED], peers) for peers in (PEERS, *((peer,) for peer in PEERS))]
+        yield " | ".join([f"{name} {rows}", *map(ratios_text, [*columns, over(here, ours, PEERS)])])
 
 
-def peers(kind: str, m: int, n: int, k: int) -> list[tuple[str, Callable[..., Any]]]:
-    if kind == "fp8":
-        return [("cuBLAS", scaled_mm)]
-    found: list[tuple[str, Callable[..., Any]]] = [("cuBLAS", torch.matmul)]
-    if SITE:
-        found.append(("DeepGEMM", lambda a, b: deepgemm(a, b, "")))
-        if with_sizes(kind, m, n, k):
-            found.append(("DeepGEMM nk", lambda a, b: deepgemm(a, b, "nk")))
-        shapes = QUACK_FEW if kind in ("rows", "skinny") else QUACK
-        found += [(tag_of(shape), lambda a, b, shape=shape: quack(a, b, shape)) for shape in shapes]
-    return found
+def over(cases: Iterable[CaseResults], ours: Iterable[str], peers: Iterable[str]) -> list[float]:
+    """How many times as fast our fastest is as theirs, where both were timed."""
+    times = [(fastest(case, *ours), fastest(case, *peers)) for case in cases]
+    return [theirs / mine for mine, theirs in times if mine is not None and theirs is not None]
 
 
-def with_sizes(kind: str, m: int, n: int, k: int) -> bool:
-    """Whether DeepGEMM's kernel with N and K compiled in is measured too: compiling takes long."""
-    return kind == "large" or (kind == "rows" and m in (129, 37, 256) and (n, k) in PROJECTIONS[::3])
-
-
-def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: Any = None, scale_b: Any = None) -> torch.Tensor:
-    return torch._scaled_mm(a, b, scale_a=scale_a[:, None], scale_b=scale_b[None, :], out_dtype=torch.bfloat16)
-
-
-def compile_peers(work: list[tuple[str, tuple[int, int, int]]], done: Any) -> None:
-    """A child: each peer kernel once, on the GPU, for its own cache."""
-    use_site()
-    for what, shape in work:
-        try:
-            if what == "quack":
-                a, b = (torch.randn(512, 512, device="cuda").bfloat16() for _ in range(2))
-                quack(a, b.t(), shape)
-            else:
-                m, n, k = shape
-                a, b = (torch.empty(rows, k, dtype=torch.bfloat16, device="cuda") for rows in (m, n))
-                deepgemm(a, b.t(), what)
-            torch.cuda.synchronize()
-            done.put((what, shape, ""))
-        except Exception as error:
-            done.put((what, shape, f"{type(error).__name__}: {error}"[:300]))
-
-
-def peer_kernels(found: list[tuple[str, Case]], children: int) -> list[list[tuple[str, tuple[Any, ...]]]]:
-    """For each child: DeepGEMM's of one number of rows together, for they are alike."""
-    work: dict[Any, list[tuple[str, tuple[Any, ...]]]] = {}
-    for kind, case in found:
-        m, n, k = sizes(case)
-        if kind != "fp8":
-            work.setdefault(m if kind == "rows" else kind, []).append(("", (m, n, k)))
-            if with_sizes(kind, m, n, k):
-                work.setdefault((m, "nk"), []).append(("nk", (m, n, k)))
-    shares: list[list[tuple[str, tuple[Any, ...]]]] = [[] for _ in range(children)]
-    for number, shape in enumerate([*QUACK_FEW, *QUACK]):
-        shares[number % children].append(("quack", shape))
-    for number, group in enumerate(sorted(work.values(), key=len, reverse=True)):
-        shares[number % children] += group
-    return shares
-
-
-# --- one cell -----------------------------------------------------------------------------------------------------
-
-
-def measure(
-    kind: str, case: Case, timer: Any, failed: Callable[[str, str], None], device: str = "cuda"
-) -> dict[str, Any]:
-    load: Any = workload(case, device)
-    problem, op = load.problem(), registry.matmul
-    expected, sets = load.expected(), load.copies(GraphTimer.MEMORY_BYTES)
-    decision = op.explain(problem)
-    runs: dict[str, list[Callable[[], Any]]] = {}
-    configs: dict[str, Any] = {}
-    errors: dict[str, float] = {}
-
-    def admit(tag: str, launches: list[Callable[[], Any]]) -> None:
-        try:
-            verdict = load.judge(launches[0](), expected)
-        except Exception as error:
-            return failed(tag, f"{type(error).__name__}: {error}"[:300])
-        if verdict.complaints:
-            return failed(tag, "; ".join(verdict.complaints)[:300])
-        errors[tag] = verdict.error
-        runs[tag] = launches
-
-    scales = ("scale_a", "scale_b") if kind == "fp8" else ()
-    more = {"out_dtype": load.out_dtype} if kind == "fp8" else {}
-    admit("ours", [lambda t=t: op(t["a"], t["b"], **{s: t[s] for s in scales}, **more) for t in sets])
-    for tag, name, config in ours(kind, problem):
-        configs[tag] = config
-        admit(tag, load.launches(op.bind(op.variants[name], problem, config), sets))
-    for tag, call in peers(kind, *sizes(case)):
-        admit(tag, [lambda t=t, call=call: call(t["a"], t["b"], *(t[s] for s in scales)) for t in sets])
-    rounds, settle, window = (5, 8.0, 25.0) if kind in ("large", "fp8") else (4, 0.5, 2.0)
-    times: dict[str, list[Any]] = {tag: [] for tag in runs}
-    for number in range(rounds):
-        for tag in turn_order(list(runs), case.text, number):
-            try:
-                times[tag].append(timer.sample(runs[tag], settle, window))
-            except Exception as error:
-                failed(tag, f"while timed: {type(error).__name__}: {error}"[:300])
-                runs.pop(tag)
-    timer.forget()
-    us = {tag: round(statistics.median(t.ms for t in times[tag]) * 1e3, 2) for tag in runs}
-    state = {
-        tag: [round(statistics.median(t.state[x] for t in times[tag])) for x in ("sm_mhz", "watts")]
-        for tag in runs
-        if all("sm_mhz" in t.state and "watts" in t.state for t in times[tag])
-    }
-    m, n, k = sizes(case)
-    chosen = {"variant": decision.variant, "config": decision.config}
-    return {
-        "set": kind, "m": m, "n": n, "k": k, "us": us, "chosen": chosen, "configs": configs, "mhz_watts": state,
-        "errors": {tag: float(f"{error:.3g}") for tag, error in errors.items()},
-    }  # fmt: skip
-
-
-def ratio(cell: dict[str, Any], *names: str) -> float:
-    """Of the fastest whose tag begins with one of these, over ours as dispatched."""
-    us = [v for tag, v in cell["us"].items() if tag.startswith(names)]
-    return min(us) / cell["us"]["ours"] if us and "ours" in cell["us"] else math.nan
-
-
-def table(found: list[dict[str, Any]]) -> list[str]:
-    """Geometric means and least ratios, of `ours` over the peers; and of the best of our variants over all peers."""
-    lines = ["set rows cells | over all peers: mean least | cuBLAS | DeepGEMM | quack | best config over all peers"]
-    groups = {(c["set"], c["m"] if c["set"] == "rows" else 0) for c in found} | {("rows", -1)}
-    for kind, m in sorted(groups):
-        here = [c for c in found if c["set"] == kind and m in (c["m"], 0, -1)]
-        peer = ("cuBLAS", "DeepGEMM", "quack")
-        figures = [[ratio(c, *names) for c in here] for names in (peer, *((p,) for p in peer))]
-        mine = ("ours", "gluon", "triton")
-        best = [x / ratio(c, *mine) for c, x in zip(here, figures[0], strict=True)]
-        said = []
-        for values in (*figures, best):
-            values = [v for v in values if not math.isnan(v)]
-            mean = math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
-            said.append(f"{mean:.3f} {min(values, default=math.nan):.3f}")
-        lines.append(f"{kind:7} {m if m > 0 else 'all':>4} {len(here):3} | " + " | ".join(said))
-    return lines
+def measure(found: dict[str, list[Case]], path: Path, seconds: float, device: str = "cuda") -> list[str]:
+    """Sweep the cells, or go on with a sweep of them; what there is to say of it."""
+    effort = Effort(rounds=4, settle_ms=3.0, measure_ms=8.0, budget_s=seconds)
+    how: Any = {"device": device, "mode": "graph" if device == "cuda" else "events", "plugins": [__file__]}
+    report = Sweep(in_order(found), path, effort=effort, selection=Selection(CONTESTANTS, (), CONFIGS), **how).run()
+    results = journal.read(path)
+    lines = [*table(found, {case.text: case for case in results.of("matmul") if case.timed})]
+    return [*lines, *(f"failed: {text[:250]}" for text in report.failed), f"not reached: {len(report.unreached)}"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--seconds", type=float, default=600, help="begin no cell after that")
-    parser.add_argument("--compile-seconds", type=float, default=60, help="time nobody before, if peers still compile")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
-    parser.add_argument("--sets", nargs="+", default=["rows", "large", "ragged", "skinny", "fp8"])
+    parser.add_argument("--seconds", type=float, default=600, help="stop after that")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--name", default="new", help="of the file: product_cells_NAME.jsonl")
     given = parser.parse_args()
-    started = time.monotonic()
-    found = [(kind, case) for kind, case in cells() if kind in given.sets]
-    found = [(kind, case) for kind, case in found if kind != "rows" or case.sizes["m"] in given.rows]
-    given.out.mkdir(parents=True, exist_ok=True)
-    stream = (given.out / f"product_cells_{given.name}.jsonl").open("w", encoding="utf-8")
-
-    def say(what: str, **record: Any) -> None:
-        stream.write(json.dumps({"kind": what, **record}) + "\n")
-        stream.flush()
-
-    target = registry.Target.named("H200")  # (nothing touches the GPU before the children are forked)
-    tasks: dict[str, tuple[Any, str, dict[str, Any]]] = {}
-    for kind, case in found:
-        problem = registry.matmul.problem_of(**workload(case, "meta").arguments(), target=target)[0]
-        decision = registry.matmul.explain(problem, target=target)
-        mine = [(problem, name, config) for _, name, config in ours(kind, problem)]
-        for task in [(problem, decision.variant, dict(decision.config)), *mine]:
-            if registry.matmul.variants[task[1]].builds:  # (kernels of few rows know how many eights there are)
-                tasks.setdefault(f"{task[1:]} {problem.dtype} {min(-(-problem.m // 8), 33)}", task)
-    pool = multiprocessing.get_context("fork").Pool(given.jobs)
-    results = pool.imap(compiled, tasks.values())
-    children, done = [], None
-    if SITE:
-        spawn = multiprocessing.get_context("spawn")
-        done = spawn.Queue()
-        shares = peer_kernels(found, max(2, given.jobs // 2))
-        children = [spawn.Process(target=compile_peers, args=(share, done), daemon=True) for share in shares]
-        for child in children:
-            child.start()
-        use_site()
     if not torch.cuda.is_available():
         print("skipped: there is no CUDA GPU")
         return 0
-    machine = describe(registry.Target.of(torch.device("cuda")))
-    say("run", machine=machine, date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), how=__doc__)
-    while any(c.is_alive() for c in children) and time.monotonic() - started < given.compile_seconds:
-        time.sleep(0.5)
-    for child in children:
-        child.terminate()
-    while done is not None and not done.empty():
-        what, shape, why = done.get()
-        if why:
-            say("failed", who=what, shape=shape, why=why)
-    print(f"peers' kernels at {time.monotonic() - started:.0f} s", flush=True)
-    for why in results:
-        if why:
-            say("failed", who="build", why=why)
-        if time.monotonic() - started > 1.3 * given.compile_seconds:
-            break
-    print(f"{len(tasks)} configs compiled at {time.monotonic() - started:.0f} s", flush=True)
-    torch.set_float32_matmul_precision("high")
-    timer = GraphTimer(Monitor())
-    timer.SPAN_MS = 1.0
-    records = []
-    broken: set[str] = set()
-    for kind, case in found:
-        if time.monotonic() - started > given.seconds:
-            say("failed", who="cell", cell=case.text, why="not reached in the time")
-            continue
-
-        def failed(tag: str, why: str, text: str = case.text) -> None:
-            say("failed", who=tag, cell=text, why=why)
-            broken.add(tag)
-
-        try:
-            record = measure(kind, case, timer, failed)
-            torch.cuda.synchronize()
-        except Exception as error:
-            say("failed", who="cell", cell=case.text, why=f"{type(error).__name__}: {error}"[:300])
-            if "CUDA error" in str(error):  # of which no process recovers
-                break
-            continue
-        torch.cuda.empty_cache()
-        say("cell", **record)
-        records.append(record)
-        best = sorted((v, tag) for tag, v in record["us"].items())[:3]
-        print(kind, *sizes(case), f"{ratio(record, 'cuBLAS', 'DeepGEMM', 'quack'):.3f}",
-              *(f"{tag} {v}" for v, tag in best), flush=True)  # fmt: skip
-    print("\n".join(table(records)))
-    print(f"failed at least once: {sorted(broken)}; {time.monotonic() - started:.0f} s", flush=True)
-    pool.terminate()
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / f"product_cells_{given.name}.jsonl"
+    print("\n".join(measure(cells(given.sets, given.rows), path, given.seconds)))
     return 0
 
 

@@ -5,10 +5,12 @@ Also what the processes of a session share, and the order of the tests among the
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,24 +106,42 @@ def quick_python() -> Iterator[None]:
 
 
 @pytest.fixture
-def declare() -> Iterator[Callable[..., registry.Variant]]:
-    """Register a made-up attention variant; it is taken back after the test."""
-    names: list[str] = []
+def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Puts a file or folder of tables in force through REGISTRY_TABLES; the shipped ones come back after the test."""
+
+    def put(tables: Path) -> None:
+        monkeypatch.setenv("REGISTRY_TABLES", str(tables))
+        registry.reload_tables()
+
+    yield put
+    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
+    registry.reload_tables()
+
+
+@pytest.fixture
+def takes_back() -> Iterator[None]:
+    """What is registered meanwhile, by an example say, is gone after the test."""
+    before = set(registry.variants())
+    yield
+    for name in set(registry.variants()) - before:
+        registry.unregister(name)
+
+
+SETTINGS = {field.name for field in dataclasses.fields(registry.Variant)} - {"name", "op", "run", "requires"}
+
+
+@pytest.fixture
+def declare(takes_back: None) -> Callable[..., registry.Variant]:
+    """Register a made-up variant, of attention unless told; it is taken back after the test."""
 
     def make(name: str = "test.kernel", *, op: str = "attention", run: Any = None, **claims: Any) -> registry.Variant:
-        settings = {key: claims.pop(key) for key in ("configs", "design", "prepare") if key in claims}
-        claims = {
-            "arch": ("any",),
-            "dtypes": ("float32",),
-            "head_dim": (1, 512),
-            "layouts": ("bhsd", "bshd", "strided"),
-        } | claims
-        claims.setdefault("ieee", True)
-        variant = registry.Variant(name, op=op, run=run or math_run, requires=registry.Requires(**claims), **settings)
-        registry.register(variant)
-        names.append(name)
-        return variant
+        settings = {key: claims.pop(key) for key in SETTINGS if key in claims}
+        plain: dict[str, Any] = {"arch": ("any",), "dtypes": ("float32",), "ieee": True}
+        if op.startswith("attention"):
+            plain["head_dim"] = (1, 512)
+        if op in ("attention", "attention_backward"):
+            plain["layouts"] = ("bhsd", "bshd", "strided")
+        requires = registry.Requires(**plain | claims)
+        return registry.register(registry.Variant(name, op=op, run=run or math_run, requires=requires, **settings))
 
-    yield make
-    for name in names:
-        registry.unregister(name)
+    return make

@@ -51,16 +51,10 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def variant(declare):
     def make(*kernels, name="test.warm"):
-        found = declare(name, arch=("sm90",), dtypes=("float16",), causal=True)
-        registry.unregister(name)
-        made = registry.Variant(
-            name,
-            op="attention",
-            run=found.run,
-            requires=found.requires,
-            builds=lambda problem, config: [_build(kernel, problem) for kernel in kernels],
-        )
-        return registry.register(made)
+        def builds(problem, config):
+            return [_build(kernel, problem) for kernel in kernels]
+
+        return declare(name, arch=("sm90",), dtypes=("float16",), causal=True, builds=builds)
 
     return make
 

@@ -65,9 +65,12 @@ class Side:
     def folder(self) -> Path:
         return self.work / self.name / "tree"
 
+    def answers(self, kind: str, label: str) -> Path:
+        return self.work / f"{self.name}-{kind}{label}.json"
+
     def snapshot(self, kind: str, label: str, *arguments: str) -> Any:
         """What `replay_snapshot.py kind` says of this side. `label` tells apart runs of one kind."""
-        out = self.work / f"{self.name}-{kind}{label}.json"
+        out = self.answers(kind, label)
         with tempfile.TemporaryDirectory(dir=self.work / self.name) as scratch:
             # A script's own folder comes first on the path, PYTHONPATH next; the current folder is not on it.
             kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
@@ -139,7 +142,8 @@ def differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def compare_decisions(old: Side, new: Side, options: argparse.Namespace) -> Comparison:
-    was, now = both(old, new, options.jobs, "decisions", *options.sample)
+    new.snapshot("questions", "", *options.sample)
+    was, now = both(old, new, options.jobs, "decisions", "--questions", str(new.answers("questions", "")))
     changed = differing(was, now)
     report = Comparison("decisions", len({**was, **now}), f"{sum('raised' in it for it in was.values())} are refusals")
     report.differing = {key: answers(was.get(key), now.get(key)) for key in changed}

@@ -1,7 +1,8 @@
-"""The problems that tools/replay.py puts to two trees: the same in both, since nothing here asks a tree anything."""
+"""The problems that tools/replay.py puts to two trees: the same to both, since the new one's draw is handed to each."""
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -10,74 +11,14 @@ SEED = 20240607
 TARGETS = ("cpu", "RTX 3090", "A100", "H100", "H200", "B200")
 BUILD_TARGETS = ("A100", "RTX 3090", "H100", "B200")
 
-# Values are drawn alike, so one that is listed often is asked often.
-ATTENTION: dict[str, tuple[Any, ...]] = {
-    "dtype": ("bfloat16",) * 4 + ("float16", "float16", "float32", "float32", "float64", "float8_e4m3fn"),
-    "b": (1, 1, 2, 4, 16),
-    "heads": ((16, 16), (16, 16), (32, 8), (8, 1), (7, 7), (1, 1), (64, 8)),
-    "s": (1, 17, 64, 128, 512, 1024, 1536, 4096, 4096, 8192, 16384),
-    "sk": (None,) * 6 + (1, 77, 2048, 4096),
-    "d": (64, 64, 64, 128, 128, 128, 128, 256, 96, 80, 72, 40, 16, 192, 33, 320),
-    "dv": (None,) * 8 + (64, 128, 48),
-    "layout": ("bhsd", "bhsd", "bshd"),
-    "causal": (False, True),
-    "window": (None,) * 6 + (255, (255, 0), (128, 64), (-1, 0), (-1, 32)),
-    "softcap": (0.0,) * 5 + (30.0, 50.0),
-    "lse": (False, True),
-    "ieee": (False, False, True),
-    "deterministic": (False, False, False, True),
+VALUES: dict[str, tuple[Any, ...]] = {
+    "int": (1, 16, 33, 72, 192, 4096),
+    "bool": (True,),
+    "float": (0.0, 30.0, 50.0),
+    "Window | None": (255, (255, 0), (128, 64), (-1, 32)),
 }
-MATMUL: dict[str, tuple[Any, ...]] = {
-    "dtype": ("bfloat16",) * 4 + ("float16", "float16", "float32", "float64", "int8", "float8_e4m3fn"),
-    "m": (1, 8, 16, 64, 100, 128, 512, 1024, 4096, 8192),
-    "n": (1, 77, 128, 512, 1024, 4096, 4096, 14336),
-    "k": (1, 33, 64, 256, 1024, 4096, 4096, 8192),
-    "b": (1,) * 6 + (2, 8, 64),
-    "layout": ("nn", "nt", "tn", "tt"),
-    "bias": (False, False, True),
-    "activation": ("", "", "", "relu", "gelu", "silu"),
-    "out_dtype": (None,) * 6 + ("float32", "bfloat16", "int32"),
-    "scaling": ("",) * 4 + ("scalar", "rowwise"),
-    "dtype_b": (None,) * 8 + ("float8_e5m2",),
-    "ieee": (False, False, True),
-    "deterministic": (False,) * 3 + (True,),
-}
-SPACES = {"attention": ATTENTION, "attention_backward": {**ATTENTION, "grad_lse": (False, False, True)}}
-SPACES["matmul"] = MATMUL
-VARLEN: dict[str, tuple[Any, ...]] = {
-    "dtype": ("bfloat16",) * 4 + ("float16", "float32", "float64"),
-    "b": (1, 1, 4, 16, 128),
-    "heads": ((32, 8), (32, 8), (16, 16), (64, 8), (8, 1), (7, 7)),
-    "sq": (1, 1, 1, 4, 77, 512, 4096),
-    "sk": (1, 77, 1024, 4096, 4096, 32768),
-    "d": (64, 64, 128, 128, 128, 256, 96, 80, 33),
-    "dv": (None,) * 8 + (64, 128),
-    "causal": (False, True, True),
-    "window": (None,) * 6 + (255, (255, 0), (-1, 32)),
-    "softcap": (0.0,) * 5 + (30.0,),
-    "sinks": (False, False, True),
-    "alibi": (False,) * 4 + (True,),
-    "ieee": (False, False, True),
-    "deterministic": (False, False, False, True),
-}
-SPACES["attention_varlen"] = {
-    **VARLEN,
-    "kv": ("packed", "cache", "paged", "paged"),
-    "page": (1, 16, 64, 64, 128, 256),
-    "kv_dtype": (None,) * 5 + ("float8_e4m3fn", "int8"),
-    "lse": (False, True),
-    "out": (False, False, True),
-}
-SPACES["attention_varlen_backward"] = {**VARLEN, "lse": (True,), "grad_lse": (False, False, True)}
-_REFUSED = ("dtype", "int8"), ("heads", (6, 4)), ("window", (-5, 3)), ("softcap", -1.0), ("layout", "sbhd"), ("d", -8)
-ODD: dict[str, tuple[tuple[str, Any], ...]] = {
-    "attention": _REFUSED,
-    "attention_backward": _REFUSED,
-    "attention_varlen": (("kv", "ragged"), ("window", (-5, 3)), ("d", -8), ("heads", (6, 4)), ("kv_dtype", "int4")),
-    "attention_varlen_backward": (("window", (-5, 3)), ("d", -8), ("heads", (6, 4)), ("softcap", -1.0)),
-    "matmul": (("dtype", "complex64"), ("activation", "tanh"), ("k", -1), ("layout", "xx"), ("scaling", "tilewise")),
-}
-"""What must be refused: every tenth problem is asked with one of these."""
+"""What a word of a kind may be; one of text may be what its op knows."""
+REFUSED = {"int": -8, "str": "xx", "float": -1.0, "Window | None": (-5, 3)}
 
 _ATTENTION_BUILDS: tuple[dict[str, Any], ...] = (
     dict(b=2, hq=16, s=4096, d=128),
@@ -117,16 +58,25 @@ BUILDS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def drawn(op: str, count: int) -> Iterator[dict[str, Any]]:
-    """The same problems in every tree: what `of_shape` takes, with defaults left out by chance."""
-    draw = random.Random(f"{SEED} {op}")
+def drawn(name: str, count: int) -> Iterator[dict[str, Any]]:
+    """Problems of an op, as words of `of_shape`: shapes of its grids and of its draw, each with two words changed, and
+    every tenth with one that must be refused. The same in each process of a tree."""
+    from registry.ops.known import op_named
+
+    op, draw = op_named(name), random.Random(f"{SEED} {name}")
+    kinds, known = op.problem_type.fact_kinds(), op.problem_type.known_values
+    fields = {word: op.tuning.fields.get(word, word) for word in inspect.signature(op.problem_type.of_shape).parameters}
+    kind_of = {word: str(kinds[field]) for word, field in fields.items() if field in kinds}
+    values = {word: VALUES.get(kind) or known.get(fields[word], known["dtype"]) for word, kind in kind_of.items()}
+    grids = [case for grid in op.tuning.grids.values() for case in grid(name)]
     for number in range(count):
-        words = {name: draw.choice(values) for name, values in SPACES[op].items()}
+        shape = draw.choice((draw.choice(grids), op.tuning.draw(draw))).shape
+        words = {word: value for word, value in shape if word in fields}
+        words |= {word: draw.choice(values[word]) for word in draw.sample(sorted(values), 2)}
         if number % 10 == 9:
-            words.update([ODD[op][number // 10 % len(ODD[op])]])
-        if "heads" in words:
-            words["hq"], words["hkv"] = words.pop("heads")
-        yield {name: value for name, value in words.items() if value not in (None, "", False, 0.0)}
+            word = draw.choice(sorted(word for word, kind in kind_of.items() if kind in REFUSED))
+            words[word] = REFUSED[kind_of[word]]
+        yield words
 
 
 def odd_calls() -> dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]:

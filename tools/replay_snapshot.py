@@ -1,9 +1,10 @@
 """What one tree does, as JSON: run by tools/replay.py once in each of two trees, in a process of its own.
 
-    python tools/replay_snapshot.py decisions|builds|code|warm --folder TREE --out FILE [--quick]
+    python tools/replay_snapshot.py questions|decisions|builds|code|warm --folder TREE --out FILE [--quick]
 
-Only names that every version has may be used here: the public ones of `registry`, and what a Variant declares. No
-kernel, module or table is named, so files may move and variants may come without a change here.
+Only names that every version has may be used here: the public ones of `registry`, and what a Variant declares; the
+questions alone are drawn from what the new tree declares. No kernel, module or table is named, so files may move and
+variants may come without a change here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_problems import BUILD_TARGETS, BUILDS, SPACES, TARGETS, drawn, odd_calls
+from replay_problems import BUILD_TARGETS, BUILDS, TARGETS, drawn, odd_calls
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--share", default="0/1")
     parser.add_argument("--keys", type=Path)
+    parser.add_argument("--questions", type=Path)
     options = parser.parse_args()
     # The editable install would answer for any module that this tree lacks, with one of another tree.
     sys.meta_path[:] = [f for f in sys.meta_path if not str(getattr(f, "__module__", "")).startswith("__editable__")]
@@ -45,13 +47,6 @@ def assert_all_from(folder: Path) -> None:
         if name.partition(".")[0] == "registry":
             for place in (*getattr(module, "__path__", ()), getattr(module, "__file__", None)):
                 assert place is None or folder.resolve() in Path(place).resolve().parents, (name, place)
-
-
-def ops() -> dict[str, Any]:
-    """Those of the ops to ask about that this tree has."""
-    import registry
-
-    return {name: op for name in SPACES if (op := getattr(registry, name, None)) is not None}
 
 
 def words_text(words: dict[str, Any]) -> str:
@@ -76,15 +71,24 @@ def problem_of(op: Any, words: dict[str, Any], target: Any) -> Any:
 # --- decisions ----------------------------------------------------------------------------------------------------
 
 
+def questions(options: argparse.Namespace) -> dict[str, Any]:
+    """What both trees are asked: problems of every op of this one."""
+    from registry.ops.known import all_ops
+
+    return {name: list(drawn(name, 12 if options.quick else 110)) for name in sorted(all_ops())}
+
+
 def decisions(options: argparse.Namespace) -> dict[str, Any]:
     """`explain` of drawn problems, free and with one variant forced, and of calls with tensors that lie oddly."""
     import registry
 
     targets = {name: registry.Target.named(name) for name in TARGETS}
     found: dict[str, Any] = {f"variant {name}": {"op": v.op} for name, v in sorted(registry.variants().items())}
-    for op_name, op in ops().items():
+    for op_name, asked in json.loads(options.questions.read_text(encoding="utf-8")).items():
+        if (op := getattr(registry, op_name, None)) is None:
+            continue  # an op that is new
         names = sorted(op.variants)
-        for number, words in enumerate(drawn(op_name, 12 if options.quick else 110)):
+        for number, words in enumerate(asked):
             forced = names[number % len(names)]
             for place, target in targets.items():
                 key = f"{op_name} {words_text(words)} @ {place}"
@@ -93,22 +97,13 @@ def decisions(options: argparse.Namespace) -> dict[str, Any]:
                     found[f"{key} variant={forced}"] = outcome(explained, op, words, target, variant=forced)
     for name, (op_name, tensors, words) in odd_calls().items():
         for place, target in targets.items():
-            call = outcome(ops()[op_name].explain, *tensors, target=target, **words)
-            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else as_data(call)
+            call = outcome(getattr(registry, op_name).explain, *tensors, target=target, **words)
+            found[f"{op_name} call with {name} @ {place}"] = call if isinstance(call, dict) else call.to_dict()
     return found
 
 
 def explained(op: Any, words: dict[str, Any], target: Any, **how: Any) -> Any:
-    return as_data(op.explain(problem_of(op, words, target), target=target, **how))
-
-
-def as_data(decision: Any) -> dict[str, Any]:
-    """A decision as JSON; older versions call `source` what others call `because`."""
-    found = decision.to_dict()
-    for one in (found, *found["candidates"]):
-        if "source" in one:
-            one["because"] = one.pop("source")
-    return found
+    return op.explain(problem_of(op, words, target), target=target, **how).to_dict()
 
 
 # --- machine code -------------------------------------------------------------------------------------------------
@@ -138,7 +133,7 @@ def declared_builds(options: argparse.Namespace) -> Iterator[Declared]:
     for target in map(registry.Target.named, BUILD_TARGETS):
         for name, variant in sorted(registry.variants().items()):
             for words in BUILDS.get(variant.op, ())[: 2 if options.quick else None] if variant.builds else ():
-                problem = problem_of(ops()[variant.op], words, target)
+                problem = problem_of(getattr(registry, variant.op), words, target)
                 configs = [] if variant.reasons(problem) else variant.legal_configs(problem)
                 for config in configs[: 1 if options.quick else None]:
                     key = f"{name} {words_text(words)} @ {target.name} {json.dumps(dict(config), sort_keys=True)}"
@@ -260,17 +255,10 @@ def warm(options: argparse.Namespace) -> dict[str, float]:
     attention, matmul = registry.attention, registry.matmul
     attention(q, k, v), matmul(a, b)
     masks, epilogue = (False, None, 0.0, False, None), (None, None, None)
-    if hasattr(attention, "find_plan"):
-        decisions = (lambda: attention.find_plan(masks, q, k, v)), (lambda: matmul.find_plan(epilogue, a, b))
-    else:  # before plan caches; the empty scope was the one object of that name, wherever its module lay
-        modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "registry"]
-        scope = next(m.EMPTY for m in modules if type(getattr(m, "EMPTY", None)).__name__ == "Scope")
-        decisions = (
-            (lambda: attention.warm(q, k, v, *masks, scope)),
-            (lambda: matmul.warm(a, b, None, *epilogue, scope)),
-        )
-    names = "attention decision", "matmul decision"
-    found = {name: best_us(decision, options) for name, decision in zip(names, decisions, strict=True)}
+    found = {
+        "attention decision": best_us(lambda: attention.find_plan(masks, q, k, v), options),
+        "matmul decision": best_us(lambda: matmul.find_plan(epilogue, a, b), options),
+    }
     claims: Any = dict(arch=("any",), dtypes=("float32",), ieee=True)
     shapes = {"attention": dict(layouts=("bhsd",), head_dim=(1, 512)), "matmul": dict(layouts=("nn",))}
     idle = {"attention": lambda q, k, v, *, scale, config: (q, None), "matmul": lambda a, b, *, config: a}
@@ -290,6 +278,7 @@ def best_us(function: Callable[[], Any], options: argparse.Namespace) -> float:
 
 
 KINDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "questions": questions,
     "decisions": decisions,
     "builds": builds,
     "code": code,

@@ -28,7 +28,20 @@ class _ReaderGone(Exception):
     """Who reads our output, such as `head`, has seen enough."""
 
 
-class Commands(click.Group):
+class Named(click.Group):
+    """A group whose commands are things of one kind, which an unknown name is told."""
+
+    kind = "command"
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise click.UsageError(f"{self.kind}: got {args[0]!r}; allowed: {', '.join(self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Named):
     """Finds commands by the file names of this folder, then asks plugins. Imports a command when it is used."""
 
     _plugins_loaded = False
@@ -55,13 +68,6 @@ class Commands(click.Group):
             return command
         self._load_plugin_commands()
         return self.commands.get(name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(f"command: got {args[0]!r}; allowed: {', '.join(self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
 
     def _load_plugin_commands(self) -> None:
         if not self._plugins_loaded:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import problem_from, problem_options
 from registry.contract.describe import config_text, problem_data, reason_data
@@ -16,8 +17,10 @@ from registry.ops.known import all_ops
 from registry.ops.op import Op
 
 
-class _Ops(click.Group):
+class _Ops(Named):
     """One subcommand an op, with the options that its problems have."""
+
+    kind = "op"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(all_ops())
@@ -25,13 +28,6 @@ class _Ops(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         op = all_ops().get(name)
         return _command(op) if op else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in all_ops():
-            raise click.UsageError(f"op: got {args[0]!r}; allowed: {', '.join(sorted(all_ops()))}")
-        return super().resolve_command(ctx, args)
 
 
 command = _Ops(

@@ -9,14 +9,17 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import problem_from, problem_options
 
 COUNTS = ("HGMMA", "QGMMA", "tcgen05", "HMMA", "TMA load", "TMA store", "cp.async", "BAR", "SYNCS", "MUFU")
 
 
-class _Variants(click.Group):
+class _Variants(Named):
     """One subcommand a variant, with the options of its op's problems."""
+
+    kind = "variant"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(name for name, variant in _variants().items() if variant.builds is not None)
@@ -24,13 +27,6 @@ class _Variants(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         variant = _variants().get(name)
         return _command(variant) if variant is not None else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in _variants():
-            raise click.UsageError(f"variant: got {args[0]!r}; allowed: {', '.join(self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
 
 
 command = _Variants(

@@ -20,7 +20,7 @@ from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
 from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
-from registry.dispatch.decision import Decision
+from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
 from registry.dispatch.plan_cache import PlanCache
@@ -98,13 +98,10 @@ class Op:
                 raise
             raise UnknownOp(self.name, [f"ops whose folder has a {name}.py"]) from error
 
-    def flops(self, problem: Any) -> float:
-        """Floating-point operations of a problem; 0 where nothing was said."""
-        return 0.0
-
-    def bytes_moved(self, problem: Any) -> float:
-        """The least that must pass through device memory, each operand once; 0 where nothing was said."""
-        return 0.0
+    flops: Callable[[Any], float] = staticmethod(lambda problem: 0.0)
+    """Floating-point operations of a problem; 0 where nothing was said."""
+    bytes_moved: Callable[[Any], float] = staticmethod(lambda problem: 0.0)
+    """The least that must pass through device memory, each operand once; 0 where nothing was said."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What the same call would run, and why; launches nothing.
@@ -134,9 +131,16 @@ class Op:
     def refuse_values(self, *args: Any, **kwargs: Any) -> None:
         """Raise for values in memory that a call would refuse; no Problem knows of them."""
 
+    def empty(self, problem: Any) -> bool:
+        """Whether the answer needs no kernel, for there is nothing to compute with."""
+        return False
+
     def trivial(self, problem: Problem) -> Decision | None:
-        """A decision to run nothing, for problems whose answer needs no kernel (empty tensors)."""
-        return None
+        """A decision to run nothing, for such problems."""
+        if not self.empty(problem):
+            return None
+        because = "empty tensors: the op answers by itself"
+        return Decision(problem, NO_KERNEL, {}, because, (Candidate(NO_KERNEL, (), 0, because),))
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         """What answers a trivial problem."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -64,6 +65,21 @@ def refuse_tangents(what: str, *tensors: Any) -> None:
 def dtype_name(dtype: torch.dtype) -> str:
     """ "bfloat16" for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
+
+
+def known_dtype(name: str, dtype: str, allowed: Collection[torch.dtype]) -> torch.dtype:
+    """The dtype of that name, for the argument `name` of a shape."""
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or found not in allowed:
+        raise InvalidArgument(name, repr(dtype), ", ".join(sorted(map(dtype_name, allowed))))
+    return found
+
+
+def check_sizes(**sizes: int) -> None:
+    """Of a shape."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise InvalidArgument(name, value, "a positive integer")
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:

@@ -22,7 +22,6 @@ FEWEST = 3
 THREADS = 4
 ROUNDS_PER_THREAD = 20
 SWITCH_S = 1e-5
-"""Between threads: often, so that what they share shows."""
 
 
 def again(subject: Subject, trial: Trial) -> Finding:
@@ -168,7 +167,7 @@ def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> 
             subject.kit.launch(launch, samples[0][0])  # compiles, before there is anything to disturb
         subject.synchronize()
         workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(THREADS)]
-        with _switching_often():
+        with switching_often():
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -185,7 +184,8 @@ def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> 
 
 
 @contextlib.contextmanager
-def _switching_often() -> Iterator[None]:
+def switching_often() -> Iterator[None]:
+    """A race between threads is likelier where they take turns every 10 microseconds, not every 5 milliseconds."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

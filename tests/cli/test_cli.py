@@ -159,12 +159,20 @@ def test_nothing_legal_lists_every_variant(kreg):
         ("explain attention --variant nobody", ["'nobody'", "torch_math"]),
         ("explain matmul --layout xx", ["layout", "'xx'", "nn"]),
         ("explain matmul --activation tanh", ["activation", "'tanh'", "gelu"]),
+        ("explain matmul --out-dtype half8", ["out_dtype", "'half8'", "int32"]),
+        ("explain matmul --dtype-b half8", ["dtype_b", "'half8'", "int8"]),
         ("explain conv", ["op", "'conv'", "matmul"]),
         ("list --arch sm77", ["--arch", "'sm77'", "sm90"]),
         ("list --op conv", ["--op", "'conv'", "matmul"]),
         ("schema tablet", ["tablet", "errata"]),
         ("schema --check nowhere", ["'nowhere'", "folder"]),
         ("brew", ["command", "'brew'", "doctor"]),
+        ("tune attention --device cpu --grid tiny --turn nan", ["measure_ms: got nan"]),
+        ("tune attention --device cpu --grid tiny --turn -5", ["measure_ms: got -5"]),
+        ("tune attention --device cpu --grid tiny --rounds 0", ["--rounds"]),
+        ("tune attention --device cpu --grid tiny --budget -5", ["--budget"]),
+        ("tune attention --device cpu --grid tiny --plugin /no/such.py", ["plugin: got /no/such.py"]),
+        ("tune attention --device cpu --grid tiny --plugin no_such", ["plugin: got no_such"]),
     ],
 )
 def test_wrong_usage_is_one_clear_line(kreg, arguments, says):
@@ -212,19 +220,16 @@ def toy_op():
     del OPS["toy"], PROBLEM_TYPES["toy"]
 
 
-def test_a_new_op_needs_no_change_here(kreg, toy_op):
+def test_a_new_op_needs_no_change_here(kreg, toy_op, takes_back):
     requires = Requires(arch=("any",), dtypes=("float32",), spicy=True)
     registry.register(Variant("toy.plain", op="toy", run=lambda **_: None, requires=requires))
-    try:
-        code, out, _ = kreg("explain", "toy", "--help")
-        assert code == OK and "--spicy" in out and "rows=1" in out
-        code, out, _ = kreg("explain", "toy", "--shape", "rows=7", "--spicy", "--device", "cpu", "--json")
-        assert code == OK
-        assert json.loads(out)["picked"] == "toy.plain" and json.loads(out)["problem"]["rows"] == 7
-        code, out, _ = kreg("list", "--op", "toy")
-        assert "toy.plain" in out and "spicy" in out
-    finally:
-        registry.unregister("toy.plain")
+    code, out, _ = kreg("explain", "toy", "--help")
+    assert code == OK and "--spicy" in out and "rows=1" in out
+    code, out, _ = kreg("explain", "toy", "--shape", "rows=7", "--spicy", "--device", "cpu", "--json")
+    assert code == OK
+    assert json.loads(out)["picked"] == "toy.plain" and json.loads(out)["problem"]["rows"] == 7
+    code, out, _ = kreg("list", "--op", "toy")
+    assert "toy.plain" in out and "spicy" in out
 
 
 # --- list ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,13 @@ def declared(op="attention", run=whatever, **given):
         (dict(op="matmul", scaling=("blockwise",)), "Requires.scaling: got 'blockwise'"),
         (dict(op="matmul", out_dtypes=("half",)), ""),  # torch's own short name
         (dict(op="matmul", out_dtypes=("fp32",)), "Requires.out_dtypes: got 'fp32'"),
+        (dict(op="matmul", activations="relu"), "Requires.activations: got 'relu'; allowed: a tuple of strings"),
+        (dict(op="unheard_of", loudness=11), ""),  # which is said elsewhere
+        (
+            dict(casual=True),
+            "Requires.casual: got a claim that attention does not have; allowed: arch, base_alignment, ",
+        ),
+        (dict(grad_lse=True), "Requires.grad_lse: got a claim that attention does not have"),
         (dict(op="matmul", causal=True), "Requires.causal: got a claim that matmul does not have"),
         (dict(op="attention", activations=("relu",)), "Requires.activations: got a claim that attention does not have"),
         (dict(head_dim=128), "Requires.head_dim: got 128; allowed: (lowest, highest), two integers"),

@@ -28,15 +28,12 @@ def seen(declare):
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
+def table(tmp_path, put_in_force):
     def put(config):
         (tmp_path / "mine.yaml").write_text(TABLE.format(config=config))
-        monkeypatch.setenv("REGISTRY_TABLES", str(tmp_path))
-        registry.reload_tables()
+        put_in_force(tmp_path)
 
-    yield put
-    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
-    registry.reload_tables()
+    return put
 
 
 @pytest.mark.parametrize("config", BAD)
@@ -53,7 +50,7 @@ def test_a_table_cannot_launch_an_undeclared_config(config, table, seen):
 
 @pytest.mark.parametrize("config", BAD)
 @pytest.mark.parametrize("by_problem", [False, True])
-def test_lint_and_doctor_name_the_line_of_an_undeclared_config(config, by_problem, tmp_path, monkeypatch, declare):
+def test_lint_and_doctor_name_the_line_of_an_undeclared_config(config, by_problem, tmp_path, put_in_force, declare):
     declared = [{"BLOCK_M": 16}, {"BLOCK_M": 32}]
     declare("test.tiled", configs=(lambda problem: declared) if by_problem else declared, arch=("cpu",))
     rule = f"- when: {{head_dim: 64}}\n  use:\n  - test.tiled\n  - {{variant: test.tiled,\n     config: {config}}}\n"
@@ -61,15 +58,9 @@ def test_lint_and_doctor_name_the_line_of_an_undeclared_config(config, by_proble
     file.write_text(f"op: attention\narch: cpu\nrules:\n{rule}")
     (found,) = [finding for finding in lint_files([file]) if finding.code == "unknown-config"]
     assert (found.severity, found.line, found.path) == ("error", 7, "$.rules[0].use[1]")
-    if config != BAD[0]:
-        return  # doctor shows what lint finds
-    monkeypatch.setenv("REGISTRY_TABLES", str(file))
-    registry.reload_tables()
-    try:
+    if config == BAD[0]:  # doctor shows what lint finds
+        put_in_force(file)
         assert any(text.startswith(f"{file}:7: ") for text in ailments(examine()))
-    finally:
-        monkeypatch.delenv("REGISTRY_TABLES")
-        registry.reload_tables()
 
 
 def test_lint_asks_for_the_configs_of_the_problems_that_a_row_takes(tmp_path, declare):

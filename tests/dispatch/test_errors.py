@@ -10,10 +10,11 @@ import pkgutil
 import pytest
 import torch
 from made_up import math_run
-from races import in_threads, switching_often
+from races import in_threads
 
 import registry
 from registry import errors
+from registry.testing.repeated import switching_often
 
 
 def raised(call, *args, **kwargs):
@@ -169,16 +170,6 @@ def test_results_of_another_form_are_refused(declare, returned, got):
 
 
 def test_a_tuple_of_one_is_no_product(declare):
-    registry.register(
-        registry.Variant(
-            "test.product",
-            op="matmul",
-            run=lambda a, b, **_: (a @ b,),
-            requires=registry.Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True),
-        )
-    )
-    try:
-        with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):
-            registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
-    finally:
-        registry.unregister("test.product")
+    declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b,), layouts=("nn",))
+    with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):
+        registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")

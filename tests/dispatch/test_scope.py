@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import torch
+from races import in_threads
 
 import registry
 from registry import IllegalVariant, UnknownVariant, notices
@@ -79,24 +79,14 @@ def test_the_backward_runs_in_the_scope_of_its_forward(declare):
     q, k, v = qkv(requires_grad=True)
     with registry.use("torch_math", "torch_math_backward"), registry.record() as recorder:
         out = registry.attention(q, k, v)
-    worker = threading.Thread(target=out.sum().backward)  # a thread that knows nothing of the block
-    worker.start()
-    worker.join()
+    in_threads(lambda _: out.sum().backward(), 1)  # a thread that knows nothing of the block
     assert recorder.counts == {"attention": {"torch_math": 1}, "attention_backward": {"torch_math_backward": 1}}
 
 
 def test_threads_do_not_inherit_or_leak():
-    found = {}
-
-    def inside():
-        found["thread"] = ran()
-
     with registry.use("torch_math"):
-        thread = threading.Thread(target=inside)
-        thread.start()
-        thread.join()
+        assert in_threads(lambda _: ran(), 1) == ["torch_cpu"]
         assert ran() == "torch_math"
-    assert found["thread"] == "torch_cpu"
 
 
 def test_tasks_do_not_leak():

@@ -9,7 +9,7 @@ import pytest
 import replay_problems
 import torch
 from made_up import math_run
-from races import in_threads, switching_often
+from races import in_threads
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
@@ -19,6 +19,7 @@ from registry.dispatch.plan import on_its_device
 from registry.dispatch.quarantine import quarantine
 from registry.dispatch.select import decide
 from registry.ops.attention.problem import AttentionProblem
+from registry.testing.repeated import switching_often
 
 CPU = registry.Target.named("cpu")
 
@@ -28,22 +29,13 @@ def qkv(*shape, **kwargs):
     return tuple(torch.randn(*shape, **kwargs) for _ in range(3))
 
 
-def write_table(folder, text):
-    (folder / "mine.yaml").write_text(text)
-    return folder
-
-
 @pytest.fixture
-def tables(tmp_path, monkeypatch):
-    """Put a table in force through REGISTRY_TABLES; the shipped ones come back after the test."""
-
+def tables(tmp_path, put_in_force):
     def use(text):
-        monkeypatch.setenv("REGISTRY_TABLES", str(write_table(tmp_path, text)))
-        registry.reload_tables()
+        (tmp_path / "mine.yaml").write_text(text)
+        put_in_force(tmp_path)
 
-    yield use
-    monkeypatch.delenv("REGISTRY_TABLES", raising=False)
-    registry.reload_tables()
+    return use
 
 
 RULES = """
@@ -204,11 +196,12 @@ def test_a_kernel_that_does_not_fit_gives_way_before_anything_runs(declare):
         assert quarantine.reason("test.bad", AttentionProblem.of_shape(CPU, dtype="float16", d=16)) is None
 
 
-def test_a_forced_kernel_that_does_not_fit_raises(declare):
+@pytest.mark.parametrize("part", ["run", "prepare"])
+def test_a_forced_kernel_that_does_not_fit_raises(declare, part):
     def bad(*args, **kwargs):
         raise KernelDoesNotFit("too big")
 
-    declare("test.bad", run=bad)
+    declare("test.bad", **{part: bad})
     with pytest.raises(IllegalVariant, match="too big"):
         registry.attention(*qkv(), variant="test.bad")
 
@@ -231,15 +224,6 @@ def test_triton_compile_errors_count_as_not_fitting():
     assert did_not_compile(OutOfResources(300, 200, "shared memory"))
     assert did_not_compile(RuntimeError("PassManager::run failed"))
     assert not did_not_compile(RuntimeError("CUDA error: misaligned address"))
-
-
-def test_a_declaration_that_fails_makes_only_its_own_variant_illegal(declare):
-    declare("test.broken", rule=lambda problem, config: 1 / 0, arch=("cpu",))
-    decision = registry.attention.explain(*qkv())
-    refused = next(c for c in decision.candidates if c.variant == "test.broken")
-    assert refused.reasons[0].code == "declaration" and "ZeroDivisionError" in str(refused.reasons[0])
-    assert decision.variant == "torch_cpu"
-    assert any("test.broken" in message for message in notices.counts())
 
 
 # --- errata -------------------------------------------------------------------------------------------------------

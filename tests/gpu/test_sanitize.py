@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import torch
+from ran import printed
 
 pytest.importorskip("triton")
 
@@ -102,8 +102,6 @@ def test_logs_are_summed_up_by_kernel(log, found):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_lists():
-    ran = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
-    assert ran.stdout == "skipped: there is no CUDA GPU\n"
-    command = [sys.executable, SCRIPT, "--dry-run", "--variant", "triton_fa2*", "--cases", "3"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed(sys.executable, SCRIPT) == "skipped: there is no CUDA GPU\n"
+    listed = printed(sys.executable, SCRIPT, "--dry-run", "--variant", "triton_fa2*", "--cases", "3").splitlines()
     assert len(listed) == 6 and all("triton_fa2" in line for line in listed)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 
 import pytest
 import torch
+from races import in_threads
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
@@ -90,19 +90,15 @@ def test_what_torch_refuses_is_refused_by_torch(given):
 def test_a_causal_bias_that_stays_with_torch_keeps_its_meaning(bias):
     """torch finds its function for it by name, which is replaced: for other threads, too."""
     q, k, v = torch.randn(2, 4, 6, 8), *torch.randn(2, 1, 4, 9, 8)
-    expected, found = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias), []
 
-    def call():
-        found.append(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+    def call(_=0):
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
+    expected = call()
     with sdpa.replaced():
-        call()
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-    for one in found:
-        torch.testing.assert_close(one, expected)
-    assert len(found) == 2
+        found, in_another = call(), *in_threads(call, 1)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(in_another, expected)
 
 
 def test_errors_name_the_argument_as_torch_does():
@@ -130,19 +126,17 @@ def test_torch_still_says_what_is_wrong():
 
 def test_modules_of_torch_and_threads():
     attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
-    x, seen = torch.randn(2, 5, 16), []
+    x = torch.randn(2, 5, 16)
 
-    def elsewhere():
+    def elsewhere(_):
         with registry.record() as recorder:
             functional.scaled_dot_product_attention(x[None], x[None], x[None])
-        seen.append(recorder.counts)
+        return recorder.counts
 
     expected, _ = attention(x, x, x, need_weights=False)
     with sdpa.replaced(), registry.record() as recorder:
         found, _ = attention(x, x, x, need_weights=False)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
+        seen = in_threads(elsewhere, 1)
     torch.testing.assert_close(found, expected)
     assert set(recorder.counts) == {"attention"} and seen == [{}]
 

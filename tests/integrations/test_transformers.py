@@ -86,10 +86,19 @@ def run(model, implementation, function):
         return function(model), recorder.counts
 
 
-def both(model, function):
-    theirs, _ = run(model, "eager", function)
-    ours, counts = run(model, door.NAME, function)
-    return ours, theirs, counts
+def agreed(model, function, grad=False, **tolerances):
+    """What the registry saw, where a model gives by our attention what it gives by its eager one."""
+    with torch.set_grad_enabled(grad):
+        theirs, _ = run(model, "eager", function)
+        ours, counts = run(model, door.NAME, function)
+    torch.testing.assert_close(ours, theirs, **{"rtol": 1e-4, "atol": 1e-5} | tolerances)
+    return counts
+
+
+def padded(padding):
+    """The mask of a padding, and the tokens that it keeps."""
+    mask = None if PADDINGS[padding] is None else torch.tensor(PADDINGS[padding])
+    return mask, torch.ones(2, 11, dtype=torch.bool) if mask is None else mask.bool()
 
 
 def tokens(batch=2, length=11):
@@ -99,15 +108,9 @@ def tokens(batch=2, length=11):
 @DECODERS
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_decoders_agree_with_eager(models, family, padding):
-    mask = None if PADDINGS[padding] is None else torch.tensor(PADDINGS[padding])
-    kept = torch.ones(2, 11, dtype=torch.bool) if mask is None else mask.bool()
+    mask, kept = padded(padding)
 
-    def forward(model):
-        with torch.no_grad():
-            return model(tokens(), attention_mask=mask).logits[kept]
-
-    ours, theirs, counts = both(models(family), forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(models(family), lambda model: model(tokens(), attention_mask=mask).logits[kept])
     assert "elsewhere" not in counts and sum(sum(c.values()) for c in counts.values()) == 2
     if padding == "none" and family in ("llama", "mistral", "gemma2"):
         assert set(counts) == {"attention"}
@@ -162,11 +165,9 @@ def test_more_families_agree_with_eager(family):
     mask = torch.tensor(PADDINGS["left"])
 
     def forward(model):
-        with torch.no_grad():
-            return torch.cat([model(tokens()).logits, model(tokens(), attention_mask=mask).logits * mask[..., None]])
+        return model(tokens()).logits, model(tokens(), attention_mask=mask).logits * mask[..., None]
 
-    ours, theirs, counts = both(model, forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(model, forward)
     assert {op: sum(ran.values()) for op, ran in counts.items()} == {"attention": 2, "attention_varlen": 2}
 
 
@@ -180,8 +181,7 @@ def test_decoders_train(models, family):
         model(tokens(), attention_mask=mask, labels=labels).loss.backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
-    ours, theirs, counts = both(models(family), gradients)
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    counts = agreed(models(family), gradients, grad=True, rtol=1e-3)
     assert set(counts) == {"attention_varlen", "attention_varlen_backward"}
 
 
@@ -196,7 +196,7 @@ def test_decoders_generate(models, family, padding, cache, builds, monkeypatch):
     mask = torch.ones(2, 11, dtype=torch.int64) if padding == "none" else torch.tensor(PADDINGS[padding])
 
     def generate(model):
-        return model.generate(
+        found = model.generate(
             tokens(),
             attention_mask=mask,
             max_new_tokens=6,
@@ -206,10 +206,9 @@ def test_decoders_generate(models, family, padding, cache, builds, monkeypatch):
             output_logits=True,
             return_dict_in_generate=True,
         )
+        return *found.logits, found.sequences
 
-    ours, theirs, counts = both(models(family), generate)
-    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), rtol=1e-4, atol=1e-5)
-    assert torch.equal(ours.sequences, theirs.sequences)
+    counts = agreed(models(family), generate)
     assert "elsewhere" not in counts
     if family == "llama" and padding == "none":
         assert ("attention_varlen" in counts) == (builds or cache == "static")
@@ -219,12 +218,7 @@ def test_decoders_generate(models, family, padding, cache, builds, monkeypatch):
 def test_packed_sequences_do_not_see_each_other(models, family):
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]])
 
-    def forward(model):
-        with torch.no_grad():
-            return model(tokens(1), position_ids=positions, use_cache=False).logits
-
-    ours, theirs, counts = both(models(family), forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(models(family), lambda model: model(tokens(1), position_ids=positions, use_cache=False).logits)
     assert set(counts) == {"attention_varlen"}
 
 
@@ -232,15 +226,9 @@ def test_packed_sequences_do_not_see_each_other(models, family):
 def test_encoders(padding):
     config = transformers.BertConfig(**SMALL)
     model = transformers.BertModel(config).eval()
-    mask = None if PADDINGS[padding] is None else torch.tensor(PADDINGS[padding])
-    kept = torch.ones(2, 11, dtype=torch.bool) if mask is None else mask.bool()
+    mask, kept = padded(padding)
 
-    def forward(model):
-        with torch.no_grad():
-            return model(tokens(), attention_mask=mask).last_hidden_state[kept]
-
-    ours, theirs, counts = both(model, forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(model, lambda model: model(tokens(), attention_mask=mask).last_hidden_state[kept])
     assert set(counts) == {"attention" if mask is None else "attention_varlen"}
 
 
@@ -260,14 +248,10 @@ def test_cross_attention_over_a_padded_encoder():
     mask = torch.tensor(PADDINGS["right"])
 
     def forward(model):
-        with torch.no_grad():
-            return [
-                model(tokens(), attention_mask=mask, decoder_input_ids=tokens(length=n)).last_hidden_state
-                for n in (11, 5)
-            ]
+        decoded = (tokens(length=11), tokens(length=5))
+        return [model(tokens(), attention_mask=mask, decoder_input_ids=ids).last_hidden_state for ids in decoded]
 
-    ours, theirs, counts = both(model, forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(model, forward)
     assert set(counts) == {"attention", "attention_varlen"}
 
 
@@ -279,12 +263,7 @@ def test_a_mask_of_the_users_own(models):
     seen |= torch.eye(11, dtype=torch.bool)
     mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
 
-    def forward(model):
-        with torch.no_grad():
-            return model(tokens(), attention_mask=mask).logits
-
-    ours, theirs, counts = both(models("llama"), forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(models("llama"), lambda model: model(tokens(), attention_mask=mask).logits)
     assert counts == {"elsewhere": {"transformers: a dense mask": 2}}
 
 
@@ -292,12 +271,7 @@ def test_a_mask_of_the_users_own(models):
 def test_a_window_over_holes(models, family):
     mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1], [1] * 11])
 
-    def forward(model):
-        with torch.no_grad():
-            return model(tokens(), attention_mask=mask).logits[mask.bool()]
-
-    ours, theirs, counts = both(models(family), forward)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = agreed(models(family), lambda model: model(tokens(), attention_mask=mask).logits[mask.bool()])
     layers = {"mistral": 2, "gemma2": 1, "gpt_oss": 1}[family]
     assert counts["elsewhere"] == {"transformers: a window over padding between tokens": layers}
 
@@ -372,7 +346,8 @@ def test_a_model_compiles():
 
 def test_an_exported_model_is_right_and_says_what_it_lost(models):
     model = models("llama")
-    _, expected, _ = both(model, lambda model: model(tokens(), use_cache=False).logits)
+    expected, _ = run(model, "eager", lambda model: model(tokens(), use_cache=False).logits)
+    model.set_attn_implementation(door.NAME)
     with registry.record() as recorder:
         program = torch.export.export(model, (tokens(),), {"use_cache": False}, strict=False)
     torch.testing.assert_close(program.module()(tokens(), use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)

@@ -43,6 +43,13 @@ def logits(model):
         return model(IDS, use_cache=False).logits
 
 
+def seen_giving(model, expected):
+    """What the registry saw, where the model gives these logits."""
+    with registry.record() as ran:
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
+    return {op: sum(counts.values()) for op, counts in ran.counts.items()}, ran.counts.get("elsewhere")
+
+
 def mlps(model):
     return [layer.mlp for layer in model.model.layers]
 
@@ -52,12 +59,8 @@ def test_families_agree_with_themselves(family):
     model = model_of(family)
     theirs, names, classes = logits(model), list(model.state_dict()), [type(one) for one in mlps(model)]
     assert door.fuse(model) == ("model.layers.0.mlp", "model.layers.1.mlp")
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(model), theirs, rtol=1e-4, atol=1e-5)
-    fused = family in KERNELS_ACTIVATION
-    assert {op: sum(counts.values()) for op, counts in ran.counts.items()} == {
-        "grouped_mm" if fused else "elsewhere": 2
-    }
+    ran, _ = seen_giving(model, theirs)
+    assert ran == {"grouped_mm" if family in KERNELS_ACTIVATION else "elsewhere": 2}
     assert list(model.state_dict()) == names
     assert door.unfuse(model) == ("model.layers.0.mlp", "model.layers.1.mlp")
     assert [type(one) for one in mlps(model)] == classes
@@ -141,9 +144,7 @@ def test_weights_stay_side_by_side(change):
     door.fuse(model)
     changed = change(model)
     assert all(isinstance(one, GatedMlp) and _lies_joined(one) for one in mlps(changed))
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(changed), theirs, rtol=1e-4, atol=1e-5)
-    assert sum(ran.counts["grouped_mm"].values()) == 2
+    assert seen_giving(changed, theirs) == ({"grouped_mm": 2}, None)
     if changed is not model:  # a copy is of its own
         mlps(changed)[0].gate_proj.weight.data.zero_()
         torch.testing.assert_close(logits(model), theirs, rtol=1e-4, atol=1e-5)
@@ -166,16 +167,12 @@ def test_weights_that_were_moved_apart_are_seen():
     mlp.gate_proj.weight.data = mlp.gate_proj.weight.data.clone() * 2
     plain = copy.deepcopy(model)
     door.unfuse(plain)
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-5)
-    assert sum(ran.counts["grouped_mm"].values()) == 1
-    assert ran.counts["elsewhere"] == {
-        "transformers: a gated MLP whose weights were moved apart: call fuse(model) again": 1
-    }
+    expected = logits(plain)
+    ran, elsewhere = seen_giving(model, expected)
+    assert ran["grouped_mm"] == 1
+    assert elsewhere == {"transformers: a gated MLP whose weights were moved apart: call fuse(model) again": 1}
     assert len(door.fuse(model)) == 2
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-5)
-    assert sum(ran.counts["grouped_mm"].values()) == 2
+    assert seen_giving(model, expected) == ({"grouped_mm": 2}, None)
 
 
 class Adapter(nn.Module):
@@ -208,10 +205,9 @@ def test_what_somebody_took_hold_of_is_the_librarys(change, why):
     door.fuse(model)
     change(mlps(model)[0])
     change(mlps(other)[0])
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(model), logits(other), rtol=1e-4, atol=1e-5)
-    (because,) = ran.counts["elsewhere"]
-    assert ran.counts["elsewhere"][because] == 1 and because.startswith("transformers: a gated MLP with ")
+    _, elsewhere = seen_giving(model, logits(other))
+    ((because, times),) = elsewhere.items()
+    assert times == 1 and because.startswith("transformers: a gated MLP with ")
     notices.clear()
     assert door.fuse(other) == ("model.layers.1.mlp",)
     (told,) = [text for text in notices.counts() if "transformers.fuse leaves model.layers.0.mlp" in text]
@@ -233,9 +229,7 @@ def test_an_adapter_behind_the_gate_is_the_models_own_business():
     for one in (model, other):
         mlps(one)[0].down_proj = Adapter(mlps(one)[0].down_proj)
     assert len(door.fuse(model)) == 2
-    with registry.record() as ran:
-        torch.testing.assert_close(logits(model), logits(other), rtol=1e-4, atol=1e-5)
-    assert sum(ran.counts["grouped_mm"].values()) == 2
+    assert seen_giving(model, logits(other)) == ({"grouped_mm": 2}, None)
 
 
 def test_biases():

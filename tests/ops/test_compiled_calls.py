@@ -143,15 +143,14 @@ def test_sizes_that_are_not_known(declare, qkv):
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(6, 7), (3, 6, 7)])
-def test_products(shape):
+def test_products(declare, shape):
     torch._dynamo.reset()
 
     def run(a, b, *, bias, config):
         return a @ b if bias is None else a @ b + bias
 
     layouts = ("nn", "nt", "tn", "tt", "strided")
-    claims = registry.Requires(arch=("any",), dtypes=("float32",), ieee=True, layouts=layouts, bias=True, batched=True)
-    registry.register(registry.Variant("test.product", op="matmul", run=run, requires=claims))
+    declare("test.product", op="matmul", run=run, layouts=layouts, bias=True, batched=True)
     a, b, bias = torch.randn(*shape, 8), torch.randn(8, 5), torch.randn(5)
     function = torch.compile(
         lambda a, b, bias: (
@@ -160,12 +159,9 @@ def test_products(shape):
         ),
         fullgraph=True,
     )
-    try:
-        for _ in range(3):
-            for found, expected in zip(function(a, b, bias), (a @ b, a @ b + bias), strict=True):
-                torch.testing.assert_close(found, expected)
-    finally:
-        registry.unregister("test.product")
+    for _ in range(3):
+        for found, expected in zip(function(a, b, bias), (a @ b, a @ b + bias), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()

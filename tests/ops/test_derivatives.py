@@ -22,49 +22,84 @@ def doubles(*shapes, grad=False):
     return [torch.randn(*s, dtype=torch.float64, generator=generator).requires_grad_(grad) for s in shapes]
 
 
-# --- matmul: its derivatives are products ----------------------------------------------------------------------------
+# --- products: their derivatives are products ------------------------------------------------------------------------
+
+ENDS = {"offs": torch.tensor([2, 2, 6], dtype=torch.int32)}
+GATHERED = {"offs": torch.tensor([2, 2, 5], dtype=torch.int32), "rows": torch.tensor([1, 1, 4, 3, 0, 2])}
+PRODUCTS = {
+    "matrices": ("matmul", ((4, 5), (5, 3)), {}),
+    "batches": ("matmul", ((2, 4, 5), (2, 5, 3)), {}),
+    "rows of a batch, bias and silu": ("matmul", ((2, 4, 5), (5, 3), (3,)), {"activation": "silu"}),
+    "a vector": ("matmul", ((5,), (5, 3)), {}),
+    "bias and gelu": ("matmul", ((4, 5), (5, 3), (3,)), {"activation": "gelu"}),
+    "groups of rows": ("grouped_mm", ((6, 4), (3, 4, 2)), ENDS),
+    "groups as a batch": ("grouped_mm", ((3, 4, 5), (3, 5, 2)), {}),
+    "groups of the inner size": ("grouped_mm", ((4, 6), (6, 2)), ENDS),
+    "groups, bias and silu": ("grouped_mm", ((6, 4), (3, 4, 2), (3, 2)), {**ENDS, "activation": "silu"}),
+    "gathered, gated": ("grouped_mm", ((5, 4), (3, 4, 4), (3, 4)), {**GATHERED, "activation": "gelu", "gated": True}),
+}
+each_product = pytest.mark.parametrize("case", PRODUCTS)
 
 
+def product(case):
+    """(the op, its definition, what they are given)."""
+    name, shapes, how = PRODUCTS[case]
+    op = getattr(registry, name)
+    ours, theirs = (lambda a, b, bias=None, f=f: f(a, b, bias=bias, **how) for f in (op, op.reference))
+    return ours, theirs, tuple(doubles(*shapes))
+
+
+@each_product
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("shapes", [((4, 5), (5, 3)), ((2, 4, 5), (2, 5, 3)), ((2, 4, 5), (5, 3)), ((5,), (5, 3))])
-@pytest.mark.parametrize("argnums", [0, 1])
-def test_matmul_under_functorch(transform, shapes, argnums):
-    a, b = doubles(*shapes)
-
-    def ours(a, b):
-        return registry.matmul(a, b, bias=b.flatten()[:3], activation="gelu").sum(0)
-
-    def theirs(a, b):
-        return torch.nn.functional.gelu(torch.matmul(a, b) + b.flatten()[:3]).sum(0)
-
-    torch.testing.assert_close(*(TRANSFORMS[transform](f, argnums=argnums)(a, b) for f in (ours, theirs)))
+def test_products_under_functorch(transform, case):
+    ours, theirs, given = product(case)
+    every = tuple(range(len(given)))
+    found, wanted = (TRANSFORMS[transform](lambda *x, f=f: f(*x).sum(0), argnums=every)(*given) for f in (ours, theirs))
+    torch.testing.assert_close(found, wanted)
 
 
-def test_matmul_of_dual_tensors():
-    a, b, da, db = doubles((4, 5), (5, 3), (4, 5), (5, 3))
-    registry.matmul(a, b)  # a plan is kept: its guard must not take a dual tensor for a plain one
+@each_product
+def test_products_of_dual_tensors(case):
+    ours, theirs, given = product(case)
+    tangents = tuple(x.flip(0) for x in given)
+    ours(*given)  # a plan is kept: its guard must not take a dual tensor for a plain one
+    _, wanted = torch.func.jvp(theirs, given, tangents)
     with forward_ad.dual_level():
-        result = registry.matmul(forward_ad.make_dual(a, da), forward_ad.make_dual(b, db))
-        torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, da @ b + a @ db)
-        assert forward_ad.unpack_dual(registry.matmul(a, b)).tangent is None
+        result = ours(*map(forward_ad.make_dual, given, tangents))
+        torch.testing.assert_close(forward_ad.unpack_dual(result).tangent, wanted)
+        assert forward_ad.unpack_dual(ours(*given)).tangent is None
 
 
-def test_matmul_twice():
-    assert torch.autograd.gradgradcheck(registry.matmul, doubles((4, 5), (5, 3), grad=True))
+@each_product
+def test_products_once_and_twice(case):
+    ours, _, given = product(case)
+    leaves = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(ours, leaves) and torch.autograd.gradgradcheck(ours, leaves)
 
 
-def test_scales_of_a_product_have_no_derivative():
-    a, b, one = torch.randn(4, 4), torch.randn(4, 4), torch.ones(())
+@each_product
+def test_products_under_vmap(case):
+    ours, theirs, given = product(case)
+    two = [(x, x.flip(0)) for x in given]
+    mapped = torch.func.vmap(ours)(*map(torch.stack, two))
+    torch.testing.assert_close(mapped, torch.stack([theirs(*one) for one in zip(*two, strict=True)]))
+    a, *rest = given
+    shared = torch.func.vmap(lambda a: ours(a, *rest), in_dims=-1)(torch.stack(two[0], -1))
+    torch.testing.assert_close(shared, torch.stack([theirs(a, *rest) for a in two[0]]))
+
+
+@pytest.mark.parametrize("name", ["matmul", "grouped_mm"])
+def test_scales_and_out_of_a_product_have_no_derivative(name):
+    op, a = getattr(registry, name), torch.randn(6, 4)
+    grouped = name == "grouped_mm"
+    b, how = (torch.randn(3, 4, 2), ENDS) if grouped else (torch.randn(4, 2), {})
+    scales = {"scale_a": torch.ones(6), "scale_b": torch.ones(3, 2) if grouped else torch.ones(2)}
     with pytest.raises(NotImplementedError, match="scale_a"):
-        torch.func.jvp(lambda a: registry.matmul(a, b, scale_a=one, scale_b=one), (a,), (a,))
-
-
-def test_matmul_under_vmap():
-    a, b, bias = doubles((3, 4, 5), (3, 5, 2), (3, 2))
-    mapped = torch.func.vmap(lambda a, b, c: registry.matmul(a, b, bias=c))(a, b, bias)
-    torch.testing.assert_close(mapped, a @ b + bias[:, None])
-    shared = torch.func.vmap(lambda a: registry.matmul(a, b), in_dims=1)(a)
-    torch.testing.assert_close(shared, torch.func.vmap(lambda a: a @ b, in_dims=1)(a))
+        torch.func.jvp(lambda a: op(a, b, **scales, **how), (a,), (a,))
+    a.requires_grad_()
+    for given in (scales, {"out": torch.empty(6, 2)}):
+        with pytest.raises(registry.InvalidArgument, match=next(iter(given))):
+            op(a, b, **given, **how)
 
 
 # --- attention: first derivatives in reverse mode --------------------------------------------------------------------

@@ -73,61 +73,6 @@ def test_fp8_with_scales_gives_bfloat16():
     torch.testing.assert_close(found.double(), grouped_mm.reference(a, b, offs=offs, **scales), rtol=1e-2, atol=1e-2)
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-@FORMS
-def test_gradients_of_every_order(form):
-    a, b, offs = operands(form)
-    torch.autograd.gradcheck(lambda a, b: grouped_mm(a, b, offs=offs), (a.requires_grad_(), b.requires_grad_()))
-    torch.autograd.gradgradcheck(lambda a, b: grouped_mm(a, b, offs=offs), (a, b))
-
-
-def test_gradients_through_all_that_is_fused():
-    a, b, offs = operands("rows")
-    bias, rows = torch.randn(3, 8, dtype=torch.float64, requires_grad=True), torch.tensor([1, 1, 4, 11, 0, 2])
-    given = {"offs": offsets(2, 2, 5), "rows": rows, "activation": "gelu", "gated": True}
-    inputs = (a.requires_grad_(), b.requires_grad_(), bias)
-    torch.autograd.gradcheck(lambda a, b, bias: grouped_mm(a, b, bias=bias, **given), inputs)
-
-
-@FORMS
-def test_forward_mode_and_functorch(form):
-    a, b, offs = operands(form)
-    tangents = torch.randn_like(a), torch.randn_like(b)
-    mine, theirs = (
-        torch.func.jvp(lambda a, b, f=f: f(a, b, offs=offs), (a, b), tangents)
-        for f in (grouped_mm, grouped_mm.reference)
-    )
-    torch.testing.assert_close(mine, theirs)
-    mine, theirs = (
-        torch.func.grad(lambda a, f=f: f(a, b, offs=offs).square().sum())(a) for f in (grouped_mm, grouped_mm.reference)
-    )
-    torch.testing.assert_close(mine, theirs)
-    many = torch.stack([a, 2 * a])
-    mapped = torch.func.vmap(lambda a: grouped_mm(a, b, offs=offs))(many)
-    torch.testing.assert_close(mapped, torch.stack([grouped_mm(a, b, offs=offs), grouped_mm(2 * a, b, offs=offs)]))
-
-
-def test_a_tangent_of_the_bias():
-    a, b, offs = operands("rows")
-    bias, tangent = torch.randn(3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
-    mine, theirs = (
-        torch.func.jvp(lambda bias, f=f: f(a, b, offs=offs, bias=bias, activation="silu"), (bias,), (tangent,))
-        for f in (grouped_mm, grouped_mm.reference)
-    )
-    torch.testing.assert_close(mine, theirs)
-
-
-def test_scales_and_out_have_no_gradients():
-    a, b, offs = operands("rows", torch.float32)
-    a.requires_grad_()
-    with pytest.raises(InvalidArgument, match="scale_a"):
-        grouped_mm(a, b, offs=offs, scale_a=torch.ones(12), scale_b=torch.ones(3, 8))
-    with pytest.raises(InvalidArgument, match="out"):
-        grouped_mm(a, b, offs=offs, out=torch.empty(12, 8))
-
-
 def test_autocast():
     a, b, offs = operands("rows", torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

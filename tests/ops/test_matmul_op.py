@@ -122,14 +122,6 @@ def test_out_dtype():
     torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
 
 
-def test_scales_do_not_train():
-    a = torch.randn(3, 4, requires_grad=True)
-    with pytest.raises(registry.InvalidArgument, match="scale_a"):
-        registry.matmul(a, torch.randn(4, 5), scale_a=torch.tensor(1.0), scale_b=torch.tensor(1.0))
-    with pytest.raises(registry.InvalidArgument, match="out"):
-        registry.matmul(a, torch.randn(4, 5), out=torch.empty(3, 5))
-
-
 def test_a_scaled_product_of_float64_has_the_accuracy_of_float64():
     a, b = torch.randn(8, 16, dtype=torch.float64), torch.randn(16, 4, dtype=torch.float64)
     scales = {"scale_a": torch.rand(8), "scale_b": torch.rand(4)}

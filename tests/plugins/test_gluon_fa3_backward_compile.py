@@ -11,7 +11,7 @@ from registry.ops.attention.problem import AttentionBackwardProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, matrix_units, resources
-from covering import covering_builds
+from covering import all_of, configs_are_there_and_differ, covering_builds, named
 
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, parts_of, sweeps_of, traits_of
@@ -43,21 +43,8 @@ FEATURES = [
 ]
 
 
-def all_of(problems, configs):
-    return [(p, config) for p in problems for config in configs(p)]
-
-
 def first(p):
     return VARIANT.legal_configs(p)[:1]
-
-
-def named(rows):
-    found = []
-    for p, config in rows:
-        mask = "causal" if p.causal else "full"
-        name = f"d{p.head_dim}-{p.head_dim_v}-s{p.seqlen_q}-{mask}-w{p.window}-c{p.softcap}"
-        found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
-    return found
 
 
 def built(p, config):
@@ -120,9 +107,7 @@ def test_the_steady_loops_of_the_sweeps(p, config):
 
 def test_every_claimed_problem_has_a_config_and_configs_differ():
     for p in PLAIN + FEATURES:
-        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
-        assert len(set(configs)) == len(configs)
-        assert VARIANT.legal_configs(p)
+        configs_are_there_and_differ(VARIANT, p)
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

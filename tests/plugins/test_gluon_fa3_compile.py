@@ -12,7 +12,7 @@ from registry.ops.attention.problem import AttentionProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, reading, resources
-from covering import all_of, covering_builds, named
+from covering import all_of, configs_are_there_and_differ, covering_builds, named
 
 from registry.plugins import gluon_fa3
 from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, may_skip, traits_of, window_bounds
@@ -157,9 +157,7 @@ def test_a_message_is_let_go_after_all_warps_of_a_group_have_read_it(p, config):
 
 def test_every_config_is_legal_somewhere_and_differs():
     for p in PLAIN + FEATURES:
-        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
-        assert len(set(configs)) == len(configs)
-        assert VARIANT.legal_configs(p), "every claimed problem has a config"
+        configs_are_there_and_differ(VARIANT, p)
     assert {c["schedule"] for p in PLAIN for c in VARIANT.configs_for(p)} <= set(SCHEDULES)
     assert {c["consumers"] for c in VARIANT.configs_for(PLAIN[0])} >= {2, 3}
 

@@ -11,7 +11,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, resources
-from covering import all_of, covering_builds, named
+from covering import all_of, configs_are_there_and_differ, covering_builds, named
 
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
@@ -73,9 +73,7 @@ def test_build(p, config):
 
 def test_every_claimed_problem_has_a_config_and_configs_differ():
     for p in PLAIN + FEATURES:
-        configs = [tuple(sorted(c.items())) for c in VARIANT.configs_for(p)]
-        assert len(set(configs)) == len(configs)
-        assert VARIANT.legal_configs(p)
+        configs_are_there_and_differ(VARIANT, p)
 
 
 def address(described, coordinates):

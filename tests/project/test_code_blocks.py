@@ -24,7 +24,6 @@ from pathlib import Path
 import click
 import pytest
 
-import registry
 from registry.cli._main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -57,13 +56,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 @pytest.fixture
-def untouched(monkeypatch, tmp_path):
+def untouched(monkeypatch, tmp_path, takes_back):
     """A folder to write into, and no variants left behind."""
-    before = set(registry.variants())
     monkeypatch.chdir(tmp_path)
-    yield
-    for name in set(registry.variants()) - before:
-        registry.unregister(name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_code_blocks import blocks
 
 import docs
 import registry
@@ -29,17 +30,8 @@ PAGES = [
 ]
 
 
-def code_blocks(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.S | re.M)
-
-
-@pytest.fixture
-def session_variants():
-    """Take back what an example registers."""
-    before = set(registry.variants())
-    yield
-    for name in set(registry.variants()) - before:
-        registry.unregister(name)
+def in_the_readme(language):
+    return [block.code for block in blocks(ROOT / "README.md") if block.language == language]
 
 
 # --- generated parts ----------------------------------------------------------------------------------------------
@@ -90,9 +82,9 @@ def test_check_names_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
 # --- what is written by hand --------------------------------------------------------------------------------------
 
 
-def test_a_variant_of_the_readme_is_right(session_variants):
+def test_a_variant_of_the_readme_is_right(takes_back):
     namespace = {}
-    for block in code_blocks(README, "python"):
+    for block in in_the_readme("python"):
         exec(compile(block, "README.md", "exec"), namespace)
     for variant in namespace["registry_variants"]():
         registry.register(variant)
@@ -101,7 +93,7 @@ def test_a_variant_of_the_readme_is_right(session_variants):
 
 
 def test_the_table_in_the_readme_loads(tmp_path):
-    (block,) = code_blocks(README, "yaml")
+    (block,) = in_the_readme("yaml")
     path = tmp_path / "attention.sm90.yaml"
     path.write_text(block)
     all_ops()
@@ -132,14 +124,14 @@ def test_the_demo_runs(capsys):
     assert "pad head_dim 76 to 80" in out, "the refusal comes with a fix"
 
 
-def test_the_notebook_example_runs(capsys, session_variants):
+def test_the_notebook_example_runs(capsys, takes_back):
     runpy.run_path(str(ROOT / "examples" / "register_in_a_notebook.py"))
     out = capsys.readouterr().out
     assert "{'matmul': {'mine.split_k': 1}}" in out and "bias: got True" in out
     assert "fallback: mine.split_k" in out
 
 
-def test_the_third_party_example_is_right(session_variants):
+def test_the_third_party_example_is_right(takes_back):
     example = runpy.run_path(str(ROOT / "examples" / "acme" / "acme_kernels.py"))
     (variant,) = example["registry_variants"]()
     registry.register(variant)

@@ -58,7 +58,13 @@ def test_import_loads_no_triton_and_no_plugin(imports):
     assert not [name for name in loaded if name.startswith(heavy)]
 
 
-def test_the_command_line_imports_a_command_when_it_runs():
-    heavy = ("triton", "registry.plugins", "rich.")
-    code = f"import sys, registry.cli; print([m for m in sys.modules if m.startswith({heavy})])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("registry.cli", ("triton", "registry.plugins", "rich.")),  # a command is imported when it runs
+        ("registry.tables", ("triton", "msgspec", "yaml", "registry.tables.load")),
+    ],
+)
+def test_modules_stay_light(module, heavy):
+    code = f"import sys, {module}; print([m for m in sys.modules if m.startswith({heavy})])"
     assert printed(sys.executable, "-c", code).strip() == "[]"

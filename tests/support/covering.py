@@ -54,6 +54,14 @@ def named(rows: Iterable[Row]) -> list[Any]:
     """The builds of attentions as parameters of a test, by what makes them different."""
     found = []
     for p, config in rows:
-        name = f"d{p.head_dim}-{p.head_dim_v}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
+        length = f"-s{p.seqlen_q}" if hasattr(p, "seqlen_q") else ""
+        name = f"d{p.head_dim}-{p.head_dim_v}{length}-{'causal' if p.causal else 'full'}-w{p.window}-c{p.softcap}"
         found.append(pytest.param(p, config, id="-".join([name, *map(str, config.values())])))
     return found
+
+
+def configs_are_there_and_differ(variant: Any, problem: Any) -> None:
+    """What every claimed problem has."""
+    configs = [tuple(sorted(config.items())) for config in variant.configs_for(problem)]
+    assert len(set(configs)) == len(configs)
+    assert variant.legal_configs(problem)

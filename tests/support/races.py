@@ -1,24 +1,11 @@
-"""Threads that do the same at once, and what makes a race between them likelier."""
+"""Threads that do the same at once."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-
-@contextlib.contextmanager
-def switching_often() -> Iterator[None]:
-    """Threads take turns every 20 microseconds instead of every 5 milliseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def in_threads(work: Callable[[int], Any], count: int, meanwhile: Callable[[], Any] | None = None) -> list[Any]:

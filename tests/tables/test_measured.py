@@ -127,40 +127,30 @@ rules:
     ],
     ids=["missing", "cut short", "other coordinates", "other rules"],
 )
-def test_a_rule_without_its_shapes_says_so(tmp_path, monkeypatch, text, why):
+def test_a_rule_without_its_shapes_says_so(tmp_path, put_in_force, text, why):
     file = tmp_path / "matmul.any.yaml"
     file.write_text(BY_NEAREST)
     if text is not None:
         (tmp_path / "matmul.any.measured.json").write_text(text.replace("],[],[]]", "],[1.0],[]]"))
-    monkeypatch.setenv("REGISTRY_TABLES", str(file))
-    registry.reload_tables()
-    try:
-        decision = registry.matmul.explain(torch.ones(2, 2), torch.ones(2, 2))
-        assert decision.variant == "torch_matmul"
-        assert why in decision.nearest and "Its own order counts" in str(decision)
-        assert [text for text in notices.counts() if f"{file}:4 rules[0]" in text and why in text]
-        found = [finding for finding in doctor.examine()["tables"]["findings"] if finding["code"] == "no-shapes"]
-        assert [(one["file"], one["line"], one["severity"]) for one in found] == [(str(file), 4, "error")]
-    finally:
-        monkeypatch.undo()
-        registry.reload_tables()
+    put_in_force(file)
+    decision = registry.matmul.explain(torch.ones(2, 2), torch.ones(2, 2))
+    assert decision.variant == "torch_matmul"
+    assert why in decision.nearest and "Its own order counts" in str(decision)
+    assert [text for text in notices.counts() if f"{file}:4 rules[0]" in text and why in text]
+    found = [finding for finding in doctor.examine()["tables"]["findings"] if finding["code"] == "no-shapes"]
+    assert [(one["file"], one["line"], one["severity"]) for one in found] == [(str(file), 4, "error")]
 
 
-def test_other_shapes_are_another_digest(tmp_path, monkeypatch):
+def test_other_shapes_are_another_digest(tmp_path, put_in_force):
     """Graphs that have settled their choices go by it."""
     file, digests = tmp_path / "matmul.any.yaml", set()
-    monkeypatch.setenv("REGISTRY_TABLES", str(file))
-    try:
-        for weights, beside in (("x: 1.0", BESIDE), ("x: 1.0", "{}"), ("x: 2.0", "{}"), ("x: 2.0", None)):
-            file.write_text(BY_NEAREST.replace("x: 1.0", weights))
-            (tmp_path / "matmul.any.measured.json").unlink(missing_ok=True)
-            if beside is not None:
-                (tmp_path / "matmul.any.measured.json").write_text(beside)
-            registry.reload_tables()
-            digests.add(in_force.digest())
-    finally:
-        monkeypatch.undo()
-        registry.reload_tables()
+    for weights, beside in (("x: 1.0", BESIDE), ("x: 1.0", "{}"), ("x: 2.0", "{}"), ("x: 2.0", None)):
+        file.write_text(BY_NEAREST.replace("x: 1.0", weights))
+        (tmp_path / "matmul.any.measured.json").unlink(missing_ok=True)
+        if beside is not None:
+            (tmp_path / "matmul.any.measured.json").write_text(beside)
+        put_in_force(file)
+        digests.add(in_force.digest())
     assert len(digests) == 4
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from ran import printed
 
 import registry
 from registry import Reason, Requires, Target, Variant
@@ -336,8 +337,8 @@ def _requires() -> Requires:
 def run_here(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> tuple[int, str]:
     given = ["-s", "-p", "no:cacheprovider", "-p", "no:timeout", "--rootdir", str(folder), *arguments, str(folder)]
     code = pytest.main(given)
-    printed = capsys.readouterr()
-    return int(code), printed.out + printed.err
+    said = capsys.readouterr()
+    return int(code), said.out + said.err
 
 
 def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,18 +349,16 @@ def test_pytest_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_pytest_plugin_stays_light(tmp_path: Path) -> None:
     (tmp_path / "test_light.py").write_text("import sys\ndef test_light(): assert 'torch' not in sys.modules\n")
-    command = [forked.REAL, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_light.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stdout
+    command = [forked.REAL, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, "test_light.py"]
+    printed(*command, cwd=tmp_path, timeout=300)
 
 
 @pytest.mark.slow(10)
 def test_pytest_plugin_interprets_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     wanted = ["--registry-variant", "triton_fa2", "--registry-target", "H100", "-k", "1x1 and bfloat16", "-v"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), *wanted]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "triton_fa2[sm90]::" in found.stdout and "bfloat16" in found.stdout
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, *wanted]
+    said = printed(*command, cwd=tmp_path, timeout=300)
+    assert "triton_fa2[sm90]::" in said and "bfloat16" in said
 
 
 def test_pytest_plugin_times_installed_variants(

@@ -1,74 +1,63 @@
-"""benchmarks/measure_products.py without a GPU: its cells, what it finds of one, and that whoever fails is named."""
+"""benchmarks/measure_products.py without a GPU: its cells, what it says of one, and that whoever fails is named."""
 
 from __future__ import annotations
 
 import collections
-import math
+import textwrap
 
 import measure_products
-import pytest
-import torch
 
-from registry.ops.parts.cases import Case
-from registry.tuning.timing import Timing
-
-
-class Clock:
-    """Runs each launch; says that each contestant takes a microsecond more than the one met before it."""
-
-    def __init__(self):
-        self.met = []
-
-    def sample(self, launches, settle_ms, measure_ms):
-        for launch in launches:
-            launch()
-        if launches not in self.met:
-            self.met.append(launches)
-        return Timing(1e-3 * (1 + self.met.index(launches)), 0.0, 0.0, 1, {"sm_mhz": 1500, "watts": 600})
-
-    def forget(self):
-        pass
+from registry import Target
 
 
 def test_every_beginning_of_the_cells_is_a_fair_sample():
-    cells = measure_products.cells()
-    assert len(cells) == len({case.text for _, case in cells})
-    rows = [case.sizes["m"] for kind, case in cells if kind == "rows"]
-    assert set(collections.Counter(rows).values()) == {len(measure_products.PROJECTIONS)}
-    assert min(rows[:20]) == 129 and {kind for kind, _ in cells} == set(measure_products.OURS)
-
-
-def test_each_peer_kernel_is_compiled_by_one_child():
     found = measure_products.cells()
-    work = [one for share in measure_products.peer_kernels(found, 3) for one in share]
-    shapes = [*measure_products.QUACK, *measure_products.QUACK_FEW]
-    assert sorted(map(str, (shape for what, shape in work if what == "quack"))) == sorted(map(str, shapes))
-    assert len([1 for what, _ in work if what == ""]) == len([1 for kind, _ in found if kind != "fp8"])
+    cells = measure_products.in_order(found)
+    assert len(cells) == len({case.text for case in cells}) == sum(map(len, found.values()))
+    rows = [case.sizes["m"] for case in found["rows"]]
+    assert set(collections.Counter(rows).values()) == {len(measure_products.PROJECTIONS)}
+    assert min(rows[:20]) == 129 and cells[len(rows) // 2] == found["large"][0]
 
 
-@pytest.fixture
-def peers(monkeypatch):
-    def wrong(a, b):
-        return torch.matmul(a, b) * 1.5
+def test_peers_take_part_where_they_can(monkeypatch):
+    """quack in two configs where there are few tiles and in eight elsewhere; sizes are compiled in for many rows."""
+    monkeypatch.setattr(measure_products, "SITE", "somewhere")
+    monkeypatch.setattr(measure_products, "use_site", lambda: None)
+    variants = {variant.name: variant for variant in measure_products.registry_variants()}
+    for name, cases in measure_products.cells().items():
+        for case in cases:
+            problem = case.problem(Target.named("H200"))
+            legal = {n: [] if v.reasons(problem) else v.legal_configs(problem) for n, v in variants.items()}
+            quack = len(legal["peer.quack_coop"]) + len(legal["peer.quack_pingpong"])
+            assert len(legal["peer.dispatched"]) == 1
+            assert quack == {"fp8": 0, "rows": 2, "skinny": 2}.get(name, 8), case.text
+            assert len(legal["peer.deepgemm"]) == (0 if name == "fp8" else 1 if case.sizes["m"] < 512 else 2)
 
-    def absent(a, b):
-        raise ImportError("no quack")
 
-    found = [("cuBLAS", torch.matmul), ("DeepGEMM", wrong), ("quack c256x192/21", absent)]
-    monkeypatch.setattr(measure_products, "peers", lambda *cell: found)
-    monkeypatch.setitem(measure_products.OURS, "rows", {})
-
-
-@pytest.mark.usefixtures("peers")
-def test_a_cell(monkeypatch):
-    said = []
-    case = Case.of("matmul", m=7, n=24, k=64, layout="nt", dtype="float32")
-    cell = measure_products.measure("rows", case, Clock(), lambda *told: said.append(told), "cpu")
-    assert set(cell["us"]) == {"ours", "cuBLAS"} and sorted(cell["us"].values()) == [1.0, 2.0]
-    assert cell["mhz_watts"] == {"ours": [1500, 600], "cuBLAS": [1500, 600]} and cell["errors"]["ours"] < 1e-3
-    assert [tag for tag, _ in said] == ["DeepGEMM", "quack c256x192/21"] and "ImportError" in said[1][1]
-    assert measure_products.ratio(cell, "cuBLAS") in (0.5, 2.0) and math.isnan(measure_products.ratio(cell, "quack"))
-    assert [line.split("|")[0].split() for line in measure_products.table([cell])[1:]] == [
-        ["rows", "all", "1"],
-        ["rows", "7", "1"],
-    ]
+def test_a_cell(monkeypatch, tmp_path):
+    (tmp_path / "wrong.py").write_text(
+        textwrap.dedent("""
+        import registry
+        def wrong(a, b, *, config):
+            return (a @ b) * 1.5
+        def absent(a, b, *, config):
+            raise ImportError("no quack")
+        def registry_variants():
+            plain = registry.Requires(arch=("any",), dtypes=("bfloat16",), layouts=("nt",))
+            made = {"peer.deepgemm": wrong, "peer.quack_coop": absent}
+            return [registry.Variant(name, op="matmul", run=run, requires=plain) for name, run in made.items()]
+        """)
+    )
+    sweep = measure_products.Sweep
+    monkeypatch.setattr(
+        measure_products,
+        "Sweep",
+        lambda *a, plugins, **how: sweep(*a, plugins=[*plugins, str(tmp_path / "wrong.py")], **how),
+    )
+    found = {"rows": [measure_products.Case.of("matmul", m=7, n=24, k=64, layout="nt")]}
+    said = measure_products.measure(found, tmp_path / "cells.jsonl", 60.0, "cpu")
+    (_, whole, seven), failed = said[:3], said[3:]
+    assert whole.startswith("rows all | ") and seven.startswith("rows 7 | ")
+    assert whole.count("(1)") == 3, "over cuBLAS, which is all peers that are right, and of the best config"
+    assert len(failed) == 3 and any("peer.deepgemm" in line and "error" in line for line in failed)
+    assert any("peer.quack_coop" in line and "no quack" in line for line in failed) and failed[-1] == "not reached: 0"

@@ -10,6 +10,7 @@ import torch
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
 from registry.ops.attention.torch_op import no_second_derivative
+from registry.ops.parts.derivatives import last_derivative
 
 Held = tuple[Plan, float, bool, Scope, Callable[..., Any]]
 """What a call holds besides tensors. One argument instead of many: autograd looks at each."""
@@ -46,14 +47,7 @@ def _gradients(held: Held, *tensors: torch.Tensor | None) -> Any:
         return backward_of(plan.decision.problem, scale, *tensors)
 
 
-class _Gradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, held: Held, *tensors: torch.Tensor | None) -> Any:  # type: ignore[override]
-        return _gradients(held, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        raise no_second_derivative()
+_Gradients = last_derivative(_gradients, no_second_derivative)
 
 
 class _Probe(torch.autograd.Function):

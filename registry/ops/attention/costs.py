@@ -21,14 +21,15 @@ def _flops(pairs: int, d: int, dv: int, backward: bool) -> int:
     return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
 
 
-def bytes_moved(problem: AttentionProblem, itemsize: int) -> int:
+def bytes_moved(problem: AttentionProblem) -> float:
     """The least that must pass through device memory: each operand read once, each result written once."""
+    itemsize = getattr(torch, problem.dtype).itemsize
     q = problem.batch * problem.heads_q * problem.seqlen_q * problem.head_dim
     o = problem.batch * problem.heads_q * problem.seqlen_q * problem.head_dim_v
     k = problem.batch * problem.heads_kv * problem.seqlen_k * problem.head_dim
     v = problem.batch * problem.heads_kv * problem.seqlen_k * problem.head_dim_v
     once = (q + k + v + o) * itemsize
-    return 2 * once + o * itemsize if problem.op == "attention_backward" else once
+    return float(2 * once + o * itemsize if problem.op == "attention_backward" else once)
 
 
 # --- for FlopCounterMode, which sees the torch ops ------------------------------------------------------------------

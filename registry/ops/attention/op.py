@@ -15,7 +15,7 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
+from registry.dispatch.decision import Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle, ragged
@@ -43,13 +43,11 @@ class _AttentionOp(Op):
         "softcap": ("softcap", "softcap"),
     }
 
-    def trivial(self, problem: Problem) -> Decision | None:
-        assert isinstance(problem, AttentionProblem)
-        sizes = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k, problem.head_dim_v)
-        if all(sizes):
-            return None
-        because = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, because, (Candidate(NO_KERNEL, (), 0, because),))
+    flops = staticmethod(costs.flops)
+    bytes_moved = staticmethod(costs.bytes_moved)
+
+    def empty(self, problem: AttentionProblem) -> bool:
+        return not all((problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k, problem.head_dim_v))
 
 
 class AttentionBackward(_AttentionOp):
@@ -168,12 +166,6 @@ class AttentionBackward(_AttentionOp):
                 results.append(torch.where(torch.isfinite(lse), lse, 0.0))
                 grads.append(grad_lse.to(dtype))
             return torch.autograd.grad(results, leaves, grads)
-
-    def flops(self, problem: AttentionProblem) -> float:
-        return costs.flops(problem)
-
-    def bytes_moved(self, problem: AttentionProblem) -> float:
-        return costs.bytes_moved(problem, getattr(torch, problem.dtype).itemsize)
 
 
 class Attention(_AttentionOp):
@@ -348,12 +340,6 @@ class Attention(_AttentionOp):
         out, lse = oracle.reference(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
         out = out.transpose(1, 2) if layout != BHSD else out
         return (out, lse) if return_lse else out
-
-    def flops(self, problem: AttentionProblem) -> float:
-        return costs.flops(problem)
-
-    def bytes_moved(self, problem: AttentionProblem) -> float:
-        return costs.bytes_moved(problem, getattr(torch, problem.dtype).itemsize)
 
 
 def _fields(

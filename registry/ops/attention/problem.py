@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-
 from registry.contract.capability import RULES, Reason, Requires
 from registry.contract.problem import OperandFact, Problem, Query, fact, query
 from registry.contract.target import Target
@@ -22,7 +20,7 @@ from registry.ops.attention.arguments import (
     check_window,
 )
 from registry.ops.attention.likeness import coordinates
-from registry.ops.tensors import dtype_name
+from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
 def _expand_heads(got: Any, claim: Any) -> str:
@@ -132,12 +130,8 @@ class AttentionProblem(Problem):
     ) -> AttentionProblem:
         """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about."""
         hkv, sk, dv = hq if hkv is None else hkv, s if sk is None else sk, d if dv is None else dv
-        torch_dtype = getattr(torch, dtype, None)
-        if torch_dtype not in FLOATS:
-            raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, FLOATS))))
-        for name, value in (("b", b), ("hq", hq), ("hkv", hkv), ("s", s), ("sk", sk), ("d", d), ("dv", dv)):
-            if value < 1:
-                raise InvalidArgument(name, value, "a positive integer")
+        torch_dtype = known_dtype("dtype", dtype, FLOATS)
+        check_sizes(b=b, hq=hq, hkv=hkv, s=s, sk=sk, d=d, dv=dv)
         if hq % hkv:
             raise InvalidArgument("hkv", f"{hkv} for {hq} query heads", "a divisor of the number of query heads")
         check_layout(layout)

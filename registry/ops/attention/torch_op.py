@@ -18,9 +18,11 @@ from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.attention import arguments, costs
-from registry.ops.attention.arguments import UNLIMITED, Window
+from registry.ops.attention.arguments import UNLIMITED
 from registry.ops.attention.outputs import new_lse, new_out, out_geometry
 from registry.ops.parts.counting import counted
+from registry.ops.parts.derivatives import last_derivative, transformed
+from registry.ops.parts.masks import window_of
 from registry.ops.tensors import autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
@@ -87,10 +89,6 @@ def _is_plain_call(q: Any, k: Any, v: Any) -> bool:
     return not _functorch_active() and not _autocast_enabled(q.device.type)
 
 
-def _window(left: int, right: int) -> Window | None:
-    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
-
-
 def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The result with the strides that the fake promised; compilers rely on them. Copies only where they differ."""
     shape, strides = out_geometry(like.shape, like.stride(), result.shape[3])
@@ -124,13 +122,13 @@ def define(
 
     def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
         causal, scale, left, right, softcap, with_lse, variant = asked
-        settings = (causal, _window(left, right), softcap, with_lse, asked_of(variant))
+        settings = (causal, window_of(left, right), softcap, with_lse, asked_of(variant))
         out, lse = forward(settings, scale, q, k, v)
         return _as_faked(out, q), _lse_or_none(q, lse)
 
     def _shortcut(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> Any:
         causal, _, left, right, softcap, with_lse, variant = asked
-        known = holding((causal, _window(left, right), softcap, with_lse, asked_of(variant)), q, k, v)
+        known = holding((causal, window_of(left, right), softcap, with_lse, asked_of(variant)), q, k, v)
         if known is None:
             return None
         plan, holds = known
@@ -150,7 +148,7 @@ def define(
         causal, scale, left, right, softcap, with_lse, variant = asked
         if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
             return NotImplemented
-        launch = graph_launch(variant, (causal, _window(left, right), softcap, with_lse, None), q, k, v)
+        launch = graph_launch(variant, (causal, window_of(left, right), softcap, with_lse, None), q, k, v)
         if launch is None:
             return NotImplemented
         out, lse = launch(q, k, v, scale=scale)
@@ -158,7 +156,7 @@ def define(
 
     def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *tensors, grad_lse, causal, scale, left, right, softcap = args
-        masks = {"causal": causal, "window": _window(left, right), "softcap": softcap}
+        masks = {"causal": causal, "window": window_of(left, right), "softcap": softcap}
         grads = backward(*tensors, scale=scale, grad_lse=grad_lse, **masks)
         dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, tensors[1:4], strict=True))
         return dq, dk, dv
@@ -217,12 +215,9 @@ def no_second_derivative() -> NotImplementedError:
     return no_derivative("a second derivative of attention", _INSTEAD)
 
 
-def _no_second(ctx: Any, *grads: Any) -> Any:
-    raise no_second_derivative()
-
-
+_TransformedBackward = last_derivative(torch.ops.registry.attention_backward, no_second_derivative)
 torch.library.register_autograd("registry::attention", _op_backward, setup_context=_save, lib=_library)
-torch.library.register_autograd("registry::attention_backward", _no_second, lib=_library)
+torch.library.register_autograd("registry::attention_backward", _TransformedBackward.backward, lib=_library)
 
 
 def _fold(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tensor | None, ...]) -> list[Any]:
@@ -251,46 +246,15 @@ torch.library.register_vmap("registry::attention", _vmap, lib=_library)
 torch.library.register_vmap("registry::attention_backward", _backward_vmap, lib=_library)
 
 
-class _TransformedAttention(torch.autograd.Function):
-    """The torch op under functorch's transforms: torch.func.grad, vmap, and their compositions."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
-        *inputs, _, variant = args
-        return torch.ops.registry.attention(*inputs, True, variant)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        return _op_backward(ctx, grad_out, grad_lse)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
-        raise no_derivative("forward-mode differentiation of attention", _INSTEAD)
+def _compute(*args: Any) -> Any:
+    *inputs, _, variant = args
+    return torch.ops.registry.attention(*inputs, True, variant)
 
 
-class _TransformedBackward(torch.autograd.Function):
-    """The gradients under functorch's transforms. They have no derivatives, which is said: autograd would say zero."""
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
-        return torch.ops.registry.attention_backward(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        return _no_second(ctx)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
-        return _no_second(ctx)
+_TransformedAttention = transformed(
+    _compute, _keep, _op_backward, lambda: no_derivative("forward-mode differentiation of attention", _INSTEAD)
+)

@@ -11,6 +11,7 @@ from registry.dispatch.plan import Plan, observe
 from registry.dispatch.scope import EMPTY, Scope, entered
 from registry.ops.attention_varlen.backward import attention_varlen_backward
 from registry.ops.attention_varlen.problem import VarlenProblem
+from registry.ops.parts.derivatives import last_derivative
 from registry.ops.tensors import no_derivative
 
 INSTEAD = "first derivatives in reverse mode, or registry.attention_varlen.reference(...), which torch differentiates"
@@ -71,29 +72,13 @@ _SAVED = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes")
 
 
 def _gradients(held: Held, *tensors: Any) -> Any:
-    *saved, grad_lse, sinks, cu_seqlens_q, cu_seqlens_k, alibi_slopes = tensors
     problem: Any = held.plan.decision.problem
+    given = dict(zip(("grad_lse", "sinks", *_SAVED), tensors[6:], strict=True))
     with entered(held.scope):
-        return attention_varlen_backward.of(
-            problem,
-            held.scale,
-            *saved,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-            sinks=sinks,
-            alibi_slopes=alibi_slopes,
-            grad_lse=grad_lse,
-        )
+        return attention_varlen_backward.of(problem, held.scale, *tensors[:6], **given)
 
 
-class _Gradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, held: Held, *tensors: Any) -> Any:  # type: ignore[override]
-        return _gradients(held, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        raise no_second_derivative()
+_Gradients = last_derivative(_gradients, no_second_derivative)
 
 
 def eager_with_grad(

@@ -106,24 +106,12 @@ class AttentionVarlenBackward(VarlenOp):
         return True  # who should see the forward saw it, and is called for the gradients
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
-        present, causal, window, softcap, max_seqlen_q, max_seqlen_k, variant = settings
-        rest = iter(tensors[8:])
-        names = ("sinks", "alibi_slopes", "grad_lse")
-        given: dict[str, Any] = {
-            name: next(rest) if there else None for name, there in zip(names, present, strict=True)
-        }
-        return self.problem_of(
-            *tensors[:6],
-            cu_seqlens_q=tensors[6],
-            cu_seqlens_k=tensors[7],
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            variant=variant,
-            **given,
-        )
+        present, *how = settings
+        names = ("causal", "window", "softcap", "max_seqlen_q", "max_seqlen_k", "variant")
+        call: dict[str, Any] = dict(zip(names, how, strict=True))
+        more = [name for name, there in zip(("sinks", "alibi_slopes", "grad_lse"), present, strict=True) if there]
+        call |= zip(("cu_seqlens_q", "cu_seqlens_k", *more), tensors[6:], strict=True)
+        return self.problem_of(*tensors[:6], **call)
 
     def problem_of(
         self,
@@ -204,19 +192,9 @@ class AttentionVarlenBackward(VarlenOp):
         given = _given(cu_seqlens_k, leaves[3] if sinks is not None else None, alibi_slopes)
         causal, window = masks.canonical_window(masks.check_window(window), causal)
         scale = q.shape[2] ** -0.5 if scale is None else scale
+        how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
         with torch.enable_grad():
-            out, lse = oracle.reference(
-                leaves[0],
-                leaves[1],
-                leaves[2],
-                cu_seqlens_q,
-                given,
-                causal=causal,
-                window=window,
-                softcap=softcap,
-                scale=scale,
-                dtype=dtype,
-            )
+            out, lse = oracle.reference(leaves[0], leaves[1], leaves[2], cu_seqlens_q, given, **how)
             results, grads = [out], [grad_out.to(dtype)]
             if grad_lse is not None:
                 results.append(torch.where(torch.isfinite(lse), lse, 0.0))

@@ -11,7 +11,6 @@ from registry.contract.capability import Config
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
-from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import Stepped
@@ -72,22 +71,13 @@ class VarlenOp(Op):
     def launches(self, variant: Variant, problem_of: Any, config: Config) -> None:
         return None
 
-    def trivial(self, problem: Problem) -> Decision | None:
+    flops = staticmethod(costs.flops)
+    bytes_moved = staticmethod(costs.bytes_moved)
+
+    def empty(self, problem: VarlenProblem) -> bool:
         """Nothing to attend with, or nothing to attend over, whatever the lengths."""
-        assert isinstance(problem, VarlenProblem)
-        sizes = (problem.batch, problem.heads_q, problem.total_q, problem.max_seqlen_q, problem.head_dim_v)
-        if all(sizes) and problem.max_seqlen_k:
-            return None
-        source = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
-
-    def flops(self, problem: Any) -> float:
-        return costs.flops(problem)
-
-    def bytes_moved(self, problem: Any) -> float:
-        return costs.bytes_moved(
-            problem, *(getattr(torch, name).itemsize for name in (problem.dtype, problem.kv_dtype))
-        )
+        queries = (problem.batch, problem.heads_q, problem.total_q, problem.max_seqlen_q, problem.head_dim_v)
+        return not (all(queries) and problem.max_seqlen_k)
 
 
 def fields_of(

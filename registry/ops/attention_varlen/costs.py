@@ -32,8 +32,9 @@ def flops(problem: Any) -> float:
     return float(problem.batch * flops_of(problem, [each]))
 
 
-def bytes_moved(problem: Any, itemsize: int, kv_itemsize: int) -> float:
+def bytes_moved(problem: Any) -> float:
     """The least that must pass through device memory: each operand read once, each result written once."""
+    itemsize, kv_itemsize = (getattr(torch, name).itemsize for name in (problem.dtype, problem.kv_dtype))
     d, dv = problem.head_dim, problem.head_dim_v
     out = problem.total_q * problem.heads_q * dv * itemsize
     keys = problem.total_k or problem.batch * problem.max_seqlen_k

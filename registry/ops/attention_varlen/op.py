@@ -27,7 +27,7 @@ from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, f
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, check_schedule, checked
-from registry.ops.attention_varlen.torch_op import How, define, through_torch
+from registry.ops.attention_varlen.torch_op import HOW, How, define, through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
@@ -221,24 +221,12 @@ class AttentionVarlen(VarlenOp):
         return found
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
-        present, (max_q, max_k, causal, window, softcap, lse, variant) = settings
+        present, how = settings
         q, k, v, cu_seqlens_q, *rest = tensors
-        given = named(present, [cu_seqlens_q, *rest] if present & SAME else rest)
-        problem, scope = self.problem_of(
-            q,
-            k,
-            v,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_q,
-            max_seqlen_k=max_k,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            return_lse=lse or with_grad,
-            variant=variant,
-            **given,
-        )
-        return problem, scope
+        call: dict[str, Any] = dict(zip(HOW, how, strict=True)) | {"cu_seqlens_q": cu_seqlens_q}
+        call["return_lse"] = call["return_lse"] or with_grad
+        call |= named(present, [cu_seqlens_q, *rest] if present & SAME else rest)
+        return self.problem_of(q, k, v, **call)
 
     def problem_of(
         self,

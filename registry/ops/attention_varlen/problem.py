@@ -15,7 +15,7 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED
 from registry.ops.attention_varlen.likeness import coordinates
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
-from registry.ops.tensors import dtype_name
+from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
 def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
@@ -144,15 +144,12 @@ class VarlenProblem(Problem):
         hkv, dv, kv_dtype = hq if hkv is None else hkv, d if dv is None else dv, kv_dtype or dtype
         scales = scales or ("" if kv_dtype == dtype else "tensor")
         t, tk = b * sq if t is None else t, b * sk if tk is None else tk
-        if getattr(torch, dtype, None) not in FLOATS:
-            raise InvalidArgument("dtype", repr(dtype), ", ".join(cls.known_values["dtype"]))
+        known_dtype("dtype", dtype, FLOATS)
         if kv_dtype != dtype and getattr(torch, kv_dtype, None) not in QUANTISED:
-            raise InvalidArgument("kv_dtype", repr(kv_dtype), ", ".join([dtype, *map(dtype_name, QUANTISED)]))
+            raise InvalidArgument("kv_dtype", repr(kv_dtype), ", ".join([dtype, *sorted(map(dtype_name, QUANTISED))]))
         if kv not in KV_LAYOUTS:
             raise InvalidArgument("kv", repr(kv), ", ".join(KV_LAYOUTS))
-        for name, value in (("b", b), ("hq", hq), ("hkv", hkv), ("sq", sq), ("sk", sk), ("t", t), ("d", d), ("dv", dv)):
-            if value < 1:
-                raise InvalidArgument(name, value, "a positive integer")
+        check_sizes(b=b, hq=hq, hkv=hkv, sq=sq, sk=sk, t=t, d=d, dv=dv)
         if hq % hkv:
             raise InvalidArgument("hkv", f"{hkv} for {hq} query heads", "a divisor of the number of query heads")
         pages = -(-sk // page)

@@ -18,6 +18,7 @@ from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cac
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
+from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import UNLIMITED
 from registry.ops.parts.products import refuse_grad
 from registry.ops.tensors import autocast, differentiated, no_derivative
@@ -43,7 +44,8 @@ _TENSORS = 11
 _SAVED = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
 
 How = tuple[int, int, bool, Any, float, bool, str | None]
-"""The maxima, causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
+"""All of a call but tensors and scale."""
+HOW = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "softcap", "return_lse", "variant")
 
 
 def through_torch(
@@ -84,7 +86,7 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
     def _forward(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v, cu_seqlens_q, *optional = args[:_TENSORS]
         max_q, max_k, causal, scale, left, right, softcap, with_lse, variant = args[_TENSORS:]
-        how = (max_q, max_k, causal, _window(left, right), softcap, with_lse, variant)
+        how = (max_q, max_k, causal, masks.window_of(left, right), softcap, with_lse, variant)
         given = dict(zip(arguments.OPTIONAL, (*optional, None), strict=True))
         out, lse = forward(how, scale, q, k, v, cu_seqlens_q, given)
         return out, lse if lse is not None else q.new_empty(0, dtype=torch.float32)
@@ -92,25 +94,13 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
     def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
         tensors, given = args[:6], dict(zip((*_SAVED, "grad_lse"), args[6:11], strict=True))
         max_q, max_k, causal, scale, left, right, softcap = args[11:]
-        found = backward(
-            *tensors,
-            **given,
-            max_seqlen_q=max_q,
-            max_seqlen_k=max_k,
-            causal=causal,
-            window=_window(left, right),
-            softcap=softcap,
-            scale=scale,
-        )
+        how = {"max_seqlen_q": max_q, "max_seqlen_k": max_k, "causal": causal, "scale": scale, "softcap": softcap}
+        found = backward(*tensors, **given, **how, window=masks.window_of(left, right))
         found = tuple(grad.contiguous() for grad in found)
         return found if len(found) == 4 else (*found, found[0].new_empty(0))
 
     define_kernel(_library, "attention_varlen", _forward)
     define_kernel(_library, "attention_varlen_backward", _backward)
-
-
-def _window(left: int, right: int) -> masks.Window | None:
-    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
 
 
 def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,79 +143,28 @@ def _op_backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor
     call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_varlen_backward
     with entered(ctx.scope):
         dq, dk, dv, dsinks = call(grad_out, q, k, v, out, lse, *saved, grad_lse, *ctx.how)
-    rest = len(ctx.how) + 2
-    return (
-        dq,
-        dk,
-        dv,
-        None,
-        None,
-        None,
-        None,
-        dsinks if saved[2] is not None else None,
-        None,
-        None,
-        None,
-        *[None] * rest,
-    )
+    lengths, others = [None] * 4, [None] * (3 + len(ctx.how) + 2)
+    return dq, dk, dv, *lengths, dsinks if saved[2] is not None else None, *others
 
 
-def _no_second(ctx: Any, *grads: Any) -> Any:
-    raise no_second_derivative()
+def _no_vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+    raise no_derivative("vmap over attention_varlen", "more sequences in a batch")
 
 
+def _compute(*args: Any) -> Any:
+    *inputs, _, variant = args
+    return torch.ops.registry.attention_varlen(*inputs, True, variant)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
+
+
+def _no_forward_mode() -> NotImplementedError:
+    return no_derivative("forward-mode differentiation of attention_varlen", INSTEAD)
+
+
+_Transformed = transformed(_compute, _keep, _op_backward, _no_forward_mode, _no_vmap)
+_TransformedBackward = last_derivative(torch.ops.registry.attention_varlen_backward, no_second_derivative, _no_vmap)
 torch.library.register_autograd("registry::attention_varlen", _op_backward, setup_context=_save, lib=_library)
-torch.library.register_autograd("registry::attention_varlen_backward", _no_second, lib=_library)
-
-
-def _no_vmap() -> NotImplementedError:
-    return NotImplementedError("vmap over attention_varlen is not implemented; allowed: more sequences in a batch")
-
-
-class _Transformed(torch.autograd.Function):
-    """The torch op under functorch's transforms, of which torch.func.grad is known."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
-        *inputs, _, variant = args
-        return torch.ops.registry.attention_varlen(*inputs, True, variant)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _save(ctx, (*inputs[:-2], True, inputs[-1]), output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor | None, grad_lse: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        return _op_backward(ctx, grad_out, grad_lse)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
-        raise no_derivative("forward-mode differentiation of attention_varlen", INSTEAD)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
-        raise _no_vmap()
-
-
-class _TransformedBackward(torch.autograd.Function):
-    """The gradients under functorch's transforms. They have no derivatives, which is said: autograd would say zero."""
-
-    @staticmethod
-    def forward(*args: Any) -> Any:  # type: ignore[override]
-        return torch.ops.registry.attention_varlen_backward(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        return _no_second(ctx)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:  # type: ignore[override]
-        return _no_second(ctx)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:  # type: ignore[override]
-        raise _no_vmap()
+torch.library.register_autograd("registry::attention_varlen_backward", _TransformedBackward.backward, lib=_library)

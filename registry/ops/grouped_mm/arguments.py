@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.products import FP8, default_out_dtype
+from registry.ops.parts.products import FP8
 from registry.ops.tensors import check_tensor, dtype_name, is_virtual
 
 FORMS = {(2, 3): "rows", (3, 3): "batch", (2, 2): "inner"}
@@ -133,14 +133,6 @@ def _per_group(
         raise InvalidArgument(
             name, f"{dtype_name(found.dtype)} of shape {tuple(found.shape)} on {found.device}", allowed
         )
-
-
-def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
-    if out_dtype is None:
-        return default_out_dtype(dtype)
-    if not isinstance(out_dtype, torch.dtype) or out_dtype not in FLOATS:
-        raise InvalidArgument("out_dtype", shown(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, FLOATS))))
-    return out_dtype
 
 
 def shape_of(

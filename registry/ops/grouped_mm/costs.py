@@ -19,8 +19,9 @@ def flops(problem: GroupedMmProblem) -> float:
     return 2.0 * (2 if problem.gated else 1) * times * problem.m * problem.n * problem.k
 
 
-def bytes_moved(problem: GroupedMmProblem, itemsize: int, out_itemsize: int) -> float:
+def bytes_moved(problem: GroupedMmProblem) -> float:
     """Operands read once, the result written once; of the second one all groups, though some may have no row."""
+    itemsize, out_itemsize = (getattr(torch, name).itemsize for name in (problem.dtype, problem.out_dtype))
     a, b, out = problem.m * problem.k, problem.k * problem.n, problem.m * problem.n
     times = dict.fromkeys(PER_GROUP[problem.form], problem.groups)
     wide = 2 if problem.gated else 1

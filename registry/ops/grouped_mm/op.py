@@ -18,7 +18,6 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.grouped_mm import arguments, costs
@@ -29,6 +28,7 @@ from registry.ops.op import Op, with_variant
 from registry.ops.parts.products import (
     check_activation,
     check_out,
+    check_out_dtype,
     check_writable,
     layout_letter,
     needs_copy,
@@ -174,7 +174,7 @@ class GroupedMm(Op):
         groups = arguments.check_groups(offs, rows, a, b, form)
         columns, named = arguments.columns_of(b, gated), check_activation(activation)
         scaling = arguments.check_epilogue(bias, named, gated, scale_a, scale_b, a, b, form)
-        result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+        result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.FLOATS)
         shape = arguments.shape_of(a, offs, rows, columns, form)
         refuse_grad("scale_a", scale_a, a, b, bias)
         refuse_grad("out", out, a, b, bias)
@@ -215,13 +215,9 @@ class GroupedMm(Op):
         assert isinstance(problem, GroupedMmProblem)
         return getattr(torch, problem.out_dtype), problem.form
 
-    def trivial(self, problem: Problem) -> Decision | None:
-        assert isinstance(problem, GroupedMmProblem)
+    def empty(self, problem: GroupedMmProblem) -> bool:
         source_of_rows = all(size for fact in problem.operands for size in fact.shape)
-        if problem.m and problem.n and problem.k and problem.groups and source_of_rows:
-            return None
-        source = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, source, (Candidate(NO_KERNEL, (), 0, source),))
+        return not (problem.m and problem.n and problem.k and problem.groups and source_of_rows)
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         assert isinstance(problem, GroupedMmProblem)
@@ -274,13 +270,8 @@ class GroupedMm(Op):
             parts.append(finish(a[start:last] @ b[g], of_group[0], named, gated, scales, of_group[1]))
         return torch.cat([*parts, a.new_zeros(a.shape[0] - last, columns)])
 
-    def flops(self, problem: GroupedMmProblem) -> float:
-        return costs.flops(problem)
-
-    def bytes_moved(self, problem: GroupedMmProblem) -> float:
-        return costs.bytes_moved(
-            problem, *(getattr(torch, name).itemsize for name in (problem.dtype, problem.out_dtype))
-        )
+    flops = staticmethod(costs.flops)
+    bytes_moved = staticmethod(costs.bytes_moved)
 
 
 def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: Any = None, *others: Any) -> bool:

@@ -9,20 +9,19 @@ from typing import Any, ClassVar
 from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
-from registry.ops.grouped_mm.arguments import DTYPES, FORMS, MOST_GROUPS
+from registry.ops.grouped_mm.arguments import DTYPES, FLOATS, FORMS, MOST_GROUPS
 from registry.ops.parts.products import (
     ACTIVATIONS,
     LAYOUTS,
     alignment,
     check_activation,
-    default_out_dtype,
-    known_dtype,
     made_up,
+    named_out_dtype,
     pitch_of,
     same_dtype,
     unit_dimension,
 )
-from registry.ops.tensors import dtype_name
+from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
 def _form(got: Any, claim: Any) -> str:
@@ -104,10 +103,8 @@ class GroupedMmProblem(Problem):
         spread: str = "even",
     ) -> GroupedMmProblem:
         """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about."""
-        torch_dtype = known_dtype(dtype, DTYPES)
-        for name, value in (("e", e), ("m", m), ("n", n), ("k", k)):
-            if value < 1:
-                raise InvalidArgument(name, value, "a positive integer")
+        torch_dtype = known_dtype("dtype", dtype, DTYPES)
+        check_sizes(e=e, m=m, n=n, k=k)
         if e > MOST_GROUPS:
             raise InvalidArgument("e", e, f"at most {MOST_GROUPS}")
         for name, word, allowed in (("form", form, tuple(FORMS.values())), ("layout", layout, LAYOUTS)):
@@ -130,7 +127,7 @@ class GroupedMmProblem(Problem):
             layout=layout,
             gather=gather,
             bias=bias,
-            out_dtype=out_dtype or dtype_name(default_out_dtype(torch_dtype)),
+            out_dtype=named_out_dtype(out_dtype, torch_dtype, FLOATS),
             activation=check_activation(activation),
             gated=gated,
             scaling=scaling,

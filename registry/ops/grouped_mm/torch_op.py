@@ -5,17 +5,19 @@ Eager calls on plain tensors that need no gradient do not come here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from registry.dispatch.compiled_calls import define_kernel
-from registry.dispatch.scope import Scope, current, entered, named_for
+from registry.dispatch.scope import current, entered, named_for
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
-from registry.ops.parts.products import check_activation, check_out, refuse_grad
+from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
+from registry.ops.parts.products import check_activation, check_out, check_out_dtype, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, hidden, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -24,7 +26,6 @@ _library.define(
     "ScalarType out_dtype, Tensor? scale_a, Tensor? scale_b, str? variant) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def through_torch(
@@ -44,7 +45,7 @@ def through_torch(
     arguments.check_groups(offs, rows, a, b, form)
     columns, activation = arguments.columns_of(b, gated), check_activation(activation)
     arguments.check_epilogue(bias, activation, gated, scale_a, scale_b, a, b, form)
-    result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.FLOATS)
     bias = bias if bias is None else autocast(bias)[0]
     shape = arguments.shape_of(a, offs, rows, columns, form)
     inputs = [t for t in (a, b, bias) if t is not None]
@@ -106,8 +107,8 @@ def define(launch: Callable[..., torch.Tensor], product: Callable[..., torch.Ten
         return launch(settings, a, b, offs, rows, bias, scale_a, scale_b).contiguous()
 
     define_kernel(_library, "grouped_mm", _grouped_mm)
-    _EagerGroupedMm.launch = staticmethod(launch)
-    _EagerGroupedMm.product = staticmethod(lambda a, b, offs: product(a, b, offs=offs))
+    _EagerGroupedMm.launch = lambda settings, a, b, offs, bias: launch(settings, a, b, offs, None, bias)
+    _EagerGroupedMm.product = lambda a, b, offs: product(a, b, offs=offs)
 
 
 def _fake(
@@ -133,7 +134,7 @@ counted("grouped_mm", costs.torch_product)
 # --- gradients: grouped products that dispatch too ----------------------------------------------------------------
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
+def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: Sequence[Any]) -> tuple[Any, Any, None, Any]:
     a, b, offs = ctx.saved_tensors
     given = grad.to(a.dtype).contiguous()  # that of a sum is one number everywhere
     grad_a = grad_b = grad_bias = None
@@ -143,15 +144,10 @@ def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: tuple[boo
         grad_a = product(given, b.mT, offs)
     if needed[1]:
         grad_b = product(a.mT, given, offs)
-    if needed[2]:  # sums of the rows of each group: a product with ones
+    if needed[3]:  # sums of the rows of each group: a product with ones
         ones = grad.new_ones((1, grad.shape[0]))
         grad_bias = (grad.sum(1) if offs is None else product(ones, grad, offs)[:, 0]).to(ctx.bias_dtype)
-    return grad_a, grad_b, grad_bias
-
-
-def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-    ctx.save_for_backward(a, b, offs)
-    ctx.bias_dtype = bias.dtype if bias is not None else None
+    return grad_a, grad_b, None, grad_bias
 
 
 def _plain_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
@@ -164,101 +160,35 @@ def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     if activation or gated or rows is not None or scale_a is not None:
         what = "differentiation through a fused activation, gate, gather or scales of grouped_mm"
         raise no_derivative(what, "all of them outside")
-    _save(ctx, a, b, offs, bias)
+    keep(ctx, (a, b, offs), bias)
 
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    needs = ctx.needs_input_grad
+    need_a, need_b, _, _, need_bias, *_ = ctx.needs_input_grad
     with entered(ctx.scope):
-        grad_a, grad_b, grad_bias = _gradients(ctx, grad, _plain_product, (needs[0], needs[1], needs[4]))
-    return (grad_a, grad_b, None, None, grad_bias, *[None] * 6)
+        *found, grad_bias = _gradients(ctx, grad, _plain_product, (need_a, need_b, None, need_bias))
+    return (*found, None, grad_bias, *[None] * 6)
 
 
 torch.library.register_autograd("registry::grouped_mm", _op_backward, setup_context=_op_save, lib=_library)
 
 
-class _EagerGroupedMm(torch.autograd.Function):
-    launch: ClassVar[Callable[..., torch.Tensor]]
-    product: ClassVar[Product]
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        settings: tuple[str, bool, torch.dtype, str | None],
-        scope: Scope,
-    ) -> torch.Tensor:
-        _save(ctx, a, b, offs, bias)
-        ctx.scope = scope
-        return _EagerGroupedMm.launch(settings, a, b, offs, None, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        needs = ctx.needs_input_grad
-        with entered(ctx.scope):
-            found = _gradients(ctx, grad, _EagerGroupedMm.product, (needs[0], needs[1], needs[3]))
-        return (*found[:2], None, found[2], None, None)
+_EagerGroupedMm = eager("_EagerGroupedMm", _gradients)
 
 
 # --- functorch and forward mode -----------------------------------------------------------------------------------
 
-
-def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch.Tensor, int]:
-    """One call after the other: groups of groups would need offsets that nobody has."""
-    each = (
-        [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
-        for i in range(info.batch_size)
-    )
-    return torch.stack([_call(*one) for one in each]), 0
+# Groups of groups would need offsets that nobody has.
+torch.library.register_vmap("registry::grouped_mm", functools.partial(one_by_one, _call), lib=_library)
 
 
-torch.library.register_vmap("registry::grouped_mm", _vmap, lib=_library)
+def _unfused(a: Any, b: Any, offs: Any, bias: Any, *rest: Any) -> torch.Tensor:
+    return _call(a, b, offs, None, bias, "", False, *rest)
 
 
-class _TransformedGroupedMm(torch.autograd.Function):
-    """The torch op where functorch or forward mode is at work: its own derivatives are such products again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> torch.Tensor:  # type: ignore[override]
-        a, b, offs, bias, *rest = args
-        return _call(a, b, offs, None, bias, "", False, *rest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        a, b, offs, bias, ctx.out_dtype, ctx.scale, _, _ = inputs
-        _save(ctx, a, b, offs, bias)
-        ctx.save_for_forward(a, b, offs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        _refuse_scales(ctx)
-        needs = ctx.needs_input_grad
-        found = _gradients(ctx, grad, _transformed_product, (needs[0], needs[1], needs[3]))
-        return (*found[:2], None, found[2], *[None] * 4)
-
-    @staticmethod
-    def jvp(ctx: Any, a_dot: Any, b_dot: Any, offs_dot: Any, bias_dot: Any, *_: Any) -> torch.Tensor:  # type: ignore[override]
-        _refuse_scales(ctx)
-        a, b, offs = ctx.saved_tensors
-        terms = [] if a_dot is None else [_transformed_product(a_dot, b, offs)]
-        terms += [] if b_dot is None else [_transformed_product(a, b_dot, offs)]
-        if bias_dot is not None:  # the bias as one more row of each group's matrix
-            ones = a.new_ones((*a.shape[:-1], 1))
-            terms.append(_transformed_product(ones, bias_dot.to(a.dtype).unsqueeze(1), offs))
-        result: torch.Tensor = sum(terms[1:], terms[0]).to(ctx.out_dtype)
-        return result
+def _tangent_of_bias(product: Product, bias_dot: torch.Tensor, a: torch.Tensor, b: Any, offs: Any) -> torch.Tensor:
+    """The bias as one more row of each group's matrix."""
+    return product(a.new_ones((*a.shape[:-1], 1)), bias_dot.to(a.dtype).unsqueeze(1), offs)
 
 
-def _refuse_scales(ctx: Any) -> None:
-    if ctx.scale is not None:
-        raise no_derivative("differentiation of grouped_mm with scale_a and scale_b", "None for both")
-
-
-def _transformed_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
-    result: torch.Tensor = _TransformedGroupedMm.apply(a, b, offs, None, a.dtype, None, None, None)
-    return result
+_TransformedGroupedMm = transformed("grouped_mm", _unfused, _gradients, _tangent_of_bias)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.products import FP8, default_out_dtype
+from registry.ops.parts.products import FP8
 from registry.ops.tensors import check_tensor, dtype_name
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -57,14 +57,6 @@ def batch_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     if b.dim() <= 2:
         return tuple(a.shape[:-2])
     return tuple(b.shape[:-2]) if a.dim() <= 2 else tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-
-
-def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
-    if out_dtype is None:
-        return default_out_dtype(dtype)
-    if not isinstance(out_dtype, torch.dtype) or out_dtype not in OUT_DTYPES:
-        raise InvalidArgument("out_dtype", shown(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, OUT_DTYPES))))
-    return out_dtype
 
 
 def _kind(value: object) -> str:

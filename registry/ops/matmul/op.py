@@ -13,7 +13,6 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
-from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.plan_cache import NOT_TENSORS
 from registry.dispatch.scope import EMPTY, Scope, current
@@ -26,6 +25,7 @@ from registry.ops.parts.products import (
     activate,
     check_activation,
     check_out,
+    check_out_dtype,
     check_writable,
     layout_letter,
     needs_copy,
@@ -228,7 +228,7 @@ class Matmul(Op):
     ) -> tuple[MatmulProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         a, b = arguments.check_operands(*autocast(a, b))
-        result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+        result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.OUT_DTYPES)
         if bias is not None:
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)
@@ -266,12 +266,8 @@ class Matmul(Op):
     def default(self, problem: Problem) -> Any:
         return getattr(torch, problem.out_dtype)  # type: ignore[attr-defined]
 
-    def trivial(self, problem: Problem) -> Decision | None:
-        assert isinstance(problem, MatmulProblem)
-        if problem.m and problem.n and problem.k and problem.batch:
-            return None
-        because = "empty tensors: the op answers by itself"
-        return Decision(problem, NO_KERNEL, {}, because, (Candidate(NO_KERNEL, (), 0, because),))
+    def empty(self, problem: MatmulProblem) -> bool:
+        return not (problem.m and problem.n and problem.k and problem.batch)
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         def launch(a: torch.Tensor, b: torch.Tensor, *, bias: Any, out: Any, out_dtype: torch.dtype, **_: Any) -> Any:
@@ -307,14 +303,8 @@ class Matmul(Op):
                 result = rounded_to(result, torch.int32).to(dtype)
         return activate(result, check_activation(activation))
 
-    def flops(self, problem: MatmulProblem) -> float:
-        return costs.flops(problem)
-
-    def bytes_moved(self, problem: MatmulProblem) -> float:
-        """Both operands read once, the product written once."""
-        a, b, out = (getattr(torch, name).itemsize for name in (problem.dtype, problem.dtype_b, problem.out_dtype))
-        m, n, k = problem.m, problem.n, problem.k
-        return float(problem.batch * (m * k * a + k * n * b + m * n * out))
+    flops = staticmethod(costs.flops)
+    bytes_moved = staticmethod(costs.bytes_moved)
 
 
 def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:

@@ -9,21 +9,20 @@ from typing import Any, ClassVar
 from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
-from registry.ops.matmul.arguments import DTYPES
+from registry.ops.matmul.arguments import DTYPES, OUT_DTYPES
 from registry.ops.matmul.likeness import coordinates
 from registry.ops.parts.products import (
     ACTIVATIONS,
     LAYOUTS,
     alignment,
     check_activation,
-    default_out_dtype,
-    known_dtype,
     made_up,
+    named_out_dtype,
     pitch_of,
     same_dtype,
     unit_dimension,
 )
-from registry.ops.tensors import dtype_name
+from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +88,9 @@ class MatmulProblem(Problem):
         deterministic: bool = False,
     ) -> MatmulProblem:
         """The problem of freshly allocated matrices of these sizes: what `kreg explain` and the tuner ask about."""
-        torch_dtype = known_dtype(dtype, DTYPES)
-        for name, value in (("m", m), ("n", n), ("k", k), ("b", b)):
-            if value < 1:
-                raise InvalidArgument(name, value, "a positive integer")
+        torch_dtype = known_dtype("dtype", dtype, DTYPES)
+        known_dtype("dtype_b", dtype_b or dtype, DTYPES)
+        check_sizes(m=m, n=n, k=k, b=b)
         if layout not in LAYOUTS:
             raise InvalidArgument("layout", repr(layout), ", ".join(LAYOUTS))
         several = (b,) * (b != 1)
@@ -110,7 +108,7 @@ class MatmulProblem(Problem):
             dtype_b=dtype_b or dtype,
             layout=layout,
             bias=bias,
-            out_dtype=out_dtype or dtype_name(default_out_dtype(torch_dtype)),
+            out_dtype=named_out_dtype(out_dtype, torch_dtype, OUT_DTYPES),
             activation=check_activation(activation),
             scaling=scaling,
             ieee=ieee and dtype == "float32",

@@ -5,19 +5,20 @@ Eager calls on plain tensors that need no gradient do not come here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from registry.dispatch.compiled_calls import define_kernel
-from registry.dispatch.scope import Scope, current, entered, named_for
+from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
-from registry.ops.parts.products import activate, check_activation, check_out, refuse_grad
+from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
+from registry.ops.parts.products import activate, check_activation, check_out, check_out_dtype, refuse_grad
 from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
@@ -48,7 +49,7 @@ def through_torch(
         found: torch.Tensor = _torch_op(a, b, None, "", a.dtype, None, None, asked)
         return found
     a, b = arguments.check_operands(*autocast(a, b))
-    result_dtype = arguments.check_out_dtype(out_dtype, a.dtype)
+    result_dtype = check_out_dtype(out_dtype, a.dtype, arguments.OUT_DTYPES)
     if bias is not None:
         arguments.check_bias(bias, a, b, result_dtype)
         bias = autocast(bias)[0]
@@ -144,7 +145,7 @@ def define(
 
     graph_forms[torch.ops.registry.matmul.default] = _in_graph
     define_kernel(_library, "matmul", _matmul, _shortcut)
-    _EagerMatmul.launch, _EagerMatmul.product = staticmethod(launch), staticmethod(product)
+    _EagerMatmul.launch, _EagerMatmul.product = launch, product
 
 
 def _matmul_fake(
@@ -160,21 +161,13 @@ counted("matmul", costs.torch_product)
 # --- gradients: matmuls that dispatch too -------------------------------------------------------------------------
 
 
-def _gradients(
-    ctx: Any, grad: torch.Tensor, product: Any
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: Sequence[bool]) -> tuple[Any, Any, Any]:
     a, b = ctx.saved_tensors
-    need_a, need_b, need_bias = ctx.needs_input_grad[:3]
     grad_in = grad.to(a.dtype)
-    grad_a = product(grad_in, b.mT) if need_a else None
-    grad_b = product(a.mT, grad_in) if need_b else None
-    grad_bias = grad.flatten(0, -2).sum(0).to(ctx.bias_dtype) if need_bias else None
+    grad_a = product(grad_in, b.mT) if needed[0] else None
+    grad_b = product(a.mT, grad_in) if needed[1] else None
+    grad_bias = grad.flatten(0, -2).sum(0).to(ctx.bias_dtype) if needed[2] else None
     return grad_a, grad_b, grad_bias
-
-
-def _save(ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> None:
-    ctx.save_for_backward(a, b)
-    ctx.bias_dtype = bias.dtype if bias is not None else None
 
 
 def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -183,7 +176,7 @@ def _op_save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.settled = variant if asked_of(variant) is None else None
     if activation or scale_a is not None:
         raise no_derivative("differentiation through a fused activation or scales of matmul", "activations outside")
-    _save(ctx, a, b, bias)
+    keep(ctx, (a, b), bias)
 
 
 def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
@@ -192,33 +185,13 @@ def _op_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return result
 
     with entered(ctx.scope):
-        return (*_gradients(ctx, grad, product), None, None, None, None, None)
+        return (*_gradients(ctx, grad, product, ctx.needs_input_grad), *[None] * 5)
 
 
 torch.library.register_autograd("registry::matmul", _op_backward, setup_context=_op_save, lib=_library)
 
 
-class _EagerMatmul(torch.autograd.Function):
-    launch: ClassVar[Callable[..., torch.Tensor]]
-    product: ClassVar[Callable[..., torch.Tensor]]
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        settings: tuple[str, torch.dtype, str | None],
-        scope: Scope,
-    ) -> torch.Tensor:
-        _save(ctx, a, b, bias)
-        ctx.scope = scope
-        return _EagerMatmul.launch(settings, a, b, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        with entered(ctx.scope):
-            return (*_gradients(ctx, grad, _EagerMatmul.product), None, None)
+_EagerMatmul = eager("_EagerMatmul", _gradients)
 
 
 # --- functorch and forward mode -----------------------------------------------------------------------------------
@@ -232,54 +205,19 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch
         a, b = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((a, b), in_dims, strict=False))
         a2, b2, shape = arguments.as_matrices(a, b)
         return call(a2, b2, *rest).reshape(shape), 0
-    each = (
-        [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
-        for i in range(info.batch_size)
-    )
-    return torch.stack([call(*one) for one in each]), 0
+    return one_by_one(call, info, in_dims, *args)
 
 
 torch.library.register_vmap("registry::matmul", _vmap, lib=_library)
 
 
-class _TransformedMatmul(torch.autograd.Function):
-    """The torch op where functorch or forward mode is at work: its own derivatives are such products again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> torch.Tensor:  # type: ignore[override]
-        a, b, bias, *rest = args
-        result: torch.Tensor = torch.ops.registry.matmul(a, b, bias, "", *rest)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        a, b, bias, ctx.out_dtype, ctx.scale, _, _ = inputs
-        _save(ctx, a, b, bias)
-        ctx.save_for_forward(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        _refuse_scales(ctx)
-        return (*_gradients(ctx, grad, _transformed_product), None, None, None, None)
-
-    @staticmethod
-    def jvp(ctx: Any, a_dot: Any, b_dot: Any, bias_dot: Any, *_: Any) -> torch.Tensor:  # type: ignore[override]
-        _refuse_scales(ctx)
-        a, b = ctx.saved_tensors
-        terms = [] if a_dot is None else [_transformed_product(a_dot, b)]
-        terms += [] if b_dot is None else [_transformed_product(a, b_dot)]
-        terms += [] if bias_dot is None else [bias_dot.expand(*a.shape[:-1], b.shape[-1])]
-        result: torch.Tensor = sum(terms[1:], terms[0]).to(ctx.out_dtype)
-        return result
-
-
-def _refuse_scales(ctx: Any) -> None:
-    if ctx.scale is not None:
-        raise no_derivative("differentiation of matmul with scale_a and scale_b", "None for both")
-
-
-def _transformed_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _TransformedMatmul.apply(a, b, None, a.dtype, None, None, None)
+def _call(a: Any, b: Any, bias: Any, *rest: Any) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.registry.matmul(a, b, bias, "", *rest)
     return result
+
+
+def _tangent_of_bias(product: Product, bias_dot: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return bias_dot.expand(*a.shape[:-1], b.shape[-1])
+
+
+_TransformedMatmul = transformed("matmul", _call, _gradients, _tangent_of_bias)

@@ -89,6 +89,11 @@ def check_window(window: object) -> Window | None:
     return left, right
 
 
+def window_of(left: int, right: int) -> Window | None:
+    """The window of two sides, as torch ops are given it."""
+    return None if left == UNLIMITED and right == UNLIMITED else (left, right)
+
+
 def canonical_window(window: Window | None, causal: bool) -> tuple[bool, Window | None]:
     """(causal, window) with one spelling for each mask: nothing to the right is causal, no limit at all is None."""
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)

@@ -10,7 +10,7 @@ import torch
 from registry.contract.capability import Reason, Requires
 from registry.contract.problem import OperandFact, Query
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, known_dtype, overlap
 
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -41,6 +41,20 @@ def check_activation(activation: object) -> str:
 def default_out_dtype(dtype: torch.dtype) -> torch.dtype:
     """The operands' dtype, but int32 for int8 and bfloat16 for fp8, whose results would not fit."""
     return torch.int32 if dtype is torch.int8 else torch.bfloat16 if dtype in FP8 else dtype
+
+
+def check_out_dtype(out_dtype: object, dtype: torch.dtype, allowed: Collection[torch.dtype]) -> torch.dtype:
+    """The dtype of the result, for operands of `dtype`."""
+    if out_dtype is None:
+        return default_out_dtype(dtype)
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in allowed:
+        raise InvalidArgument("out_dtype", shown(out_dtype), "None, " + ", ".join(sorted(map(dtype_name, allowed))))
+    return out_dtype
+
+
+def named_out_dtype(out_dtype: str | None, dtype: torch.dtype, allowed: Collection[torch.dtype]) -> str:
+    """The same by names, of a shape."""
+    return dtype_name(known_dtype("out_dtype", out_dtype, allowed) if out_dtype else default_out_dtype(dtype))
 
 
 def layout_letter(fact: OperandFact) -> str:
@@ -131,10 +145,3 @@ def made_up(name: str, shape: tuple[int, ...], letter: str, dtype: torch.dtype) 
     strides = (columns, 1) if letter == "n" else (1, rows)
     outer = (rows * columns,) * len(several)
     return OperandFact(name, dtype_name(dtype), shape, (*outer, *strides), dtype.itemsize)
-
-
-def known_dtype(dtype: str, allowed: Collection[torch.dtype]) -> torch.dtype:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or found not in allowed:
-        raise InvalidArgument("dtype", repr(dtype), ", ".join(sorted(map(dtype_name, allowed))))
-    return found

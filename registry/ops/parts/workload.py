@@ -18,6 +18,7 @@ from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, Layout
 from registry.ops.parts.judging import TOLERANCE, Expected, Verdict, judge
+from registry.ops.parts.memory import conditions, extent
 
 Tensors = dict[str, Any]
 MAX_COPIES = 64
@@ -89,21 +90,15 @@ class Workload:
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """torch's switches as the case wants them."""
-        deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
         filling: Any = torch.utils.deterministic
         fill = filling.fill_uninitialized_memory
-        wanted = bool(self.sizes.get("deterministic", False))
-        if wanted != deterministic:  # (the first call of it imports torch's compiler, which takes seconds)
-            torch.use_deterministic_algorithms(wanted)
-        filling.fill_uninitialized_memory = False
-        torch.set_float32_matmul_precision("highest" if self.sizes.get("ieee") else "high")
-        try:
-            yield
-        finally:
-            if wanted != deterministic:
-                torch.use_deterministic_algorithms(deterministic)
-            filling.fill_uninitialized_memory = fill
-            torch.set_float32_matmul_precision(precision)
+        asked = {name: bool(self.sizes.get(name, False)) for name in ("deterministic", "ieee")}
+        with conditions(**asked):
+            filling.fill_uninitialized_memory = False
+            try:
+                yield
+            finally:
+                filling.fill_uninitialized_memory = fill
 
     def random(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Normal values (any of its values for int8), never zeros."""
@@ -126,8 +121,7 @@ class Workload:
             return None
         shape, strides, alignment = found
         offset = alignment // dtype.itemsize if alignment < 16 else 0
-        extent = 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
-        return self.random((offset + extent,), dtype).as_strided(shape, strides, offset)
+        return self.random((offset + extent(shape, strides),), dtype).as_strided(shape, strides, offset)
 
 
 def workload(case: Case, device: str, seed: int = 0) -> Workload:
@@ -146,6 +140,5 @@ def torch_dtype(name: str) -> torch.dtype:
 def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    whole = value.as_strided((extent,), (1,), value.storage_offset()).clone()
+    whole = value.as_strided((extent(value.shape, value.stride()),), (1,), value.storage_offset()).clone()
     return whole.as_strided(value.shape, value.stride(), 0)

@@ -102,29 +102,20 @@ def test_out_is_not_followed_by_autograd():
             varlen(q.requires_grad_(), k, v, **how, out=out)
 
 
-def test_a_variant_is_handed_what_it_claims_and_nothing_else():
+def test_a_variant_is_handed_what_it_claims_and_nothing_else(declare):
     seen = {}
 
     def run(q, k, v, **given):
         seen.update(given)
         return torch.zeros_like(q), None
 
-    claims = dict(arch=("any",), dtypes=("float32",), head_dim=(1, 64), ieee=True, gqa=True)
     for layouts in (("packed",), ("cache",), ("packed", "paged")):
         seen.clear()
         kinds = {"page_size": (1, 64)} if "paged" in layouts else {}
-        variant = registry.Variant(
-            "test.seen",
-            op="attention_varlen",
-            run=run,
-            requires=registry.Requires(**claims, kv_layouts=layouts, **kinds),
-        )
-        registry.register(variant)
-        try:
-            qkv, how = batch(layouts[0], dtype=torch.float32)
-            varlen(*qkv, **how, variant="test.seen")
-        finally:
-            registry.unregister("test.seen")
+        name = f"test.seen_{layouts[-1]}"
+        declare(name, op="attention_varlen", run=run, gqa=True, kv_layouts=layouts, **kinds)
+        qkv, how = batch(layouts[0], dtype=torch.float32)
+        varlen(*qkv, **how, variant=name)
         wanted = {"scale", "cu_seqlens_q", "max_seqlen_q", "max_seqlen_k", "config"}
         wanted |= {"cu_seqlens_k"} if "packed" in layouts else set()
         wanted |= {"seqused_k"} if "cache" in layouts or "paged" in layouts else set()

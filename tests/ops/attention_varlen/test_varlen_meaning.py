@@ -158,10 +158,3 @@ def test_no_gradient_through_a_cache_but_its_call_works():
     out = varlen(q.requires_grad_(), k, v, **how)
     with pytest.raises(NotImplementedError, match="over a cache"):
         out.sum().backward()
-
-
-def test_no_second_derivative():
-    (q, k, v), how = batch()
-    (grad,) = torch.autograd.grad(varlen(q.requires_grad_(), k, v, **how).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        grad.sum().backward()

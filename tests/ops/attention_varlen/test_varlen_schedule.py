@@ -15,7 +15,7 @@ varlen = registry.attention_varlen
 
 
 @pytest.fixture
-def counted():
+def counted(declare):
     """A variant that makes a list of a step's lengths, and hands it to its calls."""
     made, handed, bound = [], [], []
 
@@ -32,14 +32,9 @@ def counted():
         handed.append(schedule)
         return torch.zeros_like(q), None
 
-    claims = dict(arch=("any",), dtypes=("float64",), head_dim=(1, 64), kv_layouts=("packed",), gqa=True, window=True)
-    registry.register(
-        registry.Variant(
-            "test.counted", op="attention_varlen", run=run, requires=registry.Requires(**claims), schedule=schedule
-        )
-    )
-    yield made, handed, bound
-    registry.unregister("test.counted")
+    claims = dict(dtypes=("float64",), kv_layouts=("packed",), gqa=True, window=True)
+    declare("test.counted", op="attention_varlen", run=run, schedule=schedule, **claims)
+    return made, handed, bound
 
 
 def test_a_variant_makes_what_its_calls_share_once(counted):
