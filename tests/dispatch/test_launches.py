@@ -167,7 +167,7 @@ def test_launches_of_several_kernels(gpu, counted):
             q, k, v = heads(length, 8, None, True)
             tensors = torch.empty_like(q), q, k, v, torch.empty_like(q), torch.empty(q.shape[:3])
             check(gpu, backward, settings, tensors, scale=0.5)
-    assert counted["resized"] > 60, counted
+    assert counted["resized"] > 50, counted
 
 
 def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
@@ -178,7 +178,7 @@ def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
             q = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
             k = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
             check(gpu, attention, settings, (q, k, torch.empty_like(k)), scale=0.5)
-    assert counted["resized"] > 60, counted
+    assert counted["resized"] > 50, counted
 
 
 @pytest.mark.parametrize(

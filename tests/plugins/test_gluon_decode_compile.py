@@ -47,7 +47,7 @@ def test_build(p, config):
     found, t = resources(build), traits_of(p, config)
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
     if config["PER_SM"] < 3 and not (config["AHEAD"] and config["HEADS"] > 1):  # those have lost (see kernel.py)
-        assert loop_spills(found) == [] and found.spills <= 768
+        assert loop_spills(found) == [] and found.spills <= 1280
     assert t.producer_registers in found.setmaxnreg
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.registers * found.threads * config["PER_SM"] <= 65536
