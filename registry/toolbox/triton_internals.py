@@ -162,7 +162,8 @@ def launcher_can_cluster() -> bool:
         from triton.backends.nvidia.compiler import CUDABackend
 
         tree = ast.parse(textwrap.dedent(inspect.getsource(CUDABackend.pack_metadata)))
-        return any(ast.unparse(node.value) == _PACKED for node in ast.walk(tree) if isinstance(node, ast.Return))
+        returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+        return any(value is not None and ast.unparse(value) == _PACKED for value in returned)
     except Exception:  # as in `refusal`
         return False
 

@@ -7,7 +7,7 @@ register 4 j + 2 h + e of a thread holds row 16 warp + 8 h + lane / 4, column 8 
 Both factors lie along K in shared memory, in rows of 128 bytes, 128-byte swizzled, 64 elements of K a block.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
