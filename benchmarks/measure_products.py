@@ -15,15 +15,20 @@ Contestants: registry.matmul as the tables in force dispatch it; the first confi
 torch_matmul calls it; DeepGEMM, by kernels that take sizes at run time (one for all shapes), and from 512 rows on also
 by those that have N and K compiled in; quack in several of the configurations that its tuner tries for this GPU.
 
-The sweep is that of `kreg tune --graph`, with this file for a plugin: it gates, times and names who fails.
+The sweep is that of `kreg tune --graph`, with this file for a plugin: it gates, times and names who fails. First come
+the sets of many rows, each turn long enough for the card to be at its limit of power, then those of few.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,7 @@ from plots import fastest, ratios_text
 import registry
 from registry import Design, Requires, Variant
 from registry.ops.parts.cases import Case
-from registry.tuning import journal
+from registry.tuning import journal, worker
 from registry.tuning.contestants import Selection
 from registry.tuning.journal import CaseResults
 from registry.tuning.measure import Effort, Sweep
@@ -65,10 +70,19 @@ QUACK = (
 """Rows, columns, ping-pong, cluster, and whether b's columns are the rows: of its tuner's 44."""
 QUACK_FEW = ((128, 128, True, 1, 2, True), (128, 192, True, 2, 1, False))
 """The same for few tiles."""
-CONTESTANTS = ("gluon_matmul*", "triton_matmul*", "triton_gemv", "torch_matmul", "peer.*")
+OURS = ("gluon_matmul*", "torch_matmul", "peer.*")
 CONFIGS = 5
 """At most so many of each variant take part."""
+SETTINGS: tuple[tuple[tuple[str, ...], tuple[str, ...], float, Effort], ...] = (
+    (("fp8", "large", "ragged"), OURS, 0.65, Effort(9, 4, settle_ms=15.0, measure_ms=25.0, drop=1.25)),
+    (("rows", "skinny"), (*OURS, "triton_matmul*", "triton_gemv"), 1.0, Effort(4, 3, settle_ms=3.0, measure_ms=8.0)),
+)
+"""Sets that are measured alike: by whom, in which part of the time that is left, and how long."""
+MANY = 512
+"""Rows."""
 DISPATCHED, PEERS = "peer.dispatched", ("torch_matmul", "peer.deepgemm", "peer.quack*")
+CHILDREN = 6
+"""Processes that compile DeepGEMM's kernels, seconds each, while others are measured."""
 
 
 def cells(sets: Iterable[str] = SETS, rows: Iterable[int] = ROWS) -> dict[str, list[Case]]:
@@ -82,11 +96,12 @@ def cells(sets: Iterable[str] = SETS, rows: Iterable[int] = ROWS) -> dict[str, l
     return found
 
 
-def in_order(found: dict[str, list[Case]]) -> list[Case]:
-    """Half of the cells of few rows, then all others: so far a beginning is a fair sample."""
-    rows = found.get("rows", [])
+def in_order(found: dict[str, list[Case]], names: Sequence[str]) -> list[Case]:
+    """Of these sets: half of the cells of few rows, then all others, so far as a beginning is a fair sample."""
+    rows = found.get("rows", []) if "rows" in names else []
+    others = [case for name in names if name != "rows" for case in found.get(name, ())]
     half = len(rows) // 2
-    return [*rows[:half], *(case for name, cases in found.items() if name != "rows" for case in cases), *rows[half:]]
+    return [*rows[:half], *others, *rows[half:]]
 
 
 # --- contestants ------------------------------------------------------------------------------------------------------
@@ -127,7 +142,36 @@ def quack_configs(pingpong: bool) -> Callable[[Any], list[dict[str, Any]]]:
 
 def deepgemm_configs(problem: Any) -> list[dict[str, Any]]:
     """With sizes compiled in, a kernel a shape, which takes long: not for few rows."""
-    return [{"compiled": dims} for dims in ("", "nk")[: 1 if problem.m < 512 else 2]]
+    return [{"compiled": dims} for dims in ("", "nk")[: 1 if problem.m < MANY else 2]]
+
+
+def compile_deepgemm(work: Sequence[tuple[str, dict[str, int]]]) -> None:
+    """A child: kernels that the sweep will ask for, into DeepGEMM's cache. Who fails here fails there, and is named."""
+    use_site()
+    for compiled, sizes in work:
+        with contextlib.suppress(Exception):
+            m, n, k = (sizes[name] for name in "mnk")
+            a, b = (torch.empty(rows, k, dtype=torch.bfloat16, device="cuda") for rows in (m, n))
+            deepgemm(a, b.t(), config={"compiled": compiled})
+
+
+def compile_peers(found: dict[str, list[Case]]) -> list[Any]:
+    """The children that do so. Kernels without sizes are alike where there are as many rows: one child makes those."""
+    work: dict[Any, list[tuple[str, dict[str, int]]]] = {}
+    for name, cases in found.items():
+        for case in cases if name != "fp8" else ():
+            sizes = dict(case.sizes)
+            work.setdefault(sizes["m"], []).append(("", sizes))
+            if sizes["m"] >= MANY:
+                work[tuple(sizes.values())] = [("nk", sizes)]
+    shares: list[list[tuple[str, dict[str, int]]]] = [[] for _ in range(CHILDREN)]
+    for number, group in enumerate(work.values()):
+        shares[number % CHILDREN] += group
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=compile_deepgemm, args=(share,), daemon=True) for share in shares]
+    for child in children:
+        child.start()
+    return children
 
 
 def registry_variants() -> Iterator[Variant]:
@@ -175,14 +219,34 @@ def over(cases: Iterable[CaseResults], ours: Iterable[str], peers: Iterable[str]
     return [theirs / mine for mine, theirs in times if mine is not None and theirs is not None]
 
 
-def measure(found: dict[str, list[Case]], path: Path, seconds: float, device: str = "cuda") -> list[str]:
+def measure(
+    found: dict[str, list[Case]],
+    path: Path,
+    seconds: float,
+    device: str = "cuda",
+    *,
+    skip: Sequence[str] = (),
+    plugins: Sequence[str] = (__file__,),
+) -> list[str]:
     """Sweep the cells, or go on with a sweep of them; what there is to say of it."""
-    effort = Effort(rounds=4, settle_ms=3.0, measure_ms=8.0, budget_s=seconds)
-    how: Any = {"device": device, "mode": "graph" if device == "cuda" else "events", "plugins": [__file__]}
-    report = Sweep(in_order(found), path, effort=effort, selection=Selection(CONTESTANTS, (), CONFIGS), **how).run()
+    end = time.monotonic() + seconds
+    compilers = compile_peers(found) if SITE and device == "cuda" else []
+    mode = "graph" if device == "cuda" else "events"
+    failed, unreached = [], 0
+    with worker.child(device, mode, plugins) as child:
+        for names, only, part, effort in SETTINGS:
+            if cases := in_order(found, names):
+                rest = any(found.get(name) for others, *_ in SETTINGS for name in others if others != names)
+                effort = replace(effort, budget_s=(end - time.monotonic()) * (part if rest else 1.0))
+                how: Any = {"device": device, "mode": mode, "plugins": plugins, "child": child}
+                report = Sweep(cases, path, effort=effort, selection=Selection(only, skip, CONFIGS), **how).run()
+                failed += report.failed
+                unreached += len(report.unreached)
+    for compiler in compilers:
+        compiler.kill()
     results = journal.read(path)
     lines = [*table(found, {case.text: case for case in results.of("matmul") if case.timed})]
-    return [*lines, *(f"failed: {text[:250]}" for text in report.failed), f"not reached: {len(report.unreached)}"]
+    return [*lines, *(f"failed: {text[:250]}" for text in failed), f"not reached: {unreached}"]
 
 
 def main() -> int:
@@ -191,6 +255,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="stop after that")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--skip", nargs="+", default=[], help="without these contestants (patterns)")
     parser.add_argument("--name", default="new", help="of the file: product_cells_NAME.jsonl")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -198,7 +263,7 @@ def main() -> int:
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"product_cells_{given.name}.jsonl"
-    print("\n".join(measure(cells(given.sets, given.rows), path, given.seconds)))
+    print("\n".join(measure(cells(given.sets, given.rows), path, given.seconds, skip=given.skip)))
     return 0
 
 
