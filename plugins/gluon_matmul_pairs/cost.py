@@ -15,13 +15,13 @@ _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
 
 
-def config(high: int, width: int, pair: int, swap: bool = False) -> dict[str, Any]:
+def config(high: int, width: int, pair: int, swap: bool = False, ways: int = 1, turns: bool = False) -> dict[str, Any]:
     piece = host.piece(high, width, swap)
-    stores = 1 if high == 256 or piece > 64 else 2
-    room = _ROOM - 1024 - high * stores * piece * 2
+    stores = 0 if ways > 1 else 1 if high == 256 or piece > 64 else 2
+    room = _ROOM - 1024 - high * stores * piece * (4 if turns else 2)
     stages = min(_DEEPEST, room // ((high + width) * 128))
     found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores}
-    return {**found, "PAIR": pair, "SWAP": swap, "GROUP": 4 if pair == 2 else 8}
+    return {**found, "PAIR": pair, "SWAP": swap, "GROUP": 4 if pair == 2 else 8, "WAYS": ways, "TURNS": turns}
 
 
 def candidates(problem: Any) -> list[dict[str, Any]]:
@@ -30,6 +30,22 @@ def candidates(problem: Any) -> list[dict[str, Any]]:
 
 
 def _all(problem: Any) -> Iterator[dict[str, Any]]:
+    for one in _whole(problem):
+        yield one
+        yield from _in_ranges(problem, one)
+
+
+def _in_ranges(problem: Any, whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of K, as many as fill the chip once or twice."""
+    down, across = host.pairs(problem, whole)
+    slots, most = (problem.target.sm_count or 132) // 2, int(-(-problem.k // 64)) // _LEAST_BLOCKS
+    rows, columns = host.plane(problem, whole)
+    for ways in sorted({slots // (down * across), 2 * slots // (down * across)}):
+        if 1 < ways <= most and 4 * ways * rows * columns <= _MOST_BYTES:
+            yield config(whole["HIGH"], whole["WIDTH"], whole["PAIR"], whole["SWAP"], ways)
+
+
+def _whole(problem: Any) -> Iterator[dict[str, Any]]:
     for high, widths in _TILES.items():
         for width in widths:
             yield config(high, width, 2)
@@ -41,6 +57,8 @@ def _all(problem: Any) -> Iterator[dict[str, Any]]:
                 yield config(high, width, 1, swap=True)
 
 
+_LEAST_BLOCKS, _MOST_BYTES = 8, 64 << 20
+"""Of a range of K, and of the sums of all of them."""
 _START, _STORE, _STORE_AREA = 2100.0, 456.0, 0.0177
 """Nanoseconds before the first block has come, and of storing a tile, and an element of it."""
 _SHARED, _MULTIPLY, _BLOCK = 214.0, 2634.0, 3.1
@@ -49,10 +67,18 @@ configs of 52 shapes with 129 rows and more, which they meet within 6%: from 257
 best by 2.7% in the mean, where a cell's noise is about 3%, the best of four by 0.4%."""
 
 
+_SUM, _SUM_BYTES, _PUT_BYTES = 2500.0, 3000.0, 50.0
+"""Where there are ranges of K: nanoseconds of the second kernel, and bytes a nanosecond that it adds up and that a CTA
+stores."""
+
+
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    high, width, (down, across) = config["HIGH"], config["WIDTH"], host.pairs(problem, config)
-    units, rounds = high // 64, int(-(-down * across // ((problem.target.sm_count or 132) // 2)))
+    high, width, ways, (down, across) = config["HIGH"], config["WIDTH"], config["WAYS"], host.pairs(problem, config)
+    units, rounds = high // 64, int(-(-down * across * ways // ((problem.target.sm_count or 132) // 2)))
     shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
     block = _BLOCK + max(shared / _SHARED, units * width * 4096 / _MULTIPLY)
-    return (_START + rounds * (int(-(-problem.k // 64)) * block + _STORE + _STORE_AREA * high * width)) * 1e-3
+    count, store, after = int(-(-problem.k // (64 * ways))), _STORE + _STORE_AREA * high * width, 0.0
+    if ways > 1:
+        store, after = 4 * high * width / _PUT_BYTES, _SUM + 4 * ways * problem.m * problem.n / _SUM_BYTES
+    return (_START + rounds * (count * block + store) + after) * 1e-3

@@ -33,10 +33,12 @@ TILES = sorted({(one["HIGH"], one["WIDTH"], one["SWAP"]) for m in (4096, 300, 75
 def test_each_tile(at):
     """wgmma never waits for the one before it, all accumulators stay in registers, and half a factor goes to both."""
     high, width, swap = TILES[at]
-    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap)
-    p = problem(dtype=("bfloat16", "float16")[at % 2])
+    ways = 1 + at % 2 * 3
+    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap, ways)
+    p = problem(dtype=("bfloat16", "float16")[at // 2 % 2])
     assert not VARIANT.reasons(p) and not list(VARIANT.requires.rule(p, chosen))
-    (build,) = VARIANT.builds(p, chosen)
+    build, *after = VARIANT.builds(p, chosen)
+    assert len(after) == (ways > 1)
     found, cfg = resources(build, p.target), build.constants["cfg"]
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
     assert not found.spills
@@ -58,8 +60,8 @@ MAPS = ("128s", "i", "i", "q", "q") * 3
 
 
 def launched(cuda, p, chosen, launch=bound):
-    (call,) = host.call(p, chosen, MATMUL.operands(p), 1.0)
-    found = boxes(cuda, launch, call, *MAPS, "i", "i", "i")
+    call, *_ = host.call(p, chosen, MATMUL.operands(p), 1.0)
+    found = boxes(cuda, launch, call, *MAPS, *"iiii", "q", *"ii")
     return found, list(cuda.last.grid)[0], cuda.last.cluster
 
 
@@ -73,6 +75,8 @@ def test_pairs_are_clusters_and_bring_half_of_what_they_share(cuda):
     assert found == [(128, 64), (80, 64), (64, 32)] and grid == [2 * 4 * 5, 2]
     found, *grid = launched(cuda, problem(300, 696, 512), config(128, 160, 1, swap=True))
     assert found == [(64, 64), (160, 64), (80, 64)] and grid == [2 * 6, 2]
+    _, *grid = launched(cuda, problem(1000, 696, 512), config(256, 192, 2, ways=5))
+    assert grid == [2 * 5 * 2 * 4, 2]
 
 
 @needs_fake_cuda
@@ -106,7 +110,7 @@ def test_declared_configs_are_legal():
         found = candidates(p)
         assert not VARIANT.reasons(p) and VARIANT.legal_configs(p) == found[:4]
         for one in found:
-            (call,) = host.call(p, one, MATMUL.operands(p), 1.0)
+            call, *_ = host.call(p, one, MATMUL.operands(p), 1.0)
             assert call.grid[0] * call.cluster <= p.target.sm_count
 
 
