@@ -50,7 +50,7 @@ def piece(high: int, width: int, swap: bool) -> int:
     if swap:
         most = 112 if high == 128 else 48
         return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=width)
-    return 32 if width % 64 else 64
+    return next(columns for columns in (64, 32, 16) if width % columns == 0)
 
 
 def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
@@ -158,7 +158,11 @@ def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn
         "pitch": columns,
         "plane": rows * columns,
     }
-    constants = {"SWAP": config["SWAP"], "AT_ONCE": min(triton.next_power_of_2(config["WAYS"]), MOST_AT_ONCE)}
+    constants = {
+        "SWAP": config["SWAP"],
+        "AT_ONCE": min(triton.next_power_of_2(config["WAYS"]), MOST_AT_ONCE),
+        "PDL": True,
+    }
     grid = (triton.cdiv(high, ROWS.value), triton.cdiv(wide, COLUMNS.value))
     return Call(add_parts, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
 

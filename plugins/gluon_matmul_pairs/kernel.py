@@ -120,9 +120,12 @@ def _places(cfg: gl.constexpr):
     elif cfg.PIECE == 64:
         row = thread // 32 * 16 + lane % 16
         chunk = lane // 16 ^ lane % 8
-    else:
+    elif cfg.PIECE == 32:
         row = thread // 32 * 16 + lane % 16
         chunk = lane // 16 ^ lane // 2 % 4
+    else:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane // 4 % 2
     return thread, row * (128 if cfg.SWAP else 2 * cfg.PIECE), chunk * 16
 
 

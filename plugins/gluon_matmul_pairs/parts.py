@@ -65,10 +65,13 @@ MOST_AT_ONCE = 16
 
 
 @triton.jit(do_not_specialize=["m", "eights", "ways"])
-def add_parts(sums_ptr, c_ptr, m, eights, ways, pitch, plane, SWAP: tl.constexpr, AT_ONCE: tl.constexpr):
+def add_parts(
+    sums_ptr, c_ptr, m, eights, ways, pitch, plane, SWAP: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
+):
     """C, which has 8 * eights columns, out of the sums of all ranges, so many of which are loaded at once."""
-    gdc_wait()
-    gdc_launch_dependents()
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     n = 8 * eights
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -37,9 +37,8 @@ if INTERPRETED:
         sums[:, :first, :second] = torch.randn(ways, first, second)
         c = torch.full((m + 1, n), float("nan"), dtype=torch.bfloat16)
         grid = (-(-first // ROWS.value), -(-second // COLUMNS.value))
-        add_parts[grid](
-            sums, c, m, n // 8, ways, columns, rows * columns, SWAP=swap, AT_ONCE=min(16, 1 << (ways - 1).bit_length())
-        )
+        at_once = min(16, 1 << (ways - 1).bit_length())
+        add_parts[grid](sums, c, m, n // 8, ways, columns, rows * columns, SWAP=swap, AT_ONCE=at_once, PDL=False)
         want = sums[:, :first, :second].sum(0)
         assert torch.allclose(c[:m].float(), want.t() if swap else want, rtol=1e-2, atol=1e-2)
         assert c[m].isnan().all()
