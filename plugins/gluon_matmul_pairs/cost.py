@@ -11,17 +11,23 @@ _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
 _TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
 """Columns by rows."""
+_BY_TURNS = (144, 160, 176, 192, 208)
+"""Columns of tiles of 128 rows that one consumer has alone."""
 _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
+_LEAST_BLOCKS, _MOST_BYTES = 8, 64 << 20
+"""Of a range of K, and of the sums of all of them."""
 
 
-def config(high: int, width: int, pair: int, swap: bool = False, ways: int = 1, turns: bool = False) -> dict[str, Any]:
+def config(
+    high: int, width: int, pair: int, swap: bool = False, *, ways: int = 1, turns: bool = False, group: int = 0
+) -> dict[str, Any]:
     piece = host.piece(high, width, swap)
     stores = 0 if ways > 1 else 1 if high == 256 or piece > 64 else 2
     room = _ROOM - 1024 - high * stores * piece * (4 if turns else 2)
     stages = min(_DEEPEST, room // ((high + width) * 128))
-    found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores}
-    return {**found, "PAIR": pair, "SWAP": swap, "GROUP": 4 if pair == 2 else 8, "WAYS": ways, "TURNS": turns}
+    found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores, "PAIR": pair, "SWAP": swap}
+    return {**found, "GROUP": group or (4 if pair == 2 else 8), "WAYS": ways, "TURNS": turns}
 
 
 def candidates(problem: Any) -> list[dict[str, Any]]:
@@ -33,16 +39,12 @@ def _all(problem: Any) -> Iterator[dict[str, Any]]:
     for one in _whole(problem):
         yield one
         yield from _in_ranges(problem, one)
-
-
-def _in_ranges(problem: Any, whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Of K, as many as fill the chip once or twice."""
-    down, across = host.pairs(problem, whole)
-    slots, most = (problem.target.sm_count or 132) // 2, int(-(-problem.k // 64)) // _LEAST_BLOCKS
-    rows, columns = host.plane(problem, whole)
-    for ways in sorted({slots // (down * across), 2 * slots // (down * across)}):
-        if 1 < ways <= most and 4 * ways * rows * columns <= _MOST_BYTES:
-            yield config(whole["HIGH"], whole["WIDTH"], whole["PAIR"], whole["SWAP"], ways)
+    for width in _BY_TURNS:
+        for pair in (2, 1):
+            one = config(128, width, pair, turns=True)
+            down, across = host.pairs(problem, one)
+            if down * across > _slots(problem):
+                yield config(128, width, pair, turns=True, group=8) if down >= 8 else one
 
 
 def _whole(problem: Any) -> Iterator[dict[str, Any]]:
@@ -57,28 +59,48 @@ def _whole(problem: Any) -> Iterator[dict[str, Any]]:
                 yield config(high, width, 1, swap=True)
 
 
-_LEAST_BLOCKS, _MOST_BYTES = 8, 64 << 20
-"""Of a range of K, and of the sums of all of them."""
+def _in_ranges(problem: Any, whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same with ranges of K, as many as fill half of the chip, the chip, or the chip twice."""
+    down, across = host.pairs(problem, whole)
+    slots, most = _slots(problem), int(-(-problem.k // 64)) // _LEAST_BLOCKS
+    rows, columns = host.plane(problem, whole)
+    for ways in sorted({min(most, slots * times // (2 * down * across)) for times in (1, 2, 4)}):
+        if ways > 1 and 4 * ways * rows * columns <= _MOST_BYTES:
+            yield config(whole["HIGH"], whole["WIDTH"], whole["PAIR"], whole["SWAP"], ways=ways)
+
+
+def _slots(problem: Any) -> int:
+    """Pairs of CTAs that run at once."""
+    return (problem.target.sm_count or 132) // 2
+
+
 _START, _STORE, _STORE_AREA = 2100.0, 456.0, 0.0177
 """Nanoseconds before the first block has come, and of storing a tile, and an element of it."""
 _SHARED, _MULTIPLY, _BLOCK = 214.0, 2634.0, 3.1
 """Bytes a nanosecond in and out of an SM's shared memory; products likewise; nanoseconds beside. All as fitted to 373
 configs of 52 shapes with 129 rows and more, which they meet within 6%: from 257 rows on the first of them misses the
 best by 2.7% in the mean, where a cell's noise is about 3%, the best of four by 0.4%."""
-
-
-_SUM, _SUM_BYTES, _PUT_BYTES = 2500.0, 3000.0, 50.0
-"""Where there are ranges of K: nanoseconds of the second kernel, and bytes a nanosecond that it adds up and that a CTA
-stores."""
+_SIDE_BY_SIDE, _HALF = 1.012, 0.8
+"""PAIR 1 is so much slower where both fill the chip; half a chip is not at its limit of power and multiplies faster."""
+_SUM, _SUM_WAY, _SUM_BYTES, _PUT_BYTES = 1300.0, 200.0, 2500.0, 110.0
+"""Where there are ranges of K: nanoseconds of the second kernel, of each range in it, and bytes a nanosecond that it
+adds up and that a CTA stores."""
 
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
     high, width, ways, (down, across) = config["HIGH"], config["WIDTH"], config["WAYS"], host.pairs(problem, config)
-    units, rounds = high // 64, int(-(-down * across * ways // ((problem.target.sm_count or 132) // 2)))
+    units, rounds = high // 64, int(-(-down * across * ways // _slots(problem)))
     shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
     block = _BLOCK + max(shared / _SHARED, units * width * 4096 / _MULTIPLY)
-    count, store, after = int(-(-problem.k // (64 * ways))), _STORE + _STORE_AREA * high * width, 0.0
+    if config["PAIR"] == 1 and not config["SWAP"]:
+        block *= _SIDE_BY_SIDE
+    if 2 * down * across * ways <= _slots(problem):
+        block *= _HALF
+    multiplied = rounds * int(-(-problem.k // (64 * ways))) * block
     if ways > 1:
-        store, after = 4 * high * width / _PUT_BYTES, _SUM + 4 * ways * problem.m * problem.n / _SUM_BYTES
-    return (_START + rounds * (count * block + store) + after) * 1e-3
+        stored = rounds * 4 * high * width / _PUT_BYTES
+        stored += _SUM + ways * (_SUM_WAY + 4 * problem.m * problem.n / _SUM_BYTES)
+    else:  # by turns one consumer stores while the other multiplies
+        stored = (1 if config["TURNS"] else rounds) * (_STORE + _STORE_AREA * high * width)
+    return (_START + multiplied + stored) * 1e-3

@@ -33,7 +33,6 @@ class PairFacts:
     GROUP: int
     SPLIT: bool  # of K, into ranges
     TURNS: bool  # consumers have whole tiles by turns, not a half of each
-    SNAKE: bool
     SWAP: bool  # columns of b are wgmma's rows
     PAIR: int  # what two CTAs share: 1: rows of the first factor; 2: of the second; 0: none
     HALF: int  # rows of that factor that one of them brings
@@ -68,7 +67,6 @@ def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
         GROUP=config["GROUP"],
         SPLIT=config["WAYS"] > 1,
         TURNS=config["TURNS"],
-        SNAKE=config.get("SNAKE", False),
         SWAP=swap,
         PAIR=pair,
         HALF=(high if pair == 1 else width) // 2,

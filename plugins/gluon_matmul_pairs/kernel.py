@@ -223,10 +223,7 @@ def _corner(pair, sizes, cfg: gl.constexpr):
     rest = pair - group * (cfg.GROUP * wide)
     rows = gl.minimum(high - group * cfg.GROUP, cfg.GROUP)
     column = rest // rows
-    row = group * cfg.GROUP + rest - column * rows
-    if cfg.SNAKE:
-        column = gl.where(group % 2 == 1, wide - 1 - column, column)
-    return row * HIGH, column * WIDE
+    return (group * cfg.GROUP + rest - column * rows) * HIGH, column * WIDE
 
 
 @gluon.jit

@@ -29,7 +29,7 @@ if INTERPRETED:
         from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, ROWS, add_parts
 
         problem = MatmulProblem.of_shape(Target.named("H200"), m=m, n=n, k=1024, layout="nt")
-        rows, columns = host.plane(problem, config(high, width, 1, swap, ways))
+        rows, columns = host.plane(problem, config(high, width, 1, swap, ways=ways))
         first, second = (n, m) if swap else (m, n)
         assert rows >= first and columns >= second and not rows % ROWS.value and not columns % COLUMNS.value
         torch.manual_seed(0)
