@@ -89,7 +89,7 @@ def plane(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns of the sums of a range of K: of whole pairs of tiles, whichever way those lie."""
     rows, columns = (problem.n, problem.m) if config["SWAP"] else (problem.m, problem.n)
     high, width = 2 * config["HIGH"], 2 * config["WIDTH"]
-    return high * int(triton.cdiv(rows, high)), width * int(triton.cdiv(columns, width))
+    return high * int(-(-rows // high)), width * int(-(-columns // width))
 
 
 def even(rows: int, parts: int) -> int:
