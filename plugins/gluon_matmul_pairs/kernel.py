@@ -1,8 +1,9 @@
 """A large product for Hopper by pairs of CTAs, clusters of two that share one factor: each loads half of it, for both.
 
 Tile facts.  A CTA computes HIGH x WIDTH tiles of a product of two factors: of a and b, or with SWAP of b's columns and
-a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups. WIDTH is a multiple of 32
-up to 256, with SWAP of 16, so that rows of a can be shared out evenly. PAIR 2: the tiles of a pair lie one below the
+a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups, or with TURNS of the one
+that has the tile. WIDTH is a multiple of 16 up to 256: rows of a can be shared out evenly, columns so that rounds over
+the chip are full. PAIR 2: the tiles of a pair lie one below the
 other and share rows of the second factor. PAIR 1: they lie side by side and share rows of the first. Both factors lie
 along K. wgmma is written out (registry.toolbox.wgmma), its accumulators are tuples of registers: 256 x 192 tiles, whose
 192 columns are no power of two, take one instruction for each 64 rows and nothing beside the accumulators.
@@ -11,6 +12,8 @@ Roles.  Two consumers, 4 warps each, the first in the default partition; one pro
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
+With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
+blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
 memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
 stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
