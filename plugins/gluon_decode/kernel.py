@@ -29,7 +29,7 @@ from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_decode.consumer import consumer
 from registry.plugins.gluon_decode.producer import producer
-from registry.toolbox.hopper import after_previous_kernel, ring
+from registry.toolbox.hopper import after_previous_kernel, barriers, init_barriers, ring
 
 INTEGERS = (
     "q_row q_head out_row out_head k_scale_head v_scale_head table_row pages batch total_q room most_q most_k overhead"
@@ -38,10 +38,9 @@ INTEGERS = (
 
 
 @gluon.jit
-def block_ring(tensor, T: gl.constexpr):
+def blocks_of(tensor, T: gl.constexpr):
     COUNT: gl.constexpr = T.stages * T.panels * T.boxes
-    tiles = gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
-    return ring(tiles, T.stages, 1)
+    return gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -87,7 +86,10 @@ def decode(
     P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], DTYPE)
     q_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.head], Q_LAYOUT)
     p_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.block_n], P_LAYOUT)
-    rings = (block_ring(k_map, T), block_ring(v_map, T))
+    k_ring = ring(blocks_of(k_map, T), T.stages, 1)
+    v_full = barriers(T.stages)
+    init_barriers(v_full, 1)
+    rings = (k_ring, (blocks_of(v_map, T), v_full, k_ring[2]))  # keys and values of a block are let go of together
     after_previous_kernel()
     lengths = (cu_q, used, batch, total_q, room)
     results = (out, lse, sinks, out_row, out_head, total_q)
