@@ -19,11 +19,11 @@ graphs over rotated sets, so that L2 is cold; benchmarks/results/h200/gluon_deco
   rows); three programs an SM. Overheads of a sequence from 0 to 4 blocks: within 2%, but 3 and 4 lose 1 to 5% where 128
   lengths differ.
 - Memory of a barrier must not be lent. Values once had empty barriers of their own, which nobody used, and the
-  allocator gave their bytes to the maxima. With two programs an SM and 6 stages (64 keys, D64) rows of a program's first
-  piece came out wrong, mostly the odd ones, in 120 of 300 launches, though the machine code has a barrier of all threads
-  between setting the barriers up and writing the maxima. With the keys' empty barriers for both: 0 of 720, and 0 of
-  1,698 of 6 kinds of random batches; with the old ones, and maxima elsewhere, 0 of 300; without maxima, sums in that
-  memory, 118 of 300; without dependent launch 120 of 300.
+  allocator gave their bytes to the maxima. With two programs an SM and 6 stages (64 keys, D64) rows of a program's
+  first piece came out wrong, mostly the odd ones, in 120 of 300 launches, though the machine code has a barrier of
+  all threads between setting the barriers up and writing the maxima. With the keys' empty barriers for both: 0 of
+  720, and 0 of 1,698 of 6 kinds of random batches; with the old ones, and maxima elsewhere, 0 of 300; without maxima,
+  sums in that memory, 118 of 300; without dependent launch 120 of 300.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
