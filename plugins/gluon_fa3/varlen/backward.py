@@ -19,7 +19,7 @@ from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sums_with
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.host import COUNTER_WORDS, LOG2E
-from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
 from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward
@@ -27,14 +27,36 @@ from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
+FEW_STEPS = 64  # of the longest sequence's tiles: beyond, 128 columns do not gain
 WIDEST = 128  # beyond, dK and dV of a group do not fit its registers: backward/sweep.py
 
 
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """Those of dense tensors; at 64 columns those with two tiles in flight first."""
+    made = traits.configs(problem)
+    return sorted(made, key=lambda config: (config["order"], config["stages"])) if _wide(problem) == 64 else made
+
+
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
-    """The main kernel that `config` means for `problem`: keys past a sequence's end are always hidden."""
+    """The main kernel that `config` means for `problem`."""
+    return sums_with(problem, config, mask=_mask(problem), packed=True, drawn=draws(problem, config))
+
+
+def draws(problem: Any, config: Mapping[str, Any]) -> bool:
+    """Whether a block of an SM draws tiles, as of dense tensors. With a cap or a left bound the steady loop spills."""
+    steps = problem.max_seqlen_q * problem.heads_q // problem.heads_kv / config["BLOCK_M"]
+    spills = bool(problem.softcap) or _mask(problem) == "band"
+    return not spills and (_wide(problem) == 64 or steps <= FEW_STEPS)
+
+
+def _wide(problem: Any) -> int:
+    return max(padded(problem.head_dim), padded(problem.head_dim_v))
+
+
+def _mask(problem: Any) -> str:
+    """Keys past a sequence's end are always hidden."""
     left, _ = window_bounds(problem.causal, problem.window)
-    mask = "band" if left < UNLIMITED else "from"
-    return sums_with(problem, config, mask=mask, packed=True, drawn=False)  # where tiles are drawn, D64 spilled
+    return "band" if left < UNLIMITED else "from"
 
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
@@ -148,7 +170,7 @@ VARIANT = Variant(
         rule=rule,
     ),
     design=DENSE.design,
-    configs=traits.configs,
+    configs=configs,
     design_of=DENSE.design_of,
     summary="gluon_fa3_backward over packed sequences, up to head dim 128",
 )
