@@ -14,7 +14,7 @@ from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
 from registry import Target
 from registry.ops.matmul.calls import MATMUL
 from registry.ops.matmul.problem import MatmulProblem
-from registry.plugins.gluon_matmul_pairs import candidates, config, host, registry_variants
+from registry.plugins.gluon_matmul_pairs import MOST, candidates, config, host, registry_variants
 from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
 from registry.toolbox.builds import Build
 
@@ -26,17 +26,21 @@ def problem(m=4096, n=4096, k=4096, layout="nt", **more):
     return MatmulProblem.of_shape(Target.named("H200"), m=m, n=n, k=k, layout=layout, **more)
 
 
-TILES = sorted({(one["HIGH"], one["WIDTH"], one["SWAP"]) for m in (4096, 300, 750) for one in candidates(problem(m))})
+TILES = sorted(
+    {(one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"]) for m in (4096, 300, 750) for one in candidates(problem(m))}
+)
 
 
 @pytest.mark.parametrize("at", range(len(TILES)))
 def test_each_tile(at):
     """wgmma never waits for the one before it, all accumulators stay in registers, and half a factor goes to both."""
-    high, width, swap = TILES[at]
-    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap)
-    p = problem(dtype=("bfloat16", "float16")[at % 2])
+    high, width, swap, turns = TILES[at]
+    ways = 1 if turns else 1 + at % 2 * 3
+    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap, ways=ways, turns=turns)
+    p = problem(dtype=("bfloat16", "float16")[at // 2 % 2])
     assert not VARIANT.reasons(p) and not list(VARIANT.requires.rule(p, chosen))
-    (build,) = VARIANT.builds(p, chosen)
+    build, *after = VARIANT.builds(p, chosen)
+    assert len(after) == (ways > 1)
     found, cfg = resources(build, p.target), build.constants["cfg"]
     assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
     assert not found.spills
@@ -58,8 +62,8 @@ MAPS = ("128s", "i", "i", "q", "q") * 3
 
 
 def launched(cuda, p, chosen, launch=bound):
-    (call,) = host.call(p, chosen, MATMUL.operands(p), 1.0)
-    found = boxes(cuda, launch, call, *MAPS, "i", "i", "i")
+    call, *_ = host.call(p, chosen, MATMUL.operands(p), 1.0)
+    found = boxes(cuda, launch, call, *MAPS, *"iiii", "q", *"ii")
     return found, list(cuda.last.grid)[0], cuda.last.cluster
 
 
@@ -73,6 +77,10 @@ def test_pairs_are_clusters_and_bring_half_of_what_they_share(cuda):
     assert found == [(128, 64), (80, 64), (64, 32)] and grid == [2 * 4 * 5, 2]
     found, *grid = launched(cuda, problem(300, 696, 512), config(128, 160, 1, swap=True))
     assert found == [(64, 64), (160, 64), (80, 64)] and grid == [2 * 6, 2]
+    _, *grid = launched(cuda, problem(1000, 696, 512), config(256, 192, 2, ways=5))
+    assert grid == [2 * 5 * 2 * 4, 2]
+    found, *grid = launched(cuda, problem(1000, 4096, 512), config(128, 208, 2, turns=True))
+    assert found == [(128, 64), (104, 64), (128, 16)] and grid == [2 * 66, 2]
 
 
 @needs_fake_cuda
@@ -104,14 +112,15 @@ def test_declared_configs_are_legal():
     for _ in range(200):
         p = problem(draw.randint(129, 20000), 8 * draw.randint(1, 4000), 8 * draw.randint(1, 3000))
         found = candidates(p)
-        assert not VARIANT.reasons(p) and VARIANT.legal_configs(p) == found[:4]
+        assert not VARIANT.reasons(p) and VARIANT.legal_configs(p) == found[:MOST]
         for one in found:
-            (call,) = host.call(p, one, MATMUL.operands(p), 1.0)
+            call, *_ = host.call(p, one, MATMUL.operands(p), 1.0)
             assert call.grid[0] * call.cluster <= p.target.sm_count
 
 
 @pytest.mark.parametrize(
-    "more", [{"m": 128}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}, {"b": 2}]
+    "more",
+    [{"m": 64}, {"m": 128, "k": 960}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}, {"b": 2}],
 )
 def test_what_is_refused(more):
     assert VARIANT.reasons(problem(**more))
