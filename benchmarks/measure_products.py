@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from product_cells import COLUMNS, DISPATCHED, ROWS, SETS, cells, lines_of
+from product_cells import COLUMNS, DISPATCHED, ROWS, SETS, cells, lines_of, measured_in
 
 import registry
 from registry import Design, Requires, Variant
@@ -188,9 +188,7 @@ def measure(
                 unreached += len(report.unreached)
     for compiler in compilers:
         compiler.kill()
-    results = journal.read(path)
-    measured = {case.text: case for case in results.of("matmul") if case.timed}
-    lines = [["cells", *COLUMNS], *lines_of(found, measured)]
+    lines = [["cells", *COLUMNS], *lines_of(found, measured_in([journal.read(path)]))]
     return [*map(" | ".join, lines), *(f"failed: {text[:250]}" for text in failed), f"not reached: {unreached}"]
 
 

@@ -12,7 +12,7 @@ Contestants are variants, the peers' own kernels and the dispatcher among them; 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -70,24 +70,40 @@ def ratios_text(ratios: Sequence[float]) -> str:
     return f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
 
 
-def over(cases: Iterable[CaseResults], ours: Iterable[str], peers: Iterable[str]) -> list[float]:
-    """How many times as fast our fastest is as theirs, where both were timed."""
-    times = [(fastest(case, *ours), fastest(case, *peers)) for case in cases]
-    return [theirs / mine for mine, theirs in times if mine is not None and theirs is not None]
+Measured = Mapping[str, tuple[Results, CaseResults]]
+"""By the text of a cell, and the sweep that it is of."""
 
 
-COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "dispatched over the best peer": ((DISPATCHED,), PEERS),
-    **{
-        f"over {name}": ((DISPATCHED,), (peer,))
-        for name, peer in zip(("cuBLAS", "DeepGEMM", "quack"), PEERS, strict=True)
-    },
-    "best of our configs over the best peer": (OURS, PEERS),
+def picked(measured: tuple[Results, CaseResults]) -> float | None:
+    """Milliseconds of what the tables in force dispatch; where that was not measured, of what was dispatched then."""
+    pick = dispatched(*measured)
+    return pick.ms if pick is not None else fastest(measured[1], DISPATCHED)
+
+
+def ours(measured: tuple[Results, CaseResults]) -> float | None:
+    """Of the best of our own configs."""
+    return fastest(measured[1], *OURS)
+
+
+def over(cells: Iterable[tuple[Results, CaseResults]], mine: Mine, peers: Iterable[str]) -> list[float]:
+    """How many times as fast ours is as the fastest of theirs, where both were timed."""
+    times = [(mine(one), fastest(one[1], *peers)) for one in cells]
+    return [theirs / our for our, theirs in times if our is not None and theirs is not None]
+
+
+Mine = Callable[[tuple[Results, CaseResults]], float | None]
+COLUMNS: dict[str, tuple[Mine, tuple[str, ...]]] = {
+    "dispatched over the best peer": (picked, PEERS),
+    "over the best of cuBLAS and quack": (picked, (PEERS[0], PEERS[2])),
+    "over the best of cuBLAS and DeepGEMM": (picked, PEERS[:2]),
+    "over cuBLAS": (picked, PEERS[:1]),
+    "best of our configs over the best peer": (ours, PEERS),
+    "over the best of cuBLAS and quack, too": (ours, (PEERS[0], PEERS[2])),
 }
-"""Whose fastest over whose."""
+"""Whose time over whose."""
 
 
-def lines_of(found: Found, measured: Mapping[str, CaseResults]) -> Iterator[list[str]]:
+def lines_of(found: Found, measured: Measured) -> Iterator[list[str]]:
     """Of each set, and of each number of few rows: its name and the columns."""
     groups = [(name, cases) for name, cases in found.items()]
     by_rows = sorted({case.sizes["m"] for case in found.get("rows", ())})
@@ -98,18 +114,20 @@ def lines_of(found: Found, measured: Mapping[str, CaseResults]) -> Iterator[list
             yield [name, *(ratios_text(over(here, *sides)) for sides in COLUMNS.values())]
 
 
+def measured_in(all_results: Iterable[Results]) -> dict[str, tuple[Results, CaseResults]]:
+    """The cells of these sweeps; a later one wins."""
+    return {case.text: (results, case) for results in all_results for case in results.of("matmul") if case.timed}
+
+
 def product_cells(folder: Path) -> str:
-    """Markdown: of each sweep of cells, dispatched and best over the peers."""
-    tables = []
-    for path in sorted(folder.rglob("product_cells_*.jsonl")):
-        results = journal.read(path)
-        if not results.cases:  # of an earlier form
-            continue
-        measured = {case.text: case for case in results.of("matmul") if case.timed}
-        rows = [f"| {' | '.join(line)} |" for line in lines_of(cells(), measured)]
-        head = [f"| cells | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
-        tables.append("\n".join([machine_of(results), "", *head, *rows]))
-    return "\n\n".join(tables)
+    """Markdown: dispatched and best over the peers, in the newest sweep of each cell."""
+    every = [journal.read(path) for path in sorted(folder.rglob("product_cells_*.jsonl"))]
+    every = [results for results in every if results.cases]  # others are of an earlier form
+    if not every:
+        return ""
+    rows = [f"| {' | '.join(line)} |" for line in lines_of(cells(), measured_in(every))]
+    head = [f"| cells | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
+    return "\n".join([machine_of(every[-1]), "", *head, *rows])
 
 
 def machine_of(results: Results) -> str:
@@ -132,11 +150,11 @@ def tf32_ratios(folder: Path) -> str:
         results = journal.read(path)
         groups: dict[str, list[tuple[float, float, float]]] = {}
         for case in results.of("matmul"):
-            base, best, ours = fastest(case, "torch_matmul"), fastest(case, "*"), fastest(case, *OURS)
+            base, best, mine = fastest(case, "torch_matmul"), fastest(case, "*"), fastest(case, *OURS)
             pick = dispatched(results, case)
-            if base is not None and best is not None and ours is not None and pick is not None:
+            if base is not None and best is not None and mine is not None and pick is not None:
                 for group in (case.facts["layout"], "all"):
-                    groups.setdefault(group, []).append((base / ours, base / best, base / pick.ms))
+                    groups.setdefault(group, []).append((base / mine, base / best, base / pick.ms))
         lines = ["| layout | best of our configs | the fastest of all | dispatched |", "|---|--:|--:|--:|"]
         for name in sorted(groups, key=lambda name: (name == "all", name)):
             lines.append(f"| {name} | {' | '.join(ratios_text(found) for found in zip(*groups[name], strict=True))} |")

@@ -1,16 +1,19 @@
 """A large product for Hopper by pairs of CTAs, clusters of two that share one factor: each loads half of it, for both.
 
 Tile facts.  A CTA computes HIGH x WIDTH tiles of a product of two factors: of a and b, or with SWAP of b's columns and
-a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups. WIDTH is a multiple of 32
-up to 256, with SWAP of 16, so that rows of a can be shared out evenly. PAIR 2: the tiles of a pair lie one below the
-other and share rows of the second factor. PAIR 1: they lie side by side and share rows of the first. Both factors lie
-along K. wgmma is written out (registry.toolbox.wgmma), its accumulators are tuples of registers: 256 x 192 tiles, whose
-192 columns are no power of two, take one instruction for each 64 rows and nothing beside the accumulators.
+a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups, or with TURNS of the one
+that has the tile. WIDTH is a multiple of 16 up to 256: rows of a can be shared out evenly, columns so that rounds over
+the chip are full. PAIR 2: the tiles of a pair lie one below the other and share rows of the second factor. PAIR 1: they
+lie side by side and share rows of the first. Both factors lie along K. wgmma is written out (registry.toolbox.wgmma),
+its accumulators are tuples of registers: 256 x 192 tiles, whose 192 columns are no power of two, take one instruction
+for each 64 rows and nothing beside the accumulators.
 
 Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
+With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
+blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
 memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
 stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
@@ -25,7 +28,13 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
   bytes from L2 do not help there: 128 x 128 tiles as pairs and alone take the same time.
 - 256 rows (3): 1.08 (1.025) / gluon_matmul_rows 1.11, gluon_matmul_row_pairs 1.08: stores by TMA are worth it where a
   CTA has several tiles. 129 to 200 rows: 0.88 of cuBLAS, those two are better.
-- Buffers for all of a tile, one stage less: no gain. PAIR 1 and 2 are alike where both fill the chip.
+- TURNS, tiles of 128 rows by 144 to 208 columns (10 cells of 512 rows and more, means of 12 turns of 18 ms): 1.036 /
+  1.022 of the best halves of tiles, 1.033 of the best of three configurations of quack (least 0.97). On 30 random
+  shapes of 1024 rows and more, 1.024 of halves. Groups twice as high and a serpentine order of tiles: no gain.
+- SPLIT, shapes of few tiles: 512 x 512 x 16384 0.85, 384 x 640 x 20000 0.88 (0.63 without), 256 x 256 x 32768 0.98,
+  1024 x 512 x 32768 1.01, 128 x 256 x 65536 0.97 of cuBLAS. Each range costs 0.4 us, so half of the chip can be faster.
+  All loads of the second kernel in flight at once, by a tensor of ranges: 10% slower in all where there are 16 ranges.
+- Buffers for all of a tile, one stage less: no gain. PAIR 2 is 1% faster than PAIR 1 where both fill the chip.
 - `barrier.cluster` in a launch without clusters (kernel[grid]): illegal instruction. It becomes the hardware barrier
   0 of all threads, which is the default partition's own. A kernel that is launched alone does without.
 """

@@ -61,7 +61,7 @@ def put(acc, row, column, part, sums, cfg: gl.constexpr):
 
 ROWS, COLUMNS = tl.constexpr(16), tl.constexpr(32)
 """Of the factors' product, in a program of `add_parts`; a plane has whole ones of them."""
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 16
 
 
 @triton.jit(do_not_specialize=["m", "eights", "ways"])
@@ -77,10 +77,10 @@ def add_parts(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     at = sums_ptr + rows[:, None] * pitch + columns[None, :]
     found = tl.zeros([ROWS, COLUMNS], tl.float32)
-    numbers = tl.arange(0, AT_ONCE)[:, None, None]
     for first in range(0, ways, AT_ONCE):
-        there = first + numbers < ways
-        found += tl.sum(tl.load(at[None, :, :] + numbers * plane, mask=there, other=0.0), 0)
+        for number in tl.static_range(AT_ONCE):
+            there = first + number < ways
+            found += tl.load(at + number * plane, mask=there, other=0.0)
         at += AT_ONCE * plane
     if SWAP:
         seen = (rows < n)[:, None] & (columns < m)[None, :]

@@ -199,6 +199,6 @@ def test_ranges_of_k_are_added_up_as_if_bound_anew(gpu, counted):
     settings, b = (None, None, None), torch.empty(128, 4096, dtype=torch.bfloat16).t()
     with registry.use("gluon_matmul_pairs"):
         for m in range(200, 330):
-            plan, _ = check(gpu, matmul, settings, (torch.empty(m, 4096, dtype=torch.bfloat16), b))
-            assert sum(name.startswith("launch_") for name in scope_of(plan.launch)) == 2
+            _, fresh = check(gpu, matmul, settings, (torch.empty(m, 4096, dtype=torch.bfloat16), b))
+            assert sum(name.startswith("launch_") for name in scope_of(fresh.launch)) == 2
     assert counted["resized"] > counted["bound"] > 0, counted
