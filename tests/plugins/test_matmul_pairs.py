@@ -18,7 +18,7 @@ from registry.plugins.gluon_matmul_pairs import candidates, config, host, regist
 from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
 from registry.toolbox.builds import Build
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"tile|alone|ordinary|half"
 (VARIANT,) = registry_variants()
 
 
@@ -65,22 +65,23 @@ def launched(cuda, p, chosen, launch=bound):
 
 @needs_fake_cuda
 def test_pairs_are_clusters_and_bring_half_of_what_they_share(cuda):
-    found, *grid = launched(cuda, problem(1000, 696, 512), config(256, 192, 2))
-    assert found == [(256, 64), (96, 64), (128, 64)] and grid == [2 * 2 * 4, 2]
-    found, *grid = launched(cuda, problem(1000, 696, 512), config(128, 256, 1))
-    assert found == [(64, 64), (256, 64), (64, 64)] and grid == [2 * 8 * 2, 2]
-    found, *grid = launched(cuda, problem(1000, 696, 512), config(128, 160, 2))
-    assert found == [(128, 64), (80, 64), (64, 32)] and grid == [2 * 4 * 5, 2]
-    found, *grid = launched(cuda, problem(300, 696, 512), config(128, 160, 1, swap=True))
-    assert found == [(64, 64), (160, 64), (80, 64)] and grid == [2 * 6, 2]
+    """Of narrow tiles, which compile in a tenth of the time that the widest take."""
+    found, *grid = launched(cuda, problem(1000, 696, 512), config(256, 64, 2))
+    assert found == [(256, 64), (32, 64), (128, 64)] and grid == [2 * 2 * 11, 2]
+    found, *grid = launched(cuda, problem(1000, 696, 512), config(128, 96, 1))
+    assert found == [(64, 64), (96, 64), (64, 32)] and grid == [2 * 8 * 4, 2]
+    found, *grid = launched(cuda, problem(1000, 696, 512), config(128, 96, 2))
+    assert found == [(128, 64), (48, 64), (64, 32)] and grid == [2 * 4 * 8, 2]
+    found, *grid = launched(cuda, problem(300, 696, 512), config(128, 96, 1, swap=True))
+    assert found == [(64, 64), (96, 64), (96, 64)] and grid == [2 * 3 * 4, 2]
 
 
 @needs_fake_cuda
 def test_the_ordinary_launch_has_single_ctas(cuda):
-    found, *grid = launched(cuda, problem(1000, 696, 512), config(256, 192, 2), lambda call: call.alone().plain())
-    assert found == [(8, 64)] * 3 and grid == [4 * 4, 1]
+    found, *grid = launched(cuda, problem(1000, 696, 512), config(128, 64, 2), lambda call: call.alone().plain())
+    assert found == [(8, 64)] * 3 and grid == [8 * 11, 1]
     with pytest.raises(TypeError, match="clusters"):
-        launched(cuda, problem(1000, 696, 512), config(256, 192, 2), lambda call: call.plain())
+        launched(cuda, problem(1000, 696, 512), config(128, 64, 2), lambda call: call.plain())
 
 
 @reading

@@ -18,7 +18,7 @@ from registry.plugins.gluon_matmul_rows import host, registry_variants
 from registry.plugins.gluon_matmul_rows.cost import candidates, config
 from registry.plugins.gluon_matmul_rows.kernel import matmul_rows
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"widest|ordinary|\[97"
 (VARIANT,) = registry_variants()
 
 
