@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
@@ -132,7 +135,7 @@ class Entry:
     def timed(self) -> bool:
         return bool(self.samples) and self.failure is None
 
-    @property
+    @functools.cached_property
     def ms(self) -> float:
         """Median over the rounds of each round's median."""
         return quantile(sorted(s["ms"] for s in self.samples.values()), 0.5)
@@ -239,6 +242,7 @@ def read(path: Path) -> Results:
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What reading a line of anything but our own making may raise."""
+_decoded = msgspec.json.Decoder().decode
 _TEXT, _NUMBER, _MAPPING = (str,), (int, float), (dict,)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "run": {"machine": _MAPPING, "mode": _TEXT},
@@ -253,7 +257,10 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 def parsed(line: str) -> dict[str, Any]:
     """A line as a mapping. Raises one of DAMAGED for what is none."""
-    record = json.loads(line)
+    try:
+        record = _decoded(line)
+    except ValueError:  # or a line with a NaN, which json takes
+        record = json.loads(line)
     if not isinstance(record, dict):
         raise TypeError(f"expects a mapping, got {type(record).__name__}")
     return record
@@ -366,6 +373,7 @@ def take(found: Results, record: dict[str, Any]) -> None:
     entry = case.entries[record["key"]]
     if kind == "sample":
         entry.samples[record["round"]] = record
+        vars(entry).pop("ms", None)
     elif kind == "check":
         entry.check, entry.failure = record, None
     elif kind == "failed":
