@@ -214,25 +214,25 @@ class Neighbours:
     """What ranks the variants, where the rule has them; else the nearest do."""
     config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
     """By variant, what ranks its configs; else the nearest do."""
-    _tree: Tree | None = field(init=False, default=None)
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
     _answers: dict[tuple[Point, Point], Advice] = field(init=False, default_factory=dict)
     """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
-        used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
-        self._used = [self.names[place] for place in used]
+        self._used = [name for name in self.names if self.weights.get(name)]
         self._scale = [float(self.weights[name]) for name in self._used]
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
         self._told = sorted({name for trees in every for name in trees.coordinates[: trees.shared]})
-        if self.shapes:
-            pairs = list(zip(self._scale, used, strict=True))
-            self._tree = tree_of([tuple(w * shape.point[place] for w, place in pairs) for shape in self.shapes])
+
+    @functools.cached_property
+    def _tree(self) -> Tree:
+        pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
+        return tree_of([tuple([w * shape.point[place] for w, place in pairs]) for shape in self.shapes])
 
     def ask(self, likeness: Mapping[str, float], without: int | None = None) -> Advice | None:
         """What the shapes say of a problem, leaving out that at one place; None where there are none."""
-        if self._tree is None:
+        if not self.shapes:
             return None
         get = likeness.get
         here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
@@ -256,11 +256,10 @@ class Neighbours:
 
     def reaches(self, here: Point) -> bool:
         """Whether any shape is near."""
-        return self._tree is not None and reaches(self._tree, here, REACH)
+        return reaches(self._tree, here, REACH)
 
     def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:
         """(distance, place) of so many shapes that are no farther than this, nearest first."""
-        assert self._tree is not None
         if without is None:
             return nearest(self._tree, here, count, within)
         found = nearest(self._tree, here, count + 1, within)
