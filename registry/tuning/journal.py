@@ -246,11 +246,11 @@ _decoded = msgspec.json.Decoder().decode
 _TEXT, _NUMBER, _MAPPING = (str,), (int, float), (dict,)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "run": {"machine": _MAPPING, "mode": _TEXT},
-    "case": {"op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
-    "sample": {"key": _TEXT, "round": (int,), "ms": _NUMBER},
-    "check": {"key": _TEXT},
-    "failed": {"key": _TEXT, "why": _TEXT},
-    "done": {},
+    "case": {"case": _TEXT, "op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
+    "sample": {"case": _TEXT, "key": _TEXT, "round": (int,), "ms": _NUMBER},
+    "check": {"case": _TEXT, "key": _TEXT},
+    "failed": {"case": _TEXT, "key": _TEXT, "why": _TEXT},
+    "done": {"case": _TEXT},
     "limits": {"limits": _MAPPING},
 }
 
@@ -272,7 +272,7 @@ def check_record(record: Mapping[str, Any]) -> None:
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise ValueError(f"no such kind of line: {kind!r}")
-    check_types(record, fields if kind in ("run", "limits") else {"case": _TEXT, **fields})
+    check_types(record, fields)
     if kind == "run":
         check_machine(record["machine"])
     elif kind == "limits":
