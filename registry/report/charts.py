@@ -55,13 +55,17 @@ def _envelope(x: Spec, y: Spec, colour: Spec) -> Spec:
     }
 
 
-def _panels(points: Spec, line: Spec) -> Spec:
-    return {
-        "facet": {"field": "panel", "type": "nominal", "title": None, "sort": None},
-        "columns": 3,
-        "spec": {"width": 260, "height": 170, "layer": [line, points]},
-        "resolve": {"axis": {"x": "independent"}},
-    }
+def _panels(about: str, points: Spec, encoding: Spec) -> Spec:
+    """Points over a size, a panel for each combination of the op's panels, and a line along the fastest."""
+    line = _envelope(encoding["x"], encoding["y"], encoding["color"])
+    return _chart(
+        about,
+        data={"name": "rows"},
+        facet={"field": "panel", "type": "nominal", "title": None, "sort": None},
+        columns=3,
+        spec={"width": 260, "height": 170, "layer": [line, {"mark": points, "encoding": encoding}]},
+        resolve={"axis": {"x": "independent"}},
+    )
 
 
 def speed(names: Sequence[str], over: str, unit: str) -> Spec:
@@ -70,15 +74,9 @@ def speed(names: Sequence[str], over: str, unit: str) -> Spec:
     y = _number("speed", unit)
     colour, shape = _colour(names), _marker(names)
     points = {"type": "point", "filled": True, "size": 28, "opacity": 0.55, "aria": False, "cursor": "pointer"}
-    tip = _tooltip("variant", "shape", "speed", "ms")
-    return _chart(
-        f"{unit} of each variant's best config over {over}; the table above holds the same figures",
-        data={"name": "rows"},
-        **_panels(
-            {"mark": points, "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}},
-            _envelope(x, y, colour),
-        ),
-    )
+    encoding = {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": _tooltip("variant", "shape", "speed", "ms")}
+    about = f"{unit} of each variant's best config over {over}; the table above holds the same figures"
+    return _panels(about, points, encoding)
 
 
 def roofline(names: Sequence[str], limits: str) -> Spec:
@@ -137,13 +135,9 @@ def groups(over: str, unit: str) -> Spec:
     shape = {"field": "groups", "type": "nominal", "title": "warp groups", "scale": {"range": SHAPES}}
     points = {"type": "point", "filled": True, "size": 30, "opacity": 0.6, "aria": False, "cursor": "pointer"}
     tip = _tooltip("variant", "groups", "shape", "speed")
-    return _chart(
-        f"{unit} by the number of warp groups that issue products, each with its best config",
-        data={"name": "rows"},
-        **_panels(
-            {"mark": points, "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}},
-            _envelope(x, y, colour),
-        ),
+    encoding = {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}
+    return _panels(
+        f"{unit} by the number of warp groups that issue products, each with its best config", points, encoding
     )
 
 

@@ -167,6 +167,15 @@ class CaseResults:
         return {key: entry for key, entry in self.entries.items() if entry.timed}
 
     @property
+    def best(self) -> dict[str, Entry]:
+        """Each variant's fastest config."""
+        found: dict[str, Entry] = {}
+        for entry in self.timed.values():
+            if entry.variant not in found or entry.ms < found[entry.variant].ms:
+                found[entry.variant] = entry
+        return found
+
+    @property
     def noise(self) -> float:
         """The usual spread between rounds."""
         spreads = sorted(entry.spread for entry in self.timed.values())
