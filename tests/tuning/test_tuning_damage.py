@@ -56,10 +56,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+def written(folder, *lines):
+    path = folder / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: json.dumps(wrong)[:60])
 def test_a_line_of_a_wrong_type_is_numbered_and_passed_over(tmp_path, wrong):
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD, wrong]))
+    path = written(tmp_path, *GOOD, wrong)
     found = journal.read(path)
     assert found.bad_lines == [4]
     (case,) = found.of("attention")
@@ -108,22 +113,11 @@ def test_nobody_else_may_write_to_the_cache(cache):
 
 def test_a_sweep_of_failures_says_what_failed_and_what_helps(tmp_path, capsys):
     failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong", "detail": "out is \x1b[31m0"}
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    path = written(tmp_path, *GOOD[:2], failed)
     assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
     said = " ".join(capsys.readouterr().out.split())
     assert "no table: " in said and "failed: torch_cpu: wrong: out is" in said and "--retry-failed" in said
     assert "\x1b" not in said
-
-
-def test_a_failure_expires_when_the_source_changes(tmp_path):
-    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong"}
-    changed = CASE | {"contestants": {"k": ["torch_cpu", {}, True, "another"]}}
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
-    assert journal.read(path).cases["a"].entries["k"].failure
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed, changed]))
-    assert journal.read(path).cases["a"].entries["k"].failure is None
 
 
 @pytest.mark.parametrize(
@@ -220,8 +214,7 @@ def test_a_worker_that_does_not_start_is_one_error():
 
 
 def test_results_of_a_machine_of_which_too_little_is_known_make_no_table(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in GOOD))
+    path = written(tmp_path, *GOOD)
     assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
     assert "its machine has no date" in capsys.readouterr().err
 
