@@ -309,6 +309,7 @@ def test_doctor_tells_once_what_many_rows_share(kreg, monkeypatch):
 # --- tables and schema --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(15)
 def test_lint_of_the_tables_in_force_finds_no_error(kreg):
     code, out, _ = kreg("tables", "lint", "--json")
     assert code == OK, out
