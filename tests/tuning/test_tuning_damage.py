@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import forked
 import pytest
+from ran import gone
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
 from registry.cli import FINDING, INTERRUPTED, main
@@ -164,19 +165,6 @@ def odd_worker(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", forked.REAL)  # about groups of processes
     with Child("odd_worker", {}) as child:
         yield child
-
-
-def gone(pid):
-    """Whether a process ended, which its new parent may not have asked about yet."""
-    for _ in range(100):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("end", ["stop", "hang", "exit"])
