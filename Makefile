@@ -25,16 +25,18 @@ test: $(PY) ## lint, type checks and all tests
 	@$(MAKE) --no-print-directory -j3 checked tested
 	$(PY) -m pytest benchmarks/test_dispatch_overhead.py
 
-tested: $(VENV)/.installed-dev $(VENV)/.imported $(KREG_NEWEST_TRITON)/.installed
-	$(PY) -m pytest -n auto --dist worksteal
+# What compilers make of our kernels is known of two Tritons. A torch built for GPUs may bring another: then the tests
+# find the oldest before it.
+tested: $(VENV)/.installed-dev $(VENV)/.imported $(KREG_NEWEST_TRITON)/.installed $(VENV)/triton-oldest/.installed
+	PYTHONPATH=$(abspath $(VENV))/triton-oldest$${PYTHONPATH:+:$$PYTHONPATH} $(PY) -m pytest -n auto --dist worksteal
 
 checked: $(VENV)/.installed-lint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-builds: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed ## after a kernel changed: compile it, and keep what came of it in tests/builds
-	$(PY) -m pytest tests --keep-builds -n auto --dist worksteal
+builds: $(VENV)/.installed-dev $(KREG_NEWEST_TRITON)/.installed $(VENV)/triton-oldest/.installed ## after a kernel changed: compile it, and keep what came of it in tests/builds
+	PYTHONPATH=$(abspath $(VENV))/triton-oldest$${PYTHONPATH:+:$$PYTHONPATH} $(PY) -m pytest tests --keep-builds -n auto --dist worksteal
 
 fuzz: $(VENV)/.installed-dev ## look for longer than `make test` does for inputs that break a promise of docs/trust.md
 	$(PY) -m pytest tests/fuzz --hypothesis-profile=long -n auto --dist worksteal
@@ -77,6 +79,13 @@ cells: $(VENV)/.installed-dev ## attention beside cuDNN, FlashAttention-3 and -4
 
 products: $(VENV)/.installed-dev ## products beside cuBLAS, and quack and DeepGEMM where PEERS_SITE has them, cell by cell
 	$(PY) benchmarks/measure_products.py benchmarks/results/new
+
+# Empty where it is what torch runs with.
+$(VENV)/triton-oldest/.installed: Makefile | $(VENV)/.installed
+	@mkdir -p $(@D)
+	$(PY) -c 'import sys, triton; sys.exit(triton.__version__ != "$(OLDEST_TRITON)")' || \
+		$(if $(filter Linux,$(shell uname -s)),$(INSTALL) --no-deps --upgrade --target $(@D) triton==$(OLDEST_TRITON),true)
+	@touch $@
 
 replay: $(VENV)/.installed ## does the working tree decide, compile and call as commit BASE does (QUICK=--quick: a sample)
 	$(PY) tools/replay.py $(BASE) $(QUICK)

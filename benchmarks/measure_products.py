@@ -3,60 +3,40 @@
     PEERS_SITE=... python benchmarks/measure_products.py OUT --seconds 150
 
 PEERS_SITE (or FA4_SITE) names the folder in which quack and DeepGEMM were unpacked; without it cuBLAS is the only peer.
-The sets of cells:
-
-    rows    1 to 256 rows, off any grid, by ten projections of models of 8 to 70 billion parameters
-    large   512 rows and more: cubes, and projections of the same models
-    ragged  rows of operands that are no multiples of 128 bytes
-    skinny  few tiles and a long K
-    fp8     512 rows and more, scaled by row and column; cuBLAS is torch._scaled_mm here, without fast accumulation
+The sets of cells are in product_cells.py; cuBLAS is torch._scaled_mm for fp8, without fast accumulation.
 
 Contestants: registry.matmul as the tables in force dispatch it; the first configs of our variants; cuBLAS as
 torch_matmul calls it; DeepGEMM, by kernels that take sizes at run time (one for all shapes), and from 512 rows on also
 by those that have N and K compiled in; quack in several of the configurations that its tuner tries for this GPU.
 
-The sweep is that of `kreg tune --graph`, with this file for a plugin: it gates, times and names who fails.
+The sweep is that of `kreg tune --graph`, with this file for a plugin: it gates, times and names who fails. First come
+the sets of many rows, each turn long enough for the card to be at its limit of power, then those of few.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from plots import fastest, ratios_text
+from product_cells import COLUMNS, DISPATCHED, ROWS, SETS, cells, lines_of
 
 import registry
 from registry import Design, Requires, Variant
 from registry.ops.parts.cases import Case
-from registry.tuning import journal
+from registry.tuning import journal, worker
 from registry.tuning.contestants import Selection
-from registry.tuning.journal import CaseResults
 from registry.tuning.measure import Effort, Sweep
 
 SITE = os.environ.get("PEERS_SITE") or os.environ.get("FA4_SITE", "")
-ROWS = (129, 256, 37, 177, 72, 233, 7, 150, 3, 110, 200, 22, 1, 52, 90, 13)
-"""In an order of which every beginning is a fair sample."""
-PROJECTIONS = (
-    (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336),  # 8B: fused QKV, output, gate and up, down
-    (8192, 5376), (43008, 5376), (5376, 21504),  # 27B
-    (10240, 8192), (8192, 8192), (8192, 28672),  # 70B
-)  # fmt: skip
-SETS: dict[str, tuple[tuple[int, int, int], ...]] = {
-    "rows": tuple((m, n, k) for m in ROWS for n, k in PROJECTIONS),
-    "large": (
-        (8192, 8192, 8192), (4096, 4096, 4096), (8192, 28672, 4096), (2048, 28672, 4096), (4096, 4096, 14336),
-        (512, 28672, 4096), (1024, 10240, 8192), (2048, 8192, 28672), (512, 6144, 4096), (2048, 8192, 5376),
-    ),
-    "ragged": ((3000, 3000, 3000), (5000, 5000, 5000), (2048, 6152, 4104), (4096, 4104, 8200)),
-    "skinny": ((512, 512, 16384), (256, 256, 32768), (128, 256, 65536), (384, 640, 20000), (1024, 512, 32768)),
-    "fp8": ((4096, 4096, 4096), (512, 28672, 4096), (2048, 2048, 2048), (2048, 28672, 4096), (8192, 8192, 8192)),
-}  # fmt: skip
-FP8 = {"dtype": "float8_e4m3fn", "out_dtype": "bfloat16", "scaling": "rowwise"}
 QUACK = (
     (256, 128, False, 2, 1, False), (256, 192, False, 2, 1, False), (256, 208, False, 2, 1, False),
     (128, 256, False, 2, 1, False), (128, 256, False, 1, 2, False), (128, 192, True, 2, 1, False),
@@ -65,28 +45,26 @@ QUACK = (
 """Rows, columns, ping-pong, cluster, and whether b's columns are the rows: of its tuner's 44."""
 QUACK_FEW = ((128, 128, True, 1, 2, True), (128, 192, True, 2, 1, False))
 """The same for few tiles."""
-CONTESTANTS = ("gluon_matmul*", "triton_matmul*", "triton_gemv", "torch_matmul", "peer.*")
+BASE = ("gluon_matmul*", "torch_matmul", "peer.*")
 CONFIGS = 5
 """At most so many of each variant take part."""
-DISPATCHED, PEERS = "peer.dispatched", ("torch_matmul", "peer.deepgemm", "peer.quack*")
+SETTINGS: tuple[tuple[tuple[str, ...], tuple[str, ...], float, Effort], ...] = (
+    (("fp8", "large", "ragged"), BASE, 0.65, Effort(9, 4, settle_ms=15.0, measure_ms=25.0, drop=1.25)),
+    (("rows", "skinny"), (*BASE, "triton_matmul*", "triton_gemv"), 1.0, Effort(4, 3, settle_ms=3.0, measure_ms=8.0)),
+)
+"""Sets that are measured alike: by whom, in which part of the time that is left, and how long."""
+MANY = 512
+"""Rows."""
+CHILDREN = 6
+"""Processes that compile DeepGEMM's kernels, seconds each, while others are measured."""
 
 
-def cells(sets: Iterable[str] = SETS, rows: Iterable[int] = ROWS) -> dict[str, list[Case]]:
-    """Those of each set; of few rows, these numbers of them."""
-    found = {name: [Case.of("matmul", m=m, n=n, k=k, layout="nt") for m, n, k in SETS[name]] for name in sets}
-    for name, cases in found.items():
-        if name == "rows":
-            found[name] = [case for case in cases if case.sizes["m"] in set(rows)]
-        elif name == "fp8":
-            found[name] = [Case.of("matmul", **case.sizes, **FP8) for case in cases]
-    return found
-
-
-def in_order(found: dict[str, list[Case]]) -> list[Case]:
-    """Half of the cells of few rows, then all others: so far a beginning is a fair sample."""
-    rows = found.get("rows", [])
+def in_order(found: dict[str, list[Case]], names: Sequence[str]) -> list[Case]:
+    """Of these sets: half of the cells of few rows, then all others, so far as a beginning is a fair sample."""
+    rows = found.get("rows", []) if "rows" in names else []
+    others = [case for name in names if name != "rows" for case in found.get(name, ())]
     half = len(rows) // 2
-    return [*rows[:half], *(case for name, cases in found.items() if name != "rows" for case in cases), *rows[half:]]
+    return [*rows[:half], *others, *rows[half:]]
 
 
 # --- contestants ------------------------------------------------------------------------------------------------------
@@ -127,7 +105,36 @@ def quack_configs(pingpong: bool) -> Callable[[Any], list[dict[str, Any]]]:
 
 def deepgemm_configs(problem: Any) -> list[dict[str, Any]]:
     """With sizes compiled in, a kernel a shape, which takes long: not for few rows."""
-    return [{"compiled": dims} for dims in ("", "nk")[: 1 if problem.m < 512 else 2]]
+    return [{"compiled": dims} for dims in ("", "nk")[: 1 if problem.m < MANY else 2]]
+
+
+def compile_deepgemm(work: Sequence[tuple[str, dict[str, int]]]) -> None:
+    """A child: kernels that the sweep will ask for, into DeepGEMM's cache. Who fails here fails there, and is named."""
+    use_site()
+    for compiled, sizes in work:
+        with contextlib.suppress(Exception):
+            m, n, k = (sizes[name] for name in "mnk")
+            a, b = (torch.empty(rows, k, dtype=torch.bfloat16, device="cuda") for rows in (m, n))
+            deepgemm(a, b.t(), config={"compiled": compiled})
+
+
+def compile_peers(found: dict[str, list[Case]]) -> list[Any]:
+    """The children that do so. Kernels without sizes are alike where there are as many rows: one child makes those."""
+    work: dict[Any, list[tuple[str, dict[str, int]]]] = {}
+    for name, cases in found.items():
+        for case in cases if name != "fp8" else ():
+            sizes = dict(case.sizes)
+            work.setdefault(sizes["m"], []).append(("", sizes))
+            if sizes["m"] >= MANY:
+                work[tuple(sizes.values())] = [("nk", sizes)]
+    shares: list[list[tuple[str, dict[str, int]]]] = [[] for _ in range(CHILDREN)]
+    for number, group in enumerate(work.values()):
+        shares[number % CHILDREN] += group
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=compile_deepgemm, args=(share,), daemon=True) for share in shares]
+    for child in children:
+        child.start()
+    return children
 
 
 def registry_variants() -> Iterator[Variant]:
@@ -156,33 +163,35 @@ def use_site() -> None:
 # --- all cells --------------------------------------------------------------------------------------------------------
 
 
-def table(found: dict[str, list[Case]], measured: dict[str, CaseResults]) -> Iterator[str]:
-    """Geometric means and least ratios: of what is dispatched over all peers and each, of our best config over all."""
-    yield "set rows | dispatched over all peers | cuBLAS | DeepGEMM | quack | best config over all peers"
-    groups = [(name, "all", cases) for name, cases in found.items()]
-    by_rows = {case.sizes["m"] for case in found.get("rows", [])}
-    groups += [("rows", str(m), [c for c in found["rows"] if c.sizes["m"] == m]) for m in sorted(by_rows)]
-    for name, rows, cases in groups:
-        here = [measured[case.text] for case in cases if case.text in measured]
-        ours = (DISPATCHED, "gluon_*", "triton_*")
-        columns = [over(here, [DISPATCHED], peers) for peers in (PEERS, *((peer,) for peer in PEERS))]
-        yield " | ".join([f"{name} {rows}", *map(ratios_text, [*columns, over(here, ours, PEERS)])])
-
-
-def over(cases: Iterable[CaseResults], ours: Iterable[str], peers: Iterable[str]) -> list[float]:
-    """How many times as fast our fastest is as theirs, where both were timed."""
-    times = [(fastest(case, *ours), fastest(case, *peers)) for case in cases]
-    return [theirs / mine for mine, theirs in times if mine is not None and theirs is not None]
-
-
-def measure(found: dict[str, list[Case]], path: Path, seconds: float, device: str = "cuda") -> list[str]:
+def measure(
+    found: dict[str, list[Case]],
+    path: Path,
+    seconds: float,
+    device: str = "cuda",
+    *,
+    skip: Sequence[str] = (),
+    plugins: Sequence[str] = (__file__,),
+) -> list[str]:
     """Sweep the cells, or go on with a sweep of them; what there is to say of it."""
-    effort = Effort(rounds=4, settle_ms=3.0, measure_ms=8.0, budget_s=seconds)
-    how: Any = {"device": device, "mode": "graph" if device == "cuda" else "events", "plugins": [__file__]}
-    report = Sweep(in_order(found), path, effort=effort, selection=Selection(CONTESTANTS, (), CONFIGS), **how).run()
+    end = time.monotonic() + seconds
+    compilers = compile_peers(found) if SITE and device == "cuda" else []
+    mode = "graph" if device == "cuda" else "events"
+    failed, unreached = [], 0
+    with worker.child(device, mode, plugins) as child:
+        for names, only, part, effort in SETTINGS:
+            if cases := in_order(found, names):
+                rest = any(found.get(name) for others, *_ in SETTINGS for name in others if others != names)
+                effort = replace(effort, budget_s=(end - time.monotonic()) * (part if rest else 1.0))
+                how: Any = {"device": device, "mode": mode, "plugins": plugins, "child": child}
+                report = Sweep(cases, path, effort=effort, selection=Selection(only, skip, CONFIGS), **how).run()
+                failed += report.failed
+                unreached += len(report.unreached)
+    for compiler in compilers:
+        compiler.kill()
     results = journal.read(path)
-    lines = [*table(found, {case.text: case for case in results.of("matmul") if case.timed})]
-    return [*lines, *(f"failed: {text[:250]}" for text in report.failed), f"not reached: {len(report.unreached)}"]
+    measured = {case.text: case for case in results.of("matmul") if case.timed}
+    lines = [["cells", *COLUMNS], *lines_of(found, measured)]
+    return [*map(" | ".join, lines), *(f"failed: {text[:250]}" for text in failed), f"not reached: {unreached}"]
 
 
 def main() -> int:
@@ -191,6 +200,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="stop after that")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--skip", nargs="+", default=[], help="without these contestants (patterns)")
     parser.add_argument("--name", default="new", help="of the file: product_cells_NAME.jsonl")
     given = parser.parse_args()
     if not torch.cuda.is_available():
@@ -198,7 +208,7 @@ def main() -> int:
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"product_cells_{given.name}.jsonl"
-    print("\n".join(measure(cells(given.sets, given.rows), path, given.seconds)))
+    print("\n".join(measure(cells(given.sets, given.rows), path, given.seconds, skip=given.skip)))
     return 0
 
 

@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-peer_cells, regret, guided, call_overhead or transformers_door;
+peer_cells, product_cells, tf32_ratios, regret, guided, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -16,19 +16,17 @@ import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from peer_cells import peer_cells
+from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
 
-from registry.contract.target import Target
-from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.tuning import journal
 from registry.tuning.grids import grid
-from registry.tuning.journal import CaseResults, Entry, Results
+from registry.tuning.journal import CaseResults, Results
 
 SHAPES = Path(__file__).parent / "shapes"
 
@@ -119,16 +117,6 @@ def of_sets(results: Results, sets: Mapping[str, list[str]]) -> dict[str, list[C
     return {name: [found[text] for text in texts if text in found] for name, texts in sets.items()}
 
 
-def fastest(case: CaseResults, *patterns: str) -> float | None:
-    """The least milliseconds among the variants of these names."""
-    return min((e.ms for e in case.timed.values() if any(fnmatch(e.variant, p) for p in patterns)), default=None)
-
-
-def ratios_text(ratios: Sequence[float]) -> str:
-    """ "geometric mean / least (cells)"; empty where there are none."""
-    return f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
-
-
 def matmul_ratios(folder: Path) -> str:
     """Per set of shapes/matmul.txt: the best of our variants over cuBLAS, and what `registry.matmul` picks over it."""
     lines: list[str] = []
@@ -151,13 +139,6 @@ def matmul_ratios(folder: Path) -> str:
             columns = [b for b, _, _ in cells], [p for _, p, _ in cells], [p for _, p, ours in cells if ours]
             lines.append(f"| {' | '.join([*key, *map(ratios_text, columns)])} |")
     return "\n".join(lines)
-
-
-def dispatched(results: Results, case: CaseResults) -> Entry | None:
-    """What was measured of the contestant that the dispatcher picks for a shape."""
-    problem = Case.parse(case.op, case.text).problem(Target.named(results.machine["device"]))
-    decision = op_named(case.op).explain(problem)
-    return case.timed.get(journal.contestant_key(decision.variant, decision.config))
 
 
 def regret(folder: Path) -> str:
@@ -269,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, peer_cells, regret, guided, transformers_door)
+    writers = (call_overhead, matmul_ratios, peer_cells, product_cells, tf32_ratios, regret, guided, transformers_door)
     tables = {writer.__name__: writer(options.results) for writer in writers}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")

@@ -18,8 +18,12 @@ graphs over rotated sets, so that L2 is cold; benchmarks/results/h200/gluon_deco
   block's first product beside a block's softmax (in float8 39.5 us became 43.5 at 16 x 4k, 84.6 became 104.9 with 16
   rows); three programs an SM. Overheads of a sequence from 0 to 4 blocks: within 2%, but 3 and 4 lose 1 to 5% where 128
   lengths differ.
-- Seen once and not explained: in a sweep of 62 shapes, 195 sequences of 77 keys (14/2 heads, D64, pages of 32), the
-  config of 64 keys and 6 stages gave a NaN; its other configs did not, nor did the kit or 120 checks of random batches.
+- Memory of a barrier must not be lent. Values once had empty barriers of their own, which nobody used, and the
+  allocator gave their bytes to the maxima. With two programs an SM and 6 stages (64 keys, D64) rows of a program's
+  first piece came out wrong, mostly the odd ones, in 120 of 300 launches, though the machine code has a barrier of
+  all threads between setting the barriers up and writing the maxima. With the keys' empty barriers for both: 0 of
+  720, and 0 of 1,698 of 6 kinds of random batches; with the old ones, and maxima elsewhere, 0 of 300; without maxima,
+  sums in that memory, 118 of 300; without dependent launch 120 of 300.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,7 +33,7 @@ from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_decode.consumer import consumer
 from registry.plugins.gluon_decode.producer import producer
-from registry.toolbox.hopper import after_previous_kernel, ring
+from registry.toolbox.hopper import after_previous_kernel, barriers, init_barriers, ring
 
 INTEGERS = (
     "q_row q_head out_row out_head k_scale_head v_scale_head table_row pages batch total_q room most_q most_k overhead"
@@ -38,10 +42,9 @@ INTEGERS = (
 
 
 @gluon.jit
-def block_ring(tensor, T: gl.constexpr):
+def blocks_of(tensor, T: gl.constexpr):
     COUNT: gl.constexpr = T.stages * T.panels * T.boxes
-    tiles = gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
-    return ring(tiles, T.stages, 1)
+    return gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
 
 
 @gluon.jit(do_not_specialize=INTEGERS.split())
@@ -87,7 +90,10 @@ def decode(
     P_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([T.rows, T.block_n], DTYPE)
     q_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.head], Q_LAYOUT)
     p_tile = gl.allocate_shared_memory(DTYPE, [T.rows, T.block_n], P_LAYOUT)
-    rings = (block_ring(k_map, T), block_ring(v_map, T))
+    k_ring = ring(blocks_of(k_map, T), T.stages, 1)
+    v_full = barriers(T.stages)
+    init_barriers(v_full, 1)
+    rings = (k_ring, (blocks_of(v_map, T), v_full, k_ring[2]))  # keys and values of a block are let go of together
     after_previous_kernel()
     lengths = (cu_q, used, batch, total_q, room)
     results = (out, lse, sinks, out_row, out_head, total_q)

@@ -13,13 +13,15 @@ __all__ = ["candidates", "config", "configs", "design_of"]
 
 HAND_OVER = 512
 """Bytes that the hand-over to the warp groups takes."""
+MOST = 6
+"""Configs that are worth measuring."""
 FEW = 128
-"""Rows for which one CTA of a pair would have nothing to do, or both little."""
+"""Rows for which one CTA of a pair would have nothing to do, or both little; half of it with ranges of K."""
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
-    return candidates(problem)[:4]
+    return candidates(problem)[:MOST]
 
 
 def design_of(config: Any) -> Design:
@@ -35,8 +37,9 @@ def design_of(config: Any) -> Design:
 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:
-    if problem.m <= FEW:
-        yield Reason("range", "m", problem.m, f"more than {FEW} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
+    few = FEW // 2 if config["WAYS"] > 1 else FEW
+    if problem.m <= few:
+        yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
     if problem.n % 8:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
@@ -86,6 +89,6 @@ def registry_variants() -> list[Variant]:
                 dsl="gluon",
             ),
             design_of=design_of,
-            summary="more than 128 rows: clusters of two CTAs that share a factor by multicast",
+            summary="more than 128 rows, or few and a long K: clusters of two CTAs that share a factor by multicast",
         )
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,34 +12,84 @@ _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
 _TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
 """Columns by rows."""
+_BY_TURNS = (144, 160, 176, 192, 208)
+"""Columns of tiles of 128 rows that one consumer has alone."""
 _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
+_LEAST_BLOCKS, _MOST_BYTES, _FEW = 8, 64 << 20, 1.5
+"""Of a range of K; of the sums of all of them; and tiles of 128 x 128, of which a round over the chip has two for each
+pair of CTAs, where ranges are worth a thought."""
 
 
-def config(high: int, width: int, pair: int, swap: bool = False) -> dict[str, Any]:
+def config(
+    high: int, width: int, pair: int, swap: bool = False, *, ways: int = 1, turns: bool = False, group: int = 0
+) -> dict[str, Any]:
+    return dict(_config(high, width, pair, swap, ways, turns, group))
+
+
+@functools.lru_cache(1 << 12)
+def _config(
+    high: int, width: int, pair: int, swap: bool = False, ways: int = 1, turns: bool = False, group: int = 0
+) -> dict[str, Any]:
     piece = host.piece(high, width, swap)
-    stores = 1 if high == 256 or piece > 64 else 2
-    room = _ROOM - 1024 - high * stores * piece * 2
+    stores = 0 if ways > 1 else 1 if high == 256 or piece > 64 else 2
+    room = _ROOM - 1024 - high * stores * piece * (4 if turns else 2)
     stages = min(_DEEPEST, room // ((high + width) * 128))
-    found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores}
-    return {**found, "PAIR": pair, "SWAP": swap, "GROUP": 4 if pair == 2 else 8}
+    found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores, "PAIR": pair, "SWAP": swap}
+    return {**found, "GROUP": group or (4 if pair == 2 else 8), "WAYS": ways, "TURNS": turns}
 
 
 def candidates(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
-    return sorted(_all(problem), key=lambda one: cost(problem, one))
+    found = [(cost(problem, one), at, one) for at, one in enumerate(_all(problem))]
+    return [dict(one) for _, _, one in sorted(found, key=lambda each: each[:2])]
 
 
 def _all(problem: Any) -> Iterator[dict[str, Any]]:
+    tiles, slots = int(-(-problem.m // 128)) * int(-(-problem.n // 128)), _slots(problem)
+    for one in _whole(problem):
+        yield one
+        if tiles <= slots * _FEW:
+            yield from _in_ranges(problem, one)
+    for width in _BY_TURNS if tiles > 2 * slots else ():
+        down, across = _pairs(problem, high=128, width=width, pair=2, swap=False)
+        if down * across > slots:
+            yield _config(128, width, 2, turns=True, group=8 if down >= 8 else 4)
+            yield _config(128, width, 1, turns=True)
+
+
+def _whole(problem: Any) -> Iterator[dict[str, Any]]:
     for high, widths in _TILES.items():
         for width in widths:
-            yield config(high, width, 2)
-            yield config(high, width, 1)
+            yield _config(high, width, 2)
+            yield _config(high, width, 1)
         fewest = max(1, int(-(-problem.m // (2 * widths[-1]))))
         for parts in (fewest, fewest + 1) if fewest <= _MOST_PARTS else ():
             width = host.even(problem.m, parts)
             if _LEAST <= width <= widths[-1] and host.piece(high, width, True) <= _LARGEST_PIECE:
-                yield config(high, width, 1, swap=True)
+                yield _config(high, width, 1, True)
+
+
+def _in_ranges(problem: Any, whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same with ranges of K, as many as fill half of the chip, or the chip."""
+    high, width, pair, swap = (whole[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    down, across = _pairs(problem, high, width, pair, swap)
+    slots, most = _slots(problem), int(-(-problem.k // 64)) // _LEAST_BLOCKS
+    rows, columns = host.plane(problem, whole)
+    for ways in sorted({min(most, slots * times // (2 * down * across)) for times in (1, 2)}):
+        if ways > 1 and 4 * ways * rows * columns <= _MOST_BYTES:
+            yield _config(high, width, pair, swap, ways)
+
+
+def _pairs(problem: Any, high: int, width: int, pair: int, swap: bool) -> tuple[int, int]:
+    """As host.pairs, of plain integers: of sizes that are noted, such is known that all that follows is known."""
+    rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
+    return int(-(-rows // (2 * high if pair == 2 else high))), int(-(-columns // (2 * width if pair == 1 else width)))
+
+
+def _slots(problem: Any) -> int:
+    """Pairs of CTAs that run at once."""
+    return (problem.target.sm_count or 132) // 2
 
 
 _START, _STORE, _STORE_AREA = 2100.0, 456.0, 0.0177
@@ -47,12 +98,35 @@ _SHARED, _MULTIPLY, _BLOCK = 214.0, 2634.0, 3.1
 """Bytes a nanosecond in and out of an SM's shared memory; products likewise; nanoseconds beside. All as fitted to 373
 configs of 52 shapes with 129 rows and more, which they meet within 6%: from 257 rows on the first of them misses the
 best by 2.7% in the mean, where a cell's noise is about 3%, the best of four by 0.4%."""
+_SIDE_BY_SIDE, _HALF = 1.012, 0.8
+"""PAIR 1 is so much slower where both fill the chip; half a chip is not at its limit of power and multiplies faster."""
+_SUM, _SUM_WAY, _SUM_BYTES, _PUT_BYTES = 1300.0, 200.0, 2500.0, 110.0
+"""Where there are ranges of K: nanoseconds of the second kernel, of each range in it, and bytes a nanosecond that it
+adds up and that a CTA stores."""
+
+
+@functools.cache
+def _block(high: int, width: int, side_by_side: bool) -> float:
+    """Nanoseconds of 64 elements of K."""
+    units = high // 64
+    shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
+    block = _BLOCK + max(shared / _SHARED, units * width * 4096 / _MULTIPLY)
+    return block * _SIDE_BY_SIDE if side_by_side else block
 
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    high, width, (down, across) = config["HIGH"], config["WIDTH"], host.pairs(problem, config)
-    units, rounds = high // 64, int(-(-down * across // ((problem.target.sm_count or 132) // 2)))
-    shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
-    block = _BLOCK + max(shared / _SHARED, units * width * 4096 / _MULTIPLY)
-    return (_START + rounds * (int(-(-problem.k // 64)) * block + _STORE + _STORE_AREA * high * width)) * 1e-3
+    high, width, pair, swap, ways = config["HIGH"], config["WIDTH"], config["PAIR"], config["SWAP"], config["WAYS"]
+    down, across = _pairs(problem, high, width, pair, swap)
+    items, slots = down * across * ways, _slots(problem)
+    rounds = -(-items // slots)
+    multiplied = rounds * int(-(-problem.k // (64 * ways))) * _block(high, width, pair == 1 and not swap)
+    if 2 * items <= slots:
+        multiplied *= _HALF
+    if ways > 1:
+        rows, columns = host.plane(problem, config)
+        stored = rounds * 4 * high * width / _PUT_BYTES
+        stored += _SUM + ways * (_SUM_WAY + 4 * rows * columns / _SUM_BYTES)
+    else:  # by turns one consumer stores while the other multiplies
+        stored = (1 if config["TURNS"] else rounds) * (_STORE + _STORE_AREA * high * width)
+    return (_START + multiplied + stored) * 1e-3

@@ -11,6 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
 from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
+from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -30,6 +31,8 @@ class PairFacts:
     PIECE: int  # columns of an accumulator in each
     STORED: int  # rows of a box of C
     GROUP: int
+    SPLIT: bool  # of K, into ranges
+    TURNS: bool  # consumers have whole tiles by turns, not a half of each
     SWAP: bool  # columns of b are wgmma's rows
     PAIR: int  # what two CTAs share: 1: rows of the first factor; 2: of the second; 0: none
     HALF: int  # rows of that factor that one of them brings
@@ -46,22 +49,24 @@ def piece(high: int, width: int, swap: bool) -> int:
     if swap:
         most = 112 if high == 128 else 48
         return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=width)
-    return 32 if width % 64 else 64
+    return next(columns for columns in (64, 32, 16) if width % columns == 0)
 
 
 def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
     """What this config means for a problem."""
     high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
     return PairFacts(
-        UNITS=high // 128,
+        UNITS=high // (64 if config["TURNS"] else 128),
         WIDTH=width,
         HIGH=high,
         STAGE=(high + width) // 8,
         STAGES=config["STAGES"],
         STORES=config["STORES"],
         PIECE=piece(high, width, swap),
-        STORED=piece(high, width, True) if swap else high // 2,
+        STORED=piece(high, width, True) if swap else high // (1 if config["TURNS"] else 2),
         GROUP=config["GROUP"],
+        SPLIT=config["WAYS"] > 1,
+        TURNS=config["TURNS"],
         SWAP=swap,
         PAIR=pair,
         HALF=(high if pair == 1 else width) // 2,
@@ -80,6 +85,13 @@ def pairs(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
     return triton.cdiv(rows, high), triton.cdiv(columns, width)
 
 
+def plane(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of the sums of a range of K: of whole pairs of tiles, whichever way those lie."""
+    rows, columns = (problem.n, problem.m) if config["SWAP"] else (problem.m, problem.n)
+    high, width = 2 * config["HIGH"], 2 * config["WIDTH"]
+    return high * int(-(-rows // high)), width * int(-(-columns // width))
+
+
 def even(rows: int, parts: int) -> int:
     """Rows of a tile, where so many pairs of tiles share them out."""
     return 16 * int(triton.cdiv(rows, 32 * parts))
@@ -94,9 +106,18 @@ def _map(operand: StandIn, rows: int, columns: int = 64) -> TensorDescriptor:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    if config["WAYS"] == 1:
+        return [_product(problem, config, given, StandIn((1,), "float32"))]
+    rows, columns = plane(problem, config)
+    sums = StandIn((config["WAYS"] * rows * columns,), "float32", name="sums")
+    return [_product(problem, config, given, sums), _sum(problem, config, given, sums)]
+
+
+def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
     cfg = switches(problem, config)
     _, _, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
+    rows, columns = plane(problem, config)
     together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
     first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
     arguments = {
@@ -106,16 +127,42 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "high": high,
         "wide": wide,
         "blocks": triton.cdiv(k, 64),
+        "ways": config["WAYS"],
+        "sums_ptr": sums,
+        "pitch": columns,
+        "plane": rows * columns,
     }
     options = {"num_warps": 4, "launch_pdl": True}
-    grid = (min(high * wide, sms // together),)
+    grid = (min(high * wide * config["WAYS"], sms // together),)
     by_eights = {"cfg": cfg if cfg.PAIR else replace(cfg, WHOLE=False)}
 
     def alone() -> Call:
-        return call(problem, {**config, "PAIR": 0}, given, scale)[0]
+        return _product(problem, {**config, "PAIR": 0}, given, sums)
 
     more = (together, alone) if cfg.PAIR else ()
-    return [Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, *more)]
+    return Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, *more)
+
+
+def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
+    rows, columns = plane(problem, config)
+    m, n, _, _ = sizes_of(given)
+    high, wide = (n, m) if config["SWAP"] else (m, n)
+    arguments = {
+        "sums_ptr": sums,
+        "c_ptr": out_of(problem, given),
+        "m": m,
+        "eights": n // 8,
+        "ways": config["WAYS"],
+        "pitch": columns,
+        "plane": rows * columns,
+    }
+    constants = {
+        "SWAP": config["SWAP"],
+        "AT_ONCE": min(triton.next_power_of_2(config["WAYS"]), MOST_AT_ONCE),
+        "PDL": True,
+    }
+    grid = (triton.cdiv(high, ROWS.value), triton.cdiv(wide, COLUMNS.value))
+    return Call(add_parts, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
 
 
 HOST = Host(MATMUL, call)

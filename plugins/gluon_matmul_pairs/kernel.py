@@ -35,6 +35,7 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_pairs.parts import part_of, put
 from registry.toolbox.clusters import (
     bystander,
     expect_at,
@@ -119,9 +120,12 @@ def _places(cfg: gl.constexpr):
     elif cfg.PIECE == 64:
         row = thread // 32 * 16 + lane % 16
         chunk = lane // 16 ^ lane % 8
-    else:
+    elif cfg.PIECE == 32:
         row = thread // 32 * 16 + lane % 16
         chunk = lane // 16 ^ lane // 2 % 4
+    else:
+        row = thread // 32 * 16 + lane % 16
+        chunk = lane // 16 ^ lane // 4 % 2
     return thread, row * (128 if cfg.SWAP else 2 * cfg.PIECE), chunk * 16
 
 
@@ -197,16 +201,22 @@ def _barriers(cfg: gl.constexpr):
 
 
 @gluon.jit
-def _work(pairs, cfg: gl.constexpr):
-    """(begin, end, step) of the pairs of tiles of a pair of CTAs."""
+def _turn(bars, G: gl.constexpr):
+    """The barrier by which the other consumer says that all its blocks are there: behind those of the stages."""
+    return bars + 512 + 16 * G + 8
+
+
+@gluon.jit
+def _work(items, cfg: gl.constexpr):
+    """(begin, end, step) of the pairs of tiles, or their ranges of K, of a pair of CTAs."""
     EACH: gl.constexpr = 2 if cfg.PAIR else 1
-    return gl.program_id(0) // EACH, pairs, gl.num_programs(0) // EACH
+    return gl.program_id(0) // EACH, items, gl.num_programs(0) // EACH
 
 
 @gluon.jit
 def _corner(pair, sizes, cfg: gl.constexpr):
     """(first row, first column) of a pair of tiles."""
-    high, wide, blocks = sizes
+    high, wide, _, _ = sizes
     HIGH: gl.constexpr = cfg.HIGH * (2 if cfg.PAIR == 2 else 1)
     WIDE: gl.constexpr = cfg.WIDTH * (2 if cfg.PAIR == 1 else 1)
     group = pair // (cfg.GROUP * wide)
@@ -217,9 +227,10 @@ def _corner(pair, sizes, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
-    high, wide, blocks = sizes
-    FIRST: gl.constexpr = G * cfg.UNITS * 64 * 8  # this consumer's rows of a stage, in units of 16 bytes
+def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
+    high, wide, blocks, ways = sizes
+    ROWS: gl.constexpr = 0 if cfg.TURNS else G * cfg.UNITS * 64  # this consumer's first of a tile
+    FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
     SECOND: gl.constexpr = cfg.HIGH * 8
     STAGES: gl.constexpr = cfg.STAGES
     base = descriptor_of(shared_memory())
@@ -227,16 +238,26 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
     buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
     places = _places(cfg)
     lane = lanes() % 32
-    down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + G * cfg.UNITS * 64
+    down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + ROWS
     across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
     meet(cfg.PAIR != 0)
     it = 0
-    begin, end, step = _work(high * wide, cfg)
+    own = 0
+    begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
+    if cfg.TURNS:
+        it += G * blocks
+        begin += G * step
+        step *= 2
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
-    for pair in range(begin, end, step):
+    for item in range(begin, end, step):
+        pair, _, count, part = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
+        gl.assume(count > 0)
+        if cfg.TURNS:  # or the parity of a stage's barrier would be that of an earlier round
+            wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
+            own += 1
         acc = zeros(cfg.UNITS, cfg.WIDTH)
         last = it % STAGES
-        for i in range(blocks):
+        for i in range(count):
             s = it % STAGES
             wait_at(bars + 16 * s, (it // STAGES) & 1)
             stage = base + s * (cfg.STAGE * 64)
@@ -246,11 +267,19 @@ def _consumer(G: gl.constexpr, sizes, cfg: gl.constexpr):
                 release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
             last = s
             it += 1
+        if cfg.TURNS:
+            release_in_both(_turn(bars, 1 - G), lane, False)
         acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
         release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
         row, column = _corner(pair, sizes, cfg)
-        _store(acc, row + down, column + across, buffers, places, cfg)
-    _stored(places[0], 0, "")
+        if cfg.SPLIT:
+            put(acc, row + down, column + across, part, sums, cfg)
+        else:
+            _store(acc, row + down, column + across, buffers, places, cfg)
+        if cfg.TURNS:
+            it += blocks
+    if not cfg.SPLIT:
+        _stored(places[0], 0, "")
     meet(cfg.PAIR != 0)
 
 
@@ -266,7 +295,7 @@ def _load(to, column, row, bar, PARAMETER: gl.constexpr, ROWS: gl.constexpr, BOT
 
 @gluon.jit
 def _producer(sizes, cfg: gl.constexpr):
-    high, wide, blocks = sizes
+    high, wide, blocks, ways = sizes
     STAGES: gl.constexpr = cfg.STAGES
     A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
     B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
@@ -280,10 +309,11 @@ def _producer(sizes, cfg: gl.constexpr):
         half_a, half_b, down, across = 0, 0, 0, 0
     meet(cfg.PAIR != 0)
     it = 0
-    begin, end, step = _work(high * wide, cfg)
-    for pair in range(begin, end, step):
+    begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
+    for item in range(begin, end, step):
+        pair, first, count, _ = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
         row, column = _corner(pair, sizes, cfg)
-        for number in range(blocks):
+        for number in range(first, first + count):
             s = it % STAGES
             bar = bars + 16 * s
             wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
@@ -297,8 +327,10 @@ def _producer(sizes, cfg: gl.constexpr):
     meet(cfg.PAIR != 0)
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks"])
-def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, cfg: gl.constexpr):
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
+def matmul_pairs_of_tiles(
+    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
+):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
     memory = gl.allocate_shared_memory(
@@ -308,14 +340,16 @@ def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, c
     zero = gl.full([8, 64], 0, first_desc.dtype, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
-    init_pair_barriers(_barriers(cfg), cfg.STAGES, 16 if cfg.PAIR else 8)
+    init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
+    if cfg.TURNS:
+        init_pair_barriers(_barriers(cfg) + 512, 2, 4)
     after_previous_kernel()
-    sizes = (high, wide, blocks)
+    sizes, sums = (high, wide, blocks, ways), (sums_ptr, pitch, plane)
     if cfg.PAIR:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, cfg)),
-                (_consumer, (1, sizes, cfg)),
+                (_consumer, (0, sizes, sums, cfg)),
+                (_consumer, (1, sizes, sums, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
@@ -325,5 +359,7 @@ def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, c
         )
     else:
         gl.warp_specialize(
-            [(_consumer, (0, sizes, cfg)), (_consumer, (1, sizes, cfg)), (_producer, (sizes, cfg))], [4, 1], [240, 24]
+            [(_consumer, (0, sizes, sums, cfg)), (_consumer, (1, sizes, sums, cfg)), (_producer, (sizes, cfg))],
+            [4, 1],
+            [240, 24],
         )

@@ -192,3 +192,13 @@ def test_clusters_stay_clusters(variant, rows, gpu, counted):
             check(gpu, matmul, settings, (torch.empty(m, 256, dtype=torch.bfloat16), b))
             assert gpu.last.cluster == 2
     assert counted["resized"] > counted["bound"] > 0, counted
+
+
+def test_ranges_of_k_are_added_up_as_if_bound_anew(gpu, counted):
+    """Two launches, of which the second is compared; the memory between them grows with the rows."""
+    settings, b = (None, None, None), torch.empty(128, 4096, dtype=torch.bfloat16).t()
+    with registry.use("gluon_matmul_pairs"):
+        for m in range(200, 330):
+            plan, _ = check(gpu, matmul, settings, (torch.empty(m, 4096, dtype=torch.bfloat16), b))
+            assert sum(name.startswith("launch_") for name in scope_of(plan.launch)) == 2
+    assert counted["resized"] > counted["bound"] > 0, counted

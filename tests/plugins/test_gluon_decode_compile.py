@@ -9,7 +9,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 
 pytest.importorskip("triton")
 
-from compiled import instructions, loop_spills, resources
+from compiled import instructions, lent_barriers, loop_spills, resources
 
 from registry.ops.attention_varlen.calls import FORWARD
 from registry.plugins.gluon_decode import VARIANT, host
@@ -49,6 +49,7 @@ def test_build(p, config):
     if config["PER_SM"] < 3 and not (config["AHEAD"] and config["HEADS"] > 1):  # those have lost (see kernel.py)
         assert loop_spills(found) == [] and found.spills <= 1280
     assert t.producer_registers in found.setmaxnreg
+    assert lent_barriers(found) == [], "see the measured facts"
     assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
     assert found.registers * found.threads * config["PER_SM"] <= 65536
     assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 2048

@@ -5,15 +5,19 @@ It runs itself once more with TRITON_INTERPRET=1 (see again.py).
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from again import INTERPRETED
 
 if INTERPRETED:
+    import interpreter  # noqa: F401
     import triton
     import triton.language as tl
 
     from registry.plugins.gluon_fa3.backward import sums
+    from registry.plugins.gluon_fa3.varlen import sums as packed
 
     @triton.jit
     def _alone():
@@ -98,3 +102,43 @@ if INTERPRETED:
             BLOCK_M=BLOCK, ROWS=16, KEYS=True,
         )  # fmt: skip
         assert (found[: -16 * WIDTH] == 0).all() and found[-16 * WIDTH :].isnan().all()
+
+    @pytest.mark.parametrize("keys", [False, True])
+    def test_packed_sums_come_into_order(monkeypatch, keys):
+        """Each sequence has row blocks of its own, and its key blocks their places in the list; one is empty."""
+        monkeypatch.setitem(packed.after_packed.fn.__globals__, "after_previous_kernel", _alone)
+        made = torch.Generator().manual_seed(0)
+        lengths, of_a_row = [70, 0, 150, 1], WIDTH // 32
+        starts = [0, *itertools.accumulate(lengths)]
+        row_blocks = starts[-1] // BLOCK + len(lengths)
+        listed = [(n, b) for b in (2, 0, 3) for n in range(-(-lengths[b] // 128))]
+        key_list = torch.tensor(
+            [[len(listed), *[0] * 7], *([n, starts[b + 1], lengths[b], *[0] * 5] for n, b in listed)]
+        )
+        parts = torch.randn(HEADS, row_blocks, 2, 64, 32, generator=made)
+        key_parts = torch.randn(len(listed) + 1, KEY_HEADS, 2, 2 * of_a_row, 64, 32, generator=made)  # and one beyond
+        units = HEADS * row_blocks * 2
+        dq = torch.full((starts[-1], HEADS, WIDTH), torch.nan)
+        dk, dv = (torch.full((starts[-1], KEY_HEADS, WIDTH), torch.nan) for _ in range(2))
+        strides = HEADS * WIDTH, WIDTH, KEY_HEADS * WIDTH, WIDTH, KEY_HEADS * WIDTH, WIDTH
+        packed.after_packed[(units + keys * key_parts.numel() // (64 * 32),)](
+            torch.cat([as_handed_over(parts).flatten(), as_handed_over(key_parts).flatten()]), dq, dk, dv,
+            torch.tensor(starts, dtype=torch.int32), key_list.int(), *strides,
+            len(lengths), starts[-1], row_blocks, KEY_HEADS, units, 0.5,
+            HEAD_DIM=WIDTH, HEAD_DIM_V=WIDTH, PADDED=WIDTH, PADDED_V=WIDTH, BLOCK_M=BLOCK, BLOCK_N=128, COLUMNS=32,
+            CHUNK=32, KEYS=keys,
+        )  # fmt: skip
+        rows = parts.permute(0, 1, 3, 2, 4).reshape(HEADS, row_blocks, 64, WIDTH)
+        for b, length in enumerate(lengths):
+            first = starts[b] // BLOCK + b
+            own = rows[:, first : first + -(-length // BLOCK)].reshape(HEADS, -1, WIDTH)[:, :length]
+            torch.testing.assert_close(dq[starts[b] : starts[b + 1]], 0.5 * own.movedim(0, 1))
+        if not keys:
+            assert dk.isnan().all() and dv.isnan().all()
+            return
+        for at, (n, b) in enumerate(listed):
+            here = slice(starts[b] + n * 128, min(starts[b] + n * 128 + 128, starts[b + 1]))
+            for half, (found, scale) in enumerate(((dk, 0.5), (dv, 1.0))):
+                columns = key_parts[at, :, :, half * of_a_row : (half + 1) * of_a_row].movedim(2, 3)
+                whole = columns.reshape(KEY_HEADS, 128, WIDTH)[:, : here.stop - here.start]
+                assert torch.equal(found[here], scale * whole.movedim(0, 1))

@@ -18,26 +18,28 @@ ROWS, OTHERS = 128, 64
 UNTOUCHED = -7
 
 
-def listed(cu_rows, cu_others, total, total_others, most=(1 << 20, 1 << 20), of_keys=False, last_first=True):
+def listed(cu_rows, cu_others, total, total_others, most=(1 << 20, 1 << 20), of_keys=False, last_first=True, own=0):
     """(entries, the bits that were complained of); everything beyond the entries is untouched."""
     batch = len(cu_rows) - 1
     room = total // ROWS + batch
     found, word = torch.full((room + 2, WORDS.value), UNTOUCHED, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     starts = [torch.tensor(cu_seqlens, dtype=torch.int32) for cu_seqlens in (cu_rows, cu_others)]
-    how = {"ROWS": ROWS, "OTHERS": OTHERS, "OF_KEYS": of_keys, "LAST_FIRST": last_first, "CHUNK": 32, "EARLY": False}
+    how = {"ROWS": ROWS, "OTHERS": OTHERS, "OWN": own, "OF_KEYS": of_keys, "LAST_FIRST": last_first}
+    how |= {"CHUNK": 32, "EARLY": False}
     list_row_blocks[(batch,)](*starts, found, word, batch, total, total_others, *most, room, **how)
     count = int(found[0, 0])
     assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
     return found[1 : count + 1, :6].tolist(), int(word)
 
 
-def expected(rows, others, last_first):
+def expected(rows, others, last_first, own=0):
     starts, ends = ([0, *itertools.accumulate(others)], list(itertools.accumulate(rows)))
     found = []
     for b in sorted(range(len(rows)), key=lambda b: -others[b]):
         blocks = range(-(-rows[b] // ROWS))
         for m in reversed(blocks) if last_first else blocks:
-            found.append([m, ends[b], rows[b], others[b], starts[b + 1], starts[b] // OTHERS + b])
+            first = (ends[b] - rows[b]) // own if own else starts[b] // OTHERS
+            found.append([m, ends[b], rows[b], others[b], starts[b + 1], first + b])
     return found
 
 
@@ -62,12 +64,12 @@ if INTERPRETED:
         tl.store(found + block * 3 + 1, begin)
         tl.store(found + block * 3 + 2, length)
 
-    @pytest.mark.parametrize("seed, last_first", [*itertools.product(range(4), (False, True))])
-    def test_longest_first_whatever_the_lengths(seed, last_first):
+    @pytest.mark.parametrize("seed, last_first, own", [*itertools.product(range(4), (False, True), (0, 64))])
+    def test_longest_first_whatever_the_lengths(seed, last_first, own):
         rows, others = drawn(seed)
         starts = ([0, *itertools.accumulate(lengths)] for lengths in (rows, others))
-        found, wrong = listed(*starts, sum(rows), sum(others), last_first=last_first)
-        assert found == expected(rows, others, last_first) and not wrong
+        found, wrong = listed(*starts, sum(rows), sum(others), last_first=last_first, own=own)
+        assert found == expected(rows, others, last_first, own) and not wrong
 
     def test_no_rows_at_all_leave_a_tile_without_any():
         found, wrong = listed([0, 0, 0], [0, 4, 9], 0, 9)

@@ -95,7 +95,7 @@ def test_where_a_bound_launch_has_no_clusters_it_has_single_ctas(cuda, monkeypat
 
 def test_declared_configs_are_legal():
     of = lambda draw: (draw.randint(65, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000))  # noqa: E731
-    declared_configs_are_legal(VARIANT, host, candidates, lambda draw: problem(*of(draw)))
+    declared_configs_are_legal(VARIANT, host, candidates, 4, lambda draw: problem(*of(draw)))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_the_ordinary_launch_loads_by_eights(cuda):
 
 def test_declared_configs_are_legal():
     of = lambda draw: (draw.randint(1, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000))  # noqa: E731
-    declared_configs_are_legal(VARIANT, host, candidates, lambda draw: problem(*of(draw)))
+    declared_configs_are_legal(VARIANT, host, candidates, 4, lambda draw: problem(*of(draw)))
 
 
 @pytest.mark.parametrize("more", [{"m": 257}, {"n": 8191}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}])

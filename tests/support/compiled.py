@@ -205,6 +205,20 @@ def mentions(found: Resources, pattern: str) -> int:
     return len(re.findall(pattern, found.ptx))
 
 
+@reading
+def lent_barriers(found: Resources) -> list[int]:
+    """Where, in shared memory, a barrier is set up whose first bytes data are stored to or loaded from, too.
+
+    Data is looked for where its address is spelled: at the beginning of what the allocator gave out.
+    """
+    sums = dict(re.findall(r"add\.s32\s+(%r\d+), %r\d+, (\d+);", found.ptx))
+    barriers = {sums.get(register) for register in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", found.ptx)}
+    data = re.findall(
+        r"(?:ld\.shared|st\.shared|stmatrix|ldmatrix)\S*\s.*?\[\s*(%r\d+|global_smem)\s*(?:\+\s*(\d+))?\s*\]", found.ptx
+    )
+    return sorted(int(at) for at in barriers & {sums.get(r) if more in ("", "0") else more for r, more in data} if at)
+
+
 ADDRESS = ("USGXT", "ULOP3 & 0x3fff", "R2UR")
 """What cuts 14 bits out of an address, or brings one from where it was parked."""
 

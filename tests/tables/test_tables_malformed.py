@@ -338,7 +338,8 @@ def test_files_that_are_no_files(store: TableStore, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     assert "no such file" in fails(store, Path("~nobody-of-that-name/x.yaml")).problem
     assert "no such file" in fails(store, tmp_path / "good.yaml" / "x.yaml").problem
-    assert "cannot be read" in fails(store, tmp_path / ("x" * 300)).problem
+    too_long = fails(store, tmp_path / ("x" * 300)).problem
+    assert "cannot be read" in too_long or "no such file" in too_long  # which: hangs on the Python
     assert "a folder without *.yaml tables" in fails(store, tmp_path / "folder").problem
     with pytest.raises(TableError, match="no such file"):
         load_tables(environment_files({"REGISTRY_TABLES": "/does/not/exist"}), OPS)

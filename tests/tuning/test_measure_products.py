@@ -6,17 +6,21 @@ import collections
 import textwrap
 
 import measure_products
+import product_cells
 
 from registry import Target
 
 
 def test_every_beginning_of_the_cells_is_a_fair_sample():
-    found = measure_products.cells()
-    cells = measure_products.in_order(found)
-    assert len(cells) == len({case.text for case in cells}) == sum(map(len, found.values()))
+    found = product_cells.cells()
+    sets = [names for names, *_ in measure_products.SETTINGS]
+    assert sorted(name for names in sets for name in names) == sorted(found)
+    many, few = (measure_products.in_order(found, names) for names in sets)
+    assert len([*many, *few]) == len({case.text for case in [*many, *few]}) == sum(map(len, found.values()))
     rows = [case.sizes["m"] for case in found["rows"]]
-    assert set(collections.Counter(rows).values()) == {len(measure_products.PROJECTIONS)}
-    assert min(rows[:20]) == 129 and cells[len(rows) // 2] == found["large"][0]
+    assert set(collections.Counter(rows).values()) == {len(product_cells.PROJECTIONS)}
+    assert min(rows[:20]) == 129 and few[len(rows) // 2] == found["skinny"][0]
+    assert all(case.sizes["m"] >= measure_products.MANY for case in many)
 
 
 def test_peers_take_part_where_they_can(monkeypatch):
@@ -24,7 +28,7 @@ def test_peers_take_part_where_they_can(monkeypatch):
     monkeypatch.setattr(measure_products, "SITE", "somewhere")
     monkeypatch.setattr(measure_products, "use_site", lambda: None)
     variants = {variant.name: variant for variant in measure_products.registry_variants()}
-    for name, cases in measure_products.cells().items():
+    for name, cases in product_cells.cells().items():
         for case in cases:
             problem = case.problem(Target.named("H200"))
             legal = {n: [] if v.reasons(problem) else v.legal_configs(problem) for n, v in variants.items()}
@@ -34,8 +38,9 @@ def test_peers_take_part_where_they_can(monkeypatch):
             assert len(legal["peer.deepgemm"]) == (0 if name == "fp8" else 1 if case.sizes["m"] < 512 else 2)
 
 
-def test_a_cell(monkeypatch, tmp_path):
-    (tmp_path / "wrong.py").write_text(
+def test_cells_of_many_rows_and_of_few(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
         textwrap.dedent("""
         import registry
         def wrong(a, b, *, config):
@@ -48,16 +53,14 @@ def test_a_cell(monkeypatch, tmp_path):
             return [registry.Variant(name, op="matmul", run=run, requires=plain) for name, run in made.items()]
         """)
     )
-    sweep = measure_products.Sweep
-    monkeypatch.setattr(
-        measure_products,
-        "Sweep",
-        lambda *a, plugins, **how: sweep(*a, plugins=[*plugins, str(tmp_path / "wrong.py")], **how),
-    )
-    found = {"rows": [measure_products.Case.of("matmul", m=7, n=24, k=64, layout="nt")]}
-    said = measure_products.measure(found, tmp_path / "cells.jsonl", 60.0, "cpu")
-    (_, whole, seven), failed = said[:3], said[3:]
-    assert whole.startswith("rows all | ") and seven.startswith("rows 7 | ")
-    assert whole.count("(1)") == 3, "over cuBLAS, which is all peers that are right, and of the best config"
-    assert len(failed) == 3 and any("peer.deepgemm" in line and "error" in line for line in failed)
-    assert any("peer.quack_coop" in line and "no quack" in line for line in failed) and failed[-1] == "not reached: 0"
+    of = measure_products.Case.of
+    found = {"rows": [of("matmul", m=7, n=24, k=64, layout="nt")], "large": [of("matmul", m=9, n=8, k=64, layout="nt")]}
+    plugins = [measure_products.__file__, str(wrong)]
+    said = measure_products.measure(found, tmp_path / "cells.jsonl", 60.0, "cpu", plugins=plugins)
+    by_name = {line.split(" | ")[0]: line for line in said}
+    for name in ("rows", "... 7 rows", "large"):
+        assert by_name[name].count("(1)") == 2, "over cuBLAS, which is all peers that are right"
+    failed = [line for line in said if line.startswith("failed: ")]
+    assert len(failed) == 4 and sum("peer.deepgemm" in line and "error" in line for line in failed) == 2
+    assert sum("peer.quack_coop" in line and "no quack" in line for line in failed) == 2
+    assert said[-1] == "not reached: 0"

@@ -13,6 +13,7 @@ from registry.plugins.gluon_fa3.backward.schedule import (
     keys_of,
     learn_next,
     next_step,
+    number_of,
     place_at,
     queries_of,
     query_blocks,
@@ -133,7 +134,7 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
         m, g = first_step(low, high)
         unit = 0
         if T.parts > 1:
-            own = ((place[2] * work[0] + place[1]) // T.parts * work[3] + n) * 2 + GROUP
+            own = number_of(place, work, T) * 2 + GROUP
             unit = 2 * work[2] * work[4] * group + own * (K_UNITS + V_UNITS)
         tile_is_free(GROUP)
         steps = (high - low) * group

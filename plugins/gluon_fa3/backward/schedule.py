@@ -36,18 +36,22 @@ def tile_at(tile, work):
 
 @gluon.jit
 def place_at(tile, work, T: gl.constexpr):
-    """(key block, head, batch); of packed sequences (key block, key head, end of the keys, keys, queries, end of
-    the queries, the sequence's first row block in the workspaces), out of a list that varlen/tile_list.py made."""
+    """(block of the tile's rows, head, batch); of packed sequences (block, head, end of the keys, keys, queries, end of
+    the queries, the sequence's first row block in the workspaces, number in the list), out of a list that
+    varlen/tile_list.py made."""
     n, head, b = tile_at(tile, work)
     if T.packed:
         entry = work[7] + (n + 1) * WORDS
-        n = gl.load(entry)
-        k_end = gl.load(entry + 1)
-        keys = gl.load(entry + 2)
-        queries = gl.load(entry + 3)
-        q_end = gl.load(entry + 4)
+        block = gl.load(entry)
+        end = gl.load(entry + 1)
+        rows = gl.load(entry + 2)
+        others = gl.load(entry + 3)
+        others_end = gl.load(entry + 4)
         first_block = gl.load(entry + 5)
-        return n, head, k_end, keys, queries, q_end, first_block
+        if T.of_queries:
+            return block, head, others_end, others, rows, end, first_block, n
+        else:
+            return block, head, end, rows, others, others_end, first_block, n
     else:
         return n, head, b
 
@@ -92,9 +96,9 @@ def same(x):
 @gluon.jit
 def extent_of(place, extent, T: gl.constexpr):
     """(queries, keys, left, right) of the sequence of a tile. Without a query it has one that sees nothing, whose LSE
-    is +inf: a tile has one step at least."""
+    is +inf, and without a key one that nobody sees: a tile has one step at least."""
     if T.packed:
-        return gl.maximum(place[4], 1), place[3], extent[2], extent[3]
+        return gl.maximum(place[4], 1), gl.maximum(place[3], 1), extent[2], extent[3]
     else:
         return extent
 
@@ -124,6 +128,15 @@ def first_row_block(place, h, work, T: gl.constexpr):
         return h * work[2] + place[6]
     else:
         return (place[2] * work[0] * work[1] + h) * work[2]
+
+
+@gluon.jit
+def number_of(place, work, T: gl.constexpr):
+    """Of a tile among those of all heads; its parts have the same."""
+    if T.packed:
+        return (place[7] * work[0] + place[1]) // T.parts
+    else:
+        return (place[2] * work[0] + place[1]) // T.parts * work[3] + place[0]
 
 
 @gluon.jit

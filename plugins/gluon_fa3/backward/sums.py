@@ -60,6 +60,16 @@ def prepare_rows(
         tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
 
 
+@triton.jit
+def zero_more(sums_ptr, more_sums, SIZE: tl.constexpr):
+    """As many pieces of the sums, after one for each program, divided among all programs."""
+    sums_ptr += tl.num_programs(0).to(tl.int64) * SIZE
+    more = tl.program_id(0)
+    while more < more_sums:
+        tl.store(sums_ptr + more.to(tl.int64) * SIZE + tl.arange(0, SIZE), tl.zeros([SIZE], tl.float32))
+        more += tl.num_programs(0)
+
+
 @triton.jit(do_not_specialize=["seqlen_q", "heads_q", "row_blocks", "more_sums"])
 def before(
     out_ptr,
@@ -108,12 +118,7 @@ def before(
         HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
     if KEYS:
-        sums_ptr += tl.num_programs(0).to(tl.int64) * (ROWS * PADDED)
-        more = tl.program_id(0)
-        while more < more_sums:
-            zeroes = tl.zeros([ROWS * PADDED], tl.float32)
-            tl.store(sums_ptr + more.to(tl.int64) * (ROWS * PADDED) + tl.arange(0, ROWS * PADDED), zeroes)
-            more += tl.num_programs(0)
+        zero_more(sums_ptr, more_sums, ROWS * PADDED)
 
 
 @triton.jit

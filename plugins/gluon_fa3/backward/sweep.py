@@ -23,8 +23,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.gluon_fa3.backward.schedule import key_blocks, next_block, nought, query_blocks, tile_at
+from registry.plugins.gluon_fa3.backward.schedule import (
+    extent_of,
+    key_blocks,
+    keys_of,
+    next_block,
+    nought,
+    place_at,
+    queries_of,
+    query_blocks,
+)
 from registry.plugins.gluon_fa3.backward.scores import exponents, hide
+from registry.plugins.gluon_fa3.places import LIMIT, box
 from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import (
     after_previous_kernel,
@@ -43,55 +53,91 @@ from registry.toolbox.hopper import (
 ROWS = gl.constexpr(64)
 
 
+@gluon.constexpr_function
+def _tiles(count, tensor_map, columns=None):
+    """The shape of `count` boxes of a tensor map, or of wider ones."""
+    return [count, *tensor_map.block_shape[:-1], columns or tensor_map.block_shape[-1]]
+
+
 @gluon.jit
-def place(work, extent, T: gl.constexpr):
-    """(first row, own head, batch, heads of the other side to visit, lowest and highest block of it)."""
-    n, head, b = tile_at(gl.program_id(0), work)
-    first = n * T.rows
+def visited(first, work, extent, T: gl.constexpr):
+    """(heads of the other side to visit, lowest and highest block of it), from a tile's first row."""
     if T.of_queries:
         low, high = key_blocks(first, extent, T.rows, T.block, T)
         visits = 1
     else:
         low, high = query_blocks(first, extent, T.rows, T.block, T)
         visits = work[1]
-    return first, head, b, visits, low, high
+    return visits, low, high
+
+
+@gluon.jit
+def own_box(place, row, T: gl.constexpr):
+    """The coordinates of rows of X, Y and the gradient."""
+    if T.of_queries:
+        return box(queries_of(place, place[1], T), row, 0, T)
+    else:
+        return box(keys_of(place, T), row, 0, T)
+
+
+@gluon.jit
+def other_box(place, head, row, T: gl.constexpr):
+    """Those of U and W."""
+    if T.packed:
+        if T.of_queries:
+            return box((place[2], LIMIT - place[3], head), row, 0, T)
+        else:
+            return box(queries_of(place, head, T), row, 0, T)
+    else:
+        return box((place[2], head), row, 0, T)
+
+
+@gluon.jit
+def statistics_of(place, head, heads, work, T: gl.constexpr):
+    """Where those of a query head begin, in blocks; there are `heads`."""
+    if T.packed:
+        return head * work[2] + place[6]
+    else:
+        return (place[2] * heads + head) * work[2]
 
 
 @gluon.jit
 def sweep_producer(maps, tiles, u_ring, w_ring, stats_tiles, extent, work, T: gl.constexpr):
     """X and Y once, then U and W of every block."""
     x_map, y_map, u_map, w_map, stats_map = maps
-    X: gl.constexpr = T.x_columns
     X_TILE: gl.constexpr = x_map.layout
+    X_BOX: gl.constexpr = x_map.block_shape
     x_tiles, x_ready, y_tiles, y_ready = tiles
-    first, head, b, visits, low, high = place(work, extent, T)
-    heads, group, row_blocks = work[0], work[1], work[2]
+    place = place_at(gl.program_id(0), work, T)
+    first, head = place[0] * T.rows, place[1]
+    visits, low, high = visited(first, work, extent_of(place, extent, T), T)
+    heads, group = work[0], work[1]
     other = head * group
     if T.of_queries:
         other = head // group
     i = 0
     for h in range(other, other + visits):
-        stats_row = (b * heads * group + h) * row_blocks
+        stats_row = statistics_of(place, h, heads * group, work, T)
         for m in range(low, high):
             if i == 0:
                 for g in gl.static_range(2):
                     mbarrier.expect(x_ready.index(g), ROWS * T.x_columns * 2)
-                    tile = viewed(x_tiles.index(g), [1, 1, ROWS, X], X_TILE)
-                    load_tile(x_map, [b, head, first + g * ROWS, 0], x_ready.index(g), tile)
+                    tile = viewed(x_tiles.index(g), X_BOX, X_TILE)
+                    load_tile(x_map, own_box(place, first + g * ROWS, T), x_ready.index(g), tile)
             tile, ready = wait_empty(u_ring, i)
             if T.of_queries:
                 mbarrier.expect(ready, T.block * T.x_columns * 2)
             else:
                 mbarrier.expect(ready, T.block * T.x_columns * 2 + T.block * 8)
                 load_tile(stats_map, [stats_row + m, 0, 0], ready, stats_tiles.index(slot(i, u_ring[0])[0]))
-            load_tile(u_map, [b, h, m * T.block, 0], ready, tile)
+            load_tile(u_map, other_box(place, h, m * T.block, T), ready, tile)
             if i == 0 and T.gradient != "dv":
                 for g in gl.static_range(2):
                     mbarrier.expect(y_ready.index(g), ROWS * T.w_columns * 2)
-                    load_tile(y_map, [b, head, first + g * ROWS, 0], y_ready.index(g), y_tiles.index(g))
+                    load_tile(y_map, own_box(place, first + g * ROWS, T), y_ready.index(g), y_tiles.index(g))
             tile, ready = wait_empty(w_ring, i)
             mbarrier.expect(ready, T.block * T.w_columns * 2)
-            load_tile(w_map, [b, h, m * T.block, 0], ready, tile)
+            load_tile(w_map, other_box(place, h, m * T.block, T), ready, tile)
             i += 1
 
 
@@ -150,16 +196,21 @@ def sweep_group(
     acc = gl.full([ROWS, OUT], 0.0, gl.float32, layout=O_LAYOUT)
 
     x_tiles, x_ready, y_tiles, y_ready = tiles
-    first, head, b, visits, low, high = place(work, extent, T)
+    place = place_at(gl.program_id(0), work, T)
+    extent = extent_of(place, extent, T)
+    first = place[0] * T.rows
+    visits, low, high = visited(first, work, extent, T)
     first += GROUP * ROWS
     steps = (high - low) * visits
     x_tile = x_tiles.index(GROUP)
     x = as_matrix(x_tile, ROWS, T.x_columns)
     y = as_matrix(y_tiles.index(GROUP), ROWS, T.w_columns)
     if T.of_queries:  # a block of the statistics has B rows
-        row_blocks = work[2]
-        block = gl.minimum(first // B, row_blocks - 1)
-        base = stats + ((b * work[0] + head) * row_blocks + block).to(gl.int64) * (2 * B)
+        last = work[2] - 1
+        if T.packed:
+            last = (extent[0] - 1) // B
+        block = gl.minimum(first // B, last)
+        base = stats + (statistics_of(place, place[1], work[0], work, T) + block).to(gl.int64) * (2 * B)
         lse = gl.load(base + rows)
         delta = gl.load(base + B + rows)
     mbarrier.wait(x_ready.index(GROUP), 0)
@@ -220,11 +271,49 @@ def sweep_group(
     if T.gradient != "dv":
         acc = acc * scale
     OUT_TILE: gl.constexpr = out_map.layout
-    part = viewed(x_tile, [1, 1, ROWS, OUT], OUT_TILE)
+    OUT_BOX: gl.constexpr = out_map.block_shape
+    part = viewed(x_tile, OUT_BOX, OUT_TILE)
     as_matrix(part, ROWS, OUT).store(acc.to(DTYPE))
     fence_async_shared()
-    store_tile(out_map, [b, head, first, 0], part)
+    store_tile(out_map, own_box(place, first, T), part)
     store_wait(0)
+
+
+@gluon.jit
+def sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T: gl.constexpr):
+    """Shared memory, barriers and roles: all of the kernel, whichever way its tile is found."""
+    x_map, y_map, u_map, w_map, stats_map = maps
+    DTYPE: gl.constexpr = x_map.dtype
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    B: gl.constexpr = T.block
+    x_tiles = gl.allocate_shared_memory(DTYPE, _tiles(2, x_map, T.tile_columns), x_map.layout)
+    u_tiles = gl.allocate_shared_memory(DTYPE, _tiles(T.stages, u_map), u_map.layout)
+    w_tiles = gl.allocate_shared_memory(DTYPE, _tiles(T.w_stages, w_map), w_map.layout)
+    if T.gradient == "dv":
+        y_tiles = x_tiles
+    else:
+        y_tiles = gl.allocate_shared_memory(DTYPE, _tiles(2, y_map), y_map.layout)
+    stats_tiles = gl.allocate_shared_memory(gl.float32, [T.stages, 1, 2, B], stats_map.layout)
+    x_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    y_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    for g in gl.static_range(2):
+        mbarrier.init(x_ready.index(g), count=1)
+        mbarrier.init(y_ready.index(g), count=1)
+    u = ring(u_tiles, T.stages, 2)
+    w = ring(w_tiles, T.w_stages, 2)
+    own = (x_tiles, x_ready, y_tiles, y_ready)
+    if not T.packed:
+        after_previous_kernel()
+    # Written out: a constexpr inside a tuple variable would lose its value.
+    gl.warp_specialize(
+        [
+            (sweep_group, (0, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
+            (sweep_group, (1, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
+            (sweep_producer, (maps, own, u, w, stats_tiles, extent, work, T)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
 
 
 SIZES = "seqlen_q seqlen_k left right heads_own group row_blocks tiles heads section_heads last_first"
@@ -255,36 +344,7 @@ def attention_gradient(
     cap,
     T: gl.constexpr,
 ):
-    DTYPE: gl.constexpr = x_map.dtype
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    B: gl.constexpr = T.block
-    x_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.tile_columns], x_map.layout)
-    u_tiles = gl.allocate_shared_memory(DTYPE, [T.stages, 1, 1, B, T.x_columns], u_map.layout)
-    w_tiles = gl.allocate_shared_memory(DTYPE, [T.w_stages, 1, 1, B, T.w_columns], w_map.layout)
-    if T.gradient == "dv":
-        y_tiles = x_tiles
-    else:
-        y_tiles = gl.allocate_shared_memory(DTYPE, [2, 1, 1, ROWS, T.w_columns], y_map.layout)
-    stats_tiles = gl.allocate_shared_memory(gl.float32, [T.stages, 1, 2, B], stats_map.layout)
-    x_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    y_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for g in gl.static_range(2):
-        mbarrier.init(x_ready.index(g), count=1)
-        mbarrier.init(y_ready.index(g), count=1)
-    u = ring(u_tiles, T.stages, 2)
-    w = ring(w_tiles, T.w_stages, 2)
-    own = (x_tiles, x_ready, y_tiles, y_ready)
     extent = (seqlen_q, seqlen_k, left, right)
     work = (heads_own, group, row_blocks, tiles, heads, section_heads, last_first)
     maps = (x_map, y_map, u_map, w_map, stats_map)
-    after_previous_kernel()
-    # Written out: a constexpr inside a tuple variable would lose its value.
-    gl.warp_specialize(
-        [
-            (sweep_group, (0, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
-            (sweep_group, (1, out_map, own, u, w, stats_tiles, stats, extent, work, scale, scale_log2, cap, T)),
-            (sweep_producer, (maps, own, u, w, stats_tiles, extent, work, T)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T)

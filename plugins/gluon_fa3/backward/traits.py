@@ -98,7 +98,8 @@ class SweepTraits:
     block: int = KEYS  # rows of the other side that meet a tile at once
     rows: int = GROUPS * KEYS  # of a tile
     parts: int = 1  # a sweep is never divided
-    packed: bool = False
+    packed: bool = False  # as above
+    follows: bool = True  # what the launch before leaves; else it may run beside that one
 
     @property
     def of_queries(self) -> bool:
@@ -191,6 +192,11 @@ def sums_with(problem: Any, config: Mapping[str, Any], **known: Any) -> SumsTrai
 
 def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
     """The kernels of the three gradients."""
+    return sweeps_with(problem, config, mask=mask_kind(problem, KEYS))
+
+
+def sweeps_with(problem: Any, config: Mapping[str, Any], **known: Any) -> list[SweepTraits]:
+    """The same, for a mask that is known."""
     head, head_v = padded(problem.head_dim), padded(problem.head_dim_v)
     return [
         SweepTraits(
@@ -198,9 +204,9 @@ def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
             gradient=gradient,
             head=head,
             head_v=head_v,
-            mask=mask_kind(problem, KEYS),
             softcap=bool(problem.softcap),
             stages=3 if gradient == "dv" else config["stages"],
+            **known,
         )
         for gradient in ("dq", "dk", "dv")
     ]

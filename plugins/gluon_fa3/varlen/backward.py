@@ -1,40 +1,98 @@
-"""`gluon_fa3_varlen_backward`: gluon_fa3_backward's method "sums" over sequences packed end to end.
+"""`gluon_fa3_varlen_backward`: gluon_fa3_backward over sequences packed end to end.
 
-list (tile_list.py)      the blocks of keys, those that the most queries may see first
+list (tile_list.py)      the blocks of keys, those that the most queries may see first; for sweeps, of queries too
 before (sums.py)         delta, LSE, zeroes, for each block of queries
-main (kernel.py)         five products
-after (sums.py)          dQ from the order of the registers to rows
+main (kernel.py)         five products; beyond 128 columns a sweep for each gradient
+after (sums.py)          dQ from the order of the registers to rows, and dK and dV of tiles in parts
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from registry import Reason, Requires, Variant
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
-from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward import traits
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, sums_with
+from registry.plugins.gluon_fa3.backward.traits import SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.claims import CLAIMS
-from registry.plugins.gluon_fa3.host import COUNTER_WORDS, LOG2E
-from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
+from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
-from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
-from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward
-from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
-from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
-from registry.toolbox.launch import StandIn
+from registry.plugins.gluon_fa3.varlen.gradients import one_kernel, sweeps
+from registry.toolbox.call import Call, Host, Operands
 
-WIDEST = 128  # beyond, dK and dV of a group do not fit its registers: backward/sweep.py
+FEW_STEPS = 64  # of the longest sequence's tiles
+# What a tile in parts costs, in steps, fitted to the times of 33 batches with 1, 2 and 4 parts (varlen_gluon.txt)
+TILE_STEPS = 4  # a part's begin and end
+SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
+NEAR = 1.15
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """Those of dense tensors; at 64 columns those with two tiles in flight first."""
+    made = traits.configs(problem)
+    return sorted(made, key=lambda config: (config["order"], config["stages"])) if _wide(problem) == 64 else made
 
 
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
-    """The main kernel that `config` means for `problem`: keys past a sequence's end are always hidden."""
+    """The main kernel that `config` means for `problem`."""
+    known = {"mask": _mask(problem), "parts": parts_of(problem, config), "drawn": draws(problem, config)}
+    return traits.sums_with(problem, config, packed=True, **known)
+
+
+def draws(problem: Any, config: Mapping[str, Any]) -> bool:
+    """Whether a block of an SM draws tiles, as of dense tensors. With a cap or a left bound the steady loop spills."""
+    steps = problem.max_seqlen_q * problem.heads_q // problem.heads_kv / config["BLOCK_M"]
+    spills = bool(problem.softcap) or _mask(problem) == "band"
+    return not spills and (_wide(problem) == 64 or steps <= FEW_STEPS)
+
+
+def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
+    """Those of the three gradients."""
+    first, *more = traits.sweeps_with(problem, config, mask=_mask(problem), packed=True)
+    return [first, *(replace(t, follows=False) for t in more)]
+
+
+def _wide(problem: Any) -> int:
+    return max(padded(problem.head_dim), padded(problem.head_dim_v))
+
+
+def _mask(problem: Any) -> str:
+    """Keys past a sequence's end are always hidden."""
     left, _ = window_bounds(problem.causal, problem.window)
-    mask = "band" if left < UNLIMITED else "from"
-    return sums_with(problem, config, mask=mask, packed=True, drawn=False)  # where tiles are drawn, D64 spilled
+    return "band" if left < UNLIMITED else "from"
+
+
+def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
+    """Blocks for a tile, as of dense tensors: as few as come near the best of these times, in steps. All SMs are done
+    when the work is, if it can be shared, and not before the longest sequence's tiles: one after the other where these
+    are alike, any of them where one bound cuts. Short sequences' tiles are divided too, which costs more than it
+    brings. Of the lengths the host knows the longest and the sum: the others are taken to be even."""
+    group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
+    left, right = window_bounds(problem.causal, problem.window)
+    alike = (left < UNLIMITED) == (right < UNLIMITED)
+    choices = [parts for parts in (1, 2, 4, 8) if group % parts == 0]
+    if padded(problem.head_dim_v) > padded(problem.head_dim):
+        choices = [1]  # dV leaves in two halves at most
+    elif config["order"] == "fixed":
+        choices = [parts for parts in choices if parts <= 2]
+    rest = max(problem.batch - 1, 1)
+    others_q = max(problem.total_q - problem.max_seqlen_q, 0) / rest
+    others_k = max(problem.total_k - problem.max_seqlen_k, 0) / rest
+    steps = max(-(-problem.max_seqlen_q // config["BLOCK_M"]), 1) * group
+    long_tiles = -(-problem.max_seqlen_k // config["BLOCK_N"]) * problem.heads_kv
+    short_tiles = rest * math.ceil(others_k / config["BLOCK_N"]) * problem.heads_kv
+    tiles = long_tiles + short_tiles
+    work = (steps * long_tiles + others_q / config["BLOCK_M"] * group * short_tiles) * (1.0 if alike else 0.5)
+    times = {}
+    for parts in choices:
+        rounds = -(-long_tiles * parts // sms) if alike else 1
+        times[parts] = max((work + TILE_STEPS * parts * tiles) / sms, rounds * (steps / parts + TILE_STEPS))
+        times[parts] += SUMS_STEPS * _wide(problem) / 128 * tiles / sms if parts > 1 else 0.0
+    return next(parts for parts, time in times.items() if time <= NEAR * min(times.values()))
 
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
@@ -44,90 +102,15 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    t = traits_of(problem, config)
-    q, k, v, out, grad_out = (given[name] for name in ("q", "k", "v", "out", "grad_out"))
-    dq, dk, dv = (StandIn(x.shape, x.dtype, name=f"d{x.name}") for x in (q, k, v))
-    row_blocks = blocks_of(problem.total_q, problem.batch, t.block_m)
-    key_blocks = blocks_of(problem.total_k, problem.batch, t.block_n)
-    blocks, group = problem.heads_q * row_blocks, problem.heads_q // problem.heads_kv
-    stats = dense.statistics(blocks, t.block_m, t.folded)
-    sums = StandIn((GROUPS * blocks, t.dq_columns // 4, 256), "float32", name="sums")
-    turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
-    left, right = window_bounds(problem.causal, problem.window)
-    last_first = not t.ordered and left < UNLIMITED <= right
-    common = {"cu_q": given["cu_seqlens_q"], "batch": problem.batch, "total_q": problem.total_q}
-    common["row_blocks"] = row_blocks
-    listed = list_call(problem, given, t.block_n, t.block_m, of_keys=True, last_first=last_first)
-
-    arguments = {
-        "out_ptr": out,
-        "do_ptr": grad_out,
-        "lse_ptr": given["lse"],
-        "dlse_ptr": given.get("grad_lse"),
-        "stats_ptr": stats,
-        "sums_ptr": sums,
-        "turns_ptr": turns,
-        **_strides("out", out),
-        **_strides("do", grad_out),
-        **common,
-        "scale": PerCall("scale"),
-    }
-    constants = {
-        "HEAD_DIM_V": problem.head_dim_v,
-        "PADDED": t.head,
-        "PADDED_V": t.head_v,
-        "GRAD_LSE": problem.grad_lse,
-        "TURNS": t.ordered,
-        "FOLDED": t.folded,
-        "BLOCK_M": t.block_m,
-        "ROWS": dense.BEFORE_ROWS,
-        "CHUNK": chunk_of(problem.batch),
-    }
-    grid = (blocks * (t.block_m // dense.BEFORE_ROWS),)
-    before = Call(before_packed, grid, arguments, constants, dense.OPTIONS)
-
-    head_bytes = max(group * problem.max_seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
-    section = dense.section_of(problem, -(-problem.max_seqlen_k // t.block_n), head_bytes, t.ordered)
-    arguments = {
-        "q_map": tensor_map(q, t.block_m, t.head),
-        "k_map": tensor_map(k, t.block_n, t.head),
-        "v_map": tensor_map(v, t.block_n, t.head_v),
-        "do_map": tensor_map(grad_out, t.block_m, t.head_v),
-        "stats_map": dense.block_map(stats, swizzle=t.folded),
-        "dq_map": dense.block_map(sums),
-        "dk_map": tensor_map(dk, KEYS, t.head),
-        "dv_map": tensor_map(dv, KEYS, t.head_v),
-        "turns": turns,
-        "counter": Zeroes(COUNTER_WORDS) if t.drawn else StandIn((COUNTER_WORDS,), "int32"),
-        "key_blocks": listed.arguments["row_blocks"],
-        "left": left,
-        "right": right,
-        "heads_kv": problem.heads_kv,
-        "group": group,
-        "row_blocks": row_blocks,
-        "section_heads": min(section, problem.heads_kv),
-        "scale": PerCall("scale"),
-        "scale_log2": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
-        "cap": problem.softcap * LOG2E,
-    }
-    tiles = key_blocks * problem.heads_kv
-    grid = (min(tiles, problem.target.sm_count) if t.drawn else tiles,)
-    main = Call(attention_packed_backward, grid, arguments, {"T": t}, dense.OPTIONS)
-
-    arguments = {"sums_ptr": sums, "dq_ptr": dq, **_strides("dq", dq), **common, "scale": PerCall("scale")}
-    constants = {"HEAD_DIM": problem.head_dim, "BLOCK_M": t.block_m, "COLUMNS": t.dq_columns}
-    constants["CHUNK"] = chunk_of(problem.batch)
-    return [listed, before, main, Call(after_packed, (GROUPS * blocks,), arguments, constants, dense.OPTIONS)]
-
-
-def _strides(name: str, operand: StandIn) -> dict[str, int]:
-    """A dimension of one element may carry any stride."""
-    found = zip(("row", "head"), operand.shape[:2], operand.strides[:2], strict=True)
-    return {f"{name}_{dim}": 0 if size == 1 else stride for dim, size, stride in found}
+    if config["method"] == "sweeps":
+        return sweeps(problem, config["BLOCK_M"], sweeps_of(problem, config), given)
+    return one_kernel(problem, traits_of(problem, config), given)
 
 
 def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
     """Bytes of dynamic shared memory of one block."""
+    if config["method"] == "sweeps":
+        return max(t.shared_memory for t in sweeps_of(problem, config))
     return traits_of(problem, config).shared_memory
 
 
@@ -139,7 +122,7 @@ VARIANT = Variant(
     prepare=HOST.prepare,
     builds=HOST.builds,
     requires=Requires(
-        **{**CLAIMS, "head_dim": (8, WIDEST), "head_dim_v": (8, WIDEST)},
+        **CLAIMS,
         kv_layouts=("packed",),
         grad_lse=True,
         checks_lengths=True,
@@ -148,7 +131,7 @@ VARIANT = Variant(
         rule=rule,
     ),
     design=DENSE.design,
-    configs=traits.configs,
+    configs=configs,
     design_of=DENSE.design_of,
-    summary="gluon_fa3_backward over packed sequences, up to head dim 128",
+    summary="gluon_fa3_backward over packed sequences",
 )

@@ -51,8 +51,19 @@ def chunk_of(batch: int) -> int:
     return min(CHUNK, max(32, 1 << (batch - 1).bit_length()))
 
 
-def list_call(problem: Any, given: Operands, rows: int, others: int = 1, *, of_keys: bool, last_first: bool) -> Call:
-    """What makes the list of blocks of so many rows each; `others`: of the other side, in a block of a workspace."""
+def list_call(
+    problem: Any,
+    given: Operands,
+    rows: int,
+    others: int = 1,
+    *,
+    of_keys: bool,
+    last_first: bool,
+    own: int = 0,
+    name: str = "row_blocks",
+) -> Call:
+    """What makes the list of blocks of so many rows each; `others`, `own`: rows of the other side, or of this one, in a
+    block of a workspace."""
     sides = [
         (given[f"cu_seqlens_{x}"], getattr(problem, f"total_{x}"), getattr(problem, f"max_seqlen_{x}")) for x in "qk"
     ]
@@ -61,7 +72,7 @@ def list_call(problem: Any, given: Operands, rows: int, others: int = 1, *, of_k
     arguments = {
         "cu_rows": cu_rows,
         "cu_others": cu_others,
-        "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name="row_blocks"),
+        "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name=name),
         "complaints": COMPLAINTS,
         "batch": problem.batch,
         "total_rows": total_rows,
@@ -70,7 +81,7 @@ def list_call(problem: Any, given: Operands, rows: int, others: int = 1, *, of_k
         "most_others": most_others,
         "room": room,
     }
-    constants = {"ROWS": rows, "OTHERS": others, "OF_KEYS": of_keys, "LAST_FIRST": last_first}
+    constants = {"ROWS": rows, "OTHERS": others, "OWN": own, "OF_KEYS": of_keys, "LAST_FIRST": last_first}
     constants |= {"CHUNK": chunk, "EARLY": True}
     return Call(list_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
 

@@ -23,9 +23,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_fa3.backward.kernel import differentiate
+from registry.plugins.gluon_fa3.backward.sweep import sweep
 from registry.plugins.gluon_fa3.kernel import attend
 from registry.toolbox.hopper import after_previous_kernel
 
+_LET_NEXT_START = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
+_AWAIT_PREVIOUS = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
 SIZES = "total_q left right heads_q group section_heads"
 
 
@@ -99,3 +102,41 @@ def attention_packed_backward(
             cap,
             T,
         )
+
+
+@gluon.jit(do_not_specialize=["left", "right", "heads_own", "group", "row_blocks", "section_heads"])
+def attention_packed_gradient(
+    x_map,
+    y_map,
+    u_map,
+    w_map,
+    stats_map,
+    out_map,
+    stats,
+    listed,
+    left,
+    right,
+    heads_own,
+    group,
+    row_blocks,
+    section_heads,
+    scale,
+    scale_log2,
+    cap,
+    T: gl.constexpr,
+):
+    """One sweep. The second and the third read nothing that the one before them writes: their blocks start as soon as
+    SMs fall free. By then that one's have started too, and what it waited for is there. Each ends after it all the
+    same, for whoever waits for the last one waits for all."""
+    if T.follows:
+        after_previous_kernel()
+    else:
+        gl.inline_asm_elementwise(_LET_NEXT_START, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    count = gl.load(listed)
+    if gl.program_id(0) < count * heads_own:
+        extent = (0, 0, left, right)
+        work = (heads_own, group, row_blocks, count, heads_own, section_heads, 0, listed)
+        maps = (x_map, y_map, u_map, w_map, stats_map)
+        sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T)
+    if not T.follows:
+        gl.inline_asm_elementwise(_AWAIT_PREVIOUS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)

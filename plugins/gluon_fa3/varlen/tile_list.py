@@ -6,8 +6,8 @@ early, and blocks that share others follow one another. Each program finds the p
 looking at all of them; none waits for another, and nothing is sorted.
 
 Entry 0 is the number of row blocks; each further one is (row block, end of the rows, rows, others, end of the others,
-first block of the others in workspaces that give each sequence blocks of its own). Lengths are held to the memory there
-is, so that whatever the list names exists: see lengths.py of the op.
+first block of the others in workspaces that give each sequence blocks of its own, or if there is an OWN, of the rows).
+Lengths are held to the memory there is, so that whatever the list names exists: see lengths.py of the op.
 """
 
 import triton
@@ -43,8 +43,8 @@ def _lies(cu_seqlens, b, batch, rows, most, BAD: tl.constexpr, ABOVE: tl.constex
 @triton.jit(do_not_specialize=["batch", "total_rows", "total_others", "most_rows", "most_others", "room"])
 def list_row_blocks(
     cu_rows, cu_others, row_blocks, complaints, batch, total_rows, total_others, most_rows, most_others, room,
-    ROWS: tl.constexpr, OTHERS: tl.constexpr, OF_KEYS: tl.constexpr, LAST_FIRST: tl.constexpr, CHUNK: tl.constexpr,
-    EARLY: tl.constexpr,
+    ROWS: tl.constexpr, OTHERS: tl.constexpr, OWN: tl.constexpr, OF_KEYS: tl.constexpr, LAST_FIRST: tl.constexpr,
+    CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b lists sequence b, in blocks of ROWS. `room` entries fit, as many as lengths need that do not lie."""
     if EARLY:  # the kernel that reads the list may start beside this one; it waits for its end by itself
@@ -77,6 +77,7 @@ def list_row_blocks(
             tl.atomic_or(complaints, wrong)
 
     mine = (rows + (ROWS - 1)) // ROWS
+    first_block = begin // OWN if OWN else others_begin // OTHERS
     for first in range(0, mine, FILLED):
         i = first + tl.arange(0, FILLED)
         at = row_blocks + (1 + before + i) * WORDS
@@ -89,7 +90,7 @@ def list_row_blocks(
         tl.store(at + 2, rows + i * 0, mask=fits)
         tl.store(at + 3, others + i * 0, mask=fits)
         tl.store(at + 4, others_end + i * 0, mask=fits)
-        tl.store(at + 5, others_begin // OTHERS + own + i * 0, mask=fits)
+        tl.store(at + 5, first_block + own + i * 0, mask=fits)
     if (own == 0) & (count == 0):  # a tile that has no row, for kernels that load one before they look
         for word in tl.static_range(6):
             tl.store(row_blocks + WORDS + word, 0)
