@@ -91,7 +91,7 @@ def ragged(longest, total, **sizes):
         (ragged(128, 1868, b=128, hq=32, hkv=2), "any", 1),
         (ragged(2048, 2048, b=1, hq=64, hkv=8), "any", 2),
         (ragged(2048, 3008, b=16, hq=16, hkv=16), "any", 1),  # no heads to share out
-        (ragged(1024, 1024, b=1, hq=32, hkv=2), "any", 8),  # more than 4 were not beside them
+        (ragged(1024, 1024, b=1, hq=32, hkv=2), "any", 4),
         (ragged(1024, 1024, b=1, hq=32, hkv=2), "fixed", 2),
     ],
 )

@@ -74,7 +74,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     left, right = window_bounds(problem.causal, problem.window)
     alike = (left < UNLIMITED) == (right < UNLIMITED)
-    choices = [parts for parts in (1, 2, 4, 8) if group % parts == 0]
+    choices = [parts for parts in (1, 2, 4) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         choices = [1]  # dV leaves in two halves at most
     elif config["order"] == "fixed":
