@@ -112,6 +112,7 @@ $(VENV)/.installed: $(INPUTS) | $(PY)
 # What tests import is compiled once, while pip waits for the disk, and not in each of their processes at once.
 $(VENV)/.imported: $(VENV)/.installed
 	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import torch._inductor.compile_fx, torch.nn.attention.flex_attention, torch.export'
+	@$(PY) -m compileall -q registry plugins benchmarks tools tests/support
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed

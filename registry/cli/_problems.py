@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -134,6 +134,11 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def matching(configs: Iterable[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configs with these values, which are spelled as on a command line."""
+    return [dict(c) for c in configs if all(str(c.get(name)) == str(value) for name, value in asked.items())]
 
 
 def _numbers(name: str, text: str) -> int | tuple[int | None, ...] | None:

@@ -92,11 +92,7 @@ def results_lines(results: Results, op: str, per_case: int = 4) -> list[str]:
     """A line a shape: the fastest contestant of each variant, fastest first."""
     lines = []
     for case in sorted(results.of(op), key=lambda case: _order(case)):
-        best: dict[str, Any] = {}
-        for entry in case.timed.values():
-            if entry.variant not in best or entry.ms < best[entry.variant].ms:
-                best[entry.variant] = entry
-        ranked = sorted(best.values(), key=lambda entry: entry.ms)[:per_case]
+        ranked = sorted(case.best.values(), key=lambda entry: entry.ms)[:per_case]
         shown = "  ".join(f"{entry.variant} {_speed(case, entry)}" for entry in ranked)
         lines.append(f"{case.text}: {shown or 'nothing could be timed'}  (noise {100 * case.noise:.1f}%)")
     return lines

@@ -11,7 +11,7 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
-from registry.cli._problems import problem_from, problem_options
+from registry.cli._problems import matching, problem_from, problem_options
 
 COUNTS = ("HGMMA", "QGMMA", "tcgen05", "HMMA", "TMA load", "TMA store", "cp.async", "BAR", "SYNCS", "MUFU")
 
@@ -120,9 +120,8 @@ def _configs(variant: Any, problem: Any, wanted: str | None, everything: bool) -
     declared = [dict(config) for config in variant.configs_for(problem)]
     if wanted:
         asked = parse_words(wanted)
-        matching = [c for c in declared if all(str(c.get(name)) == str(value) for name, value in asked.items())]
-        if matching:
-            return matching
+        if found := matching(declared, asked):
+            return found
         base = declared[0] if declared else {}
         if not set(asked) <= set(base):
             raise click.UsageError(f"--config: got {wanted!r}; allowed: {', '.join(base) or 'nothing'}")

@@ -80,7 +80,7 @@ def command(variant: str, shape: str, **options: Any) -> int:
     steps = record.steps(found, problem, config, anatomy.kernel) if trace is not None else ()
     data = _data(variant, case, config, anatomy, roles, sums) | {"uses": _uses(anatomy, steps, trace, roles)}
     if options["collected"] and sums is not None:
-        _collect(options["collected"].absolute(), data)
+        _collect(options["collected"], data)
     if options["as_json"]:
         print_json(data)
         return OK
@@ -105,30 +105,27 @@ def _target(device: str | None, live: bool) -> Any:
 
 
 def _config(variant: Any, problem: Any, wanted: str | None) -> dict[str, Any]:
+    from registry.cli._problems import matching
+    from registry.contract.describe import config_text
     from registry.errors import IllegalVariant
     from registry.ops.parts.cases import parse_words
 
     reasons = variant.reasons(problem)
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
-    legal = [dict(config) for config in variant.legal_configs(problem)]
-    asked = parse_words(wanted) if wanted else {}
-    fitting = [c for c in legal if all(str(c.get(name)) == str(value) for name, value in asked.items())]
+    legal = variant.legal_configs(problem)
+    fitting = matching(legal, parse_words(wanted) if wanted else {})
     if not fitting:
-        raise InvalidArgument("--config", repr(wanted), "; ".join(_words(config) for config in legal))
+        raise InvalidArgument("--config", repr(wanted), "; ".join(config_text(config) for config in legal))
     return fitting[0]
 
 
-def _words(config: dict[str, Any]) -> str:
+def _about(variant: str, case: Any, config: dict[str, Any], problem: Any) -> dict[str, str]:
     from registry.contract.describe import config_text
 
-    return config_text(config)
-
-
-def _about(variant: str, case: Any, config: dict[str, Any], problem: Any) -> dict[str, str]:
     target = problem.target
     about = {"title": f"{variant}: {case.text}", "on": target.name, "triton": target.triton}
-    return about | ({"config": _words(config)} if config else {})
+    return about | ({"config": config_text(config)} if config else {})
 
 
 def _data(variant: str, case: Any, config: dict[str, Any], anatomy: Any, roles: Any, sums: Any) -> dict[str, Any]:
@@ -159,30 +156,24 @@ def _collect(path: Path, data: dict[str, Any]) -> None:
     import json
 
     from registry.tuning import observed
-    from registry.tuning.journal import make_folder
     from registry.tuning.store import write_atomic
 
     held = observed.rows(path) if path.exists() else []
     same = ("variant", "op", "shape", "config")
     held = [row for row in held if any(row.get(name) != data[name] for name in same)]
     data = {name: value for name, value in data.items() if name not in ("buffers", "uses")}
-    make_folder(path.parent)
     lines = ",\n".join(json.dumps(row) for row in [*held, data])
     write_atomic(path, f'{{"timelines": [\n{lines}\n]}}\n')
 
 
 def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int) -> None:
     from registry.profiling.trace import perfetto
-    from registry.tuning.journal import make_folder
     from registry.tuning.store import write_atomic
 
-    make_folder(out.absolute().parent)
-    write_atomic(out.absolute(), text)
+    write_atomic(out, text)
     if trace is not None:
         step = max(1, len(trace.blocks) // blocks)
-        write_atomic(
-            out.with_suffix(".perfetto.json").absolute(), perfetto(trace, trace.blocks[::step][:blocks], roles)
-        )
+        write_atomic(out.with_suffix(".perfetto.json"), perfetto(trace, trace.blocks[::step][:blocks], roles))
 
 
 def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int, memory: Any) -> None:
@@ -192,7 +183,7 @@ def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int, memory:
 
     shown = rows(trace, trace.blocks[0], roles, cycles, memory)
     spec = chart(shown, "What each role of a block does over time", zoom=False, width=860, cycles=cycles)
-    write_atomic(path.absolute(), library.svg({**spec, "background": "white"}, {"rows": shown}))
+    write_atomic(path, library.svg({**spec, "background": "white"}, {"rows": shown}))
 
 
 def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any, uses: list[dict[str, Any]]) -> None:

@@ -48,7 +48,6 @@ def command(
     from registry.report.page import MOST_BYTES, page
     from registry.report.sources import read
     from registry.tuning.extra import load_plugins
-    from registry.tuning.journal import make_folder
     from registry.tuning.store import write_atomic
 
     if fail_if_slower and not against:
@@ -68,8 +67,7 @@ def command(
         shown.line("nothing to show: no file holds a measurement")
         return FINDING
     text = page(found, old, title)
-    make_folder(out.absolute().parent)
-    write_atomic(out.absolute(), text)
+    write_atomic(out, text)
     if pictures is not None:
         _draw(found, pictures)
     size = len(text.encode())

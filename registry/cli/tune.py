@@ -256,8 +256,7 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
         return FINDING
     where = ""
     if options["table_path"] is not None:
-        journal.make_folder(options["table_path"].absolute().parent)
-        store.write_both(options["table_path"].absolute(), fitted.text, fitted.measured)
+        store.write_both(options["table_path"], fitted.text, fitted.measured)
         where = str(options["table_path"])
     elif own:
         where = str(store.write_table(op, results.machine["device"], fitted.text, fitted.measured))

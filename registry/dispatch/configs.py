@@ -75,6 +75,5 @@ def _is_size(value: Any) -> bool:
 
 def _shown(declared: Sequence[Mapping[str, Any]]) -> str:
     """The declared configs, the first few of many."""
-    texts = [f"({config_text(one)})" for one in declared]
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return " or ".join(texts[:SHOWN]) + more
+    more = f" and {len(declared) - SHOWN} more" if len(declared) > SHOWN else ""
+    return " or ".join(f"({config_text(one)})" for one in declared[:SHOWN]) + more

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from registry.report.sheet import best_of
 from registry.tuning.journal import CaseResults, Entry, Results
 
 LEAST = 0.02
@@ -44,7 +43,7 @@ def _latest(runs: Mapping[str, Results]) -> dict[tuple[str, str, str, str], tupl
     found = {}
     for results in sorted(runs.values(), key=lambda results: str(results.machine.get("date", ""))):
         for case in results.cases.values():
-            for name, entry in best_of(case).items():
+            for name, entry in case.best.items():
                 found[case.op, case.text, name, results.mode] = (case, entry)
     return found
 

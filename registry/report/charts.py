@@ -22,12 +22,8 @@ def _chart(description: str, **more: Any) -> Spec:
     return {"$schema": SCHEMA, "description": description, "background": "transparent", **more}
 
 
-def _colour(names: Sequence[str], title: str = "variant") -> Spec:
-    return {"field": title, "type": "nominal", "scale": {"domain": list(names), "range": PALETTE}, "title": None}
-
-
-def _marker(names: Sequence[str], title: str = "variant") -> Spec:
-    return {"field": title, "type": "nominal", "scale": {"domain": list(names), "range": SHAPES}, "title": None}
+def _told_apart(names: Sequence[str], by: Sequence[str]) -> Spec:
+    return {"field": "variant", "type": "nominal", "scale": {"domain": list(names), "range": by}, "title": None}
 
 
 def _number(field: str, title: str, scale: str = "linear", **more: Any) -> Spec:
@@ -55,36 +51,35 @@ def _envelope(x: Spec, y: Spec, colour: Spec) -> Spec:
     }
 
 
-def _panels(points: Spec, line: Spec) -> Spec:
-    return {
-        "facet": {"field": "panel", "type": "nominal", "title": None, "sort": None},
-        "columns": 3,
-        "spec": {"width": 260, "height": 170, "layer": [line, points]},
-        "resolve": {"axis": {"x": "independent"}},
-    }
+def _panels(about: str, points: Spec, encoding: Spec) -> Spec:
+    """Points over a size, a panel for each combination of the op's panels, and a line along the fastest."""
+    line = _envelope(encoding["x"], encoding["y"], encoding["color"])
+    return _chart(
+        about,
+        data={"name": "rows"},
+        facet={"field": "panel", "type": "nominal", "title": None, "sort": None},
+        columns=3,
+        spec={"width": 260, "height": 170, "layer": [line, {"mark": points, "encoding": encoding}]},
+        resolve={"axis": {"x": "independent"}},
+    )
 
 
 def speed(names: Sequence[str], over: str, unit: str) -> Spec:
     """Points for each shape and a line along the fastest, a panel for each combination of the op's panels."""
     x = _number("x", over.replace("_", " "), "log")
     y = _number("speed", unit)
-    colour, shape = _colour(names), _marker(names)
+    colour, shape = _told_apart(names, PALETTE), _told_apart(names, SHAPES)
     points = {"type": "point", "filled": True, "size": 28, "opacity": 0.55, "aria": False, "cursor": "pointer"}
-    tip = _tooltip("variant", "shape", "speed", "ms")
-    return _chart(
-        f"{unit} of each variant's best config over {over}; the table above holds the same figures",
-        data={"name": "rows"},
-        **_panels(
-            {"mark": points, "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}},
-            _envelope(x, y, colour),
-        ),
-    )
+    encoding = {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": _tooltip("variant", "shape", "speed", "ms")}
+    about = f"{unit} of each variant's best config over {over}; the table above holds the same figures"
+    return _panels(about, points, encoding)
 
 
 def roofline(names: Sequence[str], limits: str) -> Spec:
     """Every shape at its work per byte, below the roof of what the card itself was measured to reach."""
     x = _number("intensity", "floating-point operations per byte moved", "log")
     y = {**_number("tflops", "TFLOPS"), "scale": {"type": "log"}, "axis": {"format": "~g", "tickCount": 6}}
+    colour, shape = _told_apart(names, PALETTE), _told_apart(names, SHAPES)
     tip = _tooltip("variant", "shape", "tflops", "intensity")
     points = {"type": "point", "filled": True, "size": 22, "opacity": 0.6, "aria": False, "cursor": "pointer"}
     roof = {"type": "line", "strokeDash": [6, 3], "strokeWidth": 1.8, "aria": False}
@@ -108,7 +103,7 @@ def roofline(names: Sequence[str], limits: str) -> Spec:
             {
                 "data": {"name": "rows"},
                 "mark": points,
-                "encoding": {"x": x, "y": y, "color": _colour(names), "shape": _marker(names), "tooltip": tip},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip},
             },
         ],
     )
@@ -137,13 +132,9 @@ def groups(over: str, unit: str) -> Spec:
     shape = {"field": "groups", "type": "nominal", "title": "warp groups", "scale": {"range": SHAPES}}
     points = {"type": "point", "filled": True, "size": 30, "opacity": 0.6, "aria": False, "cursor": "pointer"}
     tip = _tooltip("variant", "groups", "shape", "speed")
-    return _chart(
-        f"{unit} by the number of warp groups that issue products, each with its best config",
-        data={"name": "rows"},
-        **_panels(
-            {"mark": points, "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}},
-            _envelope(x, y, colour),
-        ),
+    encoding = {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tip}
+    return _panels(
+        f"{unit} by the number of warp groups that issue products, each with its best config", points, encoding
     )
 
 

@@ -88,15 +88,6 @@ def warp_groups(entry: Entry) -> int | None:
         return None
 
 
-def best_of(case: CaseResults) -> dict[str, Entry]:
-    """Each variant's fastest config."""
-    found: dict[str, Entry] = {}
-    for entry in case.timed.values():
-        if entry.variant not in found or entry.ms < found[entry.variant].ms:
-            found[entry.variant] = entry
-    return found
-
-
 def _problem(case: CaseResults, device: str) -> Any:
     try:
         target = Target.named(device)
@@ -109,7 +100,7 @@ def _problem(case: CaseResults, device: str) -> Any:
 
 
 def _rows(found: Sheet, number: int, case: CaseResults, panels: tuple[str, ...]) -> list[dict[str, Any]]:
-    best = best_of(case)
+    best = case.best
     peers = [entry.ms for name, entry in best.items() if not is_own(name)]
     moved = _bytes(found.op, found.problems[number])
     rows = []

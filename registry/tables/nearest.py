@@ -77,14 +77,12 @@ class Advice:
 
     asked: Neighbours
     here: Point
-    without: Shape | None = None
-    """A shape that must not answer."""
+    without: int | None = None
+    """The place of a shape that must not answer."""
     expected: Mapping[str, float] | None = None
     """What trees expect each variant to lose, where the rule has any."""
     likeness: Mapping[str, float] = field(default_factory=dict)
     """Of the problem: what trees for configs ask about."""
-    unseen: int | None = None
-    """The place of the shape that must not answer."""
     _orders: dict[Any, Sequence[Config]] = field(default_factory=dict, init=False, compare=False)
     """Of variants that guess no cost: what they were answered before, for problems that lie here, too."""
 
@@ -178,7 +176,7 @@ class Advice:
         self, variant: str, trees: ConfigTrees, configs: Sequence[Config], cost: Callable[[Config], float] | None
     ) -> Sequence[Config]:
         """What was fastest on a shape that counts as this problem stands first."""
-        configs = trees.in_order(self.likeness, configs, cost, self.unseen)
+        configs = trees.in_order(self.likeness, configs, cost, self.without)
         known = self.asked.known(self._same).get(variant) if self._same is not None else None
         if known is None or not known.configs:
             return configs
@@ -216,31 +214,30 @@ class Neighbours:
     """What ranks the variants, where the rule has them; else the nearest do."""
     config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
     """By variant, what ranks its configs; else the nearest do."""
-    _tree: Tree | None = field(init=False, default=None)
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
     _answers: dict[tuple[Point, Point], Advice] = field(init=False, default_factory=dict)
     """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
-        used = [place for place, name in enumerate(self.names) if self.weights.get(name)]
-        self._used = [self.names[place] for place in used]
+        self._used = [name for name in self.names if self.weights.get(name)]
         self._scale = [float(self.weights[name]) for name in self._used]
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
         self._told = sorted({name for trees in every for name in trees.coordinates[: trees.shared]})
-        if self.shapes:
-            pairs = list(zip(self._scale, used, strict=True))
-            self._tree = tree_of([tuple(w * shape.point[place] for w, place in pairs) for shape in self.shapes])
 
-    def ask(self, likeness: Mapping[str, float], without: Shape | None = None) -> Advice | None:
-        """What the shapes say of a problem, leaving one out; None where there are none."""
-        if self._tree is None:
+    @functools.cached_property
+    def _tree(self) -> Tree:
+        pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
+        return tree_of([tuple([w * shape.point[place] for w, place in pairs]) for shape in self.shapes])
+
+    def ask(self, likeness: Mapping[str, float], without: int | None = None) -> Advice | None:
+        """What the shapes say of a problem, leaving out that at one place; None where there are none."""
+        if not self.shapes:
             return None
         get = likeness.get
         here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
         if without is not None:
-            unseen = next(place for place, shape in enumerate(self.shapes) if shape is without)
-            return Advice(self, here, without, self._expected(likeness, unseen), likeness, unseen)
+            return Advice(self, here, without, self._expected(likeness, without), likeness)
         key = here, tuple([get(name, 0.0) for name in self._told])
         found = self._answers.get(key)
         if found is None:
@@ -249,8 +246,8 @@ class Neighbours:
             found = self._answers[key] = Advice(self, here, None, self._expected(likeness), likeness)
         return found
 
-    def _expected(self, likeness: Mapping[str, float], unseen: int | None = None) -> Mapping[str, float] | None:
-        return self.trees.lost(self.trees.at(likeness), unseen) if self.trees is not None else None
+    def _expected(self, likeness: Mapping[str, float], without: int | None = None) -> Mapping[str, float] | None:
+        return self.trees.lost(self.trees.at(likeness), without) if self.trees is not None else None
 
     @functools.cached_property
     def failing(self) -> frozenset[str]:
@@ -259,17 +256,14 @@ class Neighbours:
 
     def reaches(self, here: Point) -> bool:
         """Whether any shape is near."""
-        return self._tree is not None and reaches(self._tree, here, REACH)
+        return reaches(self._tree, here, REACH)
 
-    def found(
-        self, here: Point, count: int, without: Shape | None, within: float = math.inf
-    ) -> list[tuple[float, int]]:
+    def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:
         """(distance, place) of so many shapes that are no farther than this, nearest first."""
-        assert self._tree is not None
         if without is None:
             return nearest(self._tree, here, count, within)
         found = nearest(self._tree, here, count + 1, within)
-        return [(d, place) for d, place in found if self.shapes[place] is not without][:count]
+        return [(d, place) for d, place in found if place != without][:count]
 
     def known(self, place: int) -> dict[str, _Known]:
         """What one of the shapes says, by variant."""

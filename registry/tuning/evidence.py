@@ -74,7 +74,7 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     for place, case in enumerate(found.cases):
         shape = found.shapes[place]
         here = dict(zip(found.coordinates, shape.point, strict=True))
-        advice = neighbours.ask(here, without=shape) if neighbours is not None else None
+        advice = neighbours.ask(here, without=place) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
         entry = _picked(found, place, ranked, advice, settings)
         told = {found.contestants[result.contestant][0] for result in shape.results}

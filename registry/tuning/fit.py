@@ -294,6 +294,7 @@ def is_wrong(entry: Entry) -> bool:
     return entry.failure is not None and entry.failure["why"] in WRONG
 
 
+@functools.lru_cache(maxsize=1024)
 def excluded(variant: str, settings: Settings) -> bool:
     return any(fnmatch.fnmatch(variant, pattern) for pattern in settings.exclude)
 

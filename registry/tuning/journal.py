@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
@@ -132,7 +135,7 @@ class Entry:
     def timed(self) -> bool:
         return bool(self.samples) and self.failure is None
 
-    @property
+    @functools.cached_property
     def ms(self) -> float:
         """Median over the rounds of each round's median."""
         return quantile(sorted(s["ms"] for s in self.samples.values()), 0.5)
@@ -162,6 +165,15 @@ class CaseResults:
     @property
     def timed(self) -> dict[str, Entry]:
         return {key: entry for key, entry in self.entries.items() if entry.timed}
+
+    @property
+    def best(self) -> dict[str, Entry]:
+        """Each variant's fastest config."""
+        found: dict[str, Entry] = {}
+        for entry in self.timed.values():
+            if entry.variant not in found or entry.ms < found[entry.variant].ms:
+                found[entry.variant] = entry
+        return found
 
     @property
     def noise(self) -> float:
@@ -239,21 +251,25 @@ def read(path: Path) -> Results:
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What reading a line of anything but our own making may raise."""
+_decoded = msgspec.json.Decoder().decode
 _TEXT, _NUMBER, _MAPPING = (str,), (int, float), (dict,)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "run": {"machine": _MAPPING, "mode": _TEXT},
-    "case": {"op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
-    "sample": {"key": _TEXT, "round": (int,), "ms": _NUMBER},
-    "check": {"key": _TEXT},
-    "failed": {"key": _TEXT, "why": _TEXT},
-    "done": {},
+    "case": {"case": _TEXT, "op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
+    "sample": {"case": _TEXT, "key": _TEXT, "round": (int,), "ms": _NUMBER},
+    "check": {"case": _TEXT, "key": _TEXT},
+    "failed": {"case": _TEXT, "key": _TEXT, "why": _TEXT},
+    "done": {"case": _TEXT},
     "limits": {"limits": _MAPPING},
 }
 
 
 def parsed(line: str) -> dict[str, Any]:
     """A line as a mapping. Raises one of DAMAGED for what is none."""
-    record = json.loads(line)
+    try:
+        record = _decoded(line)
+    except ValueError:  # or a line with a NaN, which json takes
+        record = json.loads(line)
     if not isinstance(record, dict):
         raise TypeError(f"expects a mapping, got {type(record).__name__}")
     return record
@@ -265,7 +281,7 @@ def check_record(record: Mapping[str, Any]) -> None:
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise ValueError(f"no such kind of line: {kind!r}")
-    check_types(record, fields if kind in ("run", "limits") else {"case": _TEXT, **fields})
+    check_types(record, fields)
     if kind == "run":
         check_machine(record["machine"])
     elif kind == "limits":
@@ -366,6 +382,7 @@ def take(found: Results, record: dict[str, Any]) -> None:
     entry = case.entries[record["key"]]
     if kind == "sample":
         entry.samples[record["round"]] = record
+        vars(entry).pop("ms", None)
     elif kind == "check":
         entry.check, entry.failure = record, None
     elif kind == "failed":

@@ -257,6 +257,8 @@ def write_both(path: Path, text: str, measured_text: str) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file whole: readers see the old one or the new one, and a crash leaves one of them."""
+    path = path.absolute()
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import types
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +12,6 @@ from typing import ClassVar
 import click
 import forked
 import pytest
-from ran import printed
 
 import registry
 from registry import Problem, Requires, Target, Variant, hookimpl, notices
@@ -21,11 +19,10 @@ from registry.cli import FINDING, OK, USAGE, main
 from registry.cli._problems import DTYPE_ALIASES
 from registry.contract.problem import PROBLEM_TYPES, fact, query
 from registry.dispatch import catalog as discovery
+from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.quarantine import quarantine
 from registry.ops.op import OPS, Op
-
-pytestmark = pytest.mark.usefixtures("quick_python")
 
 FLAGSHIP = "explain attention --device H100 --dtype bf16 --shape b=4,hq=32,hkv=8,s=8192,d=128 --causal"
 ATTENTION = {"b": 4, "hq": 32, "hkv": 8, "s": 8192, "d": 128, "causal": True}
@@ -285,11 +282,14 @@ def test_doctor_shows_what_is_wrong(kreg, monkeypatch):
     assert "plugin acme (acme_kernels) failed" in squeezed(out), "explain shows failed plugins, too"
 
 
-def test_doctor_survives_a_broken_table(tmp_path):
+def test_doctor_survives_a_broken_table(kreg, tmp_path, monkeypatch):
     (tmp_path / "bad.yaml").write_text(MALFORMED)
-    environment = dict(os.environ) | {"REGISTRY_TABLES": str(tmp_path), "REGISTRY_CACHE": str(tmp_path / "cache")}
-    said = printed(sys.executable, "-m", "registry.cli", "doctor", "--json", env=environment, allowed=FINDING)
-    assert "bad.yaml:3" in json.loads(said)["tables"]["broken"][0]
+    with monkeypatch.context() as patch:
+        patch.setenv("REGISTRY_TABLES", str(tmp_path))
+        patch.setattr(in_force, "_loaded", False)
+        code, out, _ = kreg("doctor", "--json")
+    registry.reload_tables()
+    assert code == FINDING and "bad.yaml:3" in json.loads(out)["tables"]["broken"][0]
 
 
 def test_doctor_tells_once_what_many_rows_share(kreg, monkeypatch):
@@ -309,6 +309,7 @@ def test_doctor_tells_once_what_many_rows_share(kreg, monkeypatch):
 # --- tables and schema --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(15)
 def test_lint_of_the_tables_in_force_finds_no_error(kreg):
     code, out, _ = kreg("tables", "lint", "--json")
     assert code == OK, out

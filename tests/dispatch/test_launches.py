@@ -182,7 +182,7 @@ def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
 
 
 @pytest.mark.parametrize(
-    ("variant", "rows"), [("gluon_matmul_row_pairs", (65, 257)), ("gluon_matmul_pairs", (500, 700))]
+    ("variant", "rows"), [("gluon_matmul_row_pairs", (161, 209)), ("gluon_matmul_pairs", (500, 700))]
 )
 def test_clusters_stay_clusters(variant, rows, gpu, counted):
     """Of products that differ in rows."""

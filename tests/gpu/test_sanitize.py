@@ -24,30 +24,34 @@ SCRIPT = sanitize.__file__
 H200 = Target.named("H200")
 
 
-def test_every_kernel_of_ours_has_trials():
-    ours = sanitize.chosen("*")
-    assert {v.name for v in ours} >= {
+@pytest.fixture(scope="module")
+def drawn():
+    """The trials of each kernel of ours."""
+    return [(variant, sanitize.trials(variant, H200, 10)) for variant in sanitize.chosen("*")]
+
+
+def test_every_kernel_of_ours_has_trials(drawn):
+    assert {v.name for v, _ in drawn} >= {
         "gluon_fa3",
         "triton_fa2",
         "triton_fa2_backward",
         "triton_autows",
         "triton_matmul",
     }
-    assert not any(v.name.startswith("torch_") for v in ours)
-    for variant in ours:
-        found = sanitize.trials(variant, H200, 10)
+    assert not any(v.name.startswith("torch_") for v, _ in drawn)
+    for variant, found in drawn:
         assert 5 <= len(found) <= 10, variant.name
         assert all(sanitize.kernels(variant, trial) for trial in found), variant.name
 
 
-def test_operands_keep_their_form_and_values(monkeypatch):
+def test_operands_keep_their_form_and_values(monkeypatch, drawn):
     """Moving is from CPU to CPU here; the problem must stay the one that was drawn."""
     monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
     monkeypatch.setattr(memory, "GUARD_BYTES", 0)
-    for variant in sanitize.chosen("*"):
+    for variant, trials in drawn:
         op = op_named(variant.op)
         kit = op.conformance
-        for number, trial in enumerate(sanitize.trials(variant, H200, 10)):
+        for number, trial in enumerate(trials):
             made = kit.make(trial.spec, torch.device("cpu"), number)
             moved = sanitize.Moved(16 if variant.name in sanitize.WHOLE_UNITS else 1).sample(made)
             for one, other in zip(made.tensors, moved.tensors, strict=True):

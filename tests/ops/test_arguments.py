@@ -41,6 +41,7 @@ BAD_ATTENTION = {
     "negative side": ((t(*Q),) * 3, {"window": (4, -2)}, "window"),
     "window of three": ((t(*Q),) * 3, {"window": (1, 2, 3)}, "window"),
     "window of floats": ((t(*Q),) * 3, {"window": [1.5, 2.0]}, "window"),
+    "window of a list": ((t(*Q),) * 3, {"window": ([], 1)}, "window"),
     "window a dict": ((t(*Q),) * 3, {"window": {"left": 1}}, "window"),
     "negative softcap": ((t(*Q),) * 3, {"softcap": -1.0}, "softcap"),
     "NaN softcap": ((t(*Q),) * 3, {"softcap": math.nan}, "softcap"),
@@ -68,11 +69,13 @@ def test_attention_refuses(case, grad):
 
 
 def test_a_refused_call_leaves_no_plan():
-    before = len(registry.attention.plans)
-    for tensors, kwargs, _ in BAD_ATTENTION.values():
-        with pytest.raises(InvalidArgument):
-            registry.attention(*tensors, **kwargs)
-    assert len(registry.attention.plans) == before
+    """Settings that cannot be a key are among them."""
+    for op, bad in ((registry.attention, BAD_ATTENTION), (registry.matmul, BAD_MATMUL)):
+        before = len(op.plans)
+        for tensors, kwargs, _ in bad.values():
+            with pytest.raises(InvalidArgument):
+                op(*tensors, **kwargs)
+        assert len(op.plans) == before
 
 
 BAD_MATMUL = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from registry import Target
@@ -89,9 +91,6 @@ def test_of_an_odd_address():
     """What is read starts before the operand, in the same 16 bytes."""
     aligned = problem(n=64, k=64)
     b = OperandFact("b", "bfloat16", (64, 64), (64, 1), 2, 2)
-    p = MatmulProblem(
-        target=aligned.target, dtype="bfloat16", dtype_b="bfloat16", out_dtype="bfloat16", m=1, n=64, k=64,
-        operands=(aligned.operands[0], b),
-    )  # fmt: skip
+    p = dataclasses.replace(aligned, operands=(aligned.operands[0], b))
     (build,) = GEMV.builds(p, GEMV.legal_configs(p)[0])
     assert build.constants["SHIFT"] and not GEMV.builds(aligned, GEMV.legal_configs(p)[0])[0].constants["SHIFT"]

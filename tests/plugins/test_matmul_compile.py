@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from registry import Target
@@ -177,17 +179,7 @@ def strided(letter_strides, base=16, arch="sm86", size=8192):
     dense = problem(arch, size, size, size, dtype="float16")
     b = OperandFact("b", "float16", (size, size), letter_strides, 2, base)
     layout = "n" + ("n" if letter_strides[1] == 1 else "t" if letter_strides[0] == 1 else "n")
-    return MatmulProblem(
-        target=dense.target,
-        dtype="float16",
-        dtype_b="float16",
-        out_dtype="float16",
-        m=size,
-        n=size,
-        k=size,
-        layout=layout,
-        operands=(dense.operands[0], b),
-    )
+    return dataclasses.replace(dense, layout=layout, operands=(dense.operands[0], b))
 
 
 def test_cp_async_where_it_is_legal():

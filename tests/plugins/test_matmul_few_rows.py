@@ -8,26 +8,21 @@ import pytest
 
 pytest.importorskip("triton")
 
-from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
+from launch_support import bound, boxes, needs_fake_cuda
+from products import call_of, gpu_for, product
 
-from registry import Target
-from registry.ops.matmul.calls import MATMUL
-from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins.gluon_matmul_ws import config, host
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"\[29|ordinary|columns"
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch, matmul_ws)
+cuda = gpu_for(matmul_ws)
 
 
 def boxes_of(cuda, launch, m, **more):
     """Those of a, of both parts of b, and of the result."""
-    problem = MatmulProblem.of_shape(Target.named("H200"), m=m, n=512, k=512, layout="nt")
-    (call,) = host.call(problem, config("coop", 128, 48, 4, **more), MATMUL.operands(problem), 1.0)
+    call = call_of(host, product(m, 512, 512), config("coop", 128, 48, 4, **more))
     formats = [("128s", "i", "i", "i", "q", "q", "q") for value in call.arguments.values() if hasattr(value, "shape")]
     return boxes(cuda, launch, call, *(one for each in formats[:4] for one in each))
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 pytest.importorskip("triton")
 
 import torch
-from compiled import instructions, reading, resources
-from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
+from compiled import instructions, resources
+from launch_support import needs_fake_cuda
+from products import call_of, declared_configs_are_legal, fitting, gpu_for, launched, meetings, product
 
-from registry import Target
-from registry.ops.matmul.calls import MATMUL
-from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins.gluon_matmul_row_pairs import host, registry_variants
 from registry.plugins.gluon_matmul_row_pairs.cost import candidates, config
 from registry.plugins.gluon_matmul_row_pairs.kernel import matmul_row_pairs
 from registry.toolbox.launch import NoClusters
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"widest|alone|ordinary|\[129"
 (VARIANT,) = registry_variants()
 
 
-def problem(m=200, n=8192, k=8192, layout="nt", **more):
-    return MatmulProblem.of_shape(Target.named("H200"), m=m, n=n, k=k, layout=layout, **more)
-
-
-@reading
-def _meetings(found):
-    return found.ptx.count("barrier.cluster.wait")
+def problem(m=200, n=8192, k=8192, **more):
+    return product(m, n, k, **more)
 
 
 @pytest.mark.parametrize(
@@ -45,41 +36,28 @@ def _meetings(found):
 )
 def test_widest_tiles(m, chosen, more):
     """Those with most registers. wgmma never waits for the one before it, and finds the ring where it looks for it."""
-    p, chosen = problem(m, **more), config(*chosen)
-    assert not VARIANT.reasons(p) and not list(VARIANT.requires.rule(p, chosen))
-    (build,) = VARIANT.builds(p, chosen)
-    found, cfg = resources(build, p.target), build.constants["cfg"]
-    assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+    found, cfg = fitting(VARIANT, problem(m, **more), config(*chosen))
     assert not found.spills
-    assert found.shared <= VARIANT.requires.shared_memory(p, chosen) <= min(found.shared + 512, p.target.shared_memory)
-    assert found.registers * found.threads <= VARIANT.requires.registers(p, chosen) <= 65536
     asked = instructions(found)
     assert asked["wgmma"] % (4 * cfg.CONSUMERS) == 0 and asked["TMA load"] == 2 and 24 in found.setmaxnreg
     beside = found.shared - (cfg.STAGES * cfg.STAGE + cfg.BEYOND + 1) * 1024
     assert beside < 1024, "the ring, which begins at a multiple of 1024, comes first"
-    assert _meetings(found) >= 2 * (cfg.CONSUMERS + 2)
+    assert meetings(found) >= 2 * (cfg.CONSUMERS + 2)
 
 
 def test_a_kernel_that_is_launched_alone_meets_nobody():
     p = problem(256)
-    (call,) = host.call(p, config(2, 128, 7, True), MATMUL.operands(p), 1.0)
-    found = resources(call.alone().build(p.target), p.target)
-    assert _meetings(found) == 0 and not found.spills and found.shared <= p.target.shared_memory
+    found = resources(call_of(host, p, config(2, 128, 7, True)).alone().build(p.target), p.target)
+    assert meetings(found) == 0 and not found.spills and found.shared <= p.target.shared_memory
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch, matmul_row_pairs)
+cuda = gpu_for(matmul_row_pairs)
+FORMATS = (*("128s", "i", "i", "q", "q") * 2, "Q", "i", "i", "i", "i", "i")
+"""Of its parameters; the kernel's own instructions look for maps at 0 and 5."""
 
 
-MAPS = ("128s", "i", "i", "q", "q") * 2
-"""Where the kernel's own instructions look for them: parameters 0 and 5."""
-
-
-def launched(cuda, m, chosen, launch=bound):
-    p = problem(m, 512, 512)
-    (call,) = host.call(p, config(*chosen), MATMUL.operands(p), 1.0)
-    return boxes(cuda, launch, call, *MAPS, "Q", "i", "i", "i", "i", "i"), cuda.last.grid[0], cuda.last.cluster
+def call(m, chosen):
+    return call_of(host, problem(m, 512, 512), config(*chosen))
 
 
 @needs_fake_cuda
@@ -93,14 +71,15 @@ def launched(cuda, m, chosen, launch=bound):
     ],
 )
 def test_a_pair_shares_out_the_rows_and_each_brings_half_of_the_columns(cuda, m, chosen, both, grid):
-    assert launched(cuda, m, chosen) == (both, grid, 2)
+    assert launched(cuda, call(m, chosen), FORMATS) == (both, grid, 2)
 
 
 @needs_fake_cuda
 def test_the_ordinary_launch_has_single_ctas(cuda):
-    assert launched(cuda, 200, (2, 128, 4, True), lambda call: call.alone().plain()) == ([(8, 64)] * 2, 8, 1)
+    made = call(200, (2, 128, 4, True))
+    assert launched(cuda, made, FORMATS, lambda call: call.alone().plain()) == ([(8, 64)] * 2, 8, 1)
     with pytest.raises(TypeError, match="clusters"):
-        launched(cuda, 200, (2, 128, 4, True), lambda call: call.plain())
+        made.plain()
 
 
 @needs_fake_cuda
@@ -108,25 +87,15 @@ def test_where_a_bound_launch_has_no_clusters_it_has_single_ctas(cuda, monkeypat
     monkeypatch.setattr(matmul_row_pairs, "pre_run_hooks", [lambda *_, **__: None])  # which it leaves to kernel[grid]
     p, chosen = problem(200, 512, 512), config(2, 128, 4, True)
     with pytest.raises(NoClusters, match="hooks"):
-        host.call(p, chosen, MATMUL.operands(p), 1.0)[0].bind(0)
-    cuda.expect(*MAPS, "Q", "i", "i", "i", "i", "i")
+        call_of(host, p, chosen).bind(0)
+    cuda.expect(*FORMATS)
     out = host.HOST.prepare(p, chosen)(torch.empty(200, 512).bfloat16(), torch.empty(512, 512).bfloat16().t())
     assert (cuda.boxes(), cuda.last.grid[0], cuda.last.cluster) == ([(8, 64)] * 2, 8, 1) and out.shape == (200, 512)
 
 
 def test_declared_configs_are_legal():
-    draw = random.Random(0)
-    for _ in range(300):
-        m, n, k = draw.randint(65, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000)
-        p = problem(m, n, k)
-        assert not VARIANT.reasons(p)
-        found = candidates(p)
-        assert found and VARIANT.legal_configs(p) == found[:4], (m, n, k)
-        assert all(not list(VARIANT.requires.rule(p, one)) for one in found), (m, n, k)
-        assert all(VARIANT.requires.shared_memory(p, one) <= p.target.shared_memory for one in found), (m, n, k)
-        for one in found:
-            (call,) = host.call(p, one, MATMUL.operands(p), 1.0)
-            assert call.grid[0] * call.cluster <= p.target.sm_count
+    of = lambda draw: (draw.randint(65, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000))  # noqa: E731
+    declared_configs_are_legal(VARIANT, host, candidates, 4, lambda draw: problem(*of(draw)))
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 pytest.importorskip("triton")
 
-from compiled import instructions, loop_spills, resources
-from launch_support import bound, boxes, fake_gpu, needs_fake_cuda
+from compiled import instructions, loop_spills
+from launch_support import bound, boxes, needs_fake_cuda
+from products import call_of, declared_configs_are_legal, fitting, gpu_for, product
 
-from registry import Target
-from registry.ops.matmul.calls import MATMUL
-from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins.gluon_matmul_rows import host, registry_variants
 from registry.plugins.gluon_matmul_rows.cost import candidates, config
 from registry.plugins.gluon_matmul_rows.kernel import matmul_rows
 
-WITH_NEWEST_TRITON = r"."
+WITH_NEWEST_TRITON = r"widest|ordinary|\[97"
 (VARIANT,) = registry_variants()
 
 
-def problem(m=200, n=8192, k=8192, layout="nt", **more):
-    return MatmulProblem.of_shape(Target.named("H200"), m=m, n=n, k=k, layout=layout, **more)
+def problem(m=200, n=8192, k=8192, **more):
+    return product(m, n, k, **more)
 
 
 @pytest.mark.parametrize(
@@ -46,29 +42,19 @@ def problem(m=200, n=8192, k=8192, layout="nt", **more):
 )
 def test_widest_tiles(m, chosen, more):
     """Those with most registers. wgmma never waits for the one before it, and finds the ring where it looks for it."""
-    p, chosen = problem(m, **more), config(*chosen)
-    assert not VARIANT.reasons(p) and not list(VARIANT.requires.rule(p, chosen))
-    (build,) = VARIANT.builds(p, chosen)
-    found, cfg = resources(build, p.target), build.constants["cfg"]
-    assert not [line for line in found.ptxas_warnings if "C75" in line], "wgmma serialised"
+    found, cfg = fitting(VARIANT, problem(m, **more), config(*chosen))
     assert not found.spills or not loop_spills(found)
-    assert found.shared <= VARIANT.requires.shared_memory(p, chosen) <= min(found.shared + 512, p.target.shared_memory)
-    assert found.registers * found.threads <= VARIANT.requires.registers(p, chosen) <= 65536
     asked = instructions(found)
     assert asked["wgmma"] % (4 * cfg.UNITS * cfg.CONSUMERS) == 0 and asked["TMA load"] >= 2 and 24 in found.setmaxnreg
     behind = found.shared - (cfg.STAGES * cfg.STAGE + cfg.BEYOND) * 1024
     assert behind < 1024, "the ring, which begins at a multiple of 1024, comes first"
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch, matmul_rows)
+cuda = gpu_for(matmul_rows)
 
 
 def boxes_of(cuda, launch, m, chosen):
-    p = problem(m, 512, 512)
-    (call,) = host.call(p, chosen, MATMUL.operands(p), 1.0)
-    return boxes(cuda, launch, call, *("128s", "i", "i", "q", "q") * 2)
+    return boxes(cuda, launch, call_of(host, problem(m, 512, 512), chosen), *("128s", "i", "i", "q", "q") * 2)
 
 
 @needs_fake_cuda
@@ -84,18 +70,8 @@ def test_the_ordinary_launch_loads_by_eights(cuda):
 
 
 def test_declared_configs_are_legal():
-    draw = random.Random(0)
-    for _ in range(200):
-        m, n, k = draw.randint(1, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000)
-        p = problem(m, n, k)
-        assert not VARIANT.reasons(p)
-        found = candidates(p)
-        assert found and VARIANT.legal_configs(p)[0] == found[0], (m, n, k)
-        assert all(not list(VARIANT.requires.rule(p, one)) for one in found), (m, n, k)
-        assert all(VARIANT.requires.shared_memory(p, one) <= p.target.shared_memory for one in found), (m, n, k)
-        for one in found:
-            (call,) = host.call(p, one, MATMUL.operands(p), 1.0)
-            assert call.grid[0] <= p.target.sm_count
+    of = lambda draw: (draw.randint(1, 256), 2 * draw.randint(1, 20000), 8 * draw.randint(1, 3000))  # noqa: E731
+    declared_configs_are_legal(VARIANT, host, candidates, 4, lambda draw: problem(*of(draw)))
 
 
 @pytest.mark.parametrize("more", [{"m": 257}, {"n": 8191}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}])

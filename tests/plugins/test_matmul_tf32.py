@@ -6,11 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from launch_support import fake_gpu, needs_fake_cuda
+from launch_support import needs_fake_cuda
+from products import call_of, gpu_for, product
 
-from registry import Target
-from registry.ops.matmul.calls import MATMUL
-from registry.ops.matmul.problem import MatmulProblem
 from registry.plugins import triton_matmul_tma
 from registry.plugins.gluon_matmul_ws import configs, host
 from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
@@ -20,15 +18,12 @@ WITH_NEWEST_TRITON = r"."
 FLOAT32, TFLOAT32, BFLOAT16 = 7, 11, 9
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch, matmul_ws, triton_matmul_tma._matmul_tma)
+cuda = gpu_for(matmul_ws, triton_matmul_tma._matmul_tma)
 
 
 def calls_of(module, found, **shape):
-    problem = MatmulProblem.of_shape(Target.named("H200"), **{"m": 512, "n": 512, "k": 512, "layout": "nt", **shape})
-    (call,) = module.call(problem, found(problem)[0], MATMUL.operands(problem), 1.0)
-    return call
+    problem = product(512, 512, 512, **shape)
+    return call_of(module, problem, found(problem)[0])
 
 
 def element_types(cuda, call, launch):

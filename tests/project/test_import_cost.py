@@ -14,7 +14,7 @@ from slow_cores import slower_by
 pytestmark = pytest.mark.usefixtures("quick_python")
 LIMIT_MS = 60
 """On a core like that which budgets are set on."""
-RUNS, ATTEMPTS = 7, 6
+RUNS, ATTEMPTS = 4, 10
 """Of runs, and how often there are so many before it counts as dear: more workers than cores leave few quiet ones."""
 PROBE = """
 import json, sys, time

@@ -45,12 +45,6 @@ def read(tmp_path):
     return read
 
 
-@pytest.fixture(scope="module")
-def everything():
-    """All raw results."""
-    return sources.read([RESULTS])
-
-
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,14 +178,6 @@ def test_a_rule_by_the_nearest_shapes_says_what_it_was_measured_on_and_which_sha
     ]
 
 
-@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
-def test_every_op_with_results_has_speed_and_a_roofline(everything, op):
-    """Of the raw results under an op's own name: every view has rows."""
-    found = sheet(everything.runs[op], op, op)
-    assert found.rows and all(row["intensity"] and row["tflops"] for row in found.rows)
-    assert sum(row["panel"] != "" and row["x"] > 0 for row in found.rows) > len(found.rows) / 2
-
-
 # --- two results ----------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +207,14 @@ def test_results_of_another_machine_or_mode_are_said_to_be(read):
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_all_raw_results_is_small_and_names_no_other_place(everything):
+@pytest.mark.slow(20)
+def test_the_page_of_all_raw_results_is_small_and_names_no_other_place():
+    """Every view has rows, of the raw results under an op's own name."""
+    everything = sources.read([RESULTS])
+    for op in ("attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"):
+        found = sheet(everything.runs[op], op, op)
+        assert found.rows and all(row["intensity"] and row["tflops"] for row in found.rows), op
+        assert sum(row["panel"] != "" and row["x"] > 0 for row in found.rows) > len(found.rows) / 2, op
     text = page(everything)
     assert len(text.encode()) < MOST_BYTES
     before_script = text.partition("<script>")[0]

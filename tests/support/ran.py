@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,19 @@ def printed(*command: object, allowed: int = 0, **how: Any) -> str:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **how)
     assert done.returncode == allowed, f"exit status {done.returncode}\n{done.stdout[-5000:]}{done.stderr[-5000:]}"
     return done.stdout
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """Whether a process ends by then, which its new parent may not have asked about yet."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def install_plugin(folder: Path, module: str, source: str) -> None:

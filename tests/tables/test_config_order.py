@@ -103,7 +103,7 @@ def test_on_a_measured_shape_what_was_fastest_there_is_first():
     asked = neighbours(config_trees(SMALL_IS_FAST, PINGPONG_IS_SLOW))
     assert asked.ask({"size": 5.0}).configs("ours", CONFIGS, None)[0] == CONFIGS[2]
     assert asked.ask({"size": 4.0}).configs("ours", CONFIGS, None)[0] == CONFIGS[1]
-    left_out = asked.ask({"size": 5.0}, without=asked.shapes[1])
+    left_out = asked.ask({"size": 5.0}, without=1)
     assert left_out.configs("ours", CONFIGS, None)[0] == CONFIGS[1]
 
 

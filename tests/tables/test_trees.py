@@ -56,7 +56,7 @@ def test_trees_rank_in_the_place_of_the_nearest_shapes():
 def test_a_shape_that_was_measured_is_served_by_what_was_fastest_there_whatever_trees_say():
     assert asked(three_parts()).ask({"size": 3.0}).ranked(["library", "ours"], ["library"]) == ["ours", "library"]
     unseen = asked(three_parts())
-    advice = unseen.ask({"size": 3.0}, without=unseen.shapes[3])
+    advice = unseen.ask({"size": 3.0}, without=3)
     assert advice.ranked(["library", "ours"], ["library"]) == ["library", "ours"]
 
 

@@ -283,7 +283,7 @@ print(sorted((name, kernel.cache_key) for name, kernel in kernels.items()))
 """
 
 
-def test_a_kernel_has_one_key_whichever_was_hashed_first():
+def test_a_kernel_has_one_key_whichever_was_hashed_first(quick_python):
     """What one process compiled is found by the next: keys hang neither on the order nor on addresses."""
     keys = set()
     for order in (("split", "prefill"), ("prefill", "split")):

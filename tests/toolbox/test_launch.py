@@ -36,9 +36,7 @@ from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
 pytestmark = [needs_fake_cuda, pytest.mark.usefixtures("quick_python")]
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch)
+cuda = pytest.fixture(fake_gpu)
 
 
 @pytest.fixture
@@ -243,22 +241,18 @@ def test_costs_a_fraction_of_tritons_launch(cuda, kind, times):
     assert best[0] * times < best[1]
 
 
-def _moved(monkeypatch, what):
-    if what == "call":
-        monkeypatch.setattr(triton_internals, "_FORMS", {})
-    elif what == "jit":
-        monkeypatch.setattr(triton_internals, "_JIT_CALL", "other")
-    elif what == "descriptor":
-        monkeypatch.setattr(triton_internals, "_DESCRIPTOR_ARGUMENTS", "other")
-    elif what == "runner":
-        monkeypatch.setattr(triton_internals, "_RUNNER_NEEDS", ("gone",))
-    elif what == "c":
-        monkeypatch.setattr(triton_internals, "c_launcher", lambda runner: None)
+MOVED = {
+    "_FORMS": {},
+    "_JIT_CALL": "other",
+    "_DESCRIPTOR_ARGUMENTS": "other",
+    "_RUNNER_NEEDS": ("gone",),
+    "c_launcher": lambda runner: None,
+}
 
 
-@pytest.mark.parametrize("what", ["call", "jit", "descriptor", "runner", "c"])
+@pytest.mark.parametrize("what", MOVED)
 def test_falls_back_where_triton_moved(cuda, monkeypatch, caplog, what):
-    _moved(monkeypatch, what)
+    monkeypatch.setattr(triton_internals, what, MOVED[what])
     with caplog.at_level(logging.WARNING, "registry"):
         bound, again = bind_scale(), bind_scale(vary=())
     assert not bound.fast

@@ -34,9 +34,7 @@ from registry.toolbox.tensor_maps import boxed, rounded_to_tf32  # noqa: E402
 pytestmark = needs_fake_cuda
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    yield from fake_gpu(monkeypatch)
+cuda = pytest.fixture(fake_gpu)
 
 
 def test_examples_are_not_kept_alive(cuda):
@@ -211,15 +209,13 @@ def test_falls_back_with_descriptors(cuda, monkeypatch, kind):
 FLOAT32, TFLOAT32 = 7, 11
 
 
-def shifted_call(**changes):
-    """A source whose map rounds, a target whose map does not."""
-    source, target = (
+def shifted_call(source=rounded_to_tf32, if_plain_maps={"ROUND": True}):  # noqa: B006
+    """A source whose map rounds, or what is made of it else, and a target whose map does not."""
+    plain, target = (
         TensorDescriptor(StandIn((64, 32), "float32", name=name), [64, 32], [32, 1], [64, 32]) for name in ("a", "out")
     )
-    arguments = {"source": rounded_to_tf32(source), "target": target, "shift": StandIn((1,), "float32", name="shift")}
-    return Call(
-        shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_plain_maps": {"ROUND": True}, **changes}
-    )
+    arguments = {"source": source(plain), "target": target, "shift": StandIn((1,), "float32", name="shift")}
+    return Call(shifted, (1,), arguments, constants={"ROUND": False}, if_plain_maps=if_plain_maps)
 
 
 def launched(cuda, launch, shift=0):
@@ -300,11 +296,7 @@ def test_a_rounding_map_needs_a_kernel_that_can_do_without(cuda):
 
 
 def boxed_call(rows=24, **changes):
-    one = shifted_call()
-    arguments = {**one.arguments, "source": boxed(one.arguments["target"], rows)}
-    return Call(
-        shifted, (1,), arguments, **{"constants": {"ROUND": False}, "if_plain_maps": {"ROUND": True}, **changes}
-    )
+    return shifted_call(lambda plain: boxed(plain, rows), **changes)
 
 
 def test_a_box_may_have_fewer_rows(cuda):

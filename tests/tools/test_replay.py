@@ -33,6 +33,7 @@ def head(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow(10)
 def test_another_ranking_is_named_with_both_decisions_and_all_else_is_as_it_was(head, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(head, changed)

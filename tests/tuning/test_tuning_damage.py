@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import forked
 import pytest
+from ran import gone
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
 from registry.cli import FINDING, INTERRUPTED, main
@@ -56,10 +57,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+def written(folder, *lines):
+    path = folder / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: json.dumps(wrong)[:60])
 def test_a_line_of_a_wrong_type_is_numbered_and_passed_over(tmp_path, wrong):
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD, wrong]))
+    path = written(tmp_path, *GOOD, wrong)
     found = journal.read(path)
     assert found.bad_lines == [4]
     (case,) = found.of("attention")
@@ -108,22 +114,11 @@ def test_nobody_else_may_write_to_the_cache(cache):
 
 def test_a_sweep_of_failures_says_what_failed_and_what_helps(tmp_path, capsys):
     failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong", "detail": "out is \x1b[31m0"}
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
+    path = written(tmp_path, *GOOD[:2], failed)
     assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
     said = " ".join(capsys.readouterr().out.split())
     assert "no table: " in said and "failed: torch_cpu: wrong: out is" in said and "--retry-failed" in said
     assert "\x1b" not in said
-
-
-def test_a_failure_expires_when_the_source_changes(tmp_path):
-    failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong"}
-    changed = CASE | {"contestants": {"k": ["torch_cpu", {}, True, "another"]}}
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed]))
-    assert journal.read(path).cases["a"].entries["k"].failure
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*GOOD[:2], failed, changed]))
-    assert journal.read(path).cases["a"].entries["k"].failure is None
 
 
 @pytest.mark.parametrize(
@@ -172,19 +167,6 @@ def odd_worker(tmp_path, monkeypatch):
         yield child
 
 
-def gone(pid):
-    """Whether a process ended, which its new parent may not have asked about yet."""
-    for _ in range(100):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("end", ["stop", "hang", "exit"])
 def test_what_a_worker_started_ends_with_it(odd_worker, end):
     pid = odd_worker.ask({"do": "spawn"}, 60)["pid"]
@@ -220,8 +202,7 @@ def test_a_worker_that_does_not_start_is_one_error():
 
 
 def test_results_of_a_machine_of_which_too_little_is_known_make_no_table(tmp_path, capsys):
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in GOOD))
+    path = written(tmp_path, *GOOD)
     assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
     assert "its machine has no date" in capsys.readouterr().err
 

@@ -94,25 +94,23 @@ def test_several_processes_merge_at_once_and_nothing_is_lost(cache):
     assert len(saved()) == 36
 
 
-class FullDisk:
+def full_disk(monkeypatch, folder):
     """Lets writes of temporary files in one folder fail as on a full disk."""
+    real = os.fsync
 
-    def __init__(self, monkeypatch, folder, number=errno.ENOSPC):
-        self.folder, self.number, real = str(folder), number, os.fsync
+    def fsync(file):
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(folder)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(file)
 
-        def fsync(file):
-            if os.readlink(f"/proc/self/fd/{file}").startswith(self.folder):
-                raise OSError(self.number, os.strerror(self.number))
-            return real(file)
-
-        monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 def test_a_full_disk_loses_neither_old_nor_new_rows(cache, monkeypatch):
     store.merge([row(ms=1.0)])
     before = saved()
     with monkeypatch.context() as patch:
-        FullDisk(patch, cache)
+        full_disk(patch, cache)
         with pytest.raises(store.StoreError, match="No space left on device; the new rows are in") as caught:
             store.merge([row("s=128", ms=2.0)])
     assert saved() == before and not list(store.folder().glob("*.tmp")) and not list(store.folder().glob(".*.tmp"))
@@ -145,7 +143,7 @@ def test_tables_are_replaced_whole(cache, monkeypatch):
     path = store.write_table("attention", "Some GPU", "one\n", "{}")
     assert path == cache / "tables" / "attention.some-gpu.yaml" and path.read_text() == "one\n"
     with monkeypatch.context() as patch:
-        FullDisk(patch, cache)
+        full_disk(patch, cache)
         with pytest.raises(store.StoreError):
             store.write_table("attention", "Some GPU", "two\n" * 1000, "{}")
     assert path.read_text() == "one\n"
@@ -237,9 +235,11 @@ def test_measurements_of_changed_sources_begin_anew(tmp_path):
     path = tmp_path / "r.jsonl"
     begun(path)
     with journal.Journal(path) as file:
+        file.write("failed", case="c", key="k", why="wrong")
+        assert journal.read(path).cases["c"].entries["k"].failure
         write_case(file, "another")
     (entry,) = journal.read(path).cases["c"].entries.values()
-    assert not entry.samples and entry.fingerprint == "another"
+    assert not entry.samples and entry.failure is None and entry.fingerprint == "another"
 
 
 def test_a_source_hash_follows_the_source(tmp_path, monkeypatch):

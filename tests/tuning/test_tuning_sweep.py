@@ -1,7 +1,6 @@
 """The sweep: kernels that hang, fall or lie are left out and the rest is measured; a sweep that is killed goes on."""
 
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import forked
 import pytest
 import shared
+from ran import gone
 
 from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
@@ -205,17 +205,7 @@ def test_the_worker_dies_with_its_parent(tmp_path):
     assert parent.stdout.readline().strip() == "sent"
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(worker, 0)
-            state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, FileNotFoundError):
-            return
-        if state == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker outlived its parent")
+    assert gone(worker), "the worker outlived its parent"
 
 
 def test_a_worker_takes_nothing_from_the_working_directory(tmp_path, monkeypatch):

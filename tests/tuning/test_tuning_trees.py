@@ -1,11 +1,13 @@
 """Trees fitted to measured shapes: what they find, and that they do not learn by heart."""
 
+import functools
 import math
 import random
 
 from registry.tables.nearest import NEVER, Neighbours, Result, Shape
 from registry.tuning import trees as fitting
 
+MANY = 400
 COORDINATES = ("size", "flag", "noise")
 CONTESTANTS = (("even", {}), ("flagged", {}), ("rare", {}))
 
@@ -26,8 +28,13 @@ def by_a_flag_and_a_size(point):
     return [(0, 0.3 if faster else 0.0), (1, 0.0 if faster else 0.3)]
 
 
+@functools.cache
+def told_of_a_flag_and_a_size():
+    return fitted_trees(COORDINATES, CONTESTANTS, shapes(MANY, by_a_flag_and_a_size))
+
+
 def test_a_border_of_a_flag_and_a_size_is_found():
-    trees = fitted_trees(COORDINATES, CONTESTANTS, shapes(700, by_a_flag_and_a_size))
+    trees = told_of_a_flag_and_a_size()
     for size, flag, best in ((9.0, 1.0, "flagged"), (9.0, 0.0, "even"), (3.0, 1.0, "even"), (6.5, 1.0, "flagged")):
         lost = trees.lost(trees.at({"size": size, "flag": flag, "noise": 0.5}))
         assert lost[best] == 0.0 and max(lost.values()) > 0.15, (size, flag, lost)
@@ -39,9 +46,9 @@ def test_the_same_shapes_always_give_the_same_trees():
 
 
 def test_how_fast_a_shape_is_at_all_does_not_count():
-    found = shapes(700, by_a_flag_and_a_size)
+    found = shapes(MANY, by_a_flag_and_a_size)
     slower = [Shape(s.sizes, s.point, tuple(r._replace(lost=r.lost + 0.1) for r in s.results)) for s in found]
-    one, other = (fitted_trees(COORDINATES, CONTESTANTS, which) for which in (found, slower))
+    one, other = told_of_a_flag_and_a_size(), fitted_trees(COORDINATES, CONTESTANTS, slower)
     here = {"size": 9.0, "flag": 1.0, "noise": 0.5}
     assert math.isclose(one.lost(one.at(here))["even"], other.lost(other.at(here))["even"], abs_tol=0.01)
 
@@ -71,9 +78,9 @@ def test_few_shapes_and_a_single_variant_have_no_trees():
 def test_the_nearest_decide_where_they_choose_better():
     """Of each shape there are two; which variant is faster is chance, and the nearest other shape knows."""
     chance = random.Random(3)
-    once = [shape for shape in shapes(300, lambda point: _either(chance)) for _ in (0, 1)]
+    once = [shape for shape in shapes(MANY // 2, lambda point: _either(chance)) for _ in (0, 1)]
     assert fitted_trees(COORDINATES, CONTESTANTS, once, dict.fromkeys(COORDINATES, 100.0)) is None
-    assert fitted_trees(COORDINATES, CONTESTANTS, shapes(600, by_a_flag_and_a_size)) is not None
+    assert told_of_a_flag_and_a_size() is not None
 
 
 def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
@@ -95,7 +102,7 @@ def test_a_newer_variant_is_held_against_what_was_measured_without_it():
             least = min(each for _, each in known)
             return [(at, each - least) for at, each in known]
 
-        found = [*shapes(700, lost), Shape((0,), (20.0, 0.0, 0.9), ())]
+        found = [*shapes(MANY, lost), Shape((0,), (20.0, 0.0, 0.9), ())]
         trees = fitted_trees(COORDINATES, CONTESTANTS, found)
         asked = Neighbours(COORDINATES, dict.fromkeys(COORDINATES, 1.0), CONTESTANTS, found, trees)
         old = next(shape for shape in found if shape.point[2] > 0.3)

@@ -25,9 +25,10 @@ from registry.plugins.gluon_fa3.varlen.gradients import one_kernel, sweeps
 from registry.toolbox.call import Call, Host, Operands
 
 FEW_STEPS = 64  # of the longest sequence's tiles
-TILE_STEPS = 4  # that take as long as a tile's begin and end
-SUMS_STEPS = 8  # the same for its dK and dV to be zeroed, added up and read again
-NEAR = 1.25  # an estimate from two numbers should promise as much
+# What a tile in parts costs, in steps, fitted to the times of 33 batches with 1, 2 and 4 parts (varlen_gluon.txt)
+TILE_STEPS = 4  # a part's begin and end
+SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
+NEAR = 1.15
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -50,10 +51,9 @@ def draws(problem: Any, config: Mapping[str, Any]) -> bool:
 
 
 def sweeps_of(problem: Any, config: Mapping[str, Any]) -> list[SweepTraits]:
-    """Those of the three gradients, in the order of their launches: they run beside each other, and dQ's tiles, which
-    are the shortest where key heads are shared, fill what the others leave."""
-    dq, dk, dv = traits.sweeps_with(problem, config, mask=_mask(problem), packed=True)
-    return [dk, replace(dv, follows=False), replace(dq, follows=False)]
+    """Those of the three gradients."""
+    first, *more = traits.sweeps_with(problem, config, mask=_mask(problem), packed=True)
+    return [first, *(replace(t, follows=False) for t in more)]
 
 
 def _wide(problem: Any) -> int:
@@ -91,7 +91,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     for parts in choices:
         rounds = -(-long_tiles * parts // sms) if alike else 1
         times[parts] = max((work + TILE_STEPS * parts * tiles) / sms, rounds * (steps / parts + TILE_STEPS))
-        times[parts] += SUMS_STEPS * tiles / sms if parts > 1 else 0.0
+        times[parts] += SUMS_STEPS * _wide(problem) / 128 * tiles / sms if parts > 1 else 0.0
     return next(parts for parts, time in times.items() if time <= NEAR * min(times.values()))
 
 

@@ -95,8 +95,7 @@ def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operan
     )
     made = [keys, queries, _before(problem, block_m, given, stats)]
     group = problem.heads_q // problem.heads_kv
-    outputs = dict(zip(("dq", "dk", "dv"), _outputs(given), strict=True))
-    for t in kernels:
+    for t, out in zip(kernels, _outputs(given), strict=True):
         names = ("q", "grad_out", "k", "v") if t.of_queries else ("k", "v", "q", "grad_out")
         x, y, u, w = (given[name] for name in names)
         listed, heads, total, others = keys, problem.heads_kv, problem.total_k, problem.max_seqlen_q * group
@@ -109,7 +108,7 @@ def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operan
             "u_map": tensor_map(u, t.block, t.x_columns),
             "w_map": tensor_map(w, t.block, t.w_columns),
             "stats_map": dense.block_map(stats),
-            "out_map": tensor_map(outputs[t.gradient], KEYS, t.out_columns),
+            "out_map": tensor_map(out, KEYS, t.out_columns),
             "stats": stats,
             "listed": listed.arguments["row_blocks"],
             "heads_own": heads,

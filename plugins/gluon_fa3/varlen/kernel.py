@@ -7,8 +7,8 @@ D64, 8/8 at D256: 24 cells a mask, in the first config.
 
 forward, causal   1.14 of FA3 by geometric mean, least 1.03; of dense where lengths are alike 0.98 to 1.01
 forward, full     1.10, least 1.01; of dense 0.95 to 1.00
-gradients         D128 1.02 over 24 cells, least 0.79 (32/8 heads, one long: key heads are few, and their tiles long),
-                  D64 0.90 over 12, least 0.82; of the dense kernel 0.96 to 1.01
+gradients         in later runs (varlen_backward_gluon.txt), of 12, 24 and 12 cells: D64 1.10 of FA3, least 1.008; D128
+                  1.17, least 1.053; D256 1.11, least 1.049; of the dense kernel 0.96 to 1.05
 
 helped
   masked blocks in a loop of their own   causal, of dense: D128 0.94-0.98 -> 0.98-0.99, D256 0.88-0.93 -> 1.00 (separate
@@ -17,6 +17,13 @@ helped
   three groups at D64 causal             1 x 16,384: 2,258 -> 2,125 us; 4 x 4,096: 574 -> 583
   a list that layers share               1 to 3 us a call
   programmatic launch                    1 to 2 us a call, of 41 to 139
+gradients
+  tiles drawn                            D64, two in flight 1.015 -> 1.11 of FA3 (two runs), three 1.00 -> 1.06; D128
+                                         1.138 -> 1.150
+  sweeps beside each other               D256 1.046 -> 1.099; 16 sequences, one of 2,048: 205 -> 146 us
+  dQ's sweep last                        that batch 168 us; others alike
+  tiles in parts                         32/8 heads, that batch: 297 -> 257 us; 32/2, one sequence of 2,048: 903 -> 269
+  not: 32 or 64 rows a program of `before`, 2 or 8 warps of `after`, words of the list told to be uniform
 """
 
 from triton.experimental import gluon

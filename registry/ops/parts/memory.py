@@ -149,16 +149,13 @@ def stir(tensors: Sequence[torch.Tensor]) -> None:
 @contextlib.contextmanager
 def conditions(*, deterministic: bool = False, ieee: bool | None = None) -> Iterator[None]:
     """torch's global switches as one problem asks for them. `ieee=None` leaves the float32 precision alone."""
-    before, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    switched = deterministic != before or warn_only  # (the first switch imports torch's compiler: 1.7 seconds)
+    before, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
     try:
-        if switched:
-            torch.use_deterministic_algorithms(deterministic)
+        # The same switch as `use_deterministic_algorithms`, which imports torch's compiler besides: 1.7 seconds.
+        torch.set_deterministic_debug_mode("error" if deterministic else "default")
         if ieee is not None:
             torch.set_float32_matmul_precision("highest" if ieee else "high")
         yield
     finally:
-        if switched:
-            torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(before)
         torch.set_float32_matmul_precision(precision)
