@@ -164,7 +164,7 @@ BY_OP = {
         leading=("m", "n", "k"),
         over="m",
         panels=("dtype", "layout"),
-        as_measured=("batch",),
+        as_measured=("batch", "ieee"),
         products=lambda p, shape: {(p.m, p.n, p.k): p.batch},
     )
 }
