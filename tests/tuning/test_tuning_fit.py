@@ -131,7 +131,7 @@ def test_a_batch_or_a_dtype_that_nobody_measured_is_not_spoken_about():
     cases = [Case.of("matmul", m=m, n=1024, k=1024) for m in (16, 64, 256, 1024, 4096)]
     results = results_of(cases, lambda f: {one("a"): 1.0})
     made = make_table(results, fit(results.of("matmul"), results.machine), "h200/0001")
-    assert made.rules[0]["when"] == {"dtype": ["bfloat16", "float16"], "batch": 1}
+    assert made.rules[0]["when"] == {"dtype": ["bfloat16", "float16"], "batch": 1, "ieee": False}
 
 
 def test_what_was_the_same_in_all_shapes_keeps_others_far():
