@@ -2,7 +2,7 @@
 
 Forward: a producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside
 PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, tiles.py,
-softmax.py, products.py, host.py. The gradients: backward/. Packed sequences: varlen/.
+softmax.py, products.py, one_product.py, host.py. The gradients: backward/. Packed sequences: varlen/.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry import Design
-from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
+from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, two_powers, window_bounds
 
 OVERLAP_FROM = 8  # tiles for each SM from which a tile's end is worth hiding behind the next one's start
 THREE_GROUPS_FROM = 1536  # causal rows at head dim 64: below, the last of the tiles of 192 rows is too empty
@@ -38,7 +38,9 @@ def config_of(
     stages: int = 2,
     rescale: str = "before_pv",
     overlap: bool = False,
+    **more: bool,
 ) -> dict[str, Any]:
+    """`more` are what few configs have: written, one_product (see traits.py)."""
     return {
         "BLOCK_N": block_n,
         "consumers": consumers,
@@ -48,6 +50,7 @@ def config_of(
         "schedule": schedule,
         "rescale": rescale,
         "overlap": overlap,
+        **more,
     }
 
 
@@ -95,10 +98,15 @@ def _head_64(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, An
     return [*found, config_of(128, 1, "off", 64, "dynamic")]
 
 
+# What is written out pays where tensors of powers of two lose most, and not at head dims 64 and 256.
+
+
 def _head_96(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     two = config_of(128, 2, "pair", 64, "dynamic", overlap=overlap)
     three = config_of(64, 3, "pair", 0, "dynamic", overlap=overlap and not triangular)
-    return [two, three, config_of(128, 1, "off", 0, "dynamic")]
+    one_product = two_powers(problem.head_dim_v).bit_count() > 1
+    more = {"written": True, "one_product": True} if one_product else {"written": True}
+    return [{**two, **more}, two, three, config_of(128, 1, "off", 0, "dynamic")]
 
 
 def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
@@ -110,13 +118,16 @@ def _head_128(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, A
     if not triangular:
         return [best, *small]
     short = config_of(128, 2, "pair", 64, "dynamic", rescale="after_pv", overlap=overlap)
-    return [best, {**best, "q_columns": 0}, short, *small]
+    return [best, {**best, "written": True}, {**best, "q_columns": 0}, short, *small]
 
 
 def _head_192(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:
     best = config_of(128 if problem.head_dim_v <= 128 else 64, 2, "pair", 64, "dynamic")
-    more = {**best, "q_columns": 0} if problem.head_dim_v <= 128 else {**best, "overlap": True}
-    return [best, more, config_of(64, 1, "off", 64, "dynamic")]
+    small = config_of(64, 1, "off", 64, "dynamic")
+    if problem.head_dim_v <= 128:
+        return [best, {**best, "q_columns": 0}, small]
+    deeper = {**best, "stages": 3, "q_columns": 128, "written": True}
+    return [*[deeper] * (problem.head_dim > 128), best, {**best, "overlap": True}, small]
 
 
 def _head_256(problem: Any, triangular: bool, overlap: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from registry.plugins.gluon_fa3.products import (
     normalized,
     scaled,
     store_output,
-    value_parts,
+    value_products,
     wait_pv,
 )
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
@@ -29,12 +29,12 @@ ROWS = gl.constexpr(64)
 def pass_block(k_ring, v_ring, i, GROUP: gl.constexpr, T: gl.constexpr):
     """A block that this group does not see and another group of the tile does: only keep the counts in step."""
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
-    wait_tile(k_ring, i)
+    wait_tile(k_ring, i, "K", T)
     take_turn(GROUP, T)
     give_turn(NEXT, T)
-    release_tile(k_ring, i)
-    wait_tile(v_ring, i)
-    release_tile(v_ring, i)
+    release_tile(k_ring, i, "K", T)
+    wait_tile(v_ring, i, "V", T)
+    release_tile(v_ring, i, "V", T)
 
 
 @gluon.jit
@@ -43,9 +43,9 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     q_registers, q, k_ring, v_ring, zero, row, rows, keys, here, scale, cap = step
     acc, alpha, m_i, sums, pairs, i = state
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
-    PRODUCTS: gl.constexpr = value_parts(T)
+    PRODUCTS: gl.constexpr = value_products(T)
     scopes.enter("wait K")
-    k = wait_tile(k_ring, i)
+    k = wait_tile(k_ring, i, "K", T)
     scopes.leave("wait K")
     take_turn(GROUP, T)
     scopes.enter("async QK")
@@ -55,14 +55,14 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     if T.rescale == "before_pv":
         acc = scaled(acc, alpha)
     scopes.enter("async PV")
-    o_pending = issue_pv(pairs, tile_of(v_ring, i - 1), acc, T)
+    o_pending = issue_pv(pairs, tile_of(v_ring, i - 1, "V", T), acc, T)
     if T.pingpong == "pair":
         give_turn(NEXT, T)
     scopes.enter("wait QK")
     s = warpgroup_mma_wait(PRODUCTS, [s_pending])
     scopes.leave("wait QK")
     scopes.leave("async QK")
-    release_tile(k_ring, i)
+    release_tile(k_ring, i, "K", T)
     scopes.enter("softmax")
     s = score(s, scale, cap, T)
     if MASKED:
@@ -73,13 +73,14 @@ def attend_block(GROUP: gl.constexpr, step, state, block, MASKED: gl.constexpr, 
     p, alpha, m_i, sums = softmax(s, m_i, sums, scale, T)
     scopes.leave("softmax")
     scopes.enter("wait V")
-    wait_tile(v_ring, i)  # of the next product: here, or ptxas would move the wait for PV before the exponentials
+    # Of the next product: here, or ptxas would move the wait for PV before the exponentials.
+    wait_tile(v_ring, i, "V", T)
     scopes.leave("wait V")
     scopes.enter("wait PV")
     acc = wait_pv(o_pending)
     scopes.leave("wait PV")
     scopes.leave("async PV")
-    release_tile(v_ring, i - 1)
+    release_tile(v_ring, i - 1, "V", T)
     if T.rescale == "after_pv":
         acc = scaled(acc, alpha)
     pairs = pack(p, T)
@@ -107,7 +108,7 @@ def consumer(
     DTYPE: gl.constexpr = o_map.dtype
     NEXT: gl.constexpr = (GROUP + 1) % T.groups
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
-    PRODUCTS: gl.constexpr = value_parts(T)
+    PRODUCTS: gl.constexpr = value_products(T)
     Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     rows = gl.arange(0, ROWS, layout=S_ROW)
@@ -125,10 +126,10 @@ def consumer(
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
         row = place[0] * T.block_m + GROUP * ROWS
         scopes.enter("wait Q")
-        q = wait_tile(q_ring, 0)
+        q = wait_tile(q_ring, 0, "Q", T)
         scopes.leave("wait Q")
         scopes.enter("wait K")
-        k = wait_tile(k_ring, 0)
+        k = wait_tile(k_ring, 0, "K", T)
         scopes.leave("wait K")
         take_turn(GROUP, T)
         scopes.enter("async QK")
@@ -138,7 +139,7 @@ def consumer(
         s = warpgroup_mma_wait(0, [s_pending])
         scopes.leave("wait QK")
         scopes.leave("async QK")
-        release_tile(k_ring, 0)
+        release_tile(k_ring, 0, "K", T)
         low, high = group_blocks(place, GROUP, extent, T)
         scopes.enter("softmax")
         s = mask_block(score(s, scale, cap, T), row, high, rows, keys, extent_of(place, extent, T), T)
@@ -158,7 +159,7 @@ def consumer(
                 pass_block(k_ring, v_ring, i, GROUP, T)
                 i += 1
         scopes.enter("wait Q")
-        q = wait_tile(q_ring, turn)
+        q = wait_tile(q_ring, turn, "Q", T)
         scopes.leave("wait Q")
         if T.q_columns > 0:
             q_registers = columns_of(q, 0, T.q_columns, T.head).load(Q_LAYOUT)
@@ -166,7 +167,7 @@ def consumer(
             q_registers = lowest  # unused
         if not T.overlap:  # first block: the only one with a mask, unless the mask is a band
             scopes.enter("wait K")
-            k = wait_tile(k_ring, i)
+            k = wait_tile(k_ring, i, "K", T)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
@@ -176,11 +177,11 @@ def consumer(
             s = warpgroup_mma_wait(0, [s_pending])
             scopes.leave("wait QK")
             scopes.leave("async QK")
-            release_tile(k_ring, i)
+            release_tile(k_ring, i, "K", T)
             if T.q_columns == T.head:
                 # Not before a product has used the registers: a load that is under way does not hold back the barrier,
                 # and the copy of the next tile's Q overtook it (measured: in tiles of one key block, wrong).
-                release_tile(q_ring, turn)
+                release_tile(q_ring, turn, "Q", T)
             scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), row, high, rows, keys, here, T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
@@ -188,7 +189,7 @@ def consumer(
             pairs = pack(p, T)
             i += 1
         scopes.enter("wait V")
-        wait_tile(v_ring, i - 1)
+        wait_tile(v_ring, i - 1, "V", T)
         scopes.leave("wait V")
         alpha = lowest  # times the empty accumulator
 
@@ -205,7 +206,7 @@ def consumer(
                 state = attend_block(GROUP, step, state, high - 1 - j, T.mask == "band", T)
         acc, alpha, m_i, sums, pairs, i = state
         if T.overlap or T.q_columns != T.head:
-            release_tile(q_ring, turn)
+            release_tile(q_ring, turn, "Q", T)
         turn += 1
 
         # The last product; with `overlap` beside it the next tile's first block (after the last tile: for nothing).
@@ -219,10 +220,10 @@ def consumer(
         if T.overlap:
             next_row = next_place[0] * T.block_m + GROUP * ROWS
             scopes.enter("wait Q")
-            q = wait_tile(q_ring, turn)
+            q = wait_tile(q_ring, turn, "Q", T)
             scopes.leave("wait Q")
             scopes.enter("wait K")
-            k = wait_tile(k_ring, i)
+            k = wait_tile(k_ring, i, "K", T)
             scopes.leave("wait K")
             take_turn(GROUP, T)
             scopes.enter("async QK")
@@ -230,7 +231,7 @@ def consumer(
             if T.pingpong == "qk":
                 give_turn(NEXT, T)
         scopes.enter("async PV")
-        o_pending = issue_pv(pairs, tile_of(v_ring, i - 1), acc, T)
+        o_pending = issue_pv(pairs, tile_of(v_ring, i - 1, "V", T), acc, T)
         if T.overlap:
             if T.pingpong == "pair":
                 give_turn(NEXT, T)
@@ -238,7 +239,7 @@ def consumer(
             s = warpgroup_mma_wait(PRODUCTS, [s_pending])
             scopes.leave("wait QK")
             scopes.leave("async QK")
-            release_tile(k_ring, i)
+            release_tile(k_ring, i, "K", T)
             low, high = group_blocks(next_place, GROUP, extent, T)
             scopes.enter("softmax")
             s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent_of(next_place, extent, T), T)
@@ -254,7 +255,7 @@ def consumer(
         acc = wait_pv(o_pending)
         scopes.leave("wait PV")
         scopes.leave("async PV")
-        release_tile(v_ring, i - 1)
+        release_tile(v_ring, i - 1, "V", T)
         if T.overlap:
             pairs = pack(p, T)
             i += 1
@@ -264,7 +265,7 @@ def consumer(
                 i += 1
         acc = normalized(acc, inverse)
         scopes.enter("store")
-        store_output(o_map, ((o_tiles,), GROUP), acc, queries_of(place, T), row, DTYPE, T)
+        store_output(o_map, ((o_tiles,), GROUP, GROUP), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")
         place = next_place
     if GROUP == 0:

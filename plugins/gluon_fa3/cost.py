@@ -31,11 +31,15 @@ _TIMES = {
 }
 
 
+_WRITTEN = {96: 0.93, 128: 0.995, 192: 0.95}  # of the same tile otherwise, in full tiles
+
+
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
     wide = tier(problem)
     rows, columns = ROWS * config["consumers"], config["BLOCK_N"]
     launch, scores = _TIMES[wide, config["consumers"], columns]
+    scores *= _WRITTEN.get(wide, 1.0) if config.get("written") else 1.0
     at_once = 2 if config["consumers"] == 1 and (wide == 64 or (wide == 128 and columns == 64)) else 1
     sms = max(problem.target.sm_count, 1)
     tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // rows)

@@ -29,6 +29,16 @@ helped, back to back, from benchmarks/results/h200/forward_configs.txt (drift be
                           80 1.007 (least 0.961), 96 0.940 (0.871), 192 0.976 (0.947), 192 with values of 128 1.037
                           (0.972): 4 cells each
 
+helped, at the limit of power: ratios to the config before, from benchmarks/results/h200/forward_configs_2.txt
+  waits written out, O    D96 1.091 / 1.067 at 16k (full, causal), 1.070 / 1.038 at 4k, 1.073 / 1.017 at 1k; D80 1.058
+  as one product          / 1.049 at 16k, 1.056 / 1.039 at 4k: products of 16 or 32 columns are probably slow. The
+                          waits alone 1.03 (D96 causal) and 1.02 (D80); O of the next power of two instead 1.01 to
+                          1.05 (D96)
+  three stages, 128       192: 1.058 / 1.053 at 16k, 1.033 / 1.005 at 4k, 1.046 / 1.020 at 1k, with waits written out,
+  columns of Q            which add 0.99 to 1.02 to it; with two stages 1.01 / 0.99 at 16k
+  of FlashAttention-3     D80 1.057 (least 1.015; 1.004 before), D96 1.085 (0.953, full 16k; 1.022), 192 1.063 (1.010;
+                          1.030): 4, 6 and 6 cells, of which 1k are the best
+
 helped, before
   overlap                 D64 full 426 / 494 / 527 -> 435 / 503 / 532; D128 causal 439 / 581 / 635 -> 447 / 589 / 633
   Q columns in registers  D128 causal 563 (none), 569 (64), 548 (128) at 4k; 614, 624, 600 at 16k
@@ -48,6 +58,13 @@ did not
   three stages            D64 three groups 4k 487 -> 492, nothing on top of overlap
   three groups at D128    with BLOCK_N 64: 4% slower at 4k; now causal 16k 688 of 699, 4k 588 of 613, full 661 of 700
   three groups at D80, D96  with BLOCK_N 64: 0.95 to 1.00 of two groups, but D96 full 16k 537 -> 558
+  waits written out       D64 0.96 to 1.00; D128 full 0.98 to 1.01, causal 0.995 to 1.018 from 4k on (1.006 by
+                          geometric mean of 11), 0.997 below; D256 0.995 to 1.003; 192 with values of 128 0.98 to 1.00
+  packing half of P       beside the other half's exponentials, which waits for PV amid them: D64 0.93 to 0.96, D128
+                          0.93 to 1.01
+  maxima in eight chains  a row instead of one, the rest as it was: D64, D128 and D256 0.99 to 1.007
+  128 columns of Q        at D256, with waits written out, a sixth fewer reads of shared memory: 0.997 to 1.001
+  sections of 16, 64 MiB  32/8 heads at 32k, with waits written out: 1.003, 1.004, and 1.003 with 32 MiB
   smaller L2 sections     16 and 8 MiB at D128 causal 16k: 653 -> 653, 647
 """
 
@@ -56,7 +73,7 @@ from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_fa3.consumer import consumer
 from registry.plugins.gluon_fa3.producer import producer
-from registry.plugins.gluon_fa3.tiles import PANEL, panels_of, tile_ring
+from registry.plugins.gluon_fa3.tiles import PANEL, panels_of, rings_at_known_place, tile_ring
 from registry.toolbox.hopper import ring
 
 ROWS = gl.constexpr(64)
@@ -81,8 +98,11 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     o_tiles = panels_of(o_map, G * (T.o_columns // PANEL))
     notes = gl.allocate_shared_memory(gl.int64, [2, T.message_words], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q = query_rings(maps[0], T)
-    k = tile_ring(maps[1], T.head, STAGES, G)
-    v = tile_ring(maps[2], T.head_v, STAGES, G)
+    if T.written:
+        k, v = rings_at_known_place(maps[1], T)
+    else:
+        k = tile_ring(maps[1], T.head, STAGES, G)
+        v = tile_ring(maps[2], T.head_v, STAGES, G)
     notes = ring(notes, 2, G)
     # Written out: a constexpr inside a tuple variable would lose its value.
     if G == 1:

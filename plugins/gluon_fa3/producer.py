@@ -11,9 +11,9 @@ ROWS = gl.constexpr(64)
 
 
 @gluon.jit
-def load_block(tensor, r, i, keys, block, COLUMNS: gl.constexpr, T: gl.constexpr):
+def load_block(tensor, r, i, keys, block, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
-    load_columns(tensor, r, i, keys, block * T.block_n, "wait slot of K or V", COLUMNS, T)
+    load_columns(tensor, r, i, keys, block * T.block_n, NAME, COLUMNS, T)
 
 
 @gluon.jit
@@ -22,7 +22,7 @@ def load_queries(q_map, q_rings, turn, place, T: gl.constexpr):
     GROUPS: gl.constexpr = T.groups
     for g in gl.static_range(GROUPS):
         row = place[0] * T.block_m + g * ROWS
-        load_columns(q_map, q_rings[g], turn, queries_of(place, T), row, "wait slot of Q", T.head, T)
+        load_columns(q_map, q_rings[g], turn, queries_of(place, T), row, "Q", T.head, T)
 
 
 @gluon.jit
@@ -41,14 +41,14 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     turn = 0  # tiles begun
     used = 0  # K blocks of the tiles before
     if T.overlap:
-        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, T.head, T)
+        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, "K", T.head, T)
         load_queries(q_map, q_rings, 0, place, T)
     while tile < tiles:
         keys = keys_of(place, group, T)
         steps = high - low
         last_block = low
         if not T.overlap:
-            load_block(k_map, k_ring, used, keys, high, T.head, T)
+            load_block(k_map, k_ring, used, keys, high, "K", T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
         turn += 1
         if T.schedule != "dynamic":
@@ -56,15 +56,15 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         for j in range(1, steps + 1):
-            load_block(k_map, k_ring, used + j, keys, high - j, T.head, T)
-            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, T.head_v, T)
+            load_block(k_map, k_ring, used + j, keys, high - j, "K", T.head, T)
+            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, "V", T.head_v, T)
         if T.schedule == "dynamic":
             tile = next_tile(tile, counter, work, T)
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         low, high = tile_blocks(place, extent, T)
         if T.overlap:
-            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, T.head, T)
+            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, "K", T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
-        load_block(v_map, v_ring, used + steps, keys, last_block, T.head_v, T)
+        load_block(v_map, v_ring, used + steps, keys, last_block, "V", T.head_v, T)
         used += steps + 1

@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from registry.plugins.gluon_fa3.one_product import issue_one_product
 from registry.plugins.gluon_fa3.softmax import rescaled, unpack
 from registry.plugins.gluon_fa3.tiles import columns_of, send
 from registry.toolbox.hopper import store_wait
@@ -28,6 +29,12 @@ def _head_part(T, start, part, which):
 @gluon.constexpr_function
 def value_parts(T):
     return len(T.value_parts)
+
+
+@gluon.constexpr_function
+def value_products(T):
+    """How many products O's are on their way at once."""
+    return 1 if T.one_product else len(T.value_parts)
 
 
 @gluon.constexpr_function
@@ -64,11 +71,14 @@ def _pv_part(pairs, v, acc, T: gl.constexpr):
 def issue_pv(pairs, v, acc, T: gl.constexpr):
     """O += P V, with P from registers."""
     COUNT: gl.constexpr = len(acc)
-    out = ()
-    for i in gl.static_range(COUNT):
-        part = columns_of(v, _value_part(T, i, 0), _value_part(T, i, 1), T.head_v)
-        out = out + (_pv_part(pairs, part, acc[i], T),)
-    return out
+    if T.one_product:
+        return issue_one_product(pairs, v, acc, T)
+    else:
+        out = ()
+        for i in gl.static_range(COUNT):
+            part = columns_of(v, _value_part(T, i, 0), _value_part(T, i, 1), T.head_v)
+            out = out + (_pv_part(pairs, part, acc[i], T),)
+        return out
 
 
 @gluon.jit

@@ -93,6 +93,17 @@ def partial_sums(p, T: gl.constexpr):
 
 
 @gluon.jit
+def highest(s, T: gl.constexpr):
+    """Each row's maximum."""
+    if T.written:  # in eight chains a row, not one
+        ROW: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+        eight = gl.max(s.reshape([s.shape[0], T.block_n // 32, 4, 4, 2]), 1)
+        return gl.convert_layout(gl.max(gl.max(gl.max(eight, 3), 1), 1), ROW)
+    else:
+        return gl.max(s, 1)
+
+
+@gluon.jit
 def risen(m, highest):
     """What to subtract. Any number near the true maximum will do, since it cancels out: this one rises by more than
     SLACK or not at all, which leaves nearly all blocks but a row's first with nothing to rescale."""
@@ -133,10 +144,10 @@ def rescaled(acc, alpha):
 def softmax(s, m, sums, scale, T: gl.constexpr):
     """One online step: probabilities, the factor for what was accumulated before, the new maxima and sums."""
     if T.score == "plain":
-        m_new = risen(m, gl.max(s, 1) * scale)
+        m_new = risen(m, highest(s, T) * scale)
         p = gl.exp2(s * scale - m_new[:, None])
     else:
-        m_new = risen(m, gl.max(s, 1))
+        m_new = risen(m, highest(s, T))
         p = gl.exp2(s - m_new[:, None])
     alpha = gl.exp2(m - m_new)
     own = partial_sums(p, T)

@@ -12,9 +12,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from registry.plugins.gluon_fa3 import traits
 from registry.plugins.gluon_fa3.places import box
 from registry.toolbox import scopes
+from registry.toolbox.clusters import release_in_both, wait_at
 from registry.toolbox.hopper import (
+    init_barriers,
     load_tile,
     release_slot,
+    retyped,
     ring,
     slot_of,
     store_tile,
@@ -22,8 +25,10 @@ from registry.toolbox.hopper import (
     wait_slot_empty,
     wait_slot_full,
 )
+from registry.toolbox.wgmma import lanes, shared_memory
 
 PANEL = gl.constexpr(traits.PANEL)
+WORDS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.constexpr_function
@@ -49,42 +54,140 @@ def tile_ring(tensor, COLUMNS: gl.constexpr, STAGES: gl.constexpr, READERS: gl.c
         return (first, panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL))), full, empty
 
 
+@gluon.constexpr_function
+def known_places(t):
+    """(panels of tiles of K and V, KiB of them, words for a ring's barriers, where these begin, counted in as many)."""
+    panels = t.stages * (t.head + t.head_v) // 64
+    units, words = panels * t.block_n // 8, 1 << (t.stages - 1).bit_length()
+    return panels, units, words, units * 128 // words
+
+
 @gluon.jit
-def load_columns(tensor, r, i, where, row, WAIT: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
+def rings_at_known_place(tensor, T: gl.constexpr):
+    """Those of K and V in one allocation: K's tiles, V's, and behind them their barriers. It is the largest, so the
+    compiler puts it first (tests hold that), and what is written out can tell where each lies."""
+    STAGES: gl.constexpr = T.stages
+    N: gl.constexpr = T.block_n
+    PANELS: gl.constexpr = known_places(T)[0]
+    UNITS: gl.constexpr = known_places(T)[1]
+    EACH: gl.constexpr = known_places(T)[2]
+    FIRST: gl.constexpr = known_places(T)[3]
+    RINGS: gl.constexpr = (UNITS + 1) * 128 // EACH
+    LAYOUT: gl.constexpr = tensor.layout
+    memory = gl.allocate_shared_memory(tensor.dtype, [UNITS + 1, 1, 1, 8, PANEL], tensor.layout)
+    panels = viewed(memory, [PANELS, 1, 1, N, PANEL], LAYOUT)
+    words = retyped(memory, gl.int64, [RINGS, EACH, 1], WORDS)
+    k = (panels, panels), barriers_in(words, FIRST, 1, STAGES), barriers_in(words, FIRST + 1, 4 * T.groups, STAGES)
+    v = (panels, panels), barriers_in(words, FIRST + 2, 1, STAGES), barriers_in(words, FIRST + 3, 4 * T.groups, STAGES)
+    return k, v
+
+
+@gluon.jit
+def barriers_in(words, NUMBER: gl.constexpr, ARRIVALS: gl.constexpr, STAGES: gl.constexpr):
+    """Barriers of a ring, by its number among so many words."""
+    LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
+    bars = viewed(words.index(NUMBER), [STAGES, 1], LAYOUT)
+    init_barriers(bars, ARRIVALS)
+    return bars
+
+
+@gluon.jit
+def load_columns(tensor, r, i, where, row, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Producer: bring a tile as use i of its ring."""
     FIRST: gl.constexpr = leading(COLUMNS)
     ROWS: gl.constexpr = tensor.block_shape[len(tensor.block_shape) - 2]
     panels, full, empty = r
     s = slot_of(i, r)
+    WAIT: gl.constexpr = "wait slot of Q" if NAME == "Q" else "wait slot of K or V"
     scopes.enter(WAIT)
     ready = wait_slot_empty(r, s, i)
     scopes.leave(WAIT)
     mbarrier.expect(ready, ROWS * COLUMNS * 2)
+    at = place_of(s, NAME, 0, T)
     for p in gl.static_range(FIRST // PANEL):
-        load_tile(tensor, box(where, row, p * PANEL, T), ready, panels[0].index(s * (FIRST // PANEL) + p))
+        load_tile(tensor, box(where, row, p * PANEL, T), ready, panels[0].index(at * (FIRST // PANEL) + p))
+    at = place_of(s, NAME, 1, T)
     for p in gl.static_range((COLUMNS - FIRST) // PANEL):
-        to = panels[1].index(s * ((COLUMNS - FIRST) // PANEL) + p)
+        to = panels[1].index(at * ((COLUMNS - FIRST) // PANEL) + p)
         load_tile(tensor, box(where, row, FIRST + p * PANEL, T), ready, to)
 
 
 @gluon.jit
-def wait_tile(r, i):
+def wait_tile(r, i, NAME: gl.constexpr, T: gl.constexpr):
     """Consumer: the tile of use i."""
-    s = slot_of(i, r)
-    wait_slot_full(r, s, i)
-    return r[0], s
+    if is_written(NAME, T):
+        wait_at(barrier_at(i, NAME, 0, T), round_of(i, T) & 1)
+    else:
+        wait_slot_full(r, slot_of(i, r), i)
+    return tile_of(r, i, NAME, T)
 
 
 @gluon.jit
-def tile_of(r, i):
+def tile_of(r, i, NAME: gl.constexpr, T: gl.constexpr):
     """Consumer: the same, which has been waited for."""
-    return r[0], slot_of(i, r)
+    if is_written(NAME, T):
+        s = i - round_of(i, T) * T.stages
+    else:
+        s = slot_of(i, r)
+    return r[0], place_of(s, NAME, 0, T), place_of(s, NAME, 1, T)
 
 
 @gluon.jit
-def release_tile(r, i):
-    """Consumer: this group is done with use i."""
-    release_slot(r, slot_of(i, r))
+def release_tile(r, i, NAME: gl.constexpr, T: gl.constexpr):
+    """Consumer: this group is done with use i; where it is written out, each warp for itself."""
+    if is_written(NAME, T):
+        release_in_both(barrier_at(i, NAME, 1, T), lanes() % 32, False)
+    else:
+        release_slot(r, slot_of(i, r))
+
+
+# Written out. For each arrival at a barrier the compiler lets the warps of a group wait for each other, before it and
+# after, four times a block of keys; a warp that has waited for its products needs no others to let go of a tile.
+
+
+@gluon.constexpr_function
+def is_written(name, t):
+    """Of the rings of tiles that are named K, V and Q."""
+    return t.written and name != "Q"
+
+
+@gluon.jit
+def round_of(i, T: gl.constexpr):
+    """How often the ring went round before use i, which is not negative: without the steps that a sign would take."""
+    if T.stages == 2:
+        return i >> 1
+    else:
+        return i // T.stages
+
+
+@gluon.constexpr_function
+def _barriers_at(name, empty, t):
+    _, _, words, first = known_places(t)
+    return 8 * words * (first + 2 * (name == "V") + empty)
+
+
+@gluon.jit
+def barrier_at(i, NAME: gl.constexpr, EMPTY: gl.constexpr, T: gl.constexpr):
+    """The address of the barrier of use i."""
+    FIRST: gl.constexpr = _barriers_at(NAME, EMPTY, T)
+    return shared_memory() + FIRST + 8 * (i - round_of(i, T) * T.stages)
+
+
+@gluon.constexpr_function
+def _first_place(name, rest, t):
+    if not is_written(name, t):
+        return 0
+    k, v = leading(t.head) // 64, leading(t.head_v) // 64  # panels of leading columns: K's, V's, and then the rests'
+    if rest:
+        return t.stages * (k + v + (0 if name == "K" else t.head // 64 - k))
+    return 0 if name == "K" else t.stages * k // v
+
+
+@gluon.jit
+def place_of(s, NAME: gl.constexpr, REST: gl.constexpr, T: gl.constexpr):
+    """Where a slot's tile is, counted in such tiles: its leading columns, or the REST of them (one panel)."""
+    FIRST: gl.constexpr = _first_place(NAME, REST, T)
+    return s + FIRST
 
 
 @gluon.jit
@@ -99,13 +202,13 @@ def _matrix(panels, s, COLUMNS: gl.constexpr):
 def columns_of(tile, FROM: gl.constexpr, COUNT: gl.constexpr, COLUMNS: gl.constexpr):
     """Some columns of a tile of so many as a matrix: a power of two, from a multiple of it on."""
     FIRST: gl.constexpr = leading(COLUMNS)
-    panels, s = tile
+    panels, s, rest = tile
     if FROM < FIRST:
         m = _matrix(panels[0], s, FIRST)
         if COUNT < FIRST:
             m = m.slice(FROM, COUNT, dim=1)
     else:
-        m = _matrix(panels[1], s, COLUMNS - FIRST)
+        m = _matrix(panels[1], rest, COLUMNS - FIRST)
         if COUNT < COLUMNS - FIRST:
             m = m.slice(FROM - FIRST, COUNT, dim=1)
     return m
@@ -114,6 +217,6 @@ def columns_of(tile, FROM: gl.constexpr, COUNT: gl.constexpr, COLUMNS: gl.conste
 @gluon.jit
 def send(tensor, tile, where, row, FROM: gl.constexpr, COLUMNS: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr):
     """Copy columns of a tile of WIDE out, to columns FROM and on; those past the tensor's last are cut off."""
-    panels, s = tile
+    panels, s, _ = tile
     for p in gl.static_range(COLUMNS // PANEL):
         store_tile(tensor, box(where, row, FROM + p * PANEL, T), panels[0].index(s * (WIDE // PANEL) + p))

@@ -1,6 +1,7 @@
 """What shapes the machine code of one build: tiles, roles, masks, schedule. No import of Triton: legality needs none.
 
-A config is the searchable part: {BLOCK_N, consumers, stages, pingpong, q_columns, schedule, rescale, overlap}.
+A config is the searchable part: {BLOCK_N, consumers, stages, pingpong, q_columns, schedule, rescale, overlap}, and in
+some written and one_product.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Traits:
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
+    written: bool = False  # K and V lie at a known place, and waits for them are written out: tiles.py
+    one_product: bool = False  # so are products of columns of O that are no power of two: one_product.py
 
     @property
     def block_m(self) -> int:
@@ -108,7 +111,7 @@ class Traits:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
         tiles = self.block_m * (self.q_slots * self.head + self.o_columns)
         tiles += self.stages * self.block_n * (self.head + self.head_v)
-        return 2 * tiles + 1024
+        return 2 * tiles + (2048 if self.written else 1024)
 
     @property
     def blocks_per_sm(self) -> int:
@@ -195,6 +198,8 @@ def traits_with(problem: Any, config: Mapping[str, Any], *, score: str | None, *
         rescale=config["rescale"],
         score=score or ("softcap" if problem.softcap else "plain"),
         lse=problem.lse,
+        written=config.get("written", False),
+        one_product=config.get("one_product", False),
         **known,
     )
 
@@ -229,6 +234,7 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
         yield Reason("config", "schedule", config["schedule"], ", ".join(SCHEDULES))
     if config["rescale"] not in RESCALES:
         yield Reason("config", "rescale", config["rescale"], ", ".join(RESCALES))
+    yield from written_rule(problem, config)
     # Accumulators of S and O, and P, must fit beside the addressing in a consumer's registers.
     values = two_powers(problem.head_dim_v)
     need = block_n // 2 + block_n // 4 + values // 2 + (8 if values.bit_count() > 1 else 0)
@@ -236,8 +242,18 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     if need > CONSUMER_REGISTERS.get(groups, 240):
         yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")
     columns = -(-problem.head_dim // PANEL) * PANEL
-    in_registers = [0, 64] + [columns] * (columns in (128, 256))
+    in_registers = [0, 64] + [128] * (columns >= 128) + [256] * (columns == 256)
     if config["q_columns"] not in in_registers:
         yield Reason("config", "q_columns", config["q_columns"], " or ".join(map(str, in_registers)))
     if block_n not in (64, 128):
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
+
+
+def written_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What holds for K and V at a known place: V's tiles lie at multiples of what is one matrix of them."""
+    k, v = (1 << (-(-d // PANEL)).bit_length() - 1 for d in (problem.head_dim, problem.head_dim_v))
+    if config.get("written") and config["stages"] * k % v:
+        yield Reason("config", "written", True, "False with so much wider values")
+    parts, panels = two_powers(problem.head_dim_v).bit_count(), -(-problem.head_dim_v // PANEL)
+    if config.get("one_product") and not (config.get("written") and parts > 1 and panels.bit_count() == 1):
+        yield Reason("config", "one_product", True, "False: one product as it is, or V does not lie as one matrix")

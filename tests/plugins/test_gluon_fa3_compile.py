@@ -15,7 +15,8 @@ from compiled import loop_spills, reading, resources
 from covering import all_of, configs_are_there_and_differ, covering_builds, named
 
 from registry.plugins import gluon_fa3
-from registry.plugins.gluon_fa3.traits import SCHEDULES, mask_kind, may_skip, traits_of, window_bounds
+from registry.plugins.gluon_fa3.tiles import known_places
+from registry.plugins.gluon_fa3.traits import SCHEDULES, config_rule, mask_kind, may_skip, traits_of, window_bounds
 
 H200 = Target.named("H200")
 VARIANT = gluon_fa3.VARIANT
@@ -80,9 +81,63 @@ def test_features_cost_the_plain_path_nothing(p, config):
         assert loop.counts["F2FP"] == per_thread // 2 and loop.counts.get("PRMT", 0) == 0, "packed once, carried packed"
         assert loop.counts["FMUL"] == 2 + p.head_dim_v // 2 and loop.counts["FFMA"] == per_thread + 2
         # QK: 64 x N x 16 each; PV: 64 x Dv x 16 each, or two of the parts of Dv
-        assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16 * len(traits_of(p, config).value_parts)
+        t = traits_of(p, config)
+        assert loop.counts["HGMMA"] == p.head_dim // 16 + n // 16 * (1 if t.one_product else len(t.value_parts))
         most = {64: 430, 80: 475, 96: 490, 128: 480, 192: 500, 256: 440}[p.head_dim]
         assert loop.instructions <= (most if MEASURED_ON in H200.triton else most * 1.06), "3.9 adds address arithmetic"
+
+
+@reading
+def barriers_set_up(found):
+    """Where in shared memory."""
+    bases = set(re.findall(r"mov\.[bu]32\s+(%r\d+), global_smem;", found.ptx))
+    sums = re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", found.ptx)
+    places = {register: int(offset) for register, base, offset in sums if base in bases}
+    return sorted(places[at] for at in re.findall(r"mbarrier\.init\.shared::cta\.b64 \[(%r\d+)\]", found.ptx))
+
+
+WRITTEN = [(p, config) for p, config in all_of(PLAIN + BETWEEN, VARIANT.legal_configs) if config.get("written")]
+
+
+@pytest.mark.parametrize("p, config", named(WRITTEN))
+def test_keys_and_values_lie_where_what_is_written_out_looks_for_them(p, config):
+    """At the beginning of shared memory, and their barriers behind them."""
+    t = traits_of(p, config)
+    _, units, words, first = known_places(t)
+    behind = 8 * words * first
+    assert units * 1024 <= behind and 2 * t.stages * t.block_n * (t.head + t.head_v) == units * 1024
+    rings = [behind + 8 * (words * ring + slot) for ring in range(4) for slot in range(t.stages)]
+    assert set(rings) <= set(barriers_set_up(built(p, config)))
+
+
+@reading
+def waits_of_groups(found):
+    """In each steady loop, before its last jump: how often all warps of a group wait for each other."""
+    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
+    counted = []
+    for loop in hot_loops(found):
+        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
+        last = max(i for i, step in enumerate(steps) if " BRA " in f" {step} ")
+        counted.append(sum("BAR.SYNC" in step and ", 0x80" in step for step in steps[:last]))
+    return counted
+
+
+@pytest.mark.parametrize("p, config", named(WRITTEN))
+def test_warps_of_a_group_hardly_wait_for_each_other(p, config):
+    assert max(waits_of_groups(built(p, config))) <= 1, "by barriers of the compiler's it is four times"
+
+
+def test_what_cannot_be_written_out_is_refused():
+    def refused(config, **sizes):
+        p = problem(**sizes)
+        return [reason.field for reason in config_rule(p, {**VARIANT.configs_for(p)[-1], **config})]
+
+    assert refused({"written": True}, d=64, dv=256) == ["written"]
+    assert refused({"written": True}, d=256, dv=64) == []
+    assert refused({"one_product": True}, d=96) == ["one_product"], "not without knowing where V lies"
+    assert refused({"one_product": True, "written": True}, d=96) == []
+    assert refused({"one_product": True, "written": True}, d=192) == ["one_product"], "in two places"
+    assert refused({"one_product": True, "written": True}, d=128) == ["one_product"]
 
 
 @reading
