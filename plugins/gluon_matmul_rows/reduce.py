@@ -14,7 +14,7 @@ counters of their own and never meet.
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.plugins.gluon_matmul_rows.wgmma import floats, four_of, lanes, zeros
+from registry.toolbox.wgmma import floats, four_of, lanes, zeros
 from registry.toolbox.hopper import group_barrier
 
 
