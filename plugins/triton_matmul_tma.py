@@ -38,6 +38,7 @@ from registry.ops.matmul.calls import (
     tma_geometry,
     turned,
 )
+from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.toolbox.arithmetic import activate, to_tf32
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
@@ -296,32 +297,19 @@ def design_of(config) -> Design:
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm90+",),
-        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"),
-        unit_inner_stride=False,
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        batched=True,
-        bias=True,
-        out=True,
-        deterministic=True,
-        out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"),
+        **MAPS,
+        **EVERYTHING,
         scaling=("scalar", "rowwise"),
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
     )
     return [
-        Variant(
+        HOST.variant(
             "triton_matmul_tma",
             op="matmul",
-            run=HOST.run,
             requires=requires,
             configs=configs,
-            builds=HOST.builds,
-            prepare=HOST.prepare,
             design_of=design_of,
             summary="tensor descriptors, persistent, pipelined TMA loads",
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),

@@ -39,12 +39,9 @@ _CLAIMS: dict[str, Any] = dict(
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
-        Variant(
+        host.FORWARD.variant(
             "triton_fa2",
             op="attention",
-            run=host.FORWARD.run,
-            prepare=host.FORWARD.prepare,
-            builds=host.FORWARD.builds,
             requires=Requires(
                 **_CLAIMS | {"head_dim": (16, 576), "head_dim_v": (16, 512)},
                 rule=configs.forward_reasons,
@@ -56,12 +53,9 @@ def registry_variants() -> list[Variant]:
             cost=unknown_cost,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
-        Variant(
+        host.BACKWARD.variant(
             "triton_fa2_backward",
             op="attention_backward",
-            run=host.BACKWARD.run,
-            prepare=host.BACKWARD.prepare,
-            builds=host.BACKWARD.builds,
             requires=Requires(
                 **_CLAIMS, grad_lse=True, rule=configs.backward_reasons, shared_memory=configs.backward_shared_memory
             ),

@@ -143,14 +143,11 @@ def registry_variants() -> list[Variant]:
         rule=_rule,
     )
     return [
-        Variant(
+        host.HOST.variant(
             "triton_grouped",
             op="grouped_mm",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
             design_of=design_of,
             summary="persistent over all groups, tiles found on the device; TMA where memory allows it",

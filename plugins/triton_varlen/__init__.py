@@ -52,12 +52,9 @@ _FORWARD_CLAIMS: dict[str, Any] = dict(
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
-        Variant(
+        host.PREFILL.variant(
             "triton_varlen",
             op="attention_varlen",
-            run=host.PREFILL.run,
-            prepare=host.PREFILL.prepare,
-            builds=host.PREFILL.builds,
             requires=Requires(**_FORWARD_CLAIMS),
             design=Design(pipeline_stages=3),
             design_of=configs.prefill_design,
@@ -65,12 +62,9 @@ def registry_variants() -> list[Variant]:
             cost=unknown_cost,
             summary="one program a tile of rows: training and prompts, every feature, any page size",
         ),
-        Variant(
+        host.SPLIT.variant(
             "triton_varlen_split",
             op="attention_varlen",
-            run=host.SPLIT.run,
-            prepare=host.SPLIT.prepare,
-            builds=host.SPLIT.builds,
             requires=Requires(**_FORWARD_CLAIMS),
             design=Design(pipeline_stages=3, persistent=True),
             design_of=configs.split_design,
@@ -78,12 +72,9 @@ def registry_variants() -> list[Variant]:
             cost=unknown_cost,
             summary="the keys of all sequences shared out equally among all SMs, in one launch: decoding",
         ),
-        Variant(
+        dense_host.FORWARD.variant(
             "triton_split",
             op="attention",
-            run=dense_host.FORWARD.run,
-            prepare=dense_host.FORWARD.prepare,
-            builds=dense_host.FORWARD.builds,
             requires=Requires(
                 **_CLAIMS,
                 layouts=("bhsd", "bshd", "strided"),
@@ -97,12 +88,9 @@ def registry_variants() -> list[Variant]:
             cost=unknown_cost,
             summary="few queries over many keys, shared out equally among all SMs in one launch: decoding",
         ),
-        Variant(
+        host.BACKWARD.variant(
             "triton_varlen_backward",
             op="attention_varlen_backward",
-            run=host.BACKWARD.run,
-            prepare=host.BACKWARD.prepare,
-            builds=host.BACKWARD.builds,
             requires=Requires(
                 **_RAGGED_CLAIMS,
                 kv_layouts=("packed",),
