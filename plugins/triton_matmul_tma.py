@@ -18,6 +18,7 @@ not claimed: its FMA products spill (in triton 3.6 all but nn, in 3.9 all).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from registry.ops.matmul.calls import (
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.toolbox.arithmetic import activate, to_tf32
 from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.designs import tiled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.tensor_maps import rounded_to_tf32
 
@@ -284,15 +286,6 @@ def configs(problem) -> list[dict[str, Any]]:
     return found if problem.target.shared_memory > 1 << 17 else [*found, low, _config(64, 64, bk, 4, 5)]
 
 
-def design_of(config) -> Design:
-    return Design(
-        warp_groups=max(config["num_warps"] // 4, 1),
-        pipeline_stages=config["num_stages"],
-        persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
@@ -310,7 +303,7 @@ def registry_variants() -> list[Variant]:
             op="matmul",
             requires=requires,
             configs=configs,
-            design_of=design_of,
+            design_of=partial(tiled, persistent=True),
             summary="tensor descriptors, persistent, pipelined TMA loads",
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
         )

@@ -6,8 +6,8 @@ columns: the product is the transpose of C. Otherwise rows of a are the rows, an
 fill the chip once: 10240 columns in 128 tiles of 80. Gluon's tensors, and so its wgmma, are powers of two: here the
 instructions are written out (registry.toolbox.wgmma) and accumulators are tuples of registers. Both factors lie along
 K. A stage of the ring is STAGE groups of 8 rows of 128 bytes, those of the first factor, then those of the second.
-Boxes bring no row that is not there; where rows of a are fewer than wgmma's (HIGH), it reads on into what follows, for sums that nobody
-stores.
+Boxes bring no row that is not there; where rows of a are fewer than wgmma's (HIGH), it reads on into what follows, for
+sums that nobody stores.
 
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 

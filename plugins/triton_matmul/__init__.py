@@ -13,6 +13,7 @@ from registry.ops.matmul.calls import MATMUL, int32_reasons, out_of, strides_of
 from registry.ops.matmul.claims import EVERYTHING
 from registry.plugins.triton_matmul import host
 from registry.plugins.triton_matmul.tiles import config_of, ranked
+from registry.toolbox.designs import tiled
 
 
 def _facts(problem) -> dict[str, Any]:
@@ -214,14 +215,6 @@ def configs(problem) -> list[dict[str, int]]:
     return found + rest
 
 
-def design_of(config) -> Design:
-    return Design(
-        warp_groups=max(config["num_warps"] // 4, 1),
-        pipeline_stages=config["num_stages"],
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
@@ -241,7 +234,7 @@ def registry_variants() -> list[Variant]:
             requires=requires,
             configs=configs,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
-            design_of=design_of,
+            design_of=tiled,
             summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",
         )
     ]

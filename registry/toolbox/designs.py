@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from registry.contract.capability import Design
 
-__all__ = ["specialised"]
+__all__ = ["specialised", "tiled"]
 
 
 def specialised(
@@ -19,4 +22,16 @@ def specialised(
         tile=tile,
         persistent=persistent,
         dsl="gluon",
+    )
+
+
+def tiled(config: Mapping[str, Any], *, part: str = "", persistent: bool = False) -> Design:
+    """Of a Triton kernel, by the names that its config has: BLOCK_M, BLOCK_N and perhaps BLOCK_K, num_warps and
+    num_stages; or, of one `part` of several, such as "KEY": KEY_M, KEY_N, key_warps and key_stages."""
+    tile, launch = part or "BLOCK", part.lower() or "num"
+    return Design(
+        warp_groups=max(1, config[f"{launch}_warps"] // 4),
+        pipeline_stages=config[f"{launch}_stages"],
+        tile=tuple(config[name] for name in (f"{tile}_M", f"{tile}_N", f"{tile}_K") if name in config),
+        persistent=persistent,
     )
