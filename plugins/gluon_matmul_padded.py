@@ -1,0 +1,215 @@
+"""Products whose rows lie at odd distances, which the TMA unit cannot address: copies at distances that it can, and
+`gluon_matmul_ws` on them.
+
+Tile facts.  One launch copies both operands, or the one that has to be: blocks of 16 x 256 elements, read in units as
+wide as their distances allow (2 to 16 bytes).  Rows of a copy begin at multiples of 128 bytes where they are long
+(other distances cost a tile's boxes a second line for each row), of 16 where they are short.  What lies between rows is
+neither written nor read: tensor maps end where rows do.
+
+Schedule.  The copies, then the product; each begins while the kernel before it ends (programmatic dependent launch).  C
+is not copied: its tiles go through shared memory to masked stores, as `gluon_matmul_ws` does where TMA cannot store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from registry import Reason, Variant, hookimpl
+from registry.ops.matmul.calls import MATMUL
+from registry.plugins import gluon_matmul_ws
+from registry.plugins.gluon_matmul_ws import host
+from registry.plugins.gluon_matmul_ws.tiles import candidates
+from registry.toolbox import integers
+from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.launch import StandIn
+from registry.toolbox.matrices import strides_of, turned
+
+UNIT, LINE, LONG = 8, 64, 256
+"""Elements of 16 bytes, which a tensor map wants distances to be multiples of; of 128 bytes; of a long row."""
+ROWS, COLUMNS = 16, 256
+"""Of a block that is copied."""
+
+
+# ---------------------------------------------------------------- the copies
+@triton.jit
+def _copy_block(
+    block,
+    source,
+    made,
+    entries,
+    rows,
+    width,
+    from_z,
+    from_row,
+    to_z,
+    to_row,
+    RUN: tl.constexpr,  # what divides the source's distances
+    UNIT: tl.constexpr,  # and the copy's
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    z = tl.program_id(1).to(tl.int64)
+    if z < entries:
+        across = tl.cdiv(width, COLUMNS)
+        row = block // across * ROWS + tl.arange(0, ROWS)
+        column = block % across * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row < rows)[:, None] & (column < width)[None, :]
+        down, column = row.to(tl.int64)[:, None], column[None, :]
+        value = tl.load(source + z * (from_z // RUN * RUN) + down * (from_row // RUN * RUN) + column, inside)
+        tl.store(made + z * (to_z // UNIT * UNIT) + down * (to_row // UNIT * UNIT) + column, value, inside)
+
+
+FACTS = ("entries", "rows", "width", "from_z", "from_row", "to_z", "to_row")
+
+
+@triton.jit(do_not_specialize=["blocks", *FACTS, *(f"{name}_2" for name in FACTS)])
+def _copy(
+    source,
+    made,
+    blocks,
+    entries,
+    rows,
+    width,
+    from_z,
+    from_row,
+    to_z,
+    to_row,
+    source_2,
+    made_2,
+    entries_2,
+    rows_2,
+    width_2,
+    from_z_2,
+    from_row_2,
+    to_z_2,
+    to_row_2,
+    RUN: tl.constexpr,
+    RUN_2: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The first `blocks` programs copy one operand, the others a second; the grid's other dimension counts matrices."""
+    gdc_wait()
+    gdc_launch_dependents()
+    block = tl.program_id(0)
+    if block < blocks:
+        _copy_block(block, source, made, entries, rows, width, from_z, from_row, to_z, to_row, RUN, UNIT, ROWS, COLUMNS)
+    else:
+        _copy_block(
+            block - blocks, source_2, made_2, entries_2, rows_2, width_2, from_z_2, from_row_2, to_z_2, to_row_2,
+            RUN_2, UNIT, ROWS, COLUMNS,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- its host side
+def _is_odd(operand: StandIn) -> bool:
+    """Whether a tensor map cannot address it."""
+    facts = list(zip(operand.shape, operand.strides, strict=True))
+    del facts[-2 if turned(operand) else -1]
+    return bool(operand.alignment % 16 or any(extent > 1 and stride % UNIT for extent, stride in facts))
+
+
+def _copy_of(operand: StandIn) -> StandIn:
+    """Where the copy of an operand lies, contiguous along the same dimension."""
+    rows, width = operand.shape[-2:][:: -1 if turned(operand) else 1]
+    unit = LINE if width >= LONG else UNIT
+    pitch = -(-width // unit) * unit
+    matrix = (pitch, 1)[:: -1 if turned(operand) else 1]
+    batch = (pitch * rows if strides_of(operand)[0] else 0,)[: len(operand.shape) - 2]
+    return StandIn(operand.shape, operand.dtype, (*batch, *matrix), name=f"copy_of_{operand.name}")
+
+
+def _facts(operand: StandIn, copy: StandIn) -> dict[str, int]:
+    """What the kernel wants to know of both."""
+    order = -1 if turned(operand) else 1
+    (from_z, *source), (to_z, *made) = strides_of(operand), strides_of(copy)
+    rows, width = operand.shape[-2:][::order]
+    entries = operand.shape[0] if from_z else 1
+    return dict(zip(FACTS, (entries, rows, width, from_z, source[::order][0], to_z, made[::order][0]), strict=True))
+
+
+def _copying(pairs: list[tuple[StandIn, StandIn]]) -> Call:
+    """The launch that fills one copy, or two."""
+    blocks, entries, runs, arguments = [], [], [], {}
+    for suffix, (operand, copy) in zip(("", "_2"), pairs, strict=False):
+        facts = _facts(operand, copy)
+        blocks.append(triton.cdiv(facts["rows"], ROWS) * triton.cdiv(facts["width"], COLUMNS))
+        entries.append(facts["entries"])
+        runs.append(integers.gcd(facts["from_row"], facts["from_z"], UNIT))
+        given = {"source": operand, "made": copy, **facts}
+        arguments |= {name + suffix: value for name, value in given.items()}
+    if len(pairs) == 1:
+        runs.append(1)
+        nothing = StandIn((1,), pairs[0][0].dtype)
+        arguments |= {"source_2": nothing, "made_2": nothing, **{f"{name}_2": 0 for name in FACTS}}
+    constants = {"RUN": runs[0], "RUN_2": runs[1], "UNIT": UNIT, "ROWS": ROWS, "COLUMNS": COLUMNS}
+    options = {"num_warps": 4, "launch_pdl": True}
+    return Call(_copy, (sum(blocks), max(entries)), {**arguments, "blocks": blocks[0]}, constants, options)
+
+
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    pairs = [(one, _copy_of(one)) for one in (given["a"], given["b"]) if _is_odd(one)]
+    *_, product = host.call(problem, config, {**given, **{one.name: copy for one, copy in pairs}}, scale)
+    return [_copying(pairs), product]
+
+
+HOST = Host(MATMUL, call, contiguous=("bias",))
+
+
+# ---------------------------------------------------------------- what it can run
+def _of_copies(problem: Any) -> Any:
+    """The problem that the copies pose."""
+    made = {one.name: _copy_of(StandIn.of(one)) for one in problem.operands if _is_odd(StandIn.of(one))}
+    operands = [
+        dataclasses.replace(one, strides=made[one.name].strides, base_alignment=16) if one.name in made else one
+        for one in problem.operands
+    ]
+    return dataclasses.replace(problem, operands=tuple(operands))
+
+
+def configs(problem: Any) -> list[dict[str, Any]]:
+    """Those of the product on the copies, best first."""
+    return candidates(_of_copies(problem), 4)
+
+
+def _rule(problem: Any, config: Any) -> Iterable[Reason]:
+    if not any(_is_odd(StandIn.of(one)) for one in problem.operands if one.name in ("a", "b")):
+        yield Reason("alignment", "operands", "multiples of 16 bytes", "others: kernels take these as they are")
+    yield from PRODUCT.requires.rule(problem, config)
+
+
+(PRODUCT,) = gluon_matmul_ws.registry_variants()
+
+
+@hookimpl
+def registry_variants() -> list[Variant]:
+    """What `gluon_matmul_ws` claims of 16-bit operands, but for where they lie."""
+    requires = dataclasses.replace(
+        PRODUCT.requires,
+        dtypes=("float16", "bfloat16"),
+        out_dtypes=("float16", "bfloat16", "float32"),
+        base_alignment=1,
+        stride_alignment=1,
+        rule=_rule,
+    )
+    return [
+        Variant(
+            "gluon_matmul_padded",
+            op="matmul",
+            run=HOST.run,
+            requires=requires,
+            configs=configs,
+            builds=HOST.builds,
+            prepare=HOST.prepare,
+            design=PRODUCT.design,
+            design_of=PRODUCT.design_of,
+            summary="a copy of what TMA cannot address, and `gluon_matmul_ws` on it",
+        )
+    ]
