@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
 
 from registry import Reason, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL
@@ -27,48 +27,58 @@ from registry.plugins.gluon_matmul_ws import host
 from registry.plugins.gluon_matmul_ws.tiles import candidates
 from registry.toolbox import integers
 from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.hopper import after_previous_kernel
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, turned
 
 UNIT, LINE, LONG = 8, 64, 256
 """Elements of 16 bytes, which a tensor map wants distances to be multiples of; of 128 bytes; of a long row."""
-ROWS, COLUMNS = 16, 256
-"""Of a block that is copied."""
+SIDE = 64
+"""Rows and columns of a block that is copied."""
+_UNIT, _SIDE = gl.constexpr(UNIT), gl.constexpr(SIDE)
 
 
 # ---------------------------------------------------------------- the copies
-@triton.jit
-def _copy_block(
-    block,
-    source,
-    made,
-    entries,
-    rows,
-    width,
-    from_z,
-    from_row,
-    to_z,
-    to_row,
-    RUN: tl.constexpr,  # what divides the source's distances
-    UNIT: tl.constexpr,  # and the copy's
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    z = tl.program_id(1).to(tl.int64)
+@gluon.constexpr_function
+def _lanes(run):
+    """Blocks in whose rows a lane has `run` elements side by side, and as many lanes as there is room for."""
+    across = min(32, SIDE // run)
+    return gl.BlockedLayout([1, run], [32 // across, across], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _places(block, across, row, layout: gl.constexpr):
+    """(row, column, element) of each element of a block, in a matrix whose rows are `row` elements apart."""
+    down = block // across * _SIDE + gl.arange(0, _SIDE, layout=gl.SliceLayout(1, layout))[:, None]
+    column = block % across * _SIDE + gl.arange(0, _SIDE, layout=gl.SliceLayout(0, layout))[None, :]
+    return down, column, down.to(gl.int64) * row + column
+
+
+@gluon.jit
+def _copy_block(block, source, made, entries, rows, width, from_z, from_row, to_z, to_row, RUN: gl.constexpr):
+    """Read RUN elements at a time, which divides the source's distances and widths; written 16 bytes at a time."""
+    narrow: gl.constexpr = _lanes(RUN)
+    wide: gl.constexpr = _lanes(_UNIT)
+    z = gl.program_id(1).to(gl.int64)
     if z < entries:
-        across = tl.cdiv(width, COLUMNS)
-        row = block // across * ROWS + tl.arange(0, ROWS)
-        column = block % across * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (row < rows)[:, None] & (column < width)[None, :]
-        down, column = row.to(tl.int64)[:, None], column[None, :]
-        value = tl.load(source + z * (from_z // RUN * RUN) + down * (from_row // RUN * RUN) + column, inside)
-        tl.store(made + z * (to_z // UNIT * UNIT) + down * (to_row // UNIT * UNIT) + column, value, inside)
+        across = gl.cdiv(width, _SIDE)
+        width = width // RUN * RUN
+        row, column, at = _places(block, across, from_row // RUN * RUN, narrow)
+        value = gl.load(source + z * (from_z // RUN * RUN) + at, (row < rows) & (column < width))
+        whole = width // _UNIT * _UNIT
+        made += z * (to_z // _UNIT * _UNIT)
+        down, along, to = _places(block, across, to_row // _UNIT * _UNIT, wide)
+        gl.store(made + to, gl.convert_layout(value, wide), (down < rows) & (along < whole))
+        if block % across == across - 1:  # what is left of a row
+            gl.store(
+                made + row.to(gl.int64) * to_row + column, value, (row < rows) & (column >= whole) & (column < width)
+            )
 
 
 FACTS = ("entries", "rows", "width", "from_z", "from_row", "to_z", "to_row")
 
 
-@triton.jit(do_not_specialize=["blocks", *FACTS, *(f"{name}_2" for name in FACTS)])
+@gluon.jit(do_not_specialize=["blocks", *FACTS, *(f"{name}_2" for name in FACTS)])
 def _copy(
     source,
     made,
@@ -89,23 +99,17 @@ def _copy(
     from_row_2,
     to_z_2,
     to_row_2,
-    RUN: tl.constexpr,
-    RUN_2: tl.constexpr,
-    UNIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    RUN: gl.constexpr,
+    RUN_2: gl.constexpr,
 ):
     """The first `blocks` programs copy one operand, the others a second; the grid's other dimension counts matrices."""
-    gdc_wait()
-    gdc_launch_dependents()
-    block = tl.program_id(0)
+    after_previous_kernel()
+    block = gl.program_id(0)
     if block < blocks:
-        _copy_block(block, source, made, entries, rows, width, from_z, from_row, to_z, to_row, RUN, UNIT, ROWS, COLUMNS)
+        _copy_block(block, source, made, entries, rows, width, from_z, from_row, to_z, to_row, RUN)
     else:
-        _copy_block(
-            block - blocks, source_2, made_2, entries_2, rows_2, width_2, from_z_2, from_row_2, to_z_2, to_row_2,
-            RUN_2, UNIT, ROWS, COLUMNS,
-        )  # fmt: skip
+        block -= blocks
+        _copy_block(block, source_2, made_2, entries_2, rows_2, width_2, from_z_2, from_row_2, to_z_2, to_row_2, RUN_2)
 
 
 # ---------------------------------------------------------------- its host side
@@ -140,17 +144,16 @@ def _copying(pairs: list[tuple[StandIn, StandIn]]) -> Call:
     blocks, entries, runs, arguments = [], [], [], {}
     for suffix, (operand, copy) in zip(("", "_2"), pairs, strict=False):
         facts = _facts(operand, copy)
-        blocks.append(triton.cdiv(facts["rows"], ROWS) * triton.cdiv(facts["width"], COLUMNS))
+        blocks.append(triton.cdiv(facts["rows"], SIDE) * triton.cdiv(facts["width"], SIDE))
         entries.append(facts["entries"])
-        runs.append(integers.gcd(facts["from_row"], facts["from_z"], UNIT))
+        runs.append(integers.gcd(facts["from_row"], facts["from_z"], facts["width"], UNIT))
         given = {"source": operand, "made": copy, **facts}
         arguments |= {name + suffix: value for name, value in given.items()}
     if len(pairs) == 1:
         runs.append(1)
         nothing = StandIn((1,), pairs[0][0].dtype)
         arguments |= {"source_2": nothing, "made_2": nothing, **{f"{name}_2": 0 for name in FACTS}}
-    constants = {"RUN": runs[0], "RUN_2": runs[1], "UNIT": UNIT, "ROWS": ROWS, "COLUMNS": COLUMNS}
-    options = {"num_warps": 4, "launch_pdl": True}
+    constants, options = dict(zip(("RUN", "RUN_2"), runs, strict=True)), {"num_warps": 4, "launch_pdl": True}
     return Call(_copy, (sum(blocks), max(entries)), {**arguments, "blocks": blocks[0]}, constants, options)
 
 
