@@ -12,10 +12,10 @@ is not copied: its tiles go through shared memory to masked stores, as `gluon_ma
 Measured facts (H200, torch 2.11, triton 3.6.0; 334 random products of odd sizes, chained graphs; over torch's kernel).
 - Products that torch and `triton_matmul` take 200 us or more for: 3.66 by geometric mean (21, least 2.2); 50 to 200 us
   2.03, 20 to 50 us 1.49; below, the copies' launch costs 2 to 3 us: 1.19 and less, and `triton_matmul` is ahead.
-- Copies as Triton lays them out (eight elements a lane in loads of two bytes and masked stores of two): 0.8 to 1.1 TB/s,
+- Copies as Triton lays them out (eight elements a lane, in loads and masked stores of two bytes each): 0.8 to 1.1 TB/s,
   8336 x 84 x 11476 385 us. Loads along rows, through shared memory, to stores of 16 bytes: 170 us, of which memory asks
-  for 145 at 4 TB/s. What is left of a row after the last 16 bytes is written apart: a mask in the middle of a unit makes
-  two-byte stores of them all.
+  for 145 at 4 TB/s. What is left of a row after its last 16 bytes is written apart: a mask that may end inside of a
+  unit makes all stores one element wide.
 """
 
 from __future__ import annotations
