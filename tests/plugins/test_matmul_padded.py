@@ -12,10 +12,11 @@ from compiled import mentions, resources
 from products import product
 
 from registry.ops.matmul.calls import MATMUL
-from registry.plugins.gluon_matmul_padded import call, registry_variants
+from registry.plugins.gluon_matmul_ws import registry_variants
+from registry.plugins.gluon_matmul_ws.padded import call
 
 WITH_NEWEST_TRITON = "units_as_wide"
-(VARIANT,) = registry_variants()
+_, VARIANT = registry_variants()
 
 
 def calls(problem):

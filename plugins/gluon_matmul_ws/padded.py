@@ -1,7 +1,7 @@
-"""Products whose rows lie at odd distances, which the TMA unit cannot address: copies at distances that it can, and
-`gluon_matmul_ws` on them.
+"""`gluon_matmul_padded`: operands whose rows lie at odd distances, which the TMA unit cannot address, are copied to
+distances that it can, and `gluon_matmul_ws` runs on the copies.
 
-Tile facts.  One launch copies both operands, or the one that has to be: blocks of 16 x 256 elements, read in units as
+Tile facts.  One launch copies both operands, or the one that has to be: blocks of 64 x 64 elements, read in units as
 wide as their distances allow (2 to 16 bytes).  Rows of a copy begin at multiples of 128 bytes where they are long
 (other distances cost a tile's boxes a second line for each row), of 16 where they are short.  What lies between rows is
 neither written nor read: tensor maps end where rows do.
@@ -28,9 +28,8 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry import Reason, Variant, hookimpl
+from registry import Reason, Variant
 from registry.ops.matmul.calls import MATMUL
-from registry.plugins import gluon_matmul_ws
 from registry.plugins.gluon_matmul_ws import host
 from registry.plugins.gluon_matmul_ws.tiles import candidates
 from registry.toolbox import integers
@@ -190,34 +189,28 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     return candidates(_of_copies(problem), 4)
 
 
-def _rule(problem: Any, config: Any) -> Iterable[Reason]:
-    if not any(_is_odd(StandIn.of(one)) for one in problem.operands if one.name in ("a", "b")):
-        yield Reason("alignment", "operands", "multiples of 16 bytes", "others: kernels take these as they are")
-    yield from PRODUCT.requires.rule(problem, config)
+def variant_of(product: Variant) -> Variant:
+    """What the product claims of 16-bit operands, but for where they lie."""
 
+    def rule(problem: Any, config: Any) -> Iterable[Reason]:
+        if not any(_is_odd(StandIn.of(one)) for one in problem.operands if one.name in ("a", "b")):
+            yield Reason("alignment", "operands", "multiples of 16 bytes", "others: kernels take these as they are")
+        yield from product.requires.rule(problem, config)
 
-(PRODUCT,) = gluon_matmul_ws.registry_variants()
-
-
-@hookimpl
-def registry_variants() -> list[Variant]:
-    """What `gluon_matmul_ws` claims of 16-bit operands, but for where they lie."""
     requires = dataclasses.replace(
-        PRODUCT.requires,
+        product.requires,
         dtypes=("float16", "bfloat16"),
         out_dtypes=("float16", "bfloat16", "float32"),
         base_alignment=1,
         stride_alignment=1,
-        rule=_rule,
+        rule=rule,
     )
-    return [
-        HOST.variant(
-            "gluon_matmul_padded",
-            op="matmul",
-            requires=requires,
-            configs=configs,
-            design=PRODUCT.design,
-            design_of=PRODUCT.design_of,
-            summary="a copy of what TMA cannot address, and `gluon_matmul_ws` on it",
-        )
-    ]
+    return HOST.variant(
+        "gluon_matmul_padded",
+        op="matmul",
+        requires=requires,
+        configs=configs,
+        design=product.design,
+        design_of=product.design_of,
+        summary="a copy of what TMA cannot address, and `gluon_matmul_ws` on it",
+    )
