@@ -8,7 +8,7 @@ from typing import Any
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons
 from registry.ops.matmul.claims import EVERYTHING, MAPS
-from registry.plugins.gluon_matmul_ws import host
+from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 from registry.toolbox.designs import specialised
@@ -64,14 +64,13 @@ def registry_variants() -> list[Variant]:
         registers=_registers,
         rule=_rule,
     )
-    return [
-        host.HOST.variant(
-            "gluon_matmul_ws",
-            op="matmul",
-            requires=requires,
-            configs=configs,
-            design=specialised((128, 256, 64), 4),
-            design_of=design_of,
-            summary="TMA producer, two consumer warp groups, overlapped TMA stores",
-        )
-    ]
+    product = host.HOST.variant(
+        "gluon_matmul_ws",
+        op="matmul",
+        requires=requires,
+        configs=configs,
+        design=specialised((128, 256, 64), 4),
+        design_of=design_of,
+        summary="TMA producer, two consumer warp groups, overlapped TMA stores",
+    )
+    return [product, padded.variant_of(product)]
