@@ -40,6 +40,10 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     few = FEW // 2 if config["WAYS"] > 1 else FEW
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
+    if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
+        yield Reason("config", "SWAP, TURNS or WAYS", True, "none of them for 8-bit floats", "config(high, width, pair)")
+    if problem.scaling and not host.exact(problem):
+        yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
@@ -58,7 +62,8 @@ def _registers(problem: Any, config: Any) -> int:
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
+        dtypes=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        scaling=("scalar", "rowwise"),
         layouts=("nt",),
         unit_inner_stride=False,
         base_alignment=16,  # of a tensor map's address

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
+from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, tma_geometry
 from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
 from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
 from registry.toolbox.call import Call, Host, Operands
@@ -39,9 +39,24 @@ class PairFacts:
     WHOLE: bool  # a box brings all rows of its factor, else 8
     DTYPE: str
     OUT: str
+    DEPTH: int  # elements of K in a block: 128 bytes
+    EXACT: bool  # 8-bit floats: blocks of K are summed by themselves before they are added
+    AHEAD: bool  # one of them is added while the next is multiplied
+    SCALED: bool
 
 
-_KINDS = {"float16": "fp16", "bfloat16": "bf16"}
+_KINDS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_WIDEST_AHEAD = 144
+"""Columns of which accumulators and the sums of two blocks of K fit into registers."""
+
+
+def exact(problem: Any) -> bool:
+    return bool(problem.dtype.startswith("float8"))
+
+
+def depth(problem: Any) -> int:
+    """Elements of K in a block."""
+    return 128 if exact(problem) else 64
 
 
 def piece(high: int, width: int, swap: bool) -> int:
@@ -73,6 +88,10 @@ def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
         WHOLE=True,
         DTYPE=_KINDS[problem.dtype],
         OUT=_KINDS[problem.out_dtype],
+        DEPTH=depth(problem),
+        EXACT=exact(problem),
+        AHEAD=exact(problem) and high == 128 and width <= _WIDEST_AHEAD,
+        SCALED=bool(problem.scaling),
     )
 
 
@@ -97,7 +116,7 @@ def even(rows: int, parts: int) -> int:
     return 16 * int(triton.cdiv(rows, 32 * parts))
 
 
-def _map(operand: StandIn, rows: int, columns: int = 64) -> TensorDescriptor:
+def _map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     """Boxes of so many rows, whatever power of two Triton takes them for."""
     shape, strides = tma_geometry(operand)
     block = [8, columns]
@@ -115,22 +134,27 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
 
 def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
     cfg = switches(problem, config)
-    _, _, k, _ = sizes_of(given)
+    m, n, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
     rows, columns = plane(problem, config)
     together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
     first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
     arguments = {
-        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH),
-        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH),
+        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
+        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
         "c_desc": _map(out_of(problem, given), cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
         "high": high,
         "wide": wide,
-        "blocks": triton.cdiv(k, 64),
+        "blocks": triton.cdiv(k, cfg.DEPTH),
         "ways": config["WAYS"],
         "sums_ptr": sums,
         "pitch": columns,
         "plane": rows * columns,
+        "sa_ptr": given.get("scale_a", sums),
+        "sb_ptr": given.get("scale_b", sums),
+        **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
+        "rows": m,
+        "columns": n,
     }
     options = {"num_warps": 4, "launch_pdl": True}
     grid = (min(high * wide * config["WAYS"], sms // together),)

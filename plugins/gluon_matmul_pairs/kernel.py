@@ -44,6 +44,7 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_pairs.exact import multiplied, scaled
 from registry.plugins.gluon_matmul_pairs.parts import part_of, put
 from registry.toolbox.clusters import (
     bystander,
@@ -236,7 +237,7 @@ def _corner(pair, sizes, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     high, wide, blocks, ways = sizes
     ROWS: gl.constexpr = 0 if cfg.TURNS else G * cfg.UNITS * 64  # this consumer's first of a tile
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
@@ -265,25 +266,30 @@ def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
             own += 1
         acc = zeros(cfg.UNITS, cfg.WIDTH)
-        last = it % STAGES
-        for i in range(count):
-            s = it % STAGES
-            wait_at(bars + 16 * s, (it // STAGES) & 1)
-            stage = base + s * (cfg.STAGE * 64)
-            acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
-            acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
-            if i > 0:
-                release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
-            last = s
-            it += 1
-        if cfg.TURNS:
-            release_in_both(_turn(bars, 1 - G), lane, False)
-        acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
-        release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+        if cfg.EXACT:
+            acc, it = multiplied(acc, it, count, (bars, base, lane), FIRST, SECOND, cfg)
+        else:
+            last = it % STAGES
+            for i in range(count):
+                s = it % STAGES
+                wait_at(bars + 16 * s, (it // STAGES) & 1)
+                stage = base + s * (cfg.STAGE * 64)
+                acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
+                acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
+                if i > 0:
+                    release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+                last = s
+                it += 1
+            if cfg.TURNS:
+                release_in_both(_turn(bars, 1 - G), lane, False)
+            acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
+            release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
         row, column = _corner(pair, sizes, cfg)
         if cfg.SPLIT:
             put(acc, row + down, column + across, part, sums, cfg)
         else:
+            if cfg.SCALED:
+                acc = scaled(acc, row + down, column + across, scales, cfg)
             _store(acc, row + down, column + across, buffers, places, cfg)
         if cfg.TURNS:
             it += blocks
@@ -328,7 +334,7 @@ def _producer(sizes, cfg: gl.constexpr):
             wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
-            at = number * 64
+            at = number * cfg.DEPTH
             _load(stage + half_a * 128, at, row + down + half_a, bar, _FIRST, A, cfg.PAIR == 1, cfg)
             second = stage + cfg.HIGH * 128 + half_b * 128
             _load(second, at, column + across + half_b, bar, _SECOND, B, cfg.PAIR == 2, cfg)
@@ -336,17 +342,34 @@ def _producer(sizes, cfg: gl.constexpr):
     meet(cfg.PAIR != 0)
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
+@gluon.jit(
+    do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane", "s_am", "s_bn", "rows", "columns"]
+)
 def matmul_pairs_of_tiles(
-    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
+    first_desc,
+    second_desc,
+    c_desc,
+    high,
+    wide,
+    blocks,
+    ways,
+    sums_ptr,
+    pitch,
+    plane,
+    sa_ptr,
+    sb_ptr,
+    s_am,
+    s_bn,
+    rows,
+    columns,
+    cfg: gl.constexpr,
 ):
-    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
+    KIND: gl.constexpr = gl.int8 if cfg.EXACT else first_desc.dtype
+    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
-    memory = gl.allocate_shared_memory(
-        first_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight
-    )
+    memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    zero = gl.full([8, 64], 0, first_desc.dtype, layout=held)
+    zero = gl.full([8, cfg.DEPTH], 0, KIND, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
@@ -354,11 +377,12 @@ def matmul_pairs_of_tiles(
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
     after_previous_kernel()
     sizes, sums = (high, wide, blocks, ways), (sums_ptr, pitch, plane)
+    scales = (sa_ptr, sb_ptr, s_am, s_bn, rows, columns)
     if cfg.PAIR:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, cfg)),
-                (_consumer, (1, sizes, sums, cfg)),
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
@@ -368,7 +392,7 @@ def matmul_pairs_of_tiles(
         )
     else:
         gl.warp_specialize(
-            [(_consumer, (0, sizes, sums, cfg)), (_consumer, (1, sizes, sums, cfg)), (_producer, (sizes, cfg))],
+            [(_consumer, (0, sizes, sums, scales, cfg)), (_consumer, (1, sizes, sums, scales, cfg)), (_producer, (sizes, cfg))],
             [4, 1],
             [240, 24],
         )
