@@ -41,6 +41,15 @@ def _config(
     return {**found, "GROUP": group or (4 if pair == 2 else 8), "WAYS": ways, "TURNS": turns}
 
 
+@functools.lru_cache(1 << 6)
+def _exact(high: int, width: int, pair: int) -> dict[str, Any]:
+    """With as many buffers of C as cost no stage: its stores hide behind nothing."""
+    found = _config(high, width, pair)
+    each = 2 * high * host.piece(high, width, False)
+    rest = _ROOM - 1024 - found["STAGES"] * (high + width) * 128
+    return {**found, "STORES": min(rest // each, width // host.piece(high, width, False))}
+
+
 def candidates(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
     found = [(cost(problem, one), at, one) for at, one in enumerate(_all(problem))]
@@ -49,7 +58,7 @@ def candidates(problem: Any) -> list[dict[str, Any]]:
 
 def _all(problem: Any) -> Iterator[dict[str, Any]]:
     if host.exact(problem):
-        yield from (_config(high, width, pair) for high in _EXACT for width in _EXACT[high] for pair in (2, 1))
+        yield from (_exact(high, width, pair) for high in _EXACT for width in _EXACT[high] for pair in (2, 1))
         return
     tiles, slots = int(-(-problem.m // 128)) * int(-(-problem.n // 128)), _slots(problem)
     for one in _whole(problem):
