@@ -118,7 +118,9 @@ def multiplied(acc, it, count, ring, FIRST: gl.constexpr, SECOND: gl.constexpr, 
 
 @gluon.jit
 def scaled(acc, row, column, scales, cfg: gl.constexpr):
-    """Accumulators, whose corner is at (row, column), times the scales of their rows and columns."""
+    """Accumulators, whose corner is at (row, column), times the scales of their rows and columns, if there are any."""
+    if not cfg.SCALED:
+        return acc
     a_ptr, b_ptr, a_step, b_step, rows, columns = scales
     UNITS: gl.constexpr = cfg.UNITS
     EIGHTS: gl.constexpr = cfg.WIDTH // 8

@@ -59,9 +59,14 @@ from registry.toolbox.clusters import (
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, four_of, lanes, multiply, shared_memory, waited, zeros
 
-_FIRST: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_0")
-_SECOND: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_5")
-"""Where their tensor maps are among the parameters of the compiled kernel: sizes and strides of each follow it."""
+
+
+@gluon.constexpr_function
+def _parameter(place, cfg):
+    """Where a tensor map is among the parameters of the compiled kernel: sizes and strides of each follow it."""
+    return f"{'matmul_exact_pairs' if cfg.EXACT else 'matmul_pairs_of_tiles'}_param_{place}"
+
+
 
 # --- finished tiles ---------------------------------------------------------------------------------------------------
 
@@ -86,17 +91,17 @@ def _keep_asm(dtype, swap, eight):
 
 
 @gluon.constexpr_function
-def _store_asm():
+def _store_asm(parameter):
     """By thread 0 of a consumer ($4), from shared memory at $1 to column $2 and row $3 of C."""
-    return """{
+    return f"""{{
         .reg .pred p; .reg .b64 d;
         setp.eq.u32 p, $4, 0;
-        mov.b64 d, matmul_pairs_of_tiles_param_10;
+        mov.b64 d, {parameter};
         cvta.param.u64 d, d;
-        @p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [d, {$2, $3}], [$1];
+        @p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [d, {{$2, $3}}], [$1];
         @p cp.async.bulk.commit_group;
         mov.b32 $0, 0;
-    }"""
+    }}"""
 
 
 @gluon.constexpr_function
@@ -169,7 +174,7 @@ def _store(acc, high, wide, buffers, places, cfg: gl.constexpr):
     PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
     TURNS: gl.constexpr = (PIECES + STORES - 1) // STORES
     UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
-    STORE: gl.constexpr = _store_asm()
+    STORE: gl.constexpr = _store_asm(_parameter(10, cfg))
     ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
     BOX: gl.constexpr = ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)  # bytes
     EACH: gl.constexpr = cfg.PIECE // ROWS if cfg.SWAP else 1
@@ -288,7 +293,7 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         if cfg.SPLIT:
             put(acc, row + down, column + across, part, sums, cfg)
         else:
-            if cfg.SCALED:
+            if cfg.EXACT:
                 acc = scaled(acc, row + down, column + across, scales, cfg)
             _store(acc, row + down, column + across, buffers, places, cfg)
         if cfg.TURNS:
@@ -314,6 +319,8 @@ def _producer(sizes, cfg: gl.constexpr):
     STAGES: gl.constexpr = cfg.STAGES
     A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
     B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
+    A_MAP: gl.constexpr = _parameter(0, cfg)
+    B_MAP: gl.constexpr = _parameter(5, cfg)
     ring = shared_memory()
     bars = _barriers(cfg)
     if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
@@ -335,36 +342,15 @@ def _producer(sizes, cfg: gl.constexpr):
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
             at = number * cfg.DEPTH
-            _load(stage + half_a * 128, at, row + down + half_a, bar, _FIRST, A, cfg.PAIR == 1, cfg)
+            _load(stage + half_a * 128, at, row + down + half_a, bar, A_MAP, A, cfg.PAIR == 1, cfg)
             second = stage + cfg.HIGH * 128 + half_b * 128
-            _load(second, at, column + across + half_b, bar, _SECOND, B, cfg.PAIR == 2, cfg)
+            _load(second, at, column + across + half_b, bar, B_MAP, B, cfg.PAIR == 2, cfg)
             it += 1
     meet(cfg.PAIR != 0)
 
 
-@gluon.jit(
-    do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane", "s_am", "s_bn", "rows", "columns"]
-)
-def matmul_pairs_of_tiles(
-    first_desc,
-    second_desc,
-    c_desc,
-    high,
-    wide,
-    blocks,
-    ways,
-    sums_ptr,
-    pitch,
-    plane,
-    sa_ptr,
-    sb_ptr,
-    s_am,
-    s_bn,
-    rows,
-    columns,
-    cfg: gl.constexpr,
-):
-    KIND: gl.constexpr = gl.int8 if cfg.EXACT else first_desc.dtype
+@gluon.jit
+def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
     memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
@@ -376,8 +362,6 @@ def matmul_pairs_of_tiles(
     if cfg.TURNS:
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
     after_previous_kernel()
-    sizes, sums = (high, wide, blocks, ways), (sums_ptr, pitch, plane)
-    scales = (sa_ptr, sb_ptr, s_am, s_bn, rows, columns)
     if cfg.PAIR:
         gl.warp_specialize(
             [
@@ -396,3 +380,18 @@ def matmul_pairs_of_tiles(
             [4, 1],
             [240, 24],
         )
+
+
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
+def matmul_pairs_of_tiles(
+    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
+):
+    _run(first_desc.dtype, (high, wide, blocks, ways), (sums_ptr, pitch, plane), (), cfg)
+
+
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "s_am", "s_bn", "rows", "columns"])
+def matmul_exact_pairs(
+    first_desc, second_desc, c_desc, high, wide, blocks, sa_ptr, sb_ptr, s_am, s_bn, rows, columns, cfg: gl.constexpr
+):
+    """Of 8-bit floats, with scales."""
+    _run(gl.int8, (high, wide, blocks, 1), (), (sa_ptr, sb_ptr, s_am, s_bn, rows, columns), cfg)
