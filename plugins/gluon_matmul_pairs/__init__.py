@@ -41,7 +41,9 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
     if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
-        yield Reason("config", "SWAP, TURNS or WAYS", True, "none of them for 8-bit floats", "config(high, width, pair)")
+        yield Reason(
+            "config", "SWAP, TURNS or WAYS", True, "none of them for 8-bit floats", "config(high, width, pair)"
+        )
     if problem.scaling and not host.exact(problem):
         yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:

@@ -60,7 +60,7 @@ def _added(acc, sums, UNIT: gl.constexpr, cfg: gl.constexpr):
     ALL: gl.constexpr = cfg.UNITS * EACH
     found = ()
     for i in gl.static_range(ALL):
-        if UNIT * EACH <= i and i < (UNIT + 1) * EACH:
+        if i >= UNIT * EACH and i < (UNIT + 1) * EACH:
             found = found + (acc[i] + sums[i - UNIT * EACH],)
         else:
             found = found + (acc[i],)

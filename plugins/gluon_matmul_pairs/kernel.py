@@ -60,12 +60,10 @@ from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, four_of, lanes, multiply, shared_memory, waited, zeros
 
 
-
 @gluon.constexpr_function
 def _parameter(place, cfg):
     """Where a tensor map is among the parameters of the compiled kernel: sizes and strides of each follow it."""
     return f"{'matmul_exact_pairs' if cfg.EXACT else 'matmul_pairs_of_tiles'}_param_{place}"
-
 
 
 # --- finished tiles ---------------------------------------------------------------------------------------------------
@@ -376,7 +374,11 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         )
     else:
         gl.warp_specialize(
-            [(_consumer, (0, sizes, sums, scales, cfg)), (_consumer, (1, sizes, sums, scales, cfg)), (_producer, (sizes, cfg))],
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_producer, (sizes, cfg)),
+            ],
             [4, 1],
             [240, 24],
         )
