@@ -16,6 +16,8 @@ _EXACT = {128: (96, 128, 144, 160, 176, 192, 208), 256: (128,)}
 """The same for 8-bit floats, whose blocks of K are summed in registers of their own."""
 _BY_TURNS = (144, 160, 176, 192, 208)
 """Columns of tiles of 128 rows that one consumer has alone."""
+_ALL_ROWS = (144, 160, 192)
+"""With SWAP, too: so many rows of a in one tile."""
 _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
 _LEAST_BLOCKS, _MOST_BYTES, _FEW = 8, 64 << 20, 1.5
@@ -70,6 +72,9 @@ def _all(problem: Any) -> Iterator[dict[str, Any]]:
         if down * across > slots:
             yield _config(128, width, 2, turns=True, group=8 if down >= 8 else 4)
             yield _config(128, width, 1, turns=True)
+    width = next((width for width in _ALL_ROWS if problem.m <= width), 0)
+    if width and _pairs(problem, high=128, width=width, pair=2, swap=True)[0] > slots:
+        yield _config(128, width, 2, True, turns=True)
 
 
 def _whole(problem: Any) -> Iterator[dict[str, Any]]:
