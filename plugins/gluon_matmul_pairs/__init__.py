@@ -40,7 +40,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     few = FEW // 2 if config["WAYS"] > 1 else FEW
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
-    if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
+    if host.exact(problem) and (config["SWAP"] or config["WAYS"] > 1):
         yield Reason(
             "config", "SWAP, TURNS or WAYS", True, "none of them for 8-bit floats", "config(high, width, pair)"
         )
@@ -52,7 +52,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
 
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
-    return (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
+    return (cfg.RINGS * cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
 
 
 def _registers(problem: Any, config: Any) -> int:

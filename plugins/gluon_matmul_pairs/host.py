@@ -42,6 +42,15 @@ class PairFacts:
     EXACT: ClassVar[bool] = False
     DEPTH: ClassVar[int] = 64  # elements of K in a block: 128 bytes
 
+    @property
+    def RINGS(self) -> int:
+        return 1
+
+    @property
+    def WAITS(self) -> bool:
+        """Whether a consumer begins when the other has all its blocks."""
+        return self.TURNS
+
 
 @dataclass(frozen=True)
 class ExactFacts(PairFacts):
@@ -51,6 +60,15 @@ class ExactFacts(PairFacts):
     SCALED: bool
     EXACT: ClassVar[bool] = True
     DEPTH: ClassVar[int] = 128
+
+    @property
+    def RINGS(self) -> int:
+        """With TURNS consumers have one each, and wait for nobody."""
+        return 2 if self.TURNS else 1
+
+    @property
+    def WAITS(self) -> bool:
+        return False
 
 
 _KINDS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
@@ -98,7 +116,8 @@ def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
         OUT=_KINDS[problem.out_dtype],
     )
     if exact(problem):
-        return ExactFacts(**asdict(facts), AHEAD=high == 128 and width <= _WIDEST_AHEAD, SCALED=bool(problem.scaling))
+        ahead = facts.UNITS == 1 and width <= _WIDEST_AHEAD
+        return ExactFacts(**asdict(facts), AHEAD=ahead, SCALED=bool(problem.scaling))
     return facts
 
 

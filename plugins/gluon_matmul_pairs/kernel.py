@@ -210,7 +210,7 @@ def _store(acc, high, wide, buffers, places, cfg: gl.constexpr):
 @gluon.jit
 def _barriers(cfg: gl.constexpr):
     """Behind the ring, and the buffers of C behind them."""
-    return shared_memory() + cfg.STAGES * cfg.STAGE * 1024
+    return shared_memory() + cfg.RINGS * cfg.STAGES * cfg.STAGE * 1024
 
 
 @gluon.jit
@@ -246,9 +246,10 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
     SECOND: gl.constexpr = cfg.HIGH * 8
     STAGES: gl.constexpr = cfg.STAGES
-    base = descriptor_of(shared_memory())
-    bars = _barriers(cfg)
-    buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
+    RING: gl.constexpr = G * (cfg.RINGS - 1)
+    base = descriptor_of(shared_memory()) + RING * (STAGES * cfg.STAGE * 64)
+    bars = _barriers(cfg) + RING * 512
+    buffers = _barriers(cfg) + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
     places = _places(cfg)
     lane = lanes() % 32
     down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + ROWS
@@ -258,14 +259,14 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     own = 0
     begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
     if cfg.TURNS:
-        it += G * blocks
+        it += G * (2 - cfg.RINGS) * blocks
         begin += G * step
         step *= 2
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
     for item in range(begin, end, step):
         pair, _, count, part = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
         gl.assume(count > 0)
-        if cfg.TURNS:  # or the parity of a stage's barrier would be that of an earlier round
+        if cfg.WAITS:  # or the parity of a stage's barrier would be that of an earlier round
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
             own += 1
         acc = zeros(cfg.UNITS, cfg.WIDTH)
@@ -294,7 +295,7 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
             if cfg.EXACT:
                 acc = scaled(acc, row + down, column + across, scales, cfg)
             _store(acc, row + down, column + across, buffers, places, cfg)
-        if cfg.TURNS:
+        if cfg.WAITS:
             it += blocks
     if not cfg.SPLIT:
         _stored(places[0], 0, "")
@@ -312,15 +313,15 @@ def _load(to, column, row, bar, PARAMETER: gl.constexpr, ROWS: gl.constexpr, BOT
 
 
 @gluon.jit
-def _producer(sizes, cfg: gl.constexpr):
+def _producer(RING: gl.constexpr, sizes, cfg: gl.constexpr):
     high, wide, blocks, ways = sizes
     STAGES: gl.constexpr = cfg.STAGES
     A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
     B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
     A_MAP: gl.constexpr = _parameter(0, cfg)
     B_MAP: gl.constexpr = _parameter(5, cfg)
-    ring = shared_memory()
-    bars = _barriers(cfg)
+    ring = shared_memory() + RING * (STAGES * cfg.STAGE * 1024)
+    bars = _barriers(cfg) + RING * 512
     if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
         half_a, half_b, down, across = rank() * A, 0, 0, rank() * cfg.WIDTH
     elif cfg.PAIR == 2:
@@ -330,6 +331,9 @@ def _producer(sizes, cfg: gl.constexpr):
     meet(cfg.PAIR != 0)
     it = 0
     begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
+    if cfg.RINGS == 2:
+        begin += RING * step
+        step *= 2
     for item in range(begin, end, step):
         pair, first, count, _ = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
         row, column = _corner(pair, sizes, cfg)
@@ -350,34 +354,59 @@ def _producer(sizes, cfg: gl.constexpr):
 @gluon.jit
 def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
-    RING: gl.constexpr = cfg.STAGES * cfg.STAGE
+    RING: gl.constexpr = cfg.RINGS * cfg.STAGES * cfg.STAGE
     memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     zero = gl.full([8, cfg.DEPTH], 0, KIND, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
-    if cfg.TURNS:
+    if cfg.WAITS:
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
+    if cfg.RINGS == 2:
+        init_pair_barriers(_barriers(cfg) + 512, cfg.STAGES, 8 if cfg.PAIR else 4)
     after_previous_kernel()
-    if cfg.PAIR:
+    if cfg.PAIR and cfg.RINGS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (0, sizes, sums, scales, cfg)),
                 (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (sizes, cfg)),
+                (_producer, (0, sizes, cfg)),
+                (_producer, (1, sizes, cfg)),
+                (bystander, ()),
+            ],
+            [4, 1, 1, 2],
+            [240, 24, 24, 24],
+        )
+    elif cfg.PAIR:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_producer, (0, sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
             ],
             [4, 1, 1, 2],
             [240, 24, 24, 24],
         )
+    elif cfg.RINGS == 2:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_producer, (0, sizes, cfg)),
+                (_producer, (1, sizes, cfg)),
+            ],
+            [4, 1, 1],
+            [240, 24, 24],
+        )
     else:
         gl.warp_specialize(
             [
                 (_consumer, (0, sizes, sums, scales, cfg)),
                 (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (sizes, cfg)),
+                (_producer, (0, sizes, cfg)),
             ],
             [4, 1],
             [240, 24],

@@ -23,7 +23,11 @@ def problem(m=4096, n=4096, k=4096, **more):
 
 
 TILES = sorted(
-    {(one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"]) for m in (4096, 300, 750) for one in candidates(problem(m))}
+    {
+        (one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"])
+        for sizes in ((4096,), (300,), (750,), *((m, 43008) for m in (130, 150, 190)))
+        for one in candidates(problem(*sizes))
+    }
 )
 
 
@@ -32,7 +36,8 @@ def test_each_tile(at):
     """wgmma never waits for the one before it, all accumulators stay in registers, and half a factor goes to both."""
     high, width, swap, turns = TILES[at]
     ways = 1 if turns else 1 + at % 2 * 3
-    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap, ways=ways, turns=turns)
+    pair = 1 if (swap and not turns) or at % 3 == 0 else 2
+    chosen = config(high, width, pair, swap, ways=ways, turns=turns)
     p = problem(dtype=("bfloat16", "float16")[at // 2 % 2])
     found, cfg = fitting(VARIANT, p, chosen)
     assert not found.spills and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
