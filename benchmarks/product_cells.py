@@ -93,9 +93,11 @@ def _named(case: CaseResults, *patterns: str) -> list[Entry]:
 
 def in_shared_rounds(mine: Entry, theirs: Entry) -> float | None:
     """How many times as fast mine is, in the median of the rounds that both had. Within a cell the card may come to its
-    limit of power: rounds become slower by up to 20%, and who is behind has only the first of them."""
-    shared = mine.samples.keys() & theirs.samples.keys()
-    return statistics.median(theirs.samples[at]["ms"] / mine.samples[at]["ms"] for at in shared) if shared else None
+    limit of power: rounds become slower by up to 20%, and who is behind has only the first of them. The very first, on
+    a cool card, counts where there are no two others."""
+    shared = sorted(mine.samples.keys() & theirs.samples.keys())
+    ratios = [theirs.samples[at]["ms"] / mine.samples[at]["ms"] for at in shared[len(shared) > 2 :]]
+    return statistics.median(ratios) if ratios else None
 
 
 def over(cells: Iterable[tuple[Results, CaseResults]], mine: Mine, peers: Iterable[str]) -> list[float]:
