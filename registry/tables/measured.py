@@ -9,6 +9,7 @@ there, or is no such file, the rule's own order counts, and lint, doctor, `expla
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -169,13 +170,24 @@ def bytes_beside(table: Table) -> bytes:
     return data
 
 
+MOST_KNOWN = 8
+_known: dict[bytes, MeasuredSizes] = {}
+"""By what the file holds: tables are read anew, time and again, and the shipped ones' shapes stay what they were."""
+
+
 def _read(table: Table) -> MeasuredSizes | str:
     """The shapes, or what is wrong with their file. Of a hundred thousand small objects none is garbage: looking for
     it among them takes as long as reading them."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _checked(Decoder(_File).decode(bytes_beside(table)))
+        data = bytes_beside(table)
+        digest = hashlib.sha256(data).digest()
+        if digest not in _known:
+            found = _checked(Decoder(_File).decode(data))
+            _known.update({digest: found} if len(_known) < MOST_KNOWN else {})
+            return found
+        return _known[digest]
     except (OSError, ValueError, RecursionError) as error:
         return notices.clip(f"{beside(Path(table.file)).name}: {notices.what_failed(error)}", MAX_MESSAGE)
     finally:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from registry import Reason, Requires, Variant
+from registry import Reason, Requires
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
@@ -115,12 +115,9 @@ def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
 
 
 HOST = Host(BACKWARD, call, contiguous=("lse", "grad_lse"))
-VARIANT = Variant(
+VARIANT = HOST.variant(
     "gluon_fa3_varlen_backward",
     op="attention_varlen_backward",
-    run=HOST.run,
-    prepare=HOST.prepare,
-    builds=HOST.builds,
     requires=Requires(
         **CLAIMS,
         kv_layouts=("packed",),
