@@ -15,6 +15,8 @@ from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
 from registry.toolbox.call import Call, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
+BEFORE_ROWS = 32  # a program finds its sequence first, which is worth more rows than where none is looked for
+
 
 def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
     dq, dk, dv = _outputs(given)
@@ -51,7 +53,7 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
     tiles = key_blocks * heads
     grid = (min(tiles, problem.target.sm_count) if t.drawn else tiles,)
     main = Call(attention_packed_backward, grid, arguments, {"T": t}, dense.OPTIONS)
-    more = key_units * KEYS * t.dq_columns // (dense.BEFORE_ROWS * t.head)
+    more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
     first = _before(problem, t.block_m, given, stats, sums, turns, t.folded, more)
     arguments = {
         "sums_ptr": sums,
@@ -162,11 +164,11 @@ def _before(
         "TURNS": bool(turns and turns.name),
         "FOLDED": folded,
         "BLOCK_M": block_m,
-        "ROWS": dense.BEFORE_ROWS,
+        "ROWS": BEFORE_ROWS,
         "CHUNK": chunk_of(problem.batch),
         "KEYS": more_sums > 0,
     }
-    programs = problem.heads_q * row_blocks * (block_m // dense.BEFORE_ROWS)
+    programs = problem.heads_q * row_blocks * (block_m // BEFORE_ROWS)
     return Call(before_packed, (programs,), arguments, constants, dense.OPTIONS)
 
 
