@@ -34,13 +34,18 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     few = FEW // 2 if config["WAYS"] > 1 else FEW
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
+    if host.exact(problem) and (config["SWAP"] or config["WAYS"] > 1):
+        allowed = "no SWAP or WAYS for 8-bit floats"
+        yield Reason("config", "config", dict(config), allowed, "config(128, 128, 2)")
+    if problem.scaling and not host.exact(problem):
+        yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
 
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
-    return (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
+    return (cfg.RINGS * cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
 
 
 def _registers(problem: Any, config: Any) -> int:
@@ -50,7 +55,9 @@ def _registers(problem: Any, config: Any) -> int:
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule)
+    dtypes = (*HOPPER_ROWS["dtypes"], "float8_e4m3fn", "float8_e5m2")
+    claims = {**HOPPER_ROWS, "dtypes": dtypes, "scaling": ("scalar", "rowwise")}
+    requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule)
     return [
         host.HOST.variant(
             "gluon_matmul_pairs",
