@@ -159,12 +159,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="the old side: a commit, or a folder that holds a tree")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the new side, whose measurements are carried")
+    parser.add_argument("--only", action="append", metavar="VARIANT", help="may be given more than once")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--dry-run", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="carry-") as work:
         old, new = laid_out(options.base, options.tree, Path(work))
         changed = changed_sources(old, new)
+        changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
         found = compare(old, new, rows, options.jobs) if rows else {}
     for variant, lines in found.items():

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
 from registry.errors import RegistryError
@@ -236,14 +237,15 @@ def read(path: Path) -> Results:
     found = Results(str(path))
     if not Path(path).is_file():
         return found
-    for number, record in records(path):
-        try:
-            if record is None:
+    with garbage.none_looked_for():
+        for number, record in records(path):
+            try:
+                if record is None:
+                    found.bad_lines.append(number)
+                else:
+                    take(found, record)
+            except DAMAGED:
                 found.bad_lines.append(number)
-            else:
-                take(found, record)
-        except DAMAGED:
-            found.bad_lines.append(number)
     return found
 
 
