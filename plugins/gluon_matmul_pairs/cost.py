@@ -12,8 +12,9 @@ _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
 _TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
 """Columns by rows."""
-_EXACT = ((128, 128, False), (128, 176, False), (128, 192, False), (128, 208, False), (256, 128, False))
-_EXACT += ((128, 96, True), (128, 112, True), (128, 128, True))
+_EXACT = tuple(
+    (128, width, turns) for turns, widths in ((False, (128, 192, 208)), (True, (96, 112, 128))) for width in widths
+)
 """Of 8-bit floats, whose blocks of K are summed in registers of their own: rows, columns, and whether by turns."""
 _BY_TURNS = (144, 160, 176, 192, 208)
 """Columns of tiles of 128 rows that one consumer has alone."""
