@@ -18,7 +18,6 @@ not claimed: its FMA products spill (in triton 3.6 all but nn, in 3.9 all).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +44,6 @@ from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.designs import tiled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.tensor_maps import rounded_to_tf32
-
-_INT_ARGS = ["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"]
 
 
 @triton.jit
@@ -77,7 +74,7 @@ def _epilogue(
     return activate(acc, ACT).to(kind)
 
 
-@triton.jit(do_not_specialize=_INT_ARGS)
+@triton.jit(do_not_specialize=["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"])
 def _matmul_tma(
     a_desc,
     b_desc,
@@ -303,7 +300,7 @@ def registry_variants() -> list[Variant]:
             op="matmul",
             requires=requires,
             configs=configs,
-            design_of=partial(tiled, persistent=True),
+            design_of=lambda config: tiled(config, persistent=True),
             summary="tensor descriptors, persistent, pipelined TMA loads",
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward import host as dense
-from registry.plugins.gluon_fa3.backward.arguments import BEFORE_ROWS, strides
+from registry.plugins.gluon_fa3.backward.arguments import strides
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
@@ -16,6 +16,7 @@ from registry.toolbox.call import Call, Operands
 from registry.toolbox.launch import StandIn
 
 DIMS = ("row", "head")
+BEFORE_ROWS = 32  # a program finds its sequence first, which is worth more rows than where none is looked for
 
 
 def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
@@ -106,6 +107,6 @@ def _before(problem: Any, block_m: int, given: Operands, *workspaces: Any) -> Ca
         "total_q": problem.total_q,
         "row_blocks": row_blocks,
     }
-    constants |= {"CHUNK": chunk_of(problem.batch)}
+    constants |= {"ROWS": BEFORE_ROWS, "CHUNK": chunk_of(problem.batch)}
     programs = problem.heads_q * row_blocks * (block_m // BEFORE_ROWS)
     return Call(before_packed, (programs,), arguments, constants, dense.OPTIONS)
