@@ -14,6 +14,8 @@ Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, colu
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
 blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
+8-bit floats sum each block of K by itself (exact.py); there TURNS are consumers with tiles, a producer and a ring each,
+that wait for nobody: one adds or stores while the other multiplies.
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
 memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
 stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
@@ -31,6 +33,8 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 - TURNS, tiles of 128 rows by 144 to 208 columns (10 cells of 512 rows and more, means of 12 turns of 18 ms): 1.036 /
   1.022 of the best halves of tiles, 1.033 of the best of three configurations of quack (least 0.97). On 30 random
   shapes of 1024 rows and more, 1.024 of halves. Groups twice as high and a serpentine order of tiles: no gain.
+- TURNS with SWAP, all of 129 to 192 rows in one tile: 148 x 28672 x 4096 71.1 us, 73.5 by gluon_matmul_rows and 75 by
+  halves of the rows (cuBLAS 70.7); 148 x 43008 x 5376 139 us for 137.5 and 150 (131.5).
 - SPLIT, shapes of few tiles: 512 x 512 x 16384 0.85, 384 x 640 x 20000 0.88 (0.63 without), 256 x 256 x 32768 0.98,
   1024 x 512 x 32768 1.01, 128 x 256 x 65536 0.97 of cuBLAS. Each range costs 0.4 us, so half of the chip can be faster.
   All loads of the second kernel in flight at once, by a tensor of ranges: 10% slower in all where there are 16 ranges.
