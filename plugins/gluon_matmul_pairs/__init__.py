@@ -34,8 +34,8 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     few = FEW // 2 if config["WAYS"] > 1 else FEW
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
-    if host.exact(problem) and (config["SWAP"] or config["WAYS"] > 1):
-        allowed = "no SWAP or WAYS for 8-bit floats"
+    if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
+        allowed = "no SWAP, TURNS or WAYS for 8-bit floats"
         yield Reason("config", "config", dict(config), allowed, "config(128, 128, 2)")
     if problem.scaling and not host.exact(problem):
         yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
@@ -45,7 +45,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
 
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
-    return (cfg.RINGS * cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
+    return (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
 
 
 def _registers(problem: Any, config: Any) -> int:

@@ -12,9 +12,8 @@ _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
 _TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
 """Columns by rows."""
-_EXACT = ((128, 128, False), (128, 176, False), (128, 192, False), (128, 208, False), (256, 128, False))
-_EXACT += ((128, 96, True), (128, 112, True), (128, 128, True))
-"""Of 8-bit floats, whose blocks of K are summed in registers of their own: rows, columns, and whether by turns."""
+_EXACT = (128, 192, 208)
+"""Columns beside 128 rows of 8-bit floats, whose blocks of K are summed in registers of their own."""
 _BY_TURNS = (144, 160, 176, 192, 208)
 """Columns of tiles of 128 rows that one consumer has alone."""
 _ALL_ROWS = (144, 160, 192)
@@ -45,15 +44,12 @@ def _config(
 
 
 @functools.lru_cache(1 << 6)
-def _exact(high: int, width: int, turns: bool, pair: int) -> dict[str, Any]:
-    """By turns with a ring for each consumer; else with as many buffers of C as cost no stage."""
-    found = _config(high, width, pair, turns=turns)
-    each = 2 * high * host.piece(high, width, False) * (2 if turns else 1)
-    stage = (high + width) * 128 * (2 if turns else 1)
-    room = _ROOM - 1024
-    stages = min(_DEEPEST, (room - each) // stage)
-    stores = min((room - stages * stage) // each, width // host.piece(high, width, False))
-    return {**found, "STAGES": stages, "STORES": stores}
+def _exact(width: int, pair: int) -> dict[str, Any]:
+    """With as many buffers of C as cost no stage."""
+    found, piece = _config(128, width, pair), host.piece(128, width, False)
+    stages = min(_DEEPEST, (_ROOM - 1024 - 256 * piece) // ((128 + width) * 128))
+    stores = (_ROOM - 1024 - stages * (128 + width) * 128) // (256 * piece)
+    return {**found, "STAGES": stages, "STORES": min(stores, width // piece)}
 
 
 def candidates(problem: Any) -> list[dict[str, Any]]:
@@ -64,7 +60,7 @@ def candidates(problem: Any) -> list[dict[str, Any]]:
 
 def _all(problem: Any) -> Iterator[dict[str, Any]]:
     if host.exact(problem):
-        yield from (_exact(*tile, pair) for tile in _EXACT for pair in (2, 1))
+        yield from (_exact(width, pair) for width in _EXACT for pair in (2, 1))
         return
     tiles, slots = int(-(-problem.m // 128)) * int(-(-problem.n // 128)), _slots(problem)
     for one in _whole(problem):

@@ -42,15 +42,6 @@ class PairFacts:
     EXACT: ClassVar[bool] = False
     DEPTH: ClassVar[int] = 64  # elements of K in a block: 128 bytes
 
-    @property
-    def RINGS(self) -> int:
-        return 1
-
-    @property
-    def WAITS(self) -> bool:
-        """Whether a consumer begins when the other has all its blocks."""
-        return self.TURNS
-
 
 @dataclass(frozen=True)
 class ExactFacts(PairFacts):
@@ -60,15 +51,6 @@ class ExactFacts(PairFacts):
     SCALED: bool
     EXACT: ClassVar[bool] = True
     DEPTH: ClassVar[int] = 128
-
-    @property
-    def RINGS(self) -> int:
-        """With TURNS consumers have one each, and wait for nobody."""
-        return 2 if self.TURNS else 1
-
-    @property
-    def WAITS(self) -> bool:
-        return False
 
 
 _KINDS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}

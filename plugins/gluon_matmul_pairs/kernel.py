@@ -14,6 +14,7 @@ Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, colu
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
 blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
+8-bit floats sum each block of K by itself (exact.py).
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
 memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
 stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
@@ -31,6 +32,12 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 - TURNS, tiles of 128 rows by 144 to 208 columns (10 cells of 512 rows and more, means of 12 turns of 18 ms): 1.036 /
   1.022 of the best halves of tiles, 1.033 of the best of three configurations of quack (least 0.97). On 30 random
   shapes of 1024 rows and more, 1.024 of halves. Groups twice as high and a serpentine order of tiles: no gain.
+- TURNS with SWAP, all of 129 to 192 rows in one tile: 148 x 28672 x 4096 71.1 us, 73.5 by gluon_matmul_rows and 75 by
+  halves of the rows (cuBLAS 70.7); 148 x 43008 x 5376 139 us for 137.5 and 150 (131.5).
+- 8-bit floats, row-wise scales: of torch without fast accumulation / of the best of gluon_matmul_ws, the best of 128 x
+  {128, 192, 208}: 4096^3 1.007 / 1.025, 512 x 28672 x 4096 1.007 / 1.02, 2048 x 28672 x 4096 0.996 / 1.01, 2048^3 0.97
+  / 0.98, 8192^3 1.04 / 0.99. 128 x {144, 160, 176} and 256 x 128 hardly ever won. Consumers with a tile, a producer and
+  a ring each, that wait for nobody, so that one adds or stores while the other multiplies: slower at 25 of 26 shapes.
 - SPLIT, shapes of few tiles: 512 x 512 x 16384 0.85, 384 x 640 x 20000 0.88 (0.63 without), 256 x 256 x 32768 0.98,
   1024 x 512 x 32768 1.01, 128 x 256 x 65536 0.97 of cuBLAS. Each range costs 0.4 us, so half of the chip can be faster.
   All loads of the second kernel in flight at once, by a tensor of ranges: 10% slower in all where there are 16 ranges.
@@ -64,7 +71,7 @@ from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory
 @gluon.jit
 def _barriers(cfg: gl.constexpr):
     """Behind the ring, and the buffers of C behind them."""
-    return shared_memory() + cfg.RINGS * cfg.STAGES * cfg.STAGE * 1024
+    return shared_memory() + cfg.STAGES * cfg.STAGE * 1024
 
 
 @gluon.jit
@@ -100,10 +107,9 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
     SECOND: gl.constexpr = cfg.HIGH * 8
     STAGES: gl.constexpr = cfg.STAGES
-    RING: gl.constexpr = G * (cfg.RINGS - 1)
-    base = descriptor_of(shared_memory()) + RING * (STAGES * cfg.STAGE * 64)
-    bars = _barriers(cfg) + RING * 512
-    buffers = _barriers(cfg) + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
+    base = descriptor_of(shared_memory())
+    bars = _barriers(cfg)
+    buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
     places = places_of(cfg)
     lane = lanes() % 32
     down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + ROWS
@@ -113,14 +119,14 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     own = 0
     begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
     if cfg.TURNS:
-        it += G * (2 - cfg.RINGS) * blocks
+        it += G * blocks
         begin += G * step
         step *= 2
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
     for item in range(begin, end, step):
         pair, _, count, part = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
         gl.assume(count > 0)
-        if cfg.WAITS:  # or the parity of a stage's barrier would be that of an earlier round
+        if cfg.TURNS:  # or the parity of a stage's barrier would be that of an earlier round
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
             own += 1
         acc = zeros(cfg.UNITS, cfg.WIDTH)
@@ -149,7 +155,7 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
             if cfg.EXACT:
                 acc = scaled(acc, row + down, column + across, scales, cfg)
             store(acc, row + down, column + across, buffers, places, cfg)
-        if cfg.WAITS:
+        if cfg.TURNS:
             it += blocks
     if not cfg.SPLIT:
         stored(places[0], 0, "")
@@ -167,15 +173,15 @@ def _load(to, column, row, bar, PARAMETER: gl.constexpr, ROWS: gl.constexpr, BOT
 
 
 @gluon.jit
-def _producer(RING: gl.constexpr, sizes, cfg: gl.constexpr):
+def _producer(sizes, cfg: gl.constexpr):
     high, wide, blocks, ways = sizes
     STAGES: gl.constexpr = cfg.STAGES
     A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
     B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
     A_MAP: gl.constexpr = parameter(0, cfg)
     B_MAP: gl.constexpr = parameter(5, cfg)
-    ring = shared_memory() + RING * (STAGES * cfg.STAGE * 1024)
-    bars = _barriers(cfg) + RING * 512
+    ring = shared_memory()
+    bars = _barriers(cfg)
     if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
         half_a, half_b, down, across = rank() * A, 0, 0, rank() * cfg.WIDTH
     elif cfg.PAIR == 2:
@@ -185,9 +191,6 @@ def _producer(RING: gl.constexpr, sizes, cfg: gl.constexpr):
     meet(cfg.PAIR != 0)
     it = 0
     begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
-    if cfg.RINGS == 2:
-        begin += RING * step
-        step *= 2
     for item in range(begin, end, step):
         pair, first, count, _ = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
         row, column = _corner(pair, sizes, cfg)
@@ -208,59 +211,34 @@ def _producer(RING: gl.constexpr, sizes, cfg: gl.constexpr):
 @gluon.jit
 def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
-    RING: gl.constexpr = cfg.RINGS * cfg.STAGES * cfg.STAGE
+    RING: gl.constexpr = cfg.STAGES * cfg.STAGE
     memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     zero = gl.full([8, cfg.DEPTH], 0, KIND, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
-    if cfg.WAITS:
+    if cfg.TURNS:
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
-    if cfg.RINGS == 2:
-        init_pair_barriers(_barriers(cfg) + 512, cfg.STAGES, 8 if cfg.PAIR else 4)
     after_previous_kernel()
-    if cfg.PAIR and cfg.RINGS == 2:
+    if cfg.PAIR:
         gl.warp_specialize(
             [
                 (_consumer, (0, sizes, sums, scales, cfg)),
                 (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (0, sizes, cfg)),
-                (_producer, (1, sizes, cfg)),
-                (bystander, ()),
-            ],
-            [4, 1, 1, 2],
-            [240, 24, 24, 24],
-        )
-    elif cfg.PAIR:
-        gl.warp_specialize(
-            [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (0, sizes, cfg)),
+                (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
             ],
             [4, 1, 1, 2],
             [240, 24, 24, 24],
-        )
-    elif cfg.RINGS == 2:
-        gl.warp_specialize(
-            [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (0, sizes, cfg)),
-                (_producer, (1, sizes, cfg)),
-            ],
-            [4, 1, 1],
-            [240, 24, 24],
         )
     else:
         gl.warp_specialize(
             [
                 (_consumer, (0, sizes, sums, scales, cfg)),
                 (_consumer, (1, sizes, sums, scales, cfg)),
-                (_producer, (0, sizes, cfg)),
+                (_producer, (sizes, cfg)),
             ],
             [4, 1],
             [240, 24],
