@@ -131,24 +131,27 @@ def keys_by_queries(k, q_tile, zero, T: gl.constexpr):
 
 @gluon.jit
 def values_by_weights(v, p_tile, acc, n, end, T: gl.constexpr):
-    """O^T, on its way."""
-    if T.eight:
-        KEYS: gl.constexpr = T.block_n
-        LAYOUT: gl.constexpr = _values_layout(T.block_n)
-        ASM: gl.constexpr = _values_asm(T.int8)
-        LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
-        x = v.load(LAYOUT).to(gl.int8, bitcast=True)
-        if n + T.tokens > end:
-            key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
-            x = gl.where((n + key < end)[:, None], x, 0)
-        x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
-        # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
-        x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
-        return warpgroup_mma(gl.convert_layout(x, LEFT), p_tile.permute((1, 0)), acc, is_async=True)
-    else:
-        if n + T.tokens > end:
-            _without_strangers(v, n, end, T)
-        return warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
+    """O^T of values of 16 bits, on its way."""
+    if n + T.tokens > end:
+        _without_strangers(v, n, end, T)
+    return warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
+
+
+@gluon.jit
+def widened_values(v, acc, n, end, T: gl.constexpr):
+    """Values of 8 bits as the left factor of O^T."""
+    KEYS: gl.constexpr = T.block_n
+    LAYOUT: gl.constexpr = _values_layout(T.block_n)
+    ASM: gl.constexpr = _values_asm(T.int8)
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
+    x = v.load(LAYOUT).to(gl.int8, bitcast=True)
+    if n + T.tokens > end:
+        key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
+        x = gl.where((n + key < end)[:, None], x, 0)
+    x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
+    # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
+    x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
+    return gl.convert_layout(x, LEFT)
 
 
 @gluon.jit

@@ -47,7 +47,7 @@ def before_packed(
         pointers, (stats_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
         HEAD_DIM_V, PADDED_V, GRAD_LSE, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
-    if SUMS:
+    if SUMS:  # noqa: SIM102 - Triton would build what follows an `and`, too
         if m * BLOCK_M < length:
             zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
     if KEYS:
