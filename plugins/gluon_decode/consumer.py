@@ -172,7 +172,6 @@ def consumer(queries_of, rings, tiles, lengths, workspace, results, scales, over
         from_chunk = chunk_of(begin, share, longer)
         to_chunk = chunk_of(begin + blocks - 1, share, longer)
         sight = (keys, diagonal, left, right, cap)
-        tiles = (q_tile, p_tile)
         state = (m, sums, acc)
         if T.eight:
             m, sums, acc, i = _attend_eight(

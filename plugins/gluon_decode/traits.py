@@ -1,7 +1,7 @@
 """What shapes the machine code of one build, and which configs there are. No import of Triton: legality needs none.
 
-A config is {BLOCK_N, stages, PER_SM, HEADS}: keys of a block, blocks that are under way or being read, programs an SM,
-and key heads that a program reads side by side.
+A config is {BLOCK_N, stages, PER_SM, HEADS, AHEAD}: keys of a block, blocks that are under way or being read, programs
+an SM, and key heads that a program reads side by side. AHEAD is 0: what it asked for has lost, measured rows name it.
 
 With several heads a block has fewer tokens, the keys of their heads in turn, and its rows are those of all these heads:
 products of keys with the rows of another head are made for nothing, and masked.
@@ -37,7 +37,6 @@ class DecodeTraits:
 
     head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
     columns: int  # of them those that there are
-    ahead: bool  # the keys of the next block are multiplied beside a block's softmax
     heads: int  # key heads side by side
     span: int  # rows of each, a power of two
     rows: int  # of a tile: the N of its products
@@ -115,7 +114,6 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
     return DecodeTraits(
         head=head,
         columns=problem.head_dim,
-        ahead=bool(config["AHEAD"]),
         heads=config["HEADS"],
         span=span,
         rows=max(part_rows, LEAST_ROWS),
@@ -160,12 +158,10 @@ TILES = {
 QUANTISED_TILES = [
     (128, 3, 2, 1, 0),
     (128, 3, 2, 2, 0),
-    (128, 3, 2, 1, 1),
-    (128, 3, 2, 2, 1),
     (64, 6, 2, 1, 0),
     (64, 4, 3, 1, 0),
-    (64, 4, 3, 1, 1),
-    (128, 2, 3, 1, 0),
+    (128, 6, 1, 1, 0),
+    (64, 12, 1, 1, 0),
 ]
 
 
@@ -207,6 +203,8 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
     if config["PER_SM"] not in LAUNCH_REGISTERS:
         yield Reason("config", "PER_SM", config["PER_SM"], "1, 2 or 3")
+    if config["AHEAD"]:
+        yield Reason("config", "AHEAD", config["AHEAD"], "0")
     if problem.heads_kv % config["HEADS"] or rows * config["HEADS"] > most >= rows:
         yield Reason("config", "HEADS", config["HEADS"], f"a divisor of {problem.heads_kv}, {most // rows} at most")
     room = SHARED // config["PER_SM"] - 1024
