@@ -20,6 +20,7 @@ SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many rows of a box
 MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
+MOST_SMALL = 16  # rows of which the queries stay in registers
 MAXIMA = 16  # bytes of a row: a number of each warp
 MOST_BOX = 64
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
@@ -51,6 +52,7 @@ class DecodeTraits:
     left: bool
     right: bool
     eight: bool  # keys and values are of 8 bits
+    small: bool  # and rows so few that products go through registers of each warp
     int8: bool
     cap: bool
     sinks: bool
@@ -128,6 +130,7 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
         left=left >= 0,
         right=problem.causal or right >= 0,
         eight=bool(problem.kv_scale),
+        small=bool(problem.kv_scale) and part_rows <= MOST_SMALL,
         int8=problem.kv_dtype == "int8",
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
@@ -160,8 +163,8 @@ QUANTISED_TILES = [
     (128, 3, 2, 2, 0),
     (64, 6, 2, 1, 0),
     (64, 4, 3, 1, 0),
+    (128, 2, 3, 1, 0),
     (128, 6, 1, 1, 0),
-    (64, 12, 1, 1, 0),
 ]
 
 
