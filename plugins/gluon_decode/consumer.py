@@ -117,7 +117,7 @@ def _attend(rings, matrices_of, i, block, take, factor, sight, state, tiles, max
 
 @gluon.jit
 def _attend_small(rings, matrices_of, i, block, take, factor, sight, state, tiles, maxima, zero, T: gl.constexpr):
-    """The same of 8 bits and few rows: a block's slot is let go of when its values are in registers."""
+    """The same of 8 bits and few rows, by products of single warps."""
     k_ring, v_ring = rings
     k, v = matrices_of
     m, sums, acc = state

@@ -3,7 +3,8 @@
 Keys and values of 16 bits are read by wgmma where they lie, values along their other dimension. Those of 8 bits become
 float16 in registers, in which all of them are exact, and are the left factor from there. A thread reads them as they
 lie side by side, 32 columns of a key, and 4 columns of 16 keys. So columns are permuted, those of queries along with
-the keys', and `column_of` (parts.py) says which column a row of O^T is.
+the keys', and `column_of` (parts.py) says which column a row of O^T is. With few rows both factors lie in registers,
+for products of single warps (kernel.py says what that brings).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

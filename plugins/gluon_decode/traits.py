@@ -158,19 +158,14 @@ TILES = {
     128: [(128, 3, 1, 1, 0), (64, 3, 2, 1, 0), (128, 3, 1, 2, 0), (64, 6, 1, 1, 0)],
     256: [(64, 3, 1, 1, 0), (64, 2, 1, 1, 0)],
 }
-QUANTISED_TILES = [
-    (128, 3, 2, 1, 0),
-    (128, 3, 2, 2, 0),
-    (64, 6, 2, 1, 0),
-    (64, 4, 3, 1, 0),
-    (128, 2, 3, 1, 0),
-    (128, 6, 1, 1, 0),
-]
+QUANTISED_TILES = [(128, 3, 2, 1, 0), (128, 6, 1, 1, 0), (128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (64, 4, 3, 1, 0)]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
     found = QUANTISED_TILES if problem.kv_scale else TILES[width(problem)]
+    if problem.kv_scale and problem.batch == 1:  # no lengths that differ, which want more programs than one an SM
+        found = sorted(found, key=lambda tile: tile[2])
     most, rows = 16 if problem.kv_scale else MOST_ROWS[width(problem)], rows_of(problem)
     # With more than 32 rows, blocks of 128 keys would not fit the registers.
     found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]
