@@ -1,16 +1,16 @@
 """The consumer: one warp group that multiplies. Rows of a tile are (query, head) pairs, the heads that share a key head
 side by side, and few: so keys are the M of the first product and rows its N (see products.py).
 
-Keys and values of 8 bits pass through registers, which takes as long as their products. So the next block's keys are
-made ready beside the product of this block's values, and its values beside that of its keys; the slot of a block is let
-go of when all threads have its values, before they are multiplied.
+Keys and values of 8 bits pass through registers on their way to a product. With few rows the products are those of
+single warps, whose operands all lie in registers: the compiler converts the next ones while one multiplies.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from registry.plugins.gluon_decode.line import chunk_of, my_share, next_piece
 from registry.plugins.gluon_decode.parts import add_up, leave, write
@@ -19,7 +19,9 @@ from registry.plugins.gluon_decode.products import (
     keys_by_queries,
     load_queries,
     matrices,
+    right_factor,
     values_by_weights,
+    widened_keys,
     widened_values,
 )
 from registry.toolbox.hopper import group_barrier, release_slot, slot_of, wait_slot_full
@@ -53,6 +55,14 @@ def _all_warps(rows):
     )
 
 
+@gluon.constexpr_function
+def _sums_layout(rows, small):
+    """Of both products: of every 64 keys or columns a warp has 16."""
+    if small:
+        return gl.NVMMADistributedLayout([2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
+
+
 @gluon.jit
 def highest(s, maxima, T: gl.constexpr):
     """The maximum of each row over the keys of a block, by way of one barrier."""
@@ -81,7 +91,8 @@ def _weigh(s, factor, n, sight, state, tiles, maxima, T: gl.constexpr):
     sums = sums * alpha[None, :] + p
     acc = acc * alpha[None, :]
     tiles[1].permute((1, 0)).store(p.to(tiles[1].dtype))
-    fence_async_shared()
+    if not T.small:
+        fence_async_shared()
     return new, sums, acc
 
 
@@ -105,35 +116,24 @@ def _attend(rings, matrices_of, i, block, take, factor, sight, state, tiles, max
 
 
 @gluon.jit
-def _attend_eight(rings, matrices_of, i, block, take, factor, sight, state, tiles, maxima, zero, T: gl.constexpr):
-    """The same of 8 bits."""
-    n = block * T.tokens
+def _attend_small(rings, matrices_of, i, block, take, factor, sight, state, tiles, maxima, zero, T: gl.constexpr):
+    """The same of 8 bits and few rows, by products of single warps."""
     k_ring, v_ring = rings
     k, v = matrices_of
     m, sums, acc = state
-    stage = slot_of(i, k_ring)
-    wait_slot_full(k_ring, stage, i)
-    scores = keys_by_queries(k.index(stage), tiles[0], zero, T)
-    wait_slot_full(v_ring, stage, i)
-    x = widened_values(v.index(stage), acc, n, sight[0], T)
-    s = warpgroup_mma_wait(0, [scores])
-    for _ in range(take - 1):
-        m, sums, acc = _weigh(s, factor, n, sight, (m, sums, acc), tiles, maxima, T)
-        added = warpgroup_mma(x, tiles[1].permute((1, 0)), acc, is_async=True)
-        release_slot(k_ring, slot_of(i, k_ring))
-        i += 1
-        n += T.tokens
+    q = right_factor(tiles[0], zero)
+    for j in range(take):
+        n = (block + j) * T.tokens
         stage = slot_of(i, k_ring)
         wait_slot_full(k_ring, stage, i)
-        scores = keys_by_queries(k.index(stage), tiles[0], zero, T)
-        acc = warpgroup_mma_wait(1, [added])
+        s = mma_v2(widened_keys(k.index(stage), zero, T), q, zero)
         wait_slot_full(v_ring, stage, i)
         x = widened_values(v.index(stage), acc, n, sight[0], T)
-        s = warpgroup_mma_wait(0, [scores])
-    m, sums, acc = _weigh(s, factor, n, sight, (m, sums, acc), tiles, maxima, T)
-    added = warpgroup_mma(x, tiles[1].permute((1, 0)), acc, is_async=True)
-    release_slot(k_ring, slot_of(i, k_ring))
-    return m, sums, warpgroup_mma_wait(0, [added]), i + 1
+        m, sums, acc = _weigh(s, factor, n, sight, (m, sums, acc), tiles, maxima, T)
+        acc = mma_v2(x, right_factor(tiles[1], acc), acc)
+        release_slot(k_ring, stage)
+        i += 1
+    return m, sums, acc, i
 
 
 @gluon.jit
@@ -143,7 +143,7 @@ def consumer(queries_of, rings, tiles, lengths, workspace, results, scales, over
     counters = workspace[2]
     scale, cap, left, right = numbers
     N: gl.constexpr = T.rows
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    S_LAYOUT: gl.constexpr = _sums_layout(T.rows, T.small)
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     head, chunk = gl.program_id(0), gl.program_id(1)
     unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, overhead, 4, T)
@@ -173,8 +173,12 @@ def consumer(queries_of, rings, tiles, lengths, workspace, results, scales, over
         to_chunk = chunk_of(begin + blocks - 1, share, longer)
         sight = (keys, diagonal, left, right, cap)
         state = (m, sums, acc)
-        if T.eight:
-            m, sums, acc, i = _attend_eight(
+        if T.small:
+            m, sums, acc, i = _attend_small(
+                rings, (k, v), i, block, take, unit_of[None, :], sight, state, tiles, maxima, zero, T
+            )
+        elif T.eight:
+            m, sums, acc, i = _attend(
                 rings, (k, v), i, block, take, unit_of[None, :], sight, state, tiles, maxima, zero, T
             )
         else:

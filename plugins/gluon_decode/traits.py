@@ -20,6 +20,7 @@ SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many rows of a box
 MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
+MOST_SMALL = 16  # rows of which the queries stay in registers
 MAXIMA = 16  # bytes of a row: a number of each warp
 MOST_BOX = 64
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
@@ -51,6 +52,7 @@ class DecodeTraits:
     left: bool
     right: bool
     eight: bool  # keys and values are of 8 bits
+    small: bool  # and rows so few that products go through registers of each warp
     int8: bool
     cap: bool
     sinks: bool
@@ -128,6 +130,7 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
         left=left >= 0,
         right=problem.causal or right >= 0,
         eight=bool(problem.kv_scale),
+        small=bool(problem.kv_scale) and part_rows <= MOST_SMALL,
         int8=problem.kv_dtype == "int8",
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
@@ -155,19 +158,14 @@ TILES = {
     128: [(128, 3, 1, 1, 0), (64, 3, 2, 1, 0), (128, 3, 1, 2, 0), (64, 6, 1, 1, 0)],
     256: [(64, 3, 1, 1, 0), (64, 2, 1, 1, 0)],
 }
-QUANTISED_TILES = [
-    (128, 3, 2, 1, 0),
-    (128, 3, 2, 2, 0),
-    (64, 6, 2, 1, 0),
-    (64, 4, 3, 1, 0),
-    (128, 6, 1, 1, 0),
-    (64, 12, 1, 1, 0),
-]
+QUANTISED_TILES = [(128, 3, 2, 1, 0), (128, 6, 1, 1, 0), (128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (64, 4, 3, 1, 0)]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
     found = QUANTISED_TILES if problem.kv_scale else TILES[width(problem)]
+    if problem.kv_scale and problem.batch == 1:  # no lengths that differ, which want more programs than one an SM
+        found = sorted(found, key=lambda tile: tile[2])
     most, rows = 16 if problem.kv_scale else MOST_ROWS[width(problem)], rows_of(problem)
     # With more than 32 rows, blocks of 128 keys would not fit the registers.
     found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]

@@ -22,8 +22,8 @@ gradients
                                          1.138 -> 1.150
   sweeps beside each other               D256 1.046 -> 1.099; 16 sequences, one of 2,048: 205 -> 146 us
   dQ's sweep last                        that batch 168 us; others alike
-  tiles in parts                         32/8 heads, that batch: 297 -> 257 us; 32/2, one sequence of 2,048: 903 -> 269, in
-                                         eight 190
+  tiles in parts                         32/8 heads, that batch: 297 -> 257 us; 32/2, one sequence of 2,048: 903 ->
+                                         269 in four, 190 in eight
   blocks without rows left alone         128 x 128 tokens: D64 401 -> 364 us, D128 344 -> 311
   32 rows a program of `before`          the same: D64 364 -> 332, D128 alike; long sequences alike
   64 rows a step at D64                  the same: 332 -> 322; 15 in the mean: 213 -> 152; 512: 397 -> 428
