@@ -19,14 +19,22 @@ def after_previous_kernel():
 
 
 @triton.jit
+def zero_sums(sums_ptr, block, part, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr):
+    """A part of a block of the sums."""
+    sums_ptr += (block.to(tl.int64) * BLOCK_M + part * ROWS) * PADDED
+    places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+    tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+
+
+@triton.jit
 def prepare_rows(
     pointers, workspaces, out_row, do_row, rows, there, place, block, part, scale,
-    HEAD_DIM_V: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
-    TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
+    SUMS: tl.constexpr, TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A part of a block of the statistics, from rows of O and dO, and the row sums at `place`."""
+    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`."""
     out_ptr, do_ptr, lse_ptr, dlse_ptr = pointers
-    stats_ptr, turns_ptr = workspaces
+    stats_ptr, sums_ptr, turns_ptr = workspaces
     inside = part * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED_V)
     seen = there[:, None] & (columns < HEAD_DIM_V)[None, :]
@@ -54,14 +62,8 @@ def prepare_rows(
         tl.store(stats_ptr + BLOCK_M, delta)
     if TURNS and part == 0:
         tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
-
-
-@triton.jit
-def zero_sums(sums_ptr, block, part, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr):
-    """The same part of the block's sums."""
-    sums_ptr += (block.to(tl.int64) * BLOCK_M + part * ROWS) * PADDED
-    places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-    tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+    if SUMS:
+        zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
 
 
 @triton.jit
@@ -115,14 +117,12 @@ def before(
     rows = (block - bh * row_blocks) * BLOCK_M + part * ROWS + tl.arange(0, ROWS)
     after_previous_kernel()
     pointers = (out_ptr + b * out_batch + h * out_head, do_ptr + b * do_batch + h * do_head, lse_ptr, dlse_ptr)
-    workspaces = (stats_ptr, turns_ptr)
+    workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = bh.to(tl.int64) * seqlen_q + rows
     prepare_rows(
         pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part, scale,
-        HEAD_DIM_V, PADDED_V, GRAD_LSE, TURNS, FOLDED, BLOCK_M, ROWS,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
-    if SUMS:
-        zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
     if KEYS:
         zero_more(sums_ptr, more_sums, ROWS * PADDED)
 

@@ -44,8 +44,8 @@ def before_packed(
     pointers = (out_ptr, do_ptr, lse_ptr, dlse_ptr)
     place = h.to(tl.int64) * total_q + begin + rows
     prepare_rows(
-        pointers, (stats_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
-        HEAD_DIM_V, PADDED_V, GRAD_LSE, TURNS, FOLDED, BLOCK_M, ROWS,
+        pointers, (stats_ptr, sums_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, False, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
     if SUMS:  # noqa: SIM102 - Triton would build what follows an `and`, too
         if m * BLOCK_M < length:
