@@ -180,7 +180,7 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
     "name, picked, features",
     [
         (SPLIT, "gluon_decode", {}),
-        (SPLIT, SPLIT, dict(sinks=True)),
+        (SPLIT, SPLIT, dict(page=4)),
         (PREFILL, PREFILL, dict(kv="paged")),
         (PREFILL, PREFILL, dict(sinks=True)),
         (PREFILL, "gluon_fa3_varlen", {}),
