@@ -30,7 +30,7 @@ EXTENTS = (
 )
 """(fewer shapes than that, the trees for so many). Against 32 trees of 64 leaves for all, the choice of these loses: of
 792 packed and paged batches 1.8%, not 2.9, of 814 grouped products 0.91, not 1.06, of 6,571 products 1.75, not 1.92. Of
-3,192 attentions 1.24, not 1.31 (two and three draws of rows), and a table changes less where shapes are added."""
+3,192 attentions 1.24, not 1.31 (means of two and three draws of rows)."""
 
 
 def fitted_trees(
