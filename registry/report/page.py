@@ -21,7 +21,7 @@ from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 from registry.version import __version__
 
-MOST_BYTES = 5_000_000
+MOST_BYTES = 6_000_000
 MOST_WAITS = 2
 WAIT = "wait "
 """As in registry.toolbox.scopes, which needs Triton; a report does not."""
