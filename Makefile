@@ -1,6 +1,6 @@
 # Needs make and Python 3.10 or newer; everything else goes into .venv. `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help demo test tested checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells products replay clean
+.PHONY: help demo test tested checked builds fuzz lint format docs schema plots pictures bench bench-compare sanitize grid cells products replay carry clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -89,6 +89,9 @@ $(VENV)/triton-oldest/.installed: Makefile | $(VENV)/.installed
 
 replay: $(VENV)/.installed ## does the working tree decide, compile and call as commit BASE does (QUICK=--quick: a sample)
 	$(PY) tools/replay.py $(BASE) $(QUICK)
+
+carry: $(VENV)/.installed ## give measurements the hash of sources that changed since commit BASE and still run the same
+	$(PY) tools/carry.py $(BASE)
 
 clean: ## remove what was installed and built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -55,7 +55,7 @@ def names(problem: Any, config: dict[str, Any]) -> list[str]:
 
     common = configs.family(problem.target.sm), "tf32" if problem.dtype == "float32" else "16 bit", problem.ieee
     if problem.op == "attention":
-        return [configs.key("forward", *common, configs.width(problem), tuple(config[n] for n in configs.FORWARD))]
+        return [configs.key("forward", *common, configs.width(problem), tuple(config[n] for n in configs.TILE))]
     kernels = [("query", configs.QUERY)]
     kernels += [(n, configs.KEY) for n in (("key dk", "key dv") if config["KEY_SPLIT"] else ("key",))]
     return [configs.key(n, *common, configs.width(problem), tuple(config[c] for c in cs)) for n, cs in kernels]

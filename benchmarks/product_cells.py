@@ -74,24 +74,43 @@ Measured = Mapping[str, tuple[Results, CaseResults]]
 """By the text of a cell, and the sweep that it is of."""
 
 
-def picked(measured: tuple[Results, CaseResults]) -> float | None:
-    """Milliseconds of what the tables in force dispatch; where that was not measured, of what was dispatched then."""
+def picked(measured: tuple[Results, CaseResults]) -> list[Entry]:
+    """What the tables in force dispatch; where that was not measured, what was dispatched then."""
     pick = dispatched(*measured)
-    return pick.ms if pick is not None else fastest(measured[1], DISPATCHED)
+    return [pick] if pick is not None else _named(measured[1], DISPATCHED)
 
 
-def ours(measured: tuple[Results, CaseResults]) -> float | None:
-    """Of the best of our own configs."""
-    return fastest(measured[1], *OURS)
+def ours(measured: tuple[Results, CaseResults]) -> list[Entry]:
+    return _named(measured[1], *OURS)
+
+
+def _named(case: CaseResults, *patterns: str) -> list[Entry]:
+    """Those of these names that stayed in longest: the others were slower."""
+    found = [entry for entry in case.timed.values() if any(fnmatch(entry.variant, p) for p in patterns)]
+    most = max((len(entry.samples) for entry in found), default=0)
+    return [entry for entry in found if len(entry.samples) == most]
+
+
+def in_shared_rounds(mine: Entry, theirs: Entry) -> float | None:
+    """How many times as fast mine is, in the median of the rounds that both had. Within a cell the card may come to its
+    limit of power: rounds become slower by up to 20%, and who is behind has only the first of them. The very first, on
+    a cool card, counts where there are no two others."""
+    shared = sorted(mine.samples.keys() & theirs.samples.keys())
+    ratios = [theirs.samples[at]["ms"] / mine.samples[at]["ms"] for at in shared[len(shared) > 2 :]]
+    return statistics.median(ratios) if ratios else None
 
 
 def over(cells: Iterable[tuple[Results, CaseResults]], mine: Mine, peers: Iterable[str]) -> list[float]:
-    """How many times as fast ours is as the fastest of theirs, where both were timed."""
-    times = [(mine(one), fastest(one[1], *peers)) for one in cells]
-    return [theirs / our for our, theirs in times if our is not None and theirs is not None]
+    """How many times as fast the best of mine is as the fastest of theirs, where both were timed."""
+    found = []
+    for one in cells:
+        each = [[in_shared_rounds(entry, other) for other in _named(one[1], *peers)] for entry in mine(one)]
+        least = [min(ratios) for each_of in each if (ratios := [r for r in each_of if r is not None])]
+        found += [max(least)] if least else []
+    return found
 
 
-Mine = Callable[[tuple[Results, CaseResults]], float | None]
+Mine = Callable[[tuple[Results, CaseResults]], list[Entry]]
 COLUMNS: dict[str, tuple[Mine, tuple[str, ...]]] = {
     "dispatched over the best peer": (picked, PEERS),
     "over the best of cuBLAS and quack": (picked, (PEERS[0], PEERS[2])),

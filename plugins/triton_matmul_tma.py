@@ -38,12 +38,12 @@ from registry.ops.matmul.calls import (
     tma_geometry,
     turned,
 )
+from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.toolbox.arithmetic import activate, to_tf32
 from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.designs import tiled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.tensor_maps import rounded_to_tf32
-
-_INT_ARGS = ["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"]
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _epilogue(
     return activate(acc, ACT).to(kind)
 
 
-@triton.jit(do_not_specialize=_INT_ARGS)
+@triton.jit(do_not_specialize=["M", "N", "K", "tiles", "scz", "scm", "scn", "s_am", "s_bn"])
 def _matmul_tma(
     a_desc,
     b_desc,
@@ -283,46 +283,24 @@ def configs(problem) -> list[dict[str, Any]]:
     return found if problem.target.shared_memory > 1 << 17 else [*found, low, _config(64, 64, bk, 4, 5)]
 
 
-def design_of(config) -> Design:
-    return Design(
-        warp_groups=max(config["num_warps"] // 4, 1),
-        pipeline_stages=config["num_stages"],
-        persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm90+",),
-        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"),
-        unit_inner_stride=False,
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        batched=True,
-        bias=True,
-        out=True,
-        deterministic=True,
-        out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"),
+        **MAPS,
+        **EVERYTHING,
         scaling=("scalar", "rowwise"),
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
     )
     return [
-        Variant(
+        HOST.variant(
             "triton_matmul_tma",
             op="matmul",
-            run=HOST.run,
             requires=requires,
             configs=configs,
-            builds=HOST.builds,
-            prepare=HOST.prepare,
-            design_of=design_of,
+            design_of=lambda config: tiled(config, persistent=True),
             summary="tensor descriptors, persistent, pipelined TMA loads",
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
         )

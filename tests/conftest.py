@@ -1,11 +1,11 @@
 """Fixtures shared by all tests: made-up variants that come and go, and a registry that forgets between tests.
 
-Also what the processes of a session share, and the order of the tests among them.
+Also what the processes of a session share, and the order of the tests among them. Nothing here imports torch before a
+test runs: the process that only hands out tests to the workers has no use for it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import shutil
@@ -13,21 +13,18 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import again
+import forked
+import kept_builds
 import pytest
 import shared
 
+if TYPE_CHECKING:
+    import registry
+
 _end_of_session = shared.begin()  # before anything imports torch
-
-import again  # noqa: E402
-import forked  # noqa: E402
-import kept_builds  # noqa: E402
-from made_up import math_run  # noqa: E402
-
-import registry  # noqa: E402
-from registry import notices  # noqa: E402
-from registry.dispatch.quarantine import quarantine  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,6 +105,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def clean_registry() -> Iterator[None]:
     """Quarantines, notices and plans of one test never reach the next."""
     yield
+    import registry
+    from registry import notices
+    from registry.dispatch.quarantine import quarantine
+
     quarantine.clear()
     notices.clear()
     registry.forget_plans()
@@ -125,6 +126,8 @@ def quick_python() -> Iterator[None]:
 def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Puts a file or folder of tables in force through REGISTRY_TABLES; the shipped ones come back after the test."""
 
+    import registry
+
     def put(tables: Path) -> None:
         monkeypatch.setenv("REGISTRY_TABLES", str(tables))
         registry.reload_tables()
@@ -137,21 +140,25 @@ def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], N
 @pytest.fixture
 def takes_back() -> Iterator[None]:
     """What is registered meanwhile, by an example say, is gone after the test."""
+    import registry
+
     before = set(registry.variants())
     yield
     for name in set(registry.variants()) - before:
         registry.unregister(name)
 
 
-SETTINGS = {field.name for field in dataclasses.fields(registry.Variant)} - {"name", "op", "run", "requires"}
-
-
 @pytest.fixture
 def declare(takes_back: None) -> Callable[..., registry.Variant]:
     """Register a made-up variant, of attention unless told; it is taken back after the test."""
+    from made_up import math_run
+
+    import registry
+
+    settings_of = registry.Variant.__dataclass_fields__.keys() - {"name", "op", "run", "requires"}
 
     def make(name: str = "test.kernel", *, op: str = "attention", run: Any = None, **claims: Any) -> registry.Variant:
-        settings = {key: claims.pop(key) for key in SETTINGS if key in claims}
+        settings = {key: claims.pop(key) for key in settings_of if key in claims}
         plain: dict[str, Any] = {"arch": ("any",), "dtypes": ("float32",), "ieee": True}
         if op.startswith("attention"):
             plain["head_dim"] = (1, 512)

@@ -10,8 +10,8 @@ pytestmark = [
     pytest.mark.skipif(INTERPRETED, reason="this is the run under the interpreter"),
 ]
 
-PARTS = 3
-"""So that several workers share the kernels."""
+PARTS = 2
+"""So that both cores have a share; each more costs a collection of its own."""
 
 
 @pytest.mark.slow(25)

@@ -22,6 +22,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import difflib
+import itertools
 import json
 import os
 import re
@@ -126,6 +127,17 @@ def lay_out_commit(commit: str, target: Path) -> None:
         lay_out_working_tree(Path(raw), target)
 
 
+def laid_out(base: str, tree: Path, work: Path) -> tuple[Side, Side]:
+    """Both sides; the base is a commit, or a folder that holds a tree."""
+    old, new = Side("old", work), Side("new", work)
+    if Path(base).is_dir():
+        lay_out_working_tree(Path(base), old.folder)
+    else:
+        lay_out_commit(base, old.folder)
+    lay_out_working_tree(tree, new.folder)
+    return old, new
+
+
 def git(*arguments: str, cwd: Path) -> bytes:
     done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, check=False)
     if done.returncode:
@@ -178,9 +190,11 @@ def facts(data: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield from facts(value, f"{at}.{name}" if at else str(name))
 
 
-def compare_builds(old: Side, new: Side, options: argparse.Namespace) -> Comparison:
+def compare_builds(old: Side, new: Side, options: argparse.Namespace, most: int | None = None) -> Comparison:
+    """Those of which the input differs are compiled, `most` of them where that is given."""
     was, now = both(old, new, options.jobs, "builds", *options.sample)
-    changed = differing(was, now)
+    unlike = differing(was, now)
+    changed = unlike[:most]
     kernels, failed = ([len(it) for it in was.values() if isinstance(it, list) is well] for well in (True, False))
     report = Comparison("builds", sum(kernels), f"by the compiler's input alone; {len(failed)} configs cannot be built")
     if changed:
@@ -190,7 +204,7 @@ def compare_builds(old: Side, new: Side, options: argparse.Namespace) -> Compari
         for key in changed:
             if (lines := code_difference(was.get(key), now.get(key))) is not None:
                 report.differing[key] = lines
-        report.note = f"{len(changed)} of {len(kernels)} configs compiled on both sides: their input differs"
+        report.note = f"the input of {len(unlike)} configs differs, {len(changed)} of them compiled on both sides"
     return report
 
 
@@ -240,8 +254,14 @@ def both(old: Side, new: Side, jobs: int, kind: str, *arguments: str) -> tuple[d
             [pool.submit(side.snapshot, kind, f"-{n}", *arguments, "--share", f"{n}/{shares}") for n in range(shares)]
             for side in (old, new)
         ]
-        was, now = ({key: value for part in parts for key, value in part.result().items()} for parts in running)
+        was, now = (merged([part.result() for part in parts]) for parts in running)
     return was, now
+
+
+def merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answers in the order in which they were shared out."""
+    turns = itertools.zip_longest(*(share.items() for share in shares))
+    return dict(item for turn in turns for item in turn if item is not None)
 
 
 COMPARISONS: dict[str, Callable[[Side, Side, argparse.Namespace], Comparison]] = {
@@ -252,13 +272,7 @@ COMPARISONS: dict[str, Callable[[Side, Side, argparse.Namespace], Comparison]] =
 
 
 def replay(options: argparse.Namespace, work: Path) -> int:
-    old, new = Side("old", work), Side("new", work)
-    base = Path(options.base)
-    if base.is_dir():
-        lay_out_working_tree(base, old.folder)
-    else:
-        lay_out_commit(options.base, old.folder)
-    lay_out_working_tree(options.tree, new.folder)
+    old, new = laid_out(options.base, options.tree, work)
     reports = []
     for name in options.only or COMPARISONS:
         started = time.monotonic()

@@ -1,6 +1,6 @@
-"""What one tree does, as JSON: run by tools/replay.py once in each of two trees, in a process of its own.
+"""What one tree does, as JSON: run by tools/replay.py and carry.py once in each of two trees, in a process of its own.
 
-    python tools/replay_snapshot.py questions|decisions|builds|code|warm --folder TREE --out FILE [--quick]
+    python tools/replay_snapshot.py questions|decisions|builds|code|warm|sources|launches --folder TREE --out FILE
 
 Only names that every version has may be used here: the public ones of `registry`, and what a Variant declares; the
 questions alone are drawn from what the new tree declares. No kernel, module or table is named, so files may move and
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--share", default="0/1")
     parser.add_argument("--keys", type=Path)
+    parser.add_argument("--asked", type=Path)
     parser.add_argument("--questions", type=Path)
     options = parser.parse_args()
     # The editable install would answer for any module that this tree lacks, with one of another tree.
@@ -124,12 +125,34 @@ class Declared:
 
 
 def declared_builds(options: argparse.Namespace) -> Iterator[Declared]:
-    """Every variant's every legal config, for the shapes in BUILDS; `--share` and `--keys` pick some of them."""
-    import registry
-
+    """What `--asked` lists, else every variant's every legal config for the shapes in BUILDS; `--share` and `--keys`
+    pick some of them."""
     share, shares = map(int, options.share.split("/"))
     wanted = set(json.loads(options.keys.read_text(encoding="utf-8"))) if options.keys else None
     number = 0
+    for declared in measured_builds(options.asked) if options.asked else all_builds(options):
+        if wanted is None or declared.key in wanted:
+            number += 1
+            if number % shares == share:
+                yield declared
+
+
+def measured_builds(asked: Path) -> Iterator[Declared]:
+    """Those of measured rows, in the order of the file: [key, variant, case as a journal has it, config, target]."""
+    import registry
+    from registry.ops.parts.cases import Case
+
+    variants, problems = registry.variants(), {}
+    for key, name, case, config, target in json.loads(asked.read_text(encoding="utf-8")):
+        about = f"{target} {json.dumps(case)}"
+        if about not in problems:
+            problems[about] = Case.from_data(case).problem(registry.Target.named(target))
+        yield Declared(key, variants[name], problems[about], config)
+
+
+def all_builds(options: argparse.Namespace) -> Iterator[Declared]:
+    import registry
+
     for target in map(registry.Target.named, BUILD_TARGETS):
         for name, variant in sorted(registry.variants().items()):
             for words in BUILDS.get(variant.op, ())[: 2 if options.quick else None] if variant.builds else ():
@@ -137,10 +160,7 @@ def declared_builds(options: argparse.Namespace) -> Iterator[Declared]:
                 configs = [] if variant.reasons(problem) else variant.legal_configs(problem)
                 for config in configs[: 1 if options.quick else None]:
                     key = f"{name} {words_text(words)} @ {target.name} {json.dumps(dict(config), sort_keys=True)}"
-                    if wanted is None or key in wanted:
-                        number += 1
-                        if number % shares == share:
-                            yield Declared(key, variant, problem, config)
+                    yield Declared(key, variant, problem, config)
 
 
 def builds(options: argparse.Namespace) -> dict[str, Any]:
@@ -241,6 +261,70 @@ def machine_code(build: Any, target: Any) -> str:
     return "\n".join([json.dumps(facts), *lines])
 
 
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+def sources(options: argparse.Namespace) -> dict[str, Any]:
+    """The fingerprint of each variant, which measurements carry."""
+    import registry
+    from registry.dispatch.fingerprint import fingerprint_of
+
+    return {name: fingerprint_of(variant) for name, variant in sorted(registry.variants().items())}
+
+
+def launches(options: argparse.Namespace) -> dict[str, Any]:
+    """What is launched, Triton's own keys of the kernels, and in what each build differs from the next: said by the
+    `Call`s that the builds are made from."""
+    from triton.runtime.jit import JITCallable
+
+    from registry.toolbox.call import Call
+
+    JITCallable.starting_line_number = property(lambda _: 0, lambda *_: None)  # in a key, for debuggers alone
+    seen: list[Any] = []
+    real = Call.build
+
+    def build(call: Any, arch: Any) -> Any:
+        made = real(call, arch)
+        seen.append((call, made))
+        return made
+
+    def described(declared: Declared) -> Any:
+        seen.clear()
+        declared.variant.builds(declared.problem, declared.config)
+        return {
+            "launches": [in_words(call) for call, _ in seen],
+            "keys": [made.source(declared.problem.target).hash() for _, made in seen],
+            "features": sorted({one for _, made in seen for one in features(made)}),
+        }
+
+    Call.build = build  # type: ignore[method-assign]
+    return {declared.key: outcome(described, declared) for declared in declared_builds(options)}
+
+
+def in_words(call: Any) -> str:
+    """The grid, and what the kernel is given in its order; names of parameters and constants are the compiler's."""
+    given = [plainly(call.arguments[name]) for name in call.kernel.arg_names if name in call.arguments]
+    return f"{call.grid} {given} {sorted(call.options.items())} cluster={call.cluster}"
+
+
+def plainly(value: Any) -> str:
+    """An argument in words; stand-ins of tensors, also those in tensor maps, by all that they say."""
+    if type(value).__module__.startswith("registry.") or hasattr(value, "block_shape"):
+        inside = sorted(vars(value).items())
+        return f"{type(value).__name__}({', '.join(f'{name}={plainly(one)}' for name, one in inside)})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def features(build: Any) -> Iterator[str]:
+    """All in which one build of a kernel differs from the next; a record of constants by each of them."""
+    constants: dict[str, Any] = {}
+    for name, value in build.constants.items():
+        fields = vars(value) if dataclasses.is_dataclass(value) and hasattr(value, "__dict__") else {"": value}
+        constants |= {f"{name}.{field}": one for field, one in fields.items()}
+    for of in (build.signature, constants, build.alignment, build.options):
+        yield from (f"{build.name} {name}={plainly(value)}" for name, value in of.items())
+
+
 # --- the warm call ------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +366,8 @@ KINDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "decisions": decisions,
     "builds": builds,
     "code": code,
+    "sources": sources,
+    "launches": launches,
     "warm": warm,
 }
 

@@ -1,16 +1,29 @@
 """The consumer: one warp group that multiplies. Rows of a tile are (query, head) pairs, the heads that share a key head
 side by side, and few: so keys are the M of the first product and rows its N (see products.py).
+
+Keys and values of 8 bits pass through registers on their way to a product. With few rows the products are those of
+single warps, whose operands all lie in registers: the compiler converts the next ones while one multiplies.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from registry.plugins.gluon_decode.line import chunk_of, my_share, next_piece
 from registry.plugins.gluon_decode.parts import add_up, leave, write
-from registry.plugins.gluon_decode.products import hand_over, keys_by_queries, load_queries, matrices, values_by_weights
+from registry.plugins.gluon_decode.products import (
+    hand_over,
+    keys_by_queries,
+    load_queries,
+    matrices,
+    right_factor,
+    values_by_weights,
+    widened_keys,
+    widened_values,
+)
 from registry.toolbox.hopper import group_barrier, release_slot, slot_of, wait_slot_full
 
 LOWEST = gl.constexpr(-1e30)  # finite, so that a block in which a row sees nothing needs no special case
@@ -42,6 +55,14 @@ def _all_warps(rows):
     )
 
 
+@gluon.constexpr_function
+def _sums_layout(rows, small):
+    """Of both products: of every 64 keys or columns a warp has 16."""
+    if small:
+        return gl.NVMMADistributedLayout([2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, rows, 16])
+
+
 @gluon.jit
 def highest(s, maxima, T: gl.constexpr):
     """The maximum of each row over the keys of a block, by way of one barrier."""
@@ -55,13 +76,74 @@ def highest(s, maxima, T: gl.constexpr):
 
 
 @gluon.jit
+def _weigh(s, factor, n, sight, state, tiles, maxima, T: gl.constexpr):
+    """The scores of a block from key n on become weights in shared memory, and what is summed up is held against the
+    new maximum."""
+    keys, diagonal, left, right, cap = sight
+    m, sums, acc = state
+    scores = s * factor
+    if T.cap:
+        scores = cap - 2.0 * cap / (1.0 + gl.exp2(scores))
+    scores = _masked(scores, n, keys, diagonal, left, right, T)
+    new = gl.maximum(m, highest(scores, maxima, T))
+    p = gl.exp2(scores - new[None, :])
+    alpha = gl.exp2(m - new)
+    sums = sums * alpha[None, :] + p
+    acc = acc * alpha[None, :]
+    tiles[1].permute((1, 0)).store(p.to(tiles[1].dtype))
+    if not T.small:
+        fence_async_shared()
+    return new, sums, acc
+
+
+@gluon.jit
+def _attend(rings, matrices_of, i, block, take, factor, sight, state, tiles, maxima, zero, T: gl.constexpr):
+    """The blocks of a piece, as use i of the rings and further ones: (maximum, sums, values, next use)."""
+    k_ring, v_ring = rings
+    k, v = matrices_of
+    m, sums, acc = state
+    for j in range(take):
+        n = (block + j) * T.tokens
+        stage = slot_of(i, k_ring)
+        wait_slot_full(k_ring, stage, i)
+        s = warpgroup_mma_wait(0, [keys_by_queries(k.index(stage), tiles[0], zero, T)])
+        m, sums, acc = _weigh(s, factor, n, sight, (m, sums, acc), tiles, maxima, T)
+        wait_slot_full(v_ring, stage, i)
+        acc = warpgroup_mma_wait(0, [values_by_weights(v.index(stage), tiles[1], acc, n, sight[0], T)])
+        release_slot(k_ring, stage)
+        i += 1
+    return m, sums, acc, i
+
+
+@gluon.jit
+def _attend_small(rings, matrices_of, i, block, take, factor, sight, state, tiles, maxima, zero, T: gl.constexpr):
+    """The same of 8 bits and few rows, by products of single warps."""
+    k_ring, v_ring = rings
+    k, v = matrices_of
+    m, sums, acc = state
+    q = right_factor(tiles[0], zero)
+    for j in range(take):
+        n = (block + j) * T.tokens
+        stage = slot_of(i, k_ring)
+        wait_slot_full(k_ring, stage, i)
+        s = mma_v2(widened_keys(k.index(stage), zero, T), q, zero)
+        wait_slot_full(v_ring, stage, i)
+        x = widened_values(v.index(stage), acc, n, sight[0], T)
+        m, sums, acc = _weigh(s, factor, n, sight, (m, sums, acc), tiles, maxima, T)
+        acc = mma_v2(x, right_factor(tiles[1], acc), acc)
+        release_slot(k_ring, stage)
+        i += 1
+    return m, sums, acc, i
+
+
+@gluon.jit
 def consumer(queries_of, rings, tiles, lengths, workspace, results, scales, overhead, numbers, T: gl.constexpr):
     q_tile, p_tile = tiles
     parts = (workspace[0], workspace[1])
     counters = workspace[2]
     scale, cap, left, right = numbers
     N: gl.constexpr = T.rows
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    S_LAYOUT: gl.constexpr = _sums_layout(T.rows, T.small)
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     head, chunk = gl.program_id(0), gl.program_id(1)
     unit, stop, b, before, overhead, share, longer = my_share(lengths, left, chunk, overhead, 4, T)
@@ -89,44 +171,18 @@ def consumer(queries_of, rings, tiles, lengths, workspace, results, scales, over
         acc = gl.full([T.head, N], 0.0, gl.float32, layout=S_LAYOUT)
         from_chunk = chunk_of(begin, share, longer)
         to_chunk = chunk_of(begin + blocks - 1, share, longer)
-        s = zero
-        if T.ahead:
-            wait_slot_full(k_ring, slot_of(i, k_ring), i)
-            s = warpgroup_mma_wait(0, [keys_by_queries(k.index(slot_of(i, k_ring)), q_tile, zero, T)])
-        for j in range(take):
-            n = (block + j) * T.tokens
-            stage = slot_of(i, k_ring)
-            if not T.ahead:
-                wait_slot_full(k_ring, stage, i)
-                s = warpgroup_mma_wait(0, [keys_by_queries(k.index(stage), q_tile, zero, T)])
-            if T.eight:
-                scores = s * unit_of[None, :]
-            else:
-                scores = s * scale
-            if T.ahead:  # after the last block this is a product of whatever is there, for nothing
-                next_stage = slot_of(i + 1, k_ring)
-                if j + 1 < take:
-                    wait_slot_full(k_ring, next_stage, i + 1)
-                pending = keys_by_queries(k.index(next_stage), q_tile, zero, T)
-            if T.cap:
-                scores = cap - 2.0 * cap / (1.0 + gl.exp2(scores))
-            scores = _masked(scores, n, keys, diagonal, left, right, T)
-            new = gl.maximum(m, highest(scores, maxima, T))
-            p = gl.exp2(scores - new[None, :])
-            alpha = gl.exp2(m - new)
-            m = new
-            sums = sums * alpha[None, :] + p
-            acc = acc * alpha[None, :]
-            p_tile.permute((1, 0)).store(p.to(p_tile.dtype))
-            fence_async_shared()
-            wait_slot_full(v_ring, stage, i)
-            acc = values_by_weights(v.index(stage), p_tile, acc, n, keys, T)
-            if T.ahead:
-                acc, s = warpgroup_mma_wait(0, [acc, pending])
-            else:
-                acc = warpgroup_mma_wait(0, [acc])
-            release_slot(k_ring, stage)
-            i += 1
+        sight = (keys, diagonal, left, right, cap)
+        state = (m, sums, acc)
+        if T.small:
+            m, sums, acc, i = _attend_small(
+                rings, (k, v), i, block, take, unit_of[None, :], sight, state, tiles, maxima, zero, T
+            )
+        elif T.eight:
+            m, sums, acc, i = _attend(
+                rings, (k, v), i, block, take, unit_of[None, :], sight, state, tiles, maxima, zero, T
+            )
+        else:
+            m, sums, acc, i = _attend(rings, (k, v), i, block, take, scale, sight, state, tiles, maxima, zero, T)
         total = gl.sum(sums, 0)
         lse2 = m + gl.log2(total)
         acc = acc * (1.0 / gl.where(total == 0.0, 1.0, total))[None, :]

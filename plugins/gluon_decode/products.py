@@ -3,7 +3,8 @@
 Keys and values of 16 bits are read by wgmma where they lie, values along their other dimension. Those of 8 bits become
 float16 in registers, in which all of them are exact, and are the left factor from there. A thread reads them as they
 lie side by side, 32 columns of a key, and 4 columns of 16 keys. So columns are permuted, those of queries along with
-the keys', and `column_of` (parts.py) says which column a row of O^T is.
+the keys', and `column_of` (parts.py) says which column a row of O^T is. With few rows both factors lie in registers,
+for products of single warps (kernel.py says what that brings).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -114,17 +115,30 @@ def _values_asm(int8):
 
 
 @gluon.jit
+def widened_keys(k, like, T: gl.constexpr):
+    """Keys of 8 bits as the left factor of S^T."""
+    KEYS: gl.constexpr = T.block_n
+    LAYOUT: gl.constexpr = _keys_layout(T.block_n)
+    ASM: gl.constexpr = _keys_asm(T.int8)
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=like.type.layout, k_width=2)
+    x = gl.inline_asm_elementwise(ASM, "=r,=r,r", [k.load(LAYOUT)], dtype=gl.float16, is_pure=True, pack=4)
+    x = x.reshape([KEYS, 4, 16, 2]).permute((0, 2, 1, 3)).reshape([KEYS, 128])
+    return gl.convert_layout(x, LEFT)
+
+
+@gluon.jit
+def right_factor(tile, like):
+    """Rows in shared memory as the right factor of a product of few rows."""
+    RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=like.type.layout, k_width=2)
+    return tile.permute((1, 0)).load(RIGHT)
+
+
+@gluon.jit
 def keys_by_queries(k, q_tile, zero, T: gl.constexpr):
     """S^T, on its way."""
     if T.eight:
-        KEYS: gl.constexpr = T.block_n
-        LAYOUT: gl.constexpr = _keys_layout(T.block_n)
-        ASM: gl.constexpr = _keys_asm(T.int8)
-        LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=zero.type.layout, k_width=2)
-        x = k.load(LAYOUT)
-        x = gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=gl.float16, is_pure=True, pack=4)
-        x = x.reshape([KEYS, 4, 16, 2]).permute((0, 2, 1, 3)).reshape([KEYS, 128])
-        return warpgroup_mma(gl.convert_layout(x, LEFT), q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+        x = widened_keys(k, zero, T)
+        return warpgroup_mma(x, q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     else:
         return warpgroup_mma(k, q_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
 
@@ -133,22 +147,28 @@ def keys_by_queries(k, q_tile, zero, T: gl.constexpr):
 def values_by_weights(v, p_tile, acc, n, end, T: gl.constexpr):
     """O^T, on its way."""
     if T.eight:
-        KEYS: gl.constexpr = T.block_n
-        LAYOUT: gl.constexpr = _values_layout(T.block_n)
-        ASM: gl.constexpr = _values_asm(T.int8)
-        LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
-        x = v.load(LAYOUT).to(gl.int8, bitcast=True)
-        if n + T.tokens > end:
-            key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
-            x = gl.where((n + key < end)[:, None], x, 0)
-        x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
-        # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
-        x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
-        return warpgroup_mma(gl.convert_layout(x, LEFT), p_tile.permute((1, 0)), acc, is_async=True)
+        return warpgroup_mma(widened_values(v, acc, n, end, T), p_tile.permute((1, 0)), acc, is_async=True)
     else:
         if n + T.tokens > end:
             _without_strangers(v, n, end, T)
         return warpgroup_mma(v.permute((1, 0)), p_tile.permute((1, 0)), acc, is_async=True)
+
+
+@gluon.jit
+def widened_values(v, like, n, end, T: gl.constexpr):
+    """Values of 8 bits as the left factor of O^T."""
+    KEYS: gl.constexpr = T.block_n
+    LAYOUT: gl.constexpr = _values_layout(T.block_n)
+    ASM: gl.constexpr = _values_asm(T.int8)
+    LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=like.type.layout, k_width=2)
+    x = v.load(LAYOUT).to(gl.int8, bitcast=True)
+    if n + T.tokens > end:
+        key = gl.arange(0, T.block_n, layout=gl.SliceLayout(1, LAYOUT)) // T.heads
+        x = gl.where((n + key < end)[:, None], x, 0)
+    x = gl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [x], dtype=gl.float16, is_pure=True, pack=8)
+    # Bit 0 of the key stands where bit 0 of the column did, that where bit 1 did, and this where the key's did.
+    x = x.reshape([KEYS // 2, 2, 4, 8, 2, 2]).permute((1, 2, 4, 3, 0, 5)).reshape([128, KEYS])
+    return gl.convert_layout(x, LEFT)
 
 
 @gluon.jit

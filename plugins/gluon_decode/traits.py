@@ -1,7 +1,7 @@
 """What shapes the machine code of one build, and which configs there are. No import of Triton: legality needs none.
 
-A config is {BLOCK_N, stages, PER_SM, HEADS}: keys of a block, blocks that are under way or being read, programs an SM,
-and key heads that a program reads side by side.
+A config is {BLOCK_N, stages, PER_SM, HEADS, AHEAD}: keys of a block, blocks that are under way or being read, programs
+an SM, and key heads that a program reads side by side. AHEAD is 0: what it asked for has lost, measured rows name it.
 
 With several heads a block has fewer tokens, the keys of their heads in turn, and its rows are those of all these heads:
 products of keys with the rows of another head are made for nothing, and masked.
@@ -20,6 +20,7 @@ SWIZZLE = 128  # bytes that a swizzle spans: the columns of a tensor map's box
 PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many rows of a box
 MOST_ROWS = {64: 64, 128: 64, 256: 32}  # (query, head) pairs of a tile, by its columns: sums have to fit the registers
 LEAST_ROWS = 8  # what wgmma multiplies
+MOST_SMALL = 16  # rows of which the queries stay in registers
 MAXIMA = 16  # bytes of a row: a number of each warp
 MOST_BOX = 64
 QUANTISED_HEAD = 128  # columns of tiles of 8 bits: what the layouts of products.py are made for
@@ -37,7 +38,6 @@ class DecodeTraits:
 
     head: int  # columns of tiles: whole panels, a power of two; what the tensors lack reads as zero
     columns: int  # of them those that there are
-    ahead: bool  # the keys of the next block are multiplied beside a block's softmax
     heads: int  # key heads side by side
     span: int  # rows of each, a power of two
     rows: int  # of a tile: the N of its products
@@ -52,6 +52,7 @@ class DecodeTraits:
     left: bool
     right: bool
     eight: bool  # keys and values are of 8 bits
+    small: bool  # and rows so few that products go through registers of each warp
     int8: bool
     cap: bool
     sinks: bool
@@ -115,7 +116,6 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
     return DecodeTraits(
         head=head,
         columns=problem.head_dim,
-        ahead=bool(config["AHEAD"]),
         heads=config["HEADS"],
         span=span,
         rows=max(part_rows, LEAST_ROWS),
@@ -130,6 +130,7 @@ def traits_of(problem: Any, config: Config) -> DecodeTraits:
         left=left >= 0,
         right=problem.causal or right >= 0,
         eight=bool(problem.kv_scale),
+        small=bool(problem.kv_scale) and part_rows <= MOST_SMALL,
         int8=problem.kv_dtype == "int8",
         cap=problem.softcap != 0.0,
         sinks=problem.sinks,
@@ -157,21 +158,14 @@ TILES = {
     128: [(128, 3, 1, 1, 0), (64, 3, 2, 1, 0), (128, 3, 1, 2, 0), (64, 6, 1, 1, 0)],
     256: [(64, 3, 1, 1, 0), (64, 2, 1, 1, 0)],
 }
-QUANTISED_TILES = [
-    (128, 3, 2, 1, 0),
-    (128, 3, 2, 2, 0),
-    (128, 3, 2, 1, 1),
-    (128, 3, 2, 2, 1),
-    (64, 6, 2, 1, 0),
-    (64, 4, 3, 1, 0),
-    (64, 4, 3, 1, 1),
-    (128, 2, 3, 1, 0),
-]
+QUANTISED_TILES = [(128, 3, 2, 1, 0), (128, 6, 1, 1, 0), (128, 3, 2, 2, 0), (64, 6, 2, 1, 0), (64, 4, 3, 1, 0)]
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """The measured best first (see kernel.py)."""
     found = QUANTISED_TILES if problem.kv_scale else TILES[width(problem)]
+    if problem.kv_scale and problem.batch == 1:  # no lengths that differ, which want more programs than one an SM
+        found = sorted(found, key=lambda tile: tile[2])
     most, rows = 16 if problem.kv_scale else MOST_ROWS[width(problem)], rows_of(problem)
     # With more than 32 rows, blocks of 128 keys would not fit the registers.
     found = [tile for tile in found if tile[3] == 1 or (problem.heads_kv % tile[3] == 0 and rows * tile[3] <= most)]
@@ -207,6 +201,8 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
     if config["PER_SM"] not in LAUNCH_REGISTERS:
         yield Reason("config", "PER_SM", config["PER_SM"], "1, 2 or 3")
+    if config["AHEAD"]:
+        yield Reason("config", "AHEAD", config["AHEAD"], "0")
     if problem.heads_kv % config["HEADS"] or rows * config["HEADS"] > most >= rows:
         yield Reason("config", "HEADS", config["HEADS"], f"a divisor of {problem.heads_kv}, {most // rows} at most")
     room = SHARED // config["PER_SM"] - 1024

@@ -7,6 +7,7 @@ rows are probably slow. The instruction takes every multiple of 8. What it needs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.plugins.gluon_fa3.tiles import slot_bytes
 from registry.toolbox.wgmma import floats, shared_memory
 
 ROWS = gl.constexpr(64)
@@ -130,7 +131,7 @@ def issue_one_product(pairs, v, acc, T: gl.constexpr):
     LEFT: gl.constexpr = acc[0].shape[1]
     COLUMNS: gl.constexpr = LEFT + acc[1].shape[1]
     PANEL_BYTES: gl.constexpr = T.block_n * 128
-    SLOT: gl.constexpr = PANEL_BYTES * (T.head // 64)
+    SLOT: gl.constexpr = slot_bytes("V", T)
     ASM: gl.constexpr = _product_asm(COLUMNS, T.block_n, T.dtype)
     CONSTRAINTS: gl.constexpr = _constraints(COLUMNS, T.block_n)
     FLOATS: gl.constexpr = floats(COLUMNS // 2)

@@ -174,7 +174,7 @@ def barrier_at(i, NAME: gl.constexpr, EMPTY: gl.constexpr, T: gl.constexpr):
 
 
 @gluon.constexpr_function
-def _first_place(name, rest, t):
+def first_place(name, rest, t):
     if not is_written(name, t):
         return 0
     k, v = leading(t.head) // 64, leading(t.head_v) // 64  # panels of leading columns: K's, V's, and then the rests'
@@ -183,10 +183,16 @@ def _first_place(name, rest, t):
     return 0 if name == "K" else t.stages * k // v
 
 
+@gluon.constexpr_function
+def slot_bytes(name, t):
+    """Of a tile's leading columns, in which its places are counted."""
+    return t.block_n * 2 * leading(t.head if name == "K" else t.head_v)
+
+
 @gluon.jit
 def place_of(s, NAME: gl.constexpr, REST: gl.constexpr, T: gl.constexpr):
     """Where a slot's tile is, counted in such tiles: its leading columns, or the REST of them (one panel)."""
-    FIRST: gl.constexpr = _first_place(NAME, REST, T)
+    FIRST: gl.constexpr = first_place(NAME, REST, T)
     return s + FIRST
 
 

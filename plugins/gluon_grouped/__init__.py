@@ -10,6 +10,7 @@ import torch
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.grouped_mm.calls import GROUPED_MM, halves_reasons
 from registry.plugins.gluon_grouped import host
+from registry.toolbox.designs import specialised
 
 HAND_OVER = 1024
 """Bytes that barriers, reductions and the hand-over to the warp groups take."""
@@ -61,15 +62,7 @@ def _registers(problem: Any, config: Any) -> int:
 
 
 def design_of(config: Any) -> Design:
-    return Design(
-        warp_groups=2,
-        pipeline_stages=config["STAGES"],
-        warp_specialized=True,
-        pipeline_tasks=2,
-        persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-        dsl="gluon",
-    )
+    return specialised((config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]), config["STAGES"])
 
 
 @hookimpl
@@ -94,14 +87,11 @@ def registry_variants() -> list[Variant]:
         rule=_rule,
     )
     return [
-        Variant(
+        host.HOST.variant(
             "gluon_grouped_ws",
             op="grouped_mm",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
             design=design_of(config_of("coop", 128, 256, 4)),
             design_of=design_of,
             summary="TMA producer that walks the groups, two consumer warp groups",

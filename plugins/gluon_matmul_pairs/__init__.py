@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.claims import HOPPER_ROWS
 from registry.plugins.gluon_matmul_pairs import host
 from registry.plugins.gluon_matmul_pairs.cost import candidates, config
+from registry.toolbox.designs import specialised
 
 __all__ = ["candidates", "config", "configs", "design_of"]
 
@@ -25,21 +27,18 @@ def configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def design_of(config: Any) -> Design:
-    return Design(
-        warp_groups=2,
-        pipeline_stages=config["STAGES"],
-        warp_specialized=True,
-        pipeline_tasks=2,
-        persistent=True,
-        tile=(config["HIGH"], config["WIDTH"], 64),
-        dsl="gluon",
-    )
+    return specialised((config["HIGH"], config["WIDTH"], 64), config["STAGES"])
 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     few = FEW // 2 if config["WAYS"] > 1 else FEW
     if problem.m <= few:
         yield Reason("range", "m", problem.m, f"more than {few} rows", "gluon_matmul_row_pairs, gluon_matmul_rows")
+    if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
+        allowed = "no SWAP, TURNS or WAYS for 8-bit floats"
+        yield Reason("config", "config", dict(config), allowed, "config(128, 128, 2)")
+    if problem.scaling and not host.exact(problem):
+        yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
@@ -56,38 +55,16 @@ def _registers(problem: Any, config: Any) -> int:
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    requires = Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        layouts=("nt",),
-        unit_inner_stride=False,
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        deterministic=True,
-        out_dtypes=("float16", "bfloat16"),
-        toolchain={"triton": ">=3.6,<4"},
-        shared_memory=_shared_memory,
-        registers=_registers,
-        rule=_rule,
-    )
+    dtypes = (*HOPPER_ROWS["dtypes"], "float8_e4m3fn", "float8_e5m2")
+    claims = {**HOPPER_ROWS, "dtypes": dtypes, "scaling": ("scalar", "rowwise")}
+    requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule)
     return [
-        Variant(
+        host.HOST.variant(
             "gluon_matmul_pairs",
             op="matmul",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
-            design=Design(
-                warp_groups=2,
-                pipeline_stages=3,
-                warp_specialized=True,
-                pipeline_tasks=2,
-                tile=(256, 192, 64),
-                persistent=True,
-                dsl="gluon",
-            ),
+            design=specialised((256, 192, 64), 3),
             design_of=design_of,
             summary="more than 128 rows, or few and a long K: clusters of two CTAs that share a factor by multicast",
         )

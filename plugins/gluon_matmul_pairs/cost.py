@@ -12,8 +12,12 @@ _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
 _TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
 """Columns by rows."""
+_EXACT = (128, 192, 208)
+"""Columns beside 128 rows of 8-bit floats, whose blocks of K are summed in registers of their own."""
 _BY_TURNS = (144, 160, 176, 192, 208)
 """Columns of tiles of 128 rows that one consumer has alone."""
+_ALL_ROWS = (144, 160, 192)
+"""With SWAP, too: so many rows of a in one tile."""
 _MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
 """With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
 _LEAST_BLOCKS, _MOST_BYTES, _FEW = 8, 64 << 20, 1.5
@@ -39,6 +43,15 @@ def _config(
     return {**found, "GROUP": group or (4 if pair == 2 else 8), "WAYS": ways, "TURNS": turns}
 
 
+@functools.lru_cache(1 << 6)
+def _exact(width: int, pair: int) -> dict[str, Any]:
+    """With as many buffers of C as cost no stage."""
+    found, piece = _config(128, width, pair), host.piece(128, width, False)
+    stages = min(_DEEPEST, (_ROOM - 1024 - 256 * piece) // ((128 + width) * 128))
+    stores = (_ROOM - 1024 - stages * (128 + width) * 128) // (256 * piece)
+    return {**found, "STAGES": stages, "STORES": min(stores, width // piece)}
+
+
 def candidates(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
     found = [(cost(problem, one), at, one) for at, one in enumerate(_all(problem))]
@@ -46,6 +59,9 @@ def candidates(problem: Any) -> list[dict[str, Any]]:
 
 
 def _all(problem: Any) -> Iterator[dict[str, Any]]:
+    if host.exact(problem):
+        yield from (_exact(width, pair) for width in _EXACT for pair in (2, 1))
+        return
     tiles, slots = int(-(-problem.m // 128)) * int(-(-problem.n // 128)), _slots(problem)
     for one in _whole(problem):
         yield one
@@ -56,6 +72,9 @@ def _all(problem: Any) -> Iterator[dict[str, Any]]:
         if down * across > slots:
             yield _config(128, width, 2, turns=True, group=8 if down >= 8 else 4)
             yield _config(128, width, 1, turns=True)
+    width = next((width for width in _ALL_ROWS if problem.m <= width), 0)
+    if width and _pairs(problem, high=128, width=width, pair=2, swap=True)[0] > slots:
+        yield _config(128, width, 2, True, turns=True)
 
 
 def _whole(problem: Any) -> Iterator[dict[str, Any]]:
@@ -100,17 +119,20 @@ configs of 52 shapes with 129 rows and more, which they meet within 6%: from 257
 best by 2.7% in the mean, where a cell's noise is about 3%, the best of four by 0.4%."""
 _SIDE_BY_SIDE, _HALF = 1.012, 0.8
 """PAIR 1 is so much slower where both fill the chip; half a chip is not at its limit of power and multiplies faster."""
+_MULTIPLY_8BIT = 4600.0
+"""Products a nanosecond."""
 _SUM, _SUM_WAY, _SUM_BYTES, _PUT_BYTES = 1300.0, 200.0, 2500.0, 110.0
 """Where there are ranges of K: nanoseconds of the second kernel, of each range in it, and bytes a nanosecond that it
 adds up and that a CTA stores."""
 
 
 @functools.cache
-def _block(high: int, width: int, side_by_side: bool) -> float:
-    """Nanoseconds of 64 elements of K."""
+def _block(high: int, width: int, side_by_side: bool, exact: bool = False) -> float:
+    """Nanoseconds of 128 bytes of K."""
     units = high // 64
     shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
-    block = _BLOCK + max(shared / _SHARED, units * width * 4096 / _MULTIPLY)
+    multiplied = units * width * 8192 / _MULTIPLY_8BIT if exact else units * width * 4096 / _MULTIPLY
+    block = _BLOCK + max(shared / _SHARED, multiplied)
     return block * _SIDE_BY_SIDE if side_by_side else block
 
 
@@ -120,7 +142,8 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
     down, across = _pairs(problem, high, width, pair, swap)
     items, slots = down * across * ways, _slots(problem)
     rounds = -(-items // slots)
-    multiplied = rounds * int(-(-problem.k // (64 * ways))) * _block(high, width, pair == 1 and not swap)
+    multiplied: float = rounds * int(-(-problem.k // (host.depth(problem) * ways)))
+    multiplied *= _block(high, width, pair == 1 and not swap, host.exact(problem))
     if 2 * items <= slots:
         multiplied *= _HALF
     if ways > 1:

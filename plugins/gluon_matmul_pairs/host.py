@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
-from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
+from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, tma_geometry
+from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
 from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
@@ -39,9 +39,32 @@ class PairFacts:
     WHOLE: bool  # a box brings all rows of its factor, else 8
     DTYPE: str
     OUT: str
+    EXACT: ClassVar[bool] = False
+    DEPTH: ClassVar[int] = 64  # elements of K in a block: 128 bytes
 
 
-_KINDS = {"float16": "fp16", "bfloat16": "bf16"}
+@dataclass(frozen=True)
+class ExactFacts(PairFacts):
+    """Of 8-bit floats: blocks of K are summed by themselves before they are added."""
+
+    AHEAD: bool  # one of them is added while the next is multiplied
+    SCALED: bool
+    EXACT: ClassVar[bool] = True
+    DEPTH: ClassVar[int] = 128
+
+
+_KINDS = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_WIDEST_AHEAD = 144
+"""Columns of which accumulators and the sums of two blocks of K fit into registers."""
+
+
+def exact(problem: Any) -> bool:
+    return bool(problem.dtype.startswith("float8"))
+
+
+def depth(problem: Any) -> int:
+    """Elements of K in a block."""
+    return 128 if exact(problem) else 64
 
 
 def piece(high: int, width: int, swap: bool) -> int:
@@ -55,7 +78,7 @@ def piece(high: int, width: int, swap: bool) -> int:
 def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
     """What this config means for a problem."""
     high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
-    return PairFacts(
+    facts = PairFacts(
         UNITS=high // (64 if config["TURNS"] else 128),
         WIDTH=width,
         HIGH=high,
@@ -74,6 +97,10 @@ def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
         DTYPE=_KINDS[problem.dtype],
         OUT=_KINDS[problem.out_dtype],
     )
+    if exact(problem):
+        ahead = facts.UNITS == 1 and width <= _WIDEST_AHEAD
+        return ExactFacts(**asdict(facts), AHEAD=ahead, SCALED=bool(problem.scaling))
+    return facts
 
 
 def pairs(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
@@ -97,7 +124,7 @@ def even(rows: int, parts: int) -> int:
     return 16 * int(triton.cdiv(rows, 32 * parts))
 
 
-def _map(operand: StandIn, rows: int, columns: int = 64) -> TensorDescriptor:
+def _map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     """Boxes of so many rows, whatever power of two Triton takes them for."""
     shape, strides = tma_geometry(operand)
     block = [8, columns]
@@ -115,23 +142,26 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
 
 def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
     cfg = switches(problem, config)
-    _, _, k, _ = sizes_of(given)
+    m, n, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
     rows, columns = plane(problem, config)
     together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
     first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
+    out = out_of(problem, given)
     arguments = {
-        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH),
-        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH),
-        "c_desc": _map(out_of(problem, given), cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
+        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
+        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
+        "c_desc": _map(out, cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
         "high": high,
         "wide": wide,
-        "blocks": triton.cdiv(k, 64),
-        "ways": config["WAYS"],
-        "sums_ptr": sums,
-        "pitch": columns,
-        "plane": rows * columns,
+        "blocks": triton.cdiv(k, cfg.DEPTH),
     }
+    if cfg.EXACT:
+        steps = dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True))
+        scales = {"sa_ptr": given.get("scale_a", out), "sb_ptr": given.get("scale_b", out)}
+        arguments |= {**scales, **steps, "rows": m, "columns": n}
+    else:
+        arguments |= {"ways": config["WAYS"], "sums_ptr": sums, "pitch": columns, "plane": rows * columns}
     options = {"num_warps": 4, "launch_pdl": True}
     grid = (min(high * wide * config["WAYS"], sms // together),)
     by_eights = {"cfg": cfg if cfg.PAIR else replace(cfg, WHOLE=False)}
@@ -140,7 +170,8 @@ def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: Sta
         return _product(problem, {**config, "PAIR": 0}, given, sums)
 
     more = (together, alone) if cfg.PAIR else ()
-    return Call(matmul_pairs_of_tiles, grid, arguments, {"cfg": cfg}, options, by_eights, *more)
+    kernel = matmul_exact_pairs if cfg.EXACT else matmul_pairs_of_tiles
+    return Call(kernel, grid, arguments, {"cfg": cfg}, options, by_eights, *more)
 
 
 def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:

@@ -14,6 +14,7 @@ Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, colu
 across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
 blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
+8-bit floats sum each block of K by itself (exact.py).
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
 memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
 stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
@@ -31,6 +32,12 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 - TURNS, tiles of 128 rows by 144 to 208 columns (10 cells of 512 rows and more, means of 12 turns of 18 ms): 1.036 /
   1.022 of the best halves of tiles, 1.033 of the best of three configurations of quack (least 0.97). On 30 random
   shapes of 1024 rows and more, 1.024 of halves. Groups twice as high and a serpentine order of tiles: no gain.
+- TURNS with SWAP, all of 129 to 192 rows in one tile: 148 x 28672 x 4096 71.1 us, 73.5 by gluon_matmul_rows and 75 by
+  halves of the rows (cuBLAS 70.7); 148 x 43008 x 5376 139 us for 137.5 and 150 (131.5).
+- 8-bit floats, row-wise scales: of torch without fast accumulation / of the best of gluon_matmul_ws, the best of 128 x
+  {128, 192, 208}: 4096^3 1.007 / 1.025, 512 x 28672 x 4096 1.007 / 1.02, 2048 x 28672 x 4096 0.996 / 1.01, 2048^3 0.97
+  / 0.98, 8192^3 1.04 / 0.99. 128 x {144, 160, 176} and 256 x 128 hardly ever won. Consumers with a tile, a producer and
+  a ring each, that wait for nobody, so that one adds or stores while the other multiplies: slower at 25 of 26 shapes.
 - SPLIT, shapes of few tiles: 512 x 512 x 16384 0.85, 384 x 640 x 20000 0.88 (0.63 without), 256 x 256 x 32768 0.98,
   1024 x 512 x 32768 1.01, 128 x 256 x 65536 0.97 of cuBLAS. Each range costs 0.4 us, so half of the chip can be faster.
   All loads of the second kernel in flight at once, by a tensor of ranges: 10% slower in all where there are 16 ranges.
@@ -44,7 +51,9 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_pairs.exact import multiplied, scaled
 from registry.plugins.gluon_matmul_pairs.parts import part_of, put
+from registry.plugins.gluon_matmul_pairs.store import parameter, places_of, store, stored
 from registry.toolbox.clusters import (
     bystander,
     expect_at,
@@ -56,151 +65,7 @@ from registry.toolbox.clusters import (
     wait_at,
 )
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
-from registry.toolbox.wgmma import descriptor_of, four_of, lanes, multiply, shared_memory, waited, zeros
-
-_FIRST: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_0")
-_SECOND: gl.constexpr = gl.constexpr("matmul_pairs_of_tiles_param_5")
-"""Where their tensor maps are among the parameters of the compiled kernel: sizes and strides of each follow it."""
-
-# --- finished tiles ---------------------------------------------------------------------------------------------------
-
-
-@gluon.constexpr_function
-def _keep_asm(dtype, swap, eight):
-    """16 columns of 16 rows of each warp, from column 8 * eight on, to shared memory at $1, whose chunks of 16 bytes
-    are swizzled by $2; where `swap`, columns become rows."""
-    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[dtype]
-    turn, place = (".trans", 1024 * eight) if swap else ("", 0)
-    return f"""{{
-        .reg .b32 a, b, c, d, t;
-        xor.b32 t, $2, {0 if swap else 16 * eight};
-        add.u32 t, t, $1;
-        cvt.rn.{kind}.f32 a, $4, $3;
-        cvt.rn.{kind}.f32 b, $6, $5;
-        cvt.rn.{kind}.f32 c, $8, $7;
-        cvt.rn.{kind}.f32 d, $10, $9;
-        stmatrix.sync.aligned.m8n8.x4{turn}.shared.b16 [t + {place}], {{a, b, c, d}};
-        mov.b32 $0, 0;
-    }}"""
-
-
-@gluon.constexpr_function
-def _store_asm():
-    """By thread 0 of a consumer ($4), from shared memory at $1 to column $2 and row $3 of C."""
-    return """{
-        .reg .pred p; .reg .b64 d;
-        setp.eq.u32 p, $4, 0;
-        mov.b64 d, matmul_pairs_of_tiles_param_10;
-        cvta.param.u64 d, d;
-        @p cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [d, {$2, $3}], [$1];
-        @p cp.async.bulk.commit_group;
-        mov.b32 $0, 0;
-    }"""
-
-
-@gluon.constexpr_function
-def _stored_asm(pending, kind):
-    return f"""{{
-        .reg .pred p;
-        setp.eq.u32 p, $1, 0;
-        @p cp.async.bulk.wait_group{kind} {pending};
-        mov.b32 $0, 0;
-    }}"""
-
-
-_VISIBLE: gl.constexpr = gl.constexpr("fence.proxy.async.shared::cta; mov.b32 $0, 0;")
-
-
-@gluon.jit
-def _stored(thread, PENDING: gl.constexpr, KIND: gl.constexpr):
-    """Until no more than so many stores of this thread are on their way, or (".read") still read their buffers."""
-    ASM: gl.constexpr = _stored_asm(PENDING, KIND)
-    gl.inline_asm_elementwise(ASM, "=r,r", [thread], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _places(cfg: gl.constexpr):
-    """(number of the thread, the row of a buffer whose address it gives stmatrix, its swizzled chunk)."""
-    thread = lanes()
-    lane = thread % 32
-    if cfg.SWAP:  # transposed: a warp's 16 rows of an accumulator are two chunks of 16 of a buffer's rows
-        row = lane // 16 * 8 + lane % 8
-        chunk = thread // 32 * 2 + lane // 8 % 2 ^ lane % 8
-    elif cfg.PIECE == 64:
-        row = thread // 32 * 16 + lane % 16
-        chunk = lane // 16 ^ lane % 8
-    elif cfg.PIECE == 32:
-        row = thread // 32 * 16 + lane % 16
-        chunk = lane // 16 ^ lane // 2 % 4
-    else:
-        row = thread // 32 * 16 + lane % 16
-        chunk = lane // 16 ^ lane // 4 % 2
-    return thread, row * (128 if cfg.SWAP else 2 * cfg.PIECE), chunk * 16
-
-
-@gluon.jit
-def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
-    """A piece of the accumulators, by its number, to the buffer at `at`."""
-    thread, mine, swizzled = places
-    UNITS: gl.constexpr = cfg.UNITS
-    SIXTEENS: gl.constexpr = cfg.PIECE // 16
-    EIGHTS: gl.constexpr = cfg.WIDTH // 8
-    for unit in gl.static_range(UNITS):
-        for j in gl.static_range(SIXTEENS):
-            first = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j))
-            second = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j) + 1)
-            gl.inline_asm_elementwise(
-                _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
-                "=r,r,r,f,f,f,f,f,f,f,f",
-                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + first + second,
-                dtype=gl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
-@gluon.jit
-def _store(acc, high, wide, buffers, places, cfg: gl.constexpr):
-    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor by the second."""
-    thread, _, _ = places
-    UNITS: gl.constexpr = cfg.UNITS
-    STORES: gl.constexpr = cfg.STORES
-    PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
-    TURNS: gl.constexpr = (PIECES + STORES - 1) // STORES
-    UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
-    STORE: gl.constexpr = _store_asm()
-    ROWS: gl.constexpr = cfg.STORED if cfg.WHOLE else 8  # of a box
-    BOX: gl.constexpr = ROWS * (128 if cfg.SWAP else 2 * cfg.PIECE)  # bytes
-    EACH: gl.constexpr = cfg.PIECE // ROWS if cfg.SWAP else 1
-    PARTS: gl.constexpr = UNITS * EACH if cfg.SWAP else 64 * UNITS // ROWS
-    for turn in gl.static_range(TURNS):
-        _stored(thread, 0, ".read")
-        group_barrier()
-        for number in gl.static_range(STORES):
-            if turn * STORES + number < PIECES:
-                _keep(acc, turn * STORES + number, buffers + number * (UNITS * UNIT), places, cfg)
-        gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        group_barrier()
-        for number in gl.static_range(STORES):
-            if turn * STORES + number < PIECES:
-                for part in gl.static_range(PARTS):
-                    if cfg.SWAP:
-                        column = high + part // EACH * 64
-                        row = wide + (turn * STORES + number) * cfg.PIECE + part % EACH * ROWS
-                    else:
-                        column = wide + (turn * STORES + number) * cfg.PIECE
-                        row = high + part * ROWS
-                    gl.inline_asm_elementwise(
-                        STORE,
-                        "=r,r,r,r,r",
-                        (buffers + number * (UNITS * UNIT) + part * BOX, column, row, thread),
-                        dtype=gl.int32,
-                        is_pure=False,
-                        pack=1,
-                    )
-
-
-# --- the kernel -------------------------------------------------------------------------------------------------------
+from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory, waited, zeros
 
 
 @gluon.jit
@@ -236,7 +101,7 @@ def _corner(pair, sizes, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     high, wide, blocks, ways = sizes
     ROWS: gl.constexpr = 0 if cfg.TURNS else G * cfg.UNITS * 64  # this consumer's first of a tile
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
@@ -245,7 +110,7 @@ def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
     base = descriptor_of(shared_memory())
     bars = _barriers(cfg)
     buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
-    places = _places(cfg)
+    places = places_of(cfg)
     lane = lanes() % 32
     down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + ROWS
     across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
@@ -265,30 +130,35 @@ def _consumer(G: gl.constexpr, sizes, sums, cfg: gl.constexpr):
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
             own += 1
         acc = zeros(cfg.UNITS, cfg.WIDTH)
-        last = it % STAGES
-        for i in range(count):
-            s = it % STAGES
-            wait_at(bars + 16 * s, (it // STAGES) & 1)
-            stage = base + s * (cfg.STAGE * 64)
-            acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
-            acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
-            if i > 0:
-                release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
-            last = s
-            it += 1
-        if cfg.TURNS:
-            release_in_both(_turn(bars, 1 - G), lane, False)
-        acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
-        release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+        if cfg.EXACT:
+            acc, it = multiplied(acc, it, count, (bars, base, lane), FIRST, SECOND, cfg)
+        else:
+            last = it % STAGES
+            for i in range(count):
+                s = it % STAGES
+                wait_at(bars + 16 * s, (it // STAGES) & 1)
+                stage = base + s * (cfg.STAGE * 64)
+                acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
+                acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
+                if i > 0:
+                    release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+                last = s
+                it += 1
+            if cfg.TURNS:
+                release_in_both(_turn(bars, 1 - G), lane, False)
+            acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
+            release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
         row, column = _corner(pair, sizes, cfg)
         if cfg.SPLIT:
             put(acc, row + down, column + across, part, sums, cfg)
         else:
-            _store(acc, row + down, column + across, buffers, places, cfg)
+            if cfg.EXACT:
+                acc = scaled(acc, row + down, column + across, scales, cfg)
+            store(acc, row + down, column + across, buffers, places, cfg)
         if cfg.TURNS:
             it += blocks
     if not cfg.SPLIT:
-        _stored(places[0], 0, "")
+        stored(places[0], 0, "")
     meet(cfg.PAIR != 0)
 
 
@@ -308,6 +178,8 @@ def _producer(sizes, cfg: gl.constexpr):
     STAGES: gl.constexpr = cfg.STAGES
     A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
     B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
+    A_MAP: gl.constexpr = parameter(0, cfg)
+    B_MAP: gl.constexpr = parameter(5, cfg)
     ring = shared_memory()
     bars = _barriers(cfg)
     if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
@@ -328,37 +200,32 @@ def _producer(sizes, cfg: gl.constexpr):
             wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
-            at = number * 64
-            _load(stage + half_a * 128, at, row + down + half_a, bar, _FIRST, A, cfg.PAIR == 1, cfg)
+            at = number * cfg.DEPTH
+            _load(stage + half_a * 128, at, row + down + half_a, bar, A_MAP, A, cfg.PAIR == 1, cfg)
             second = stage + cfg.HIGH * 128 + half_b * 128
-            _load(second, at, column + across + half_b, bar, _SECOND, B, cfg.PAIR == 2, cfg)
+            _load(second, at, column + across + half_b, bar, B_MAP, B, cfg.PAIR == 2, cfg)
             it += 1
     meet(cfg.PAIR != 0)
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
-def matmul_pairs_of_tiles(
-    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
-):
-    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
+@gluon.jit
+def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
+    eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
-    memory = gl.allocate_shared_memory(
-        first_desc.dtype, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, 64], eight
-    )
+    memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    zero = gl.full([8, 64], 0, first_desc.dtype, layout=held)
+    zero = gl.full([8, cfg.DEPTH], 0, KIND, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
     init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
     if cfg.TURNS:
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
     after_previous_kernel()
-    sizes, sums = (high, wide, blocks, ways), (sums_ptr, pitch, plane)
     if cfg.PAIR:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, cfg)),
-                (_consumer, (1, sizes, sums, cfg)),
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
@@ -368,7 +235,26 @@ def matmul_pairs_of_tiles(
         )
     else:
         gl.warp_specialize(
-            [(_consumer, (0, sizes, sums, cfg)), (_consumer, (1, sizes, sums, cfg)), (_producer, (sizes, cfg))],
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_producer, (sizes, cfg)),
+            ],
             [4, 1],
             [240, 24],
         )
+
+
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
+def matmul_pairs_of_tiles(
+    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
+):
+    _run(first_desc.dtype, (high, wide, blocks, ways), (sums_ptr, pitch, plane), (), cfg)
+
+
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "s_am", "s_bn", "rows", "columns"])
+def matmul_exact_pairs(
+    first_desc, second_desc, c_desc, high, wide, blocks, sa_ptr, sb_ptr, s_am, s_bn, rows, columns, cfg: gl.constexpr
+):
+    """Of 8-bit floats, with scales."""
+    _run(gl.int8, (high, wide, blocks, 1), (), (sa_ptr, sb_ptr, s_am, s_bn, rows, columns), cfg)

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
+from registry.ops.matmul.claims import HOPPER_ROWS
 from registry.plugins.gluon_matmul_rows import host
 from registry.plugins.gluon_matmul_rows.cost import candidates
+from registry.toolbox.designs import specialised
 
 __all__ = ["candidates", "configs", "design_of"]
 
@@ -22,15 +24,7 @@ def configs(problem) -> list[dict[str, Any]]:
 
 def design_of(config) -> Design:
     high = 64 * config["CONSUMERS"] * config["UNITS"]
-    return Design(
-        warp_groups=config["CONSUMERS"],
-        pipeline_stages=config["STAGES"],
-        warp_specialized=True,
-        pipeline_tasks=2,
-        persistent=True,
-        tile=(high, config["TILE"], 64),
-        dsl="gluon",
-    )
+    return specialised((high, config["TILE"], 64), config["STAGES"], groups=config["CONSUMERS"])
 
 
 def _rule(problem, config) -> Iterable[Reason]:
@@ -59,38 +53,14 @@ def _registers(problem, config) -> int:
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    requires = Requires(
-        arch=("sm90",),
-        dtypes=("float16", "bfloat16"),
-        layouts=("nt",),
-        unit_inner_stride=False,
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        deterministic=True,
-        out_dtypes=("float16", "bfloat16"),
-        toolchain={"triton": ">=3.6,<4"},
-        shared_memory=_shared_memory,
-        registers=_registers,
-        rule=_rule,
-    )
+    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule)
     return [
-        Variant(
+        host.HOST.variant(
             "gluon_matmul_rows",
             op="matmul",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
-            design=Design(
-                warp_groups=2,
-                pipeline_stages=5,
-                warp_specialized=True,
-                pipeline_tasks=2,
-                tile=(128, 200, 64),
-                persistent=True,
-                dsl="gluon",
-            ),
+            design=specialised((128, 200, 64), 5),
             design_of=design_of,
             summary="few rows: wgmma of any multiple of 8 columns, K split among CTAs, one launch",
         )

@@ -4,10 +4,10 @@ Tile facts.  One factor is wgmma's rows, 64 for each of UNITS of each of CONSUME
 columns, WIDTH of them, whatever multiple of 8. SWAP: columns of b are the rows, and all rows of a, up to 256, the
 columns: the product is the transpose of C. Otherwise rows of a are the rows, and tiles of b are as wide as lets them
 fill the chip once: 10240 columns in 128 tiles of 80. Gluon's tensors, and so its wgmma, are powers of two: here the
-instructions are written out (wgmma.py) and accumulators are tuples of registers. Both factors lie along K. A stage of
-the ring is STAGE groups of 8 rows of 128 bytes, those of the first factor, then those of the second. Boxes bring no row
-that is not there; where rows of a are fewer than wgmma's (HIGH), it reads on into what follows, for sums that nobody
-stores.
+instructions are written out (registry.toolbox.wgmma) and accumulators are tuples of registers. Both factors lie along
+K. A stage of the ring is STAGE groups of 8 rows of 128 bytes, those of the first factor, then those of the second.
+Boxes bring no row that is not there; where rows of a are fewer than wgmma's (HIGH), it reads on into what follows, for
+sums that nobody stores.
 
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
@@ -35,7 +35,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_matmul_rows.reduce import items_of, part_of, reduce
 from registry.plugins.gluon_matmul_rows.store import store
-from registry.plugins.gluon_matmul_rows.wgmma import descriptor_of, multiply, shared_memory, waited, zeros
 from registry.toolbox.hopper import (
     after_previous_kernel,
     barriers,
@@ -46,6 +45,7 @@ from registry.toolbox.hopper import (
     wait_slot_empty,
     wait_slot_full,
 )
+from registry.toolbox.wgmma import descriptor_of, multiply, shared_memory, waited, zeros
 
 
 @gluon.jit

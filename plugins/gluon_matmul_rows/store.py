@@ -8,7 +8,7 @@ As few instructions as can be: code that runs once a tile is fetched once a tile
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.plugins.gluon_matmul_rows.wgmma import four_of, lanes
+from registry.toolbox.wgmma import four_of, lanes
 
 
 @gluon.constexpr_function

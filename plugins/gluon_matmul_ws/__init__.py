@@ -7,9 +7,11 @@ from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons
-from registry.plugins.gluon_matmul_ws import host
+from registry.ops.matmul.claims import EVERYTHING, MAPS
+from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
+from registry.toolbox.designs import specialised
 
 __all__ = ["candidates", "config", "configs", "design_of"]
 
@@ -20,15 +22,7 @@ def configs(problem) -> list[dict[str, Any]]:
 
 
 def design_of(config) -> Design:
-    return Design(
-        warp_groups=2,
-        pipeline_stages=config["STAGES"],
-        warp_specialized=True,
-        pipeline_tasks=2,
-        persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-        dsl="gluon",
-    )
+    return specialised((config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]), config["STAGES"])
 
 
 def _rule(problem, config) -> Iterable[Reason]:
@@ -63,42 +57,20 @@ def _registers(problem, config) -> int:
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm90",),
-        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"),
-        unit_inner_stride=False,
-        base_alignment=16,  # of a tensor map's address
-        stride_alignment=16,  # and of each of its strides
-        batched=True,
-        bias=True,
-        out=True,
-        deterministic=True,
-        out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"),
+        **MAPS,
+        **EVERYTHING,
         scaling=("scalar", "rowwise"),
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
     )
-    return [
-        Variant(
-            "gluon_matmul_ws",
-            op="matmul",
-            run=host.HOST.run,
-            requires=requires,
-            configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
-            design=Design(
-                warp_groups=2,
-                pipeline_stages=4,
-                warp_specialized=True,
-                pipeline_tasks=2,
-                tile=(128, 256, 64),
-                persistent=True,
-                dsl="gluon",
-            ),
-            design_of=design_of,
-            summary="TMA producer, two consumer warp groups, overlapped TMA stores",
-        )
-    ]
+    product = host.HOST.variant(
+        "gluon_matmul_ws",
+        op="matmul",
+        requires=requires,
+        configs=configs,
+        design=specialised((128, 256, 64), 4),
+        design_of=design_of,
+        summary="TMA producer, two consumer warp groups, overlapped TMA stores",
+    )
+    return [product, padded.variant_of(product)]

@@ -9,11 +9,13 @@ Its files:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.triton_fa2 import configs, host
 from registry.toolbox.costs import unknown_cost
+from registry.toolbox.designs import tiled
 
 _CLAIMS: dict[str, Any] = dict(
     arch=("sm80+",),
@@ -39,34 +41,28 @@ _CLAIMS: dict[str, Any] = dict(
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
-        Variant(
+        host.FORWARD.variant(
             "triton_fa2",
             op="attention",
-            run=host.FORWARD.run,
-            prepare=host.FORWARD.prepare,
-            builds=host.FORWARD.builds,
             requires=Requires(
                 **_CLAIMS | {"head_dim": (16, 576), "head_dim_v": (16, 512)},
                 rule=configs.forward_reasons,
                 shared_memory=configs.forward_shared_memory,
             ),
             design=Design(pipeline_stages=3),
-            design_of=configs.forward_design,
+            design_of=tiled,
             configs=configs.forward_configs,
             cost=unknown_cost,
             summary="FlashAttention-2 in plain Triton: every feature, every NVIDIA GPU from sm80",
         ),
-        Variant(
+        host.BACKWARD.variant(
             "triton_fa2_backward",
             op="attention_backward",
-            run=host.BACKWARD.run,
-            prepare=host.BACKWARD.prepare,
-            builds=host.BACKWARD.builds,
             requires=Requires(
                 **_CLAIMS, grad_lse=True, rule=configs.backward_reasons, shared_memory=configs.backward_shared_memory
             ),
             design=Design(pipeline_stages=2),
-            design_of=configs.backward_design,
+            design_of=partial(tiled, part="KEY"),  # the longer pass: its traits stand for both
             configs=configs.backward_configs,
             cost=unknown_cost,
             summary="Its gradients in two passes without atomics: the same bits on every run",

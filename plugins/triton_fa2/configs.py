@@ -1,4 +1,4 @@
-"""Which tiles, warps and stages are tried, what they cost, and when asynchronous copies cannot be used.
+"""Which tiles, warps and stages are tried, and what they cost.
 
 A config is chosen by two things: how wide the head is in registers (its width class), and which matrix instructions the
 GPU has (its family): `mma` works on registers, `wgmma` (Hopper) and `tcgen05` (Blackwell) read shared memory.
@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry import Design, Reason
+from registry import Reason
+from registry.ops.attention.triton_tiles import (
+    KEY,
+    MMA_BACKWARD,
+    QUERY,
+    TF32_FORWARD,
+    TILE,
+    Config,
+    backward_configs_of,
+    copy_reasons,
+    family,
+    float32_backward,
+    ieee_backward_reasons,
+    padded,
+)
 from registry.plugins.triton_fa2.shared_memory import MEASURED
-
-Config = Mapping[str, Any]
-FORWARD = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-QUERY = ("QUERY_M", "QUERY_N", "query_warps", "query_stages")
-KEY = ("KEY_M", "KEY_N", "key_warps", "key_stages")
 
 # Fastest first, as measured on an H200 (benchmarks/results/h200); the lists for the other families only by what the
 # compiler says of registers and spills. The last of each has one stage: it needs no asynchronous copy.
@@ -53,11 +62,7 @@ BACKWARD_TILES = {
         128: [((128, 64, 8, 3), (32, 128, 8, 3), False), ((64, 64, 8, 1), (32, 64, 8, 1), False)],
         256: [((128, 32, 8, 2), (32, 128, 8, 2), True), ((32, 32, 8, 1), (32, 32, 4, 1), True)],
     },
-    "mma": {
-        64: [((64, 64, 4, 2), (32, 64, 4, 2), False), ((64, 64, 8, 1), (32, 64, 4, 1), False)],
-        128: [((64, 64, 8, 2), (32, 64, 8, 2), False), ((64, 32, 8, 1), (32, 64, 8, 1), False)],
-        256: [((32, 32, 4, 2), (32, 64, 8, 1), True), ((32, 32, 8, 1), (32, 64, 8, 1), True)],
-    },
+    "mma": MMA_BACKWARD,
 }
 BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
 # With a cap's tanh, a window that is bounded to the left, or any mask on a wide head, more has to be held at once, and
@@ -82,27 +87,12 @@ CROWDED_BACKWARD = {
     },
 }
 CROWDED_BACKWARD["tcgen05"] = CROWDED_BACKWARD["mma"]
-# float32 runs on the tensor cores as tf32, or by ordinary FMAs (ieee), which hold whole rows of a tile in registers:
-# the gradients hold two such rows, so heads wider than IEEE_BACKWARD_WIDTH would spill in every tile that was tried.
-TF32_FORWARD = {64: [(64, 32, 8, 1)], 128: [(64, 32, 8, 1)], 256: [(32, 16, 4, 1)]}
-TF32_BACKWARD = {
-    64: [((32, 32, 4, 1), (16, 32, 4, 1), True)],
-    128: [((32, 32, 4, 1), (16, 16, 4, 1), True)],
-    256: [((16, 16, 4, 1), (16, 16, 4, 1), True)],
-}
 IEEE_FORWARD = {64: [(16, 16, 4, 1)], 128: [(8, 16, 4, 1)], 256: [(8, 16, 4, 1)]}
-IEEE_BACKWARD = {64: [((8, 16, 4, 1), (16, 8, 4, 1), True)], 128: [((8, 16, 8, 1), (16, 16, 8, 1), True)]}
-IEEE_BACKWARD_WIDTH = 128
 SHORT = 64
 """Queries and keys up to which Hopper's gradients are fastest with the tiles that come last, of one stage: a block or
 two fill no ring, and small tiles waste less (1.1 to 2.5 times as fast on 200 random shapes)."""
 WIDEST_TILE = 256
 """Heads up to here are one tile; wider ones two, where that is less than the next power of two."""
-
-
-def family(sm: int) -> str:
-    """The matrix instructions of a compute capability."""
-    return "wgmma" if sm == 90 else "tcgen05" if 100 <= sm < 120 else "mma"
 
 
 def width(problem: Any) -> int:
@@ -124,23 +114,17 @@ def forward_configs(problem: Any) -> list[dict[str, Any]]:
         tiles = (IEEE_FORWARD if problem.ieee else TF32_FORWARD)[min(max(64, width(problem)), WIDEST_TILE)]
     else:
         tiles = _tiles(problem, FORWARD_TILES, CROWDED_FORWARD)
-    return [dict(zip(FORWARD, tile, strict=True)) for tile in tiles]
+    return [dict(zip(TILE, tile, strict=True)) for tile in tiles]
 
 
 def backward_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
-        columns = max(64, width(problem))
-        found = IEEE_BACKWARD[min(IEEE_BACKWARD_WIDTH, columns)] if problem.ieee else TF32_BACKWARD[columns]
+        found = float32_backward(problem, max(64, width(problem)))
     else:
         found = _tiles(problem, BACKWARD_TILES, CROWDED_BACKWARD)
         if problem.target.sm == 90 and max(problem.seqlen_q, problem.seqlen_k) <= SHORT:
             found = found[::-1]
-    return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
-
-
-def padded(head_dim: int) -> int:
-    """The tile width that holds a head dim: the next power of two."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+    return backward_configs_of(found)
 
 
 def head_tiles(head_dim: int) -> tuple[int, int]:
@@ -148,58 +132,6 @@ def head_tiles(head_dim: int) -> tuple[int, int]:
     whole = padded(head_dim)
     first, rest = whole // 2, padded(max(64, head_dim - whole // 2))
     return (first, rest) if head_dim > WIDEST_TILE and rest < first else (whole, 0)
-
-
-def options(config: Config, which: tuple[str, ...]) -> dict[str, int]:
-    """Triton's launch options of one kernel of a config."""
-    return {"num_warps": config[which[2]], "num_stages": config[which[3]]}
-
-
-def forward_design(config: Config) -> Design:
-    return Design(
-        warp_groups=max(1, config["num_warps"] // 4),
-        pipeline_stages=config["num_stages"],
-        tile=(config["BLOCK_M"], config["BLOCK_N"]),
-    )
-
-
-def backward_design(config: Config) -> Design:
-    """The key pass is the longer one: its traits stand for both."""
-    return Design(
-        warp_groups=max(1, config["key_warps"] // 4),
-        pipeline_stages=config["key_stages"],
-        tile=(config["KEY_M"], config["KEY_N"]),
-    )
-
-
-# --- asynchronous copies ------------------------------------------------------------------------------------------
-
-
-def copy_reasons(problem: Any, config: Config) -> Iterator[Reason]:
-    """Why a pipelined config cannot run: cp.async moves 4, 8 or 16 bytes, so a tile must lie in runs of at least 4.
-
-    The compiler knows of a pointer that it is a multiple of 16 bytes, or nothing; of strides it knows STRIDE_UNIT. A
-    run of one 16-bit element is not an error to Triton: it drops the pipeline silently, and such a config would not be
-    what its Design says. A config with one stage runs on any strides.
-    """
-    if max(config.get(name, 1) for name in ("num_stages", "query_stages", "key_stages")) == 1:
-        return
-    for fact in problem.operands:
-        if fact.itemsize >= 4:
-            continue
-        allowed = "runs of at least 4 bytes for cp.async (or a config with 1 stage)"
-        if not fact.unit_inner_stride:
-            fix = f"call .contiguous() on {fact.name}: its inner stride is {fact.strides[-1]}"
-            yield Reason("async_copy", "unit_inner_stride", fact.strides[-1], allowed, fix, fact.name)
-        elif fact.stride_alignment < 4:
-            dim, worst = next((d, s) for d, s in fact.outer_strides() if s % 4)
-            what = f"its stride of {worst} bytes in dimension {dim} is no multiple of 4"
-            fix = f"call .contiguous() on {fact.name}: {what}"
-            yield Reason("async_copy", "stride_alignment", f"{worst} bytes", allowed, fix, fact.name)
-        if fact.base_alignment < 16:
-            got = f"{fact.base_alignment} bytes"
-            fix = f"call .clone() on {fact.name}: its storage offset leaves the base aligned to {got}"
-            yield Reason("async_copy", "base_alignment", got, "multiples of 16 bytes", fix, fact.name)
 
 
 # --- registers ----------------------------------------------------------------------------------------------------
@@ -217,11 +149,7 @@ def forward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
 def backward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
     """As for the forward pass; and no gradients of float32 without tf32 where their rows do not fit the registers."""
     yield from copy_reasons(problem, config)
-    if problem.dtype == "float32" and problem.ieee and width(problem) > IEEE_BACKWARD_WIDTH:
-        field = "head_dim" if problem.head_dim > IEEE_BACKWARD_WIDTH else "head_dim_v"
-        allowed = f"up to {IEEE_BACKWARD_WIDTH} in float32 without tf32: wider rows spill registers"
-        fix = 'torch.set_float32_matmul_precision("high") permits tf32, which runs up to 256'
-        yield Reason("registers", field, getattr(problem, field), allowed, fix)
+    yield from ieee_backward_reasons(problem, width(problem))
 
 
 # --- shared memory: shared_memory.py has what the compiler asks for, a test holds it to that -----------------------
@@ -248,7 +176,7 @@ def _need(kernel: str, problem: Any, tile: tuple[Any, ...]) -> int:
 
 
 def forward_shared_memory(problem: Any, config: Config) -> int:
-    return _need("forward", problem, tuple(config[name] for name in FORWARD))
+    return _need("forward", problem, tuple(config[name] for name in TILE))
 
 
 def backward_shared_memory(problem: Any, config: Config) -> int:

@@ -14,8 +14,8 @@ import triton
 
 from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, out_of, row_sums
-from registry.plugins.triton_fa2 import configs
-from registry.plugins.triton_fa2.configs import head_tiles, padded
+from registry.ops.attention.triton_tiles import KEY, QUERY, options_of, padded
+from registry.plugins.triton_fa2.configs import head_tiles
 from registry.plugins.triton_fa2.forward import attention_forward
 from registry.plugins.triton_fa2.key_pass import key_gradients
 from registry.plugins.triton_fa2.query_pass import query_gradients
@@ -147,7 +147,7 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         "PADDED_V": constants["PADDED_V"] // chunks,
     }
     grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads, chunks)
-    return [Call(attention_forward, grid, arguments, constants, configs.options(config, configs.FORWARD))]
+    return [Call(attention_forward, grid, arguments, constants, options_of(config))]
 
 
 def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -187,7 +187,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         BLOCK_N=config["QUERY_N"],
     )
     grid = (triton.cdiv(problem.seqlen_q, config["QUERY_M"]) * heads,)
-    query_pass = Call(query_gradients, grid, arguments, constants, configs.options(config, configs.QUERY))
+    query_pass = Call(query_gradients, grid, arguments, constants, options_of(config, QUERY))
 
     strides, layout = _strides("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
     heads, masked = problem.batch * problem.heads_kv, (left >= 0) != (right >= 0)
@@ -214,7 +214,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         BLOCK_M=config["KEY_M"],
         BLOCK_N=config["KEY_N"],
     )
-    grid, options = (triton.cdiv(problem.seqlen_k, config["KEY_N"]) * heads,), configs.options(config, configs.KEY)
+    grid, options = (triton.cdiv(problem.seqlen_k, config["KEY_N"]) * heads,), options_of(config, KEY)
     wanted = [(True, False), (False, True)] if config["KEY_SPLIT"] else [(True, True)]
     key_passes = [
         Call(key_gradients, grid, arguments, {**constants, "WANT_DK": with_dk, "WANT_DV": with_dv}, options)

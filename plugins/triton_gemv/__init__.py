@@ -7,6 +7,7 @@ from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons
+from registry.ops.matmul.claims import EVERYTHING
 from registry.plugins.triton_gemv import host
 from registry.plugins.triton_gemv.host import MOST
 
@@ -114,30 +115,19 @@ def configs(problem: Any) -> list[dict[str, int]]:
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm80+",),
-        dtypes=("float16", "bfloat16", "float32", "int8"),
-        layouts=("nn", "nt", "tn", "tt"),
+        **EVERYTHING | {"dtypes": ("float16", "bfloat16", "float32", "int8")},
         unit_inner_stride=False,
-        batched=True,
-        bias=True,
-        out=True,
-        deterministic=True,
         ieee=True,
-        out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"),
-        toolchain={"triton": ">=3.6,<4"},
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
     )
     return [
-        Variant(
+        host.HOST.variant(
             "triton_gemv",
             op="matmul",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
             design=Design(tile=(4, 128, 32)),
             design_of=lambda config: Design(warp_groups=max(config["num_warps"] // 4, 1)),
             summary="at most 4 rows or columns: multiply-adds, one pass over the long operand, any pitch",

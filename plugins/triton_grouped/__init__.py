@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.grouped_mm.calls import GROUPED_MM, halves_reasons
 from registry.plugins.triton_grouped import host
+from registry.toolbox.designs import tiled
 from registry.toolbox.matrices import turned
 
 
@@ -112,15 +114,6 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     return [*found, config_of(low, 64, 32, 4, 1, tma=False)]
 
 
-def design_of(config: Any) -> Design:
-    return Design(
-        warp_groups=max(config["num_warps"] // 4, 1),
-        pipeline_stages=config["num_stages"],
-        persistent=True,
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
@@ -143,16 +136,13 @@ def registry_variants() -> list[Variant]:
         rule=_rule,
     )
     return [
-        Variant(
+        host.HOST.variant(
             "triton_grouped",
             op="grouped_mm",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64), persistent=True),
-            design_of=design_of,
+            design_of=partial(tiled, persistent=True),
             summary="persistent over all groups, tiles found on the device; TMA where memory allows it",
         )
     ]

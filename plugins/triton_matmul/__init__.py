@@ -10,8 +10,10 @@ import triton
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons, out_of, strides_of
+from registry.ops.matmul.claims import EVERYTHING
 from registry.plugins.triton_matmul import host
 from registry.plugins.triton_matmul.tiles import config_of, ranked
+from registry.toolbox.designs import tiled
 
 
 def _facts(problem) -> dict[str, Any]:
@@ -213,45 +215,26 @@ def configs(problem) -> list[dict[str, int]]:
     return found + rest
 
 
-def design_of(config) -> Design:
-    return Design(
-        warp_groups=max(config["num_warps"] // 4, 1),
-        pipeline_stages=config["num_stages"],
-        tile=(config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]),
-    )
-
-
 @hookimpl
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm80+",),
-        dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
-        layouts=("nn", "nt", "tn", "tt"),
-        unit_inner_stride=False,
-        batched=True,
-        bias=True,
-        out=True,
-        deterministic=True,
-        ieee=True,
-        out_dtypes=("float16", "bfloat16", "float32", "int32"),
-        activations=("relu", "gelu", "silu"),
+        **EVERYTHING,
         scaling=("scalar", "rowwise"),
-        toolchain={"triton": ">=3.6,<4"},
+        unit_inner_stride=False,
+        ieee=True,
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
     )
     return [
-        Variant(
+        host.HOST.variant(
             "triton_matmul",
             op="matmul",
-            run=host.HOST.run,
             requires=requires,
             configs=configs,
-            builds=host.HOST.builds,
-            prepare=host.HOST.prepare,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
-            design_of=design_of,
+            design_of=tiled,
             summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",
         )
     ]

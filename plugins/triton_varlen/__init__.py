@@ -14,11 +14,13 @@ Its files:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
 from registry.plugins.triton_varlen import configs, dense_host, host
 from registry.toolbox.costs import unknown_cost
+from registry.toolbox.designs import tiled
 
 _CLAIMS: dict[str, Any] = dict(
     arch=("sm80+",),
@@ -52,38 +54,29 @@ _FORWARD_CLAIMS: dict[str, Any] = dict(
 @hookimpl
 def registry_variants() -> list[Variant]:
     return [
-        Variant(
+        host.PREFILL.variant(
             "triton_varlen",
             op="attention_varlen",
-            run=host.PREFILL.run,
-            prepare=host.PREFILL.prepare,
-            builds=host.PREFILL.builds,
             requires=Requires(**_FORWARD_CLAIMS),
             design=Design(pipeline_stages=3),
-            design_of=configs.prefill_design,
+            design_of=tiled,
             configs=configs.prefill_configs,
             cost=unknown_cost,
             summary="one program a tile of rows: training and prompts, every feature, any page size",
         ),
-        Variant(
+        host.SPLIT.variant(
             "triton_varlen_split",
             op="attention_varlen",
-            run=host.SPLIT.run,
-            prepare=host.SPLIT.prepare,
-            builds=host.SPLIT.builds,
             requires=Requires(**_FORWARD_CLAIMS),
             design=Design(pipeline_stages=3, persistent=True),
-            design_of=configs.split_design,
+            design_of=partial(tiled, persistent=True),
             configs=configs.split_configs,
             cost=unknown_cost,
             summary="the keys of all sequences shared out equally among all SMs, in one launch: decoding",
         ),
-        Variant(
+        dense_host.FORWARD.variant(
             "triton_split",
             op="attention",
-            run=dense_host.FORWARD.run,
-            prepare=dense_host.FORWARD.prepare,
-            builds=dense_host.FORWARD.builds,
             requires=Requires(
                 **_CLAIMS,
                 layouts=("bhsd", "bshd", "strided"),
@@ -92,17 +85,14 @@ def registry_variants() -> list[Variant]:
                 shared_memory=dense_host.shared_memory,
             ),
             design=Design(pipeline_stages=3, persistent=True),
-            design_of=configs.split_design,
+            design_of=partial(tiled, persistent=True),
             configs=dense_host.tiles,
             cost=unknown_cost,
             summary="few queries over many keys, shared out equally among all SMs in one launch: decoding",
         ),
-        Variant(
+        host.BACKWARD.variant(
             "triton_varlen_backward",
             op="attention_varlen_backward",
-            run=host.BACKWARD.run,
-            prepare=host.BACKWARD.prepare,
-            builds=host.BACKWARD.builds,
             requires=Requires(
                 **_RAGGED_CLAIMS,
                 kv_layouts=("packed",),
@@ -111,7 +101,7 @@ def registry_variants() -> list[Variant]:
                 shared_memory=configs.backward_shared_memory,
             ),
             design=Design(pipeline_stages=2),
-            design_of=configs.backward_design,
+            design_of=partial(tiled, part="KEY"),  # the longer pass: its traits stand for both
             configs=configs.backward_configs,
             summary="gradients in two passes without atomics: the same bits on every run",
         ),

@@ -6,15 +6,23 @@ family): `mma` works on registers, `wgmma` (Hopper, from 64 rows on) and `tcgen0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from registry import Design, Reason
-
-Config = Mapping[str, Any]
-TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-QUERY = ("QUERY_M", "QUERY_N", "query_warps", "query_stages")
-KEY = ("KEY_M", "KEY_N", "key_warps", "key_stages")
+from registry import Reason
+from registry.ops.attention import triton_tiles
+from registry.ops.attention.triton_tiles import (
+    MMA_BACKWARD,
+    TF32_FORWARD,
+    TILE,
+    Config,
+    backward_configs_of,
+    family,
+    float32_backward,
+    ieee_backward_reasons,
+    options_of,
+    padded,
+)
 
 # Best first, as measured on an H200 for wgmma (see prefill.py, split.py and query_pass.py); the lists for the other
 # families only by what the compiler says of registers and spills. The last of each has one stage: it needs no
@@ -49,23 +57,10 @@ BACKWARD_TILES = {
         ],
         256: [((128, 32, 8, 2), (32, 128, 8, 2), True), ((32, 32, 8, 1), (32, 32, 4, 1), True)],
     },
-    "mma": {
-        64: [((64, 64, 4, 2), (32, 64, 4, 2), False), ((64, 64, 8, 1), (32, 64, 4, 1), False)],
-        128: [((64, 64, 8, 2), (32, 64, 8, 2), False), ((64, 32, 8, 1), (32, 64, 8, 1), False)],
-        256: [((32, 32, 4, 2), (32, 64, 8, 1), True), ((32, 32, 8, 1), (32, 64, 8, 1), True)],
-    },
+    "mma": MMA_BACKWARD,
 }
 BACKWARD_TILES["tcgen05"] = BACKWARD_TILES["mma"]
-# float32 runs on the tensor cores as tf32, or by ordinary FMAs (ieee), which hold whole rows of a tile in registers.
-TF32_TILES = {64: [(64, 32, 8, 1)], 128: [(64, 32, 8, 1)], 256: [(32, 16, 4, 1)]}
 IEEE_TILES = {64: [(16, 16, 4, 1)], 128: [(16, 16, 4, 1)], 256: [(16, 16, 8, 1)]}
-TF32_BACKWARD = {
-    64: [((32, 32, 4, 1), (16, 32, 4, 1), True)],
-    128: [((32, 32, 4, 1), (16, 16, 4, 1), True)],
-    256: [((16, 16, 4, 1), (16, 16, 4, 1), True)],
-}
-IEEE_BACKWARD = {64: [((8, 16, 4, 1), (16, 8, 4, 1), True)], 128: [((8, 16, 8, 1), (16, 16, 8, 1), True)]}
-IEEE_BACKWARD_WIDTH = 128
 
 # Rows of a tile where keys are split -> (BLOCK_N, warps, stages, programs an SM, least blocks a program).
 SPLIT_TILES = {
@@ -76,16 +71,6 @@ SPLIT_TILES = {
 # The same for keys and values of 8 bits.
 QUANTISED_TILES = {**SPLIT_TILES, 128: [(64, 2, 3, 4, 2), (64, 2, 4, 4, 2), (64, 4, 3, 2, 2), (64, 4, 1, 2, 2)]}
 SPLIT_ROWS = 64
-
-
-def family(sm: int) -> str:
-    """The matrix instructions of a compute capability."""
-    return "wgmma" if sm == 90 else "tcgen05" if 100 <= sm < 120 else "mma"
-
-
-def padded(number: int) -> int:
-    """The tile width that holds a head dim: the next power of two."""
-    return max(16, 1 << (number - 1).bit_length())
 
 
 def width(problem: Any) -> int:
@@ -123,14 +108,9 @@ def _swizzled(problem: Any) -> int:
     return min(SWIZZLE, padded(problem.head_dim) * _itemsize(problem.dtype)) // item
 
 
-def options(config: Config, which: tuple[str, ...] = TILE) -> dict[str, int]:
-    """Triton's launch options of one kernel of a config."""
-    return {"num_warps": config[which[2]], "num_stages": config[which[3]]}
-
-
 def split_options(config: Config) -> dict[str, int]:
     """The same, with registers for as many programs as are to be on an SM together."""
-    return options(config) | ({"maxnreg": registers(config)} if registers(config) < 255 else {})
+    return options_of(config) | ({"maxnreg": registers(config)} if registers(config) < 255 else {})
 
 
 def registers(config: Config) -> int:
@@ -140,7 +120,7 @@ def registers(config: Config) -> int:
 
 def prefill_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
-        tiles = (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
+        tiles = (IEEE_TILES if problem.ieee else TF32_FORWARD)[width(problem)]
     else:
         tiles = PREFILL_TILES[family(problem.target.sm)][width(problem)]
         if problem.kv_scale == "token":
@@ -155,7 +135,7 @@ def split_configs(problem: Any) -> list[dict[str, Any]]:
     if problem.dtype == "float32":
         tiles = [
             (16 if problem.ieee else min(m, rows), n, warps, stages, 2, 2)
-            for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_TILES)[width(problem)]
+            for m, n, warps, stages in (IEEE_TILES if problem.ieee else TF32_FORWARD)[width(problem)]
         ]
     else:
         found = (QUANTISED_TILES if problem.kv_scale else SPLIT_TILES)[width(problem)]
@@ -174,72 +154,23 @@ def _fitted(rows: int, n: int, warps: int, stages: int, per_sm: int, least: int)
 def backward_configs(problem: Any) -> list[dict[str, Any]]:
     columns = width(problem)
     if problem.dtype == "float32":
-        found = IEEE_BACKWARD[min(IEEE_BACKWARD_WIDTH, columns)] if problem.ieee else TF32_BACKWARD[columns]
+        found = float32_backward(problem, columns)
     else:
         found = BACKWARD_TILES[family(problem.target.sm)][columns]
-    return [dict(zip((*QUERY, *KEY, "KEY_SPLIT"), (*query, *key, apart), strict=True)) for query, key, apart in found]
-
-
-def prefill_design(config: Config) -> Design:
-    return Design(
-        warp_groups=max(1, config["num_warps"] // 4),
-        pipeline_stages=config["num_stages"],
-        tile=(config["BLOCK_M"], config["BLOCK_N"]),
-    )
-
-
-def split_design(config: Config) -> Design:
-    return Design(
-        warp_groups=max(1, config["num_warps"] // 4),
-        pipeline_stages=config["num_stages"],
-        tile=(config["BLOCK_M"], config["BLOCK_N"]),
-        persistent=True,
-    )
-
-
-def backward_design(config: Config) -> Design:
-    """The key pass is the longer one: its traits stand for both."""
-    return Design(
-        warp_groups=max(1, config["key_warps"] // 4),
-        pipeline_stages=config["key_stages"],
-        tile=(config["KEY_M"], config["KEY_N"]),
-    )
+    return backward_configs_of(found)
 
 
 # --- asynchronous copies ------------------------------------------------------------------------------------------
 
 
 def copy_reasons(problem: Any, config: Config) -> Iterator[Reason]:
-    """Why a pipelined config cannot run: cp.async moves 4, 8 or 16 bytes, so a tile must lie in runs of at least 4.
-
-    Triton would drop the pipeline silently, and such a config would not be what its Design says. A config with one
-    stage runs on any strides.
-    """
-    if max(config.get(name, 1) for name in ("num_stages", "query_stages", "key_stages")) == 1:
-        return
-    for fact in problem.operands:
-        if fact.itemsize >= 4 or fact.name == "out":
-            continue
-        allowed = "runs of at least 4 bytes for cp.async (or a config with 1 stage)"
-        if fact.stride_alignment < 4:
-            dim, worst = next((d, s) for d, s in fact.outer_strides() if s % 4)
-            what = f"its stride of {worst} bytes in dimension {dim} is no multiple of 4"
-            fix = f"call .contiguous() on {fact.name}: {what}"
-            yield Reason("async_copy", "stride_alignment", f"{worst} bytes", allowed, fix, fact.name)
-        if fact.base_alignment < 16:
-            got = f"{fact.base_alignment} bytes"
-            fix = f"call .clone() on {fact.name}: its storage offset leaves the base aligned to {got}"
-            yield Reason("async_copy", "base_alignment", got, "multiples of 16 bytes", fix, fact.name)
+    return triton_tiles.copy_reasons(problem, config, written=("out",))
 
 
 def backward_reasons(problem: Any, config: Config) -> Iterator[Reason]:
     """As for the forward pass; and no gradients of float32 without tf32 where their rows do not fit the registers."""
     yield from copy_reasons(problem, config)
-    if problem.dtype == "float32" and problem.ieee and width(problem) > IEEE_BACKWARD_WIDTH:
-        field = "head_dim" if problem.head_dim > IEEE_BACKWARD_WIDTH else "head_dim_v"
-        allowed = f"up to {IEEE_BACKWARD_WIDTH} in float32 without tf32: wider rows spill registers"
-        fix = 'torch.set_float32_matmul_precision("high") permits tf32, which runs up to 256'
-        yield Reason("registers", field, getattr(problem, field), allowed, fix)
+    yield from ieee_backward_reasons(problem, width(problem))
 
 
 def quantised_reasons(problem: Any, config: Config) -> Iterator[Reason]:

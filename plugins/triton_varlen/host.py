@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from registry.ops.attention.triton_tiles import KEY, QUERY, options_of, padded
 from registry.ops.attention_varlen import calls
 from registry.ops.attention_varlen.calls import out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.triton_varlen import configs
-from registry.plugins.triton_varlen.configs import padded
 from registry.plugins.triton_varlen.key_pass import key_pass
 from registry.plugins.triton_varlen.prefill import prefill
 from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
@@ -187,7 +187,7 @@ def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scal
         "slots": slots,
         "heads_together": heads_together(cfg.RIGHT and not cfg.LEFT, key_bytes, problem.max_seqlen_k, problem.heads_kv),
     }
-    return [Call(prefill, (slots * problem.heads_kv,), arguments, {"cfg": cfg}, configs.options(config))]
+    return [Call(prefill, (slots * problem.heads_kv,), arguments, {"cfg": cfg}, options_of(config))]
 
 
 def for_parts(problem: Any, config: Mapping[str, Any], cfg: VarlenSwitches) -> tuple[VarlenSwitches, dict[str, Any]]:
@@ -260,7 +260,7 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
         most_k=problem.max_seqlen_k,
     )
     grid = (slots * problem.heads_kv,)
-    found = [Call(query_pass, grid, arguments, {"cfg": cfg}, configs.options(config, configs.QUERY))]
+    found = [Call(query_pass, grid, arguments, {"cfg": cfg}, options_of(config, QUERY))]
 
     q_strides, units["Q_UNIT"] = strides_in_units({"q": q, "do": grad_out}, rows)
     k_strides, units["K_UNIT"] = strides_in_units({"k": k, "v": v, "dk": dk, "dv": dv}, rows)
@@ -277,7 +277,7 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
         slots=slots,
         heads_together=heads_together(masked, key_bytes * cfg.GROUP, problem.max_seqlen_q, problem.heads_kv),
     )
-    grid, options = (slots * problem.heads_kv,), configs.options(config, configs.KEY)
+    grid, options = (slots * problem.heads_kv,), options_of(config, KEY)
     wanted = [(True, False), (False, True)] if config["KEY_SPLIT"] else [(True, True)]
     for with_dk, with_dv in wanted:
         constants = {"cfg": replace(cfg, WANT_DK=with_dk, WANT_DV=with_dv)}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import pkgutil
 
-from registry import ops
+from registry import garbage, ops
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
@@ -20,15 +19,10 @@ REGISTERED = "registry.register"
 
 def _find() -> None:
     """Import every op at once, so that declarations and tables of each can be read; what is heavy comes later."""
-    collecting = gc.isenabled()
-    gc.disable()  # a collection on the way would look at all that torch has made, and cost more than these imports
-    try:
+    with garbage.none_looked_for():
         for module in pkgutil.iter_modules(ops.__path__):
             if module.ispkg:
                 importlib.import_module(f"registry.ops.{module.name}")
-    finally:
-        if collecting:
-            gc.enable()
 
 
 _find()

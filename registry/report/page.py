@@ -6,6 +6,7 @@ import datetime
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from registry.contract.describe import config_text
@@ -20,7 +21,7 @@ from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
 from registry.version import __version__
 
-MOST_BYTES = 5_000_000
+MOST_BYTES = 6_000_000
 MOST_WAITS = 2
 WAIT = "wait "
 """As in registry.toolbox.scopes, which needs Triton; a report does not."""
@@ -29,34 +30,52 @@ SHEET_KEYS = ("case", "variant", "ms", "tflops", "ratio", "x", "panel", "intensi
 
 def page(sources: Sources, old: Sources | None = None, title: str = "Measured kernels") -> str:
     """The whole report. Samples of configs that are not a variant's best are left out where it would grow too large."""
+    sheets = sheets_of(sources)
     for every_sample in (True, False):
-        data = payload(sources, old, title, every_sample)
+        data = payload(sources, old, title, every_sample, sheets)
         text = document(title, data, "page.js")
         if len(text.encode()) <= MOST_BYTES:
             break
     return text
 
 
-def payload(sources: Sources, old: Sources | None, title: str, every_sample: bool = True) -> dict[str, Any]:
-    """All that the page's script shows, as plain data."""
-    configs = _Numbered()
-    notes = list(sources.passed_over) + [f"compared with: {note}" for note in (old.passed_over if old else ())]
-    ops: dict[str, list[dict[str, Any]]] = {}
+@dataclass
+class Sheets:
+    """Every op of every file with what would run on its shapes, which takes longer than all else."""
+
+    found: list[tuple[Sheet, Results, list[dispatch.Pick]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def sheets_of(sources: Sources) -> Sheets:
+    made = Sheets()
     for run, results in sources.runs.items():
         for op in results.ops:
             if op not in all_ops():
-                notes.append(f"{run}: op {op} is not known here: not shown")
+                made.notes.append(f"{run}: op {op} is not known here: not shown")
                 continue
             try:
                 one = sheet(results, run, op)
-                if one.cases:
-                    ops.setdefault(op, []).append(_sheet_data(one, results, configs, every_sample))
+                made.found += [(one, results, dispatch.picks(one))] if one.cases else []
             except RegistryError as error:
-                notes.append(f"{run}: {op}: {error}")
+                made.notes.append(f"{run}: {op}: {error}")
+    return made
+
+
+def payload(
+    sources: Sources, old: Sources | None, title: str, every_sample: bool = True, sheets: Sheets | None = None
+) -> dict[str, Any]:
+    """All that the page's script shows, as plain data."""
+    configs, sheets = _Numbered(), sheets or sheets_of(sources)
+    notes = list(sources.passed_over) + [f"compared with: {note}" for note in (old.passed_over if old else ())]
+    notes += sheets.notes
+    ops: dict[str, list[dict[str, Any]]] = {}
+    for one, results, picks in sheets.found:
+        ops.setdefault(one.op, []).append(_sheet_data(one, results, picks, configs, every_sample))
     if not every_sample:
         notes.append("to stay small, the page holds the samples of each variant's fastest config only")
-    for sheets in ops.values():
-        sheets.sort(key=lambda found: -len(found["cases"]))
+    for of_op in ops.values():
+        of_op.sort(key=lambda found: -len(found["cases"]))
     return {
         "title": title,
         "made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -88,13 +107,17 @@ class _Numbered:
         return self._places[text]
 
 
-def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample: bool) -> dict[str, Any]:
-    answers = dispatch.picks(found)
+def _sheet_data(
+    found: Sheet, results: Results, answers: list[dispatch.Pick], configs: _Numbered, every_sample: bool
+) -> dict[str, Any]:
     chosen = {pick.case: pick for pick in answers}
     measured = any(row["tflops"] for row in found.rows)
     unit = "TFLOPS" if measured else "calls per second"
     grouped = group_rows(found)
     places = {name: number for number, name in enumerate(found.variants)}
+    best: dict[int, dict[int, float]] = {}
+    for row in found.rows:
+        best.setdefault(row["case"], {})[row["variant"]] = row["ms"]
     return {
         "run": found.run,
         "device": found.device,
@@ -108,7 +131,7 @@ def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample
         "rows": {key: [row[key] for row in found.rows] for key in SHEET_KEYS},
         "groups": {key: [row[key] for row in grouped] for key in (*SHEET_KEYS, "groups")} if grouped else None,
         "cases": [
-            _case_data(found, number, case, chosen.get(number), configs, places, every_sample)
+            _case_data(case, chosen.get(number), configs, places, None if every_sample else best.get(number, {}))
             for number, case in enumerate(found.cases)
         ],
         "regret": dispatch.regret(answers),
@@ -127,19 +150,17 @@ def _sheet_data(found: Sheet, results: Results, configs: _Numbered, every_sample
 
 
 def _case_data(
-    found: Sheet,
-    number: int,
     case: CaseResults,
     pick: dispatch.Pick | None,
     configs: _Numbered,
     places: Mapping[str, int],
-    every_sample: bool,
+    best: Mapping[int, float] | None,
 ) -> dict[str, Any]:
-    best = {row["variant"]: row["ms"] for row in found.rows if row["case"] == number} if not every_sample else {}
+    """Samples of all configs, or of those alone that are the `best` of each variant."""
     entries = []
     for entry in sorted(case.entries.values(), key=lambda e: e.ms if e.timed else float("inf")):
         if entry.timed or entry.failure is not None:
-            whole = every_sample or (entry.timed and best.get(places[entry.variant]) == float(f"{entry.ms:.4g}"))
+            whole = best is None or (entry.timed and best.get(places[entry.variant]) == float(f"{entry.ms:.4g}"))
             entries.append(_entry_data(entry, configs, places, whole))
     data = {"shape": case.text, "flops": case.flops, "noise": round(case.noise, 4), "entries": entries}
     data["facts"] = dict(facts_of(case))

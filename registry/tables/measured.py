@@ -8,7 +8,7 @@ there, or is no such file, the rule's own order counts, and lint, doctor, `expla
 
 from __future__ import annotations
 
-import gc
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from registry import notices
+from registry import garbage, notices
 from registry.tables.config_order import ConfigTrees
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
@@ -169,18 +169,24 @@ def bytes_beside(table: Table) -> bytes:
     return data
 
 
+MOST_KNOWN = 8
+_known: dict[bytes, MeasuredSizes] = {}
+"""By what the file holds: tables are read anew, time and again, and the shipped ones' shapes stay what they were."""
+
+
 def _read(table: Table) -> MeasuredSizes | str:
-    """The shapes, or what is wrong with their file. Of a hundred thousand small objects none is garbage: looking for
-    it among them takes as long as reading them."""
-    collects = gc.isenabled()
-    gc.disable()
+    """The shapes, or what is wrong with their file."""
     try:
-        return _checked(Decoder(_File).decode(bytes_beside(table)))
+        data = bytes_beside(table)
+        digest = hashlib.sha256(data).digest()
+        if digest in _known:
+            return _known[digest]
+        with garbage.none_looked_for():
+            found = _checked(Decoder(_File).decode(data))
+        _known.update({digest: found} if len(_known) < MOST_KNOWN else {})
+        return found
     except (OSError, ValueError, RecursionError) as error:
         return notices.clip(f"{beside(Path(table.file)).name}: {notices.what_failed(error)}", MAX_MESSAGE)
-    finally:
-        if collects:
-            gc.enable()
 
 
 _Number = Annotated[float, Meta(ge=-MOST, le=MOST)]

@@ -13,6 +13,7 @@ arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or 
 groups           `group_ends`, `group_starts`: groups of rows whose ends lie on the device
 hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,
                  named barriers
+designs          `specialised`: the traits of a kernel with a producer, as a Variant says them
 builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy
 sass             loops and opcodes of machine code, for tests of what the compiler made
 integers         `gcd` for host sides: of sizes that may be noted, so that launches of other sizes can be made of one

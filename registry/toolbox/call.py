@@ -17,7 +17,7 @@ asked with tensors or without a GPU::
         return [Call(_kernel, (grid,), arguments, constants={...}, options={"num_warps": 4})]
 
     HOST = Host(FORWARD, call)
-    Variant(run=HOST.run, prepare=HOST.prepare, builds=HOST.builds, ...)
+    HOST.variant(name, op=..., requires=...)              # with `run`, `prepare` and `builds` of these calls
 
 `FORWARD` is the op's: what its launches take and return (registry.ops.attention.calls, registry.ops.matmul.calls).
 """
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from registry.contract.target import Target, interpreted_as
+from registry.contract.variant import Variant
 from registry.toolbox.bound_launch import function
 from registry.toolbox.launch import Launcher, NoClusters, StandIn, is_descriptor, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
@@ -185,6 +186,10 @@ class Host:
         """Those that this way to launch can have."""
         made = self.calls(problem, config, given, scale)
         return [one if one.alone is None or (not plain and one.clusters()) else one.alone() for one in made]
+
+    def variant(self, name: str, **declared: Any) -> Variant:
+        """The variant that this is the host side of; `declared` is what else a Variant says."""
+        return Variant(name, run=self.run, prepare=self.prepare, builds=self.builds, **declared)
 
     @functools.cached_property
     def prepare(self) -> Prepare:

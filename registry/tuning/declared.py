@@ -7,6 +7,7 @@ declared configs are a function of the problem, lint asks for those of the probl
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from registry.dispatch.catalog import PluginFailed, catalog, contained
 from registry.dispatch.configs import against, misfits
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
+from registry.ops.op import Op
 from registry.tables import Rule, Table, Use
 from registry.tables.lint import Severity
 
@@ -27,10 +29,9 @@ DRAWN = 40
 
 
 class DeclaredConfigs:
-    """Answers for one run of lint, so that each problem is made and asked about once."""
+    """Answers for one run of lint, so that each variant is asked about a problem once."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[str, Target], list[tuple[Problem, Mapping[str, Any]]]] = {}
         self._declared: dict[tuple[str, Target], list[list[Config]]] = {}
         self._by_rules: dict[tuple[str, int, str], tuple[list[Config], list[Config]]] = {}
 
@@ -64,22 +65,11 @@ class DeclaredConfigs:
         found = self._by_rules.get(key)
         if found is None:
             target = _target(table, variant)
-            asked = self._asked(table.op, target)
+            asked = _asked(op_named(table.op), target)
             declared = self._of(variant, target, [problem for problem, _ in asked])
             taken = [rule.matches({**facts, "arch": target.arch}) for _, facts in asked]
             here = [config for takes, configs in zip(taken, declared, strict=True) if takes for config in configs]
             found = self._by_rules[key] = _once(here), _once(config for configs in declared for config in configs)
-        return found
-
-    def _asked(self, op: str, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
-        found = self._problems.get((op, target))
-        if found is None:
-            tuning, chance = op_named(op).tuning, random.Random(0)
-            cases = [case for grid in tuning.grids.values() for case in grid(op)]
-            if tuning.draw is not None:
-                cases += [tuning.draw(chance) for _ in range(DRAWN)]
-            problems = [case.problem(target) for case in dict.fromkeys(cases)]
-            found = self._problems[op, target] = [(problem, problem.facts()) for problem in problems]
         return found
 
     def _of(self, variant: Variant, target: Target, problems: list[Problem]) -> list[list[Config]]:
@@ -87,6 +77,17 @@ class DeclaredConfigs:
         if found is None:
             found = self._declared[variant.name, target] = [variant.configs_for(problem) for problem in problems]
         return found
+
+
+@functools.lru_cache(maxsize=16)
+def _asked(op: Op, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
+    """The problems that are asked about, with their facts: the same in every run of lint."""
+    chance = random.Random(0)
+    cases = [case for grid in op.tuning.grids.values() for case in grid(op.name)]
+    if op.tuning.draw is not None:
+        cases += [op.tuning.draw(chance) for _ in range(DRAWN)]
+    problems = [case.problem(target) for case in dict.fromkeys(cases)]
+    return [(problem, problem.facts()) for problem in problems]
 
 
 def _once(configs: Iterable[Config]) -> list[Config]:

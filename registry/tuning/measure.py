@@ -44,14 +44,16 @@ class Effort:
     measure_ms: float = 25.0
     drop: float = 1.6
     """After the first round, contestants slower than the best by this factor take no further part. Each round after it
-    halves what is allowed, down to LEAST_DROP: turns go to those between whom they can still decide."""
+    halves what is allowed, down to `least_drop`: turns go to those between whom they can still decide."""
+    least_drop: float = LEAST_DROP
+    """More where the card comes to its limit of power within a shape: there single rounds differ by 10%."""
     budget_s: float | None = None
     check_timeout: float = 120.0
     turn_timeout: float = 30.0
     case_timeout: float = 180.0
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "least_rounds", "drop"):
+        for name in ("rounds", "least_rounds", "drop", "least_drop"):
             check_number(name, getattr(self, name), 1, 1e6)
         for name in ("settle_ms", "budget_s"):
             check_number(name, getattr(self, name) or 0.0, 0, 1e9)
@@ -284,7 +286,7 @@ class Sweep:
 
     def _drop_slow(self, alive: list[Contestant], known: CaseResults, number: int) -> list[Contestant]:
         """Those near the best after round `number`."""
-        allowed = max(min(self.effort.drop, LEAST_DROP), 1 + (self.effort.drop - 1) / 2**number)
+        allowed = max(min(self.effort.drop, self.effort.least_drop), 1 + (self.effort.drop - 1) / 2**number)
         best = min((known.entries[c.key].ms for c in alive), default=0.0)
         return [c for c in alive if known.entries[c.key].ms <= best * allowed]
 

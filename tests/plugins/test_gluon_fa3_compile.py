@@ -15,7 +15,7 @@ from compiled import loop_spills, reading, resources
 from covering import all_of, configs_are_there_and_differ, covering_builds, named
 
 from registry.plugins import gluon_fa3
-from registry.plugins.gluon_fa3.tiles import known_places
+from registry.plugins.gluon_fa3.tiles import first_place, known_places, slot_bytes
 from registry.plugins.gluon_fa3.traits import SCHEDULES, config_rule, mask_kind, may_skip, traits_of, window_bounds
 
 H200 = Target.named("H200")
@@ -108,6 +108,14 @@ def test_keys_and_values_lie_where_what_is_written_out_looks_for_them(p, config)
     assert units * 1024 <= behind and 2 * t.stages * t.block_n * (t.head + t.head_v) == units * 1024
     rings = [behind + 8 * (words * ring + slot) for ring in range(4) for slot in range(t.stages)]
     assert set(rings) <= set(barriers_set_up(built(p, config)))
+
+
+@pytest.mark.parametrize("d, dv", [(96, 96), (72, 80), (40, 96), (8, 72)])
+def test_values_begin_where_keys_end(d, dv):
+    p = problem(d=d, dv=dv)
+    config = next(config for config in VARIANT.legal_configs(p) if config.get("written"))
+    t = traits_of(p, config)
+    assert first_place("V", 0, t) * slot_bytes("V", t) == t.stages * slot_bytes("K", t)
 
 
 @reading

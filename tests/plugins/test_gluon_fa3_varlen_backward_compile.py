@@ -35,6 +35,7 @@ FEATURES = [
     problem(d=40, dv=128, hkv=1),
     problem(d=128, b=2, hkv=2, causal=True),  # tiles in parts
     problem(d=128, sq=200, sk=1000, causal=True),  # blocks draw tiles
+    problem(d=64, sq=100, sk=100, causal=True),  # short: 64 rows a step
     problem(d=200, dv=160, window=(256, -1), softcap=30.0),
 ]
 
@@ -91,10 +92,18 @@ def ragged(longest, total, **sizes):
         (ragged(128, 1868, b=128, hq=32, hkv=2), "any", 1),
         (ragged(2048, 2048, b=1, hq=64, hkv=8), "any", 2),
         (ragged(2048, 3008, b=16, hq=16, hkv=16), "any", 1),  # no heads to share out
-        (ragged(1024, 1024, b=1, hq=32, hkv=2), "any", 4),
+        (ragged(1024, 1024, b=1, hq=32, hkv=2), "any", 8),
+        (ragged(2048, 7921, b=16, hq=32, hkv=2), "any", 4),
         (ragged(1024, 1024, b=1, hq=32, hkv=2), "fixed", 2),
     ],
 )
 def test_few_tiles_are_divided_by_query_heads(p, order, parts):
     (config, *_) = (config for config in VARIANT.legal_configs(p) if config["order"] == order)
     assert backward.parts_of(p, config) == parts
+
+
+def test_short_sequences_take_64_rows_a_step_at_64_columns():
+    first_of = {total: VARIANT.legal_configs(ragged(128, total, b=128, d=64))[0] for total in (1868, 16384)}
+    assert {config["BLOCK_M"] for config in first_of.values()} == {64}
+    assert VARIANT.legal_configs(ragged(512, 16385, b=128, d=64))[0]["BLOCK_M"] == 128
+    assert VARIANT.legal_configs(problem(d=64, sq=100, sk=100, softcap=30.0))[0]["BLOCK_M"] == 64

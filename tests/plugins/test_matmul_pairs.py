@@ -11,7 +11,7 @@ from launch_support import needs_fake_cuda
 from products import call_of, declared_configs_are_legal, fitting, gpu_for, launched, meetings, product
 
 from registry.plugins.gluon_matmul_pairs import MOST, candidates, config, host, registry_variants
-from registry.plugins.gluon_matmul_pairs.kernel import matmul_pairs_of_tiles
+from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
 from registry.toolbox.builds import Build
 
 WITH_NEWEST_TRITON = r"tile|alone|ordinary|half"
@@ -23,7 +23,11 @@ def problem(m=4096, n=4096, k=4096, **more):
 
 
 TILES = sorted(
-    {(one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"]) for m in (4096, 300, 750) for one in candidates(problem(m))}
+    {
+        (one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"])
+        for sizes in ((4096,), (300,), (750,), *((m, 43008) for m in (130, 150, 190)))
+        for one in candidates(problem(*sizes))
+    }
 )
 
 
@@ -32,7 +36,8 @@ def test_each_tile(at):
     """wgmma never waits for the one before it, all accumulators stay in registers, and half a factor goes to both."""
     high, width, swap, turns = TILES[at]
     ways = 1 if turns else 1 + at % 2 * 3
-    chosen = config(high, width, 1 if swap or at % 3 == 0 else 2, swap, ways=ways, turns=turns)
+    pair = 1 if (swap and not turns) or at % 3 == 0 else 2
+    chosen = config(high, width, pair, swap, ways=ways, turns=turns)
     p = problem(dtype=("bfloat16", "float16")[at // 2 % 2])
     found, cfg = fitting(VARIANT, p, chosen)
     assert not found.spills and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
@@ -42,7 +47,25 @@ def test_each_tile(at):
     assert beside < 1024, "what the kernel sets aside, which begins at a multiple of 1024, comes first"
 
 
-cuda = gpu_for(matmul_pairs_of_tiles)
+def of_8_bits(m=4096, n=4096, k=4096, **more):
+    return product(m, n, k, **{"dtype": "float8_e4m3fn", "scaling": "rowwise", "out_dtype": "bfloat16", **more})
+
+
+EXACT_TILES = sorted({one["WIDTH"] for one in candidates(of_8_bits())})
+
+
+@pytest.mark.parametrize("at", range(len(EXACT_TILES)))
+def test_each_tile_of_8_bits(at):
+    """Blocks of K begin anew, and what they and the accumulators take stays in registers."""
+    more = ({}, {"dtype": "float8_e5m2", "out_dtype": "float16"}, {"scaling": "scalar"}, {"scaling": ""})[at % 4]
+    p = of_8_bits(**more)
+    chosen = next(one for one in candidates(p) if one["WIDTH"] == EXACT_TILES[at])
+    found, cfg = fitting(VARIANT, p, chosen)
+    assert not found.spills and instructions(found)["wgmma"] == 2 * 4 * cfg.UNITS * (3 if cfg.AHEAD else 1)
+    assert instructions(found)["TMA load"] == 2 and {24, 240} < set(found.setmaxnreg)
+
+
+cuda = gpu_for(matmul_pairs_of_tiles, matmul_exact_pairs)
 FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiii", "q", *"ii")
 """Of its parameters; the kernel's own instructions look for maps at 0, 5 and 10."""
 
@@ -63,6 +86,16 @@ def test_pairs_are_clusters_and_bring_half_of_what_they_share(cuda, m, n, chosen
     """Of narrow tiles, which compile in a tenth of the time that the widest take."""
     boxes, programs, cluster = launched(cuda, call_of(host, problem(m, n, 512), chosen), FORMATS)
     assert (programs, cluster) == (grid, 2) and found in (boxes, None)
+
+
+EXACT_FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iii", "q", "q", *"iiii")
+
+
+@needs_fake_cuda
+def test_boxes_of_8_bits_are_as_long(cuda):
+    """128 bytes of K."""
+    call = call_of(host, of_8_bits(1000, 696, 512), config(128, 96, 2))
+    assert launched(cuda, call, EXACT_FORMATS) == ([(128, 128), (48, 128), (64, 32)], 2 * 4 * 8, 2)
 
 
 @needs_fake_cuda
@@ -87,11 +120,19 @@ def test_a_kernel_that_is_launched_alone_meets_nobody():
 def test_declared_configs_are_legal():
     of = lambda draw: (draw.randint(129, 20000), 8 * draw.randint(1, 4000), 8 * draw.randint(1, 3000))  # noqa: E731
     declared_configs_are_legal(VARIANT, host, candidates, MOST, lambda draw: problem(*of(draw)))
+    even = lambda draw: (draw.randint(129, 20000), 8 * draw.randint(1, 4000), 16 * draw.randint(1, 1500))  # noqa: E731
+    declared_configs_are_legal(VARIANT, host, candidates, MOST, lambda draw: of_8_bits(*even(draw)))
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"m": 64}, {"m": 128, "k": 960}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}, {"b": 2}],
+    [{"m": 64}, {"m": 128, "k": 960}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}, {"b": 2}]
+    + [{"scaling": "rowwise"}],
 )
 def test_what_is_refused(more):
     assert VARIANT.reasons(problem(**more))
+
+
+@pytest.mark.parametrize("more", [{"swap": True}, {"turns": True}, {"ways": 2}])
+def test_configs_refused_to_8_bits(more):
+    assert list(VARIANT.requires.rule(of_8_bits(), config(128, 96, 1, **more)))

@@ -179,7 +179,8 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
 @pytest.mark.parametrize(
     "name, picked, features",
     [
-        (SPLIT, SPLIT, {}),
+        (SPLIT, "gluon_decode", {}),
+        (SPLIT, SPLIT, dict(page=4)),
         (PREFILL, PREFILL, dict(kv="paged")),
         (PREFILL, PREFILL, dict(sinks=True)),
         (PREFILL, "gluon_fa3_varlen", {}),

@@ -19,6 +19,7 @@ ROOMS = [
     "installed",
     "errors",
     "notices",
+    "garbage",
     "contract",
     "hookspecs",
     "toolbox",

@@ -10,30 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from registry import Design, Requires, Variant
+from registry import Design, Requires
 from registry.plugins.gluon_fa3.backward import host
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, configs, registers, rule, shared_memory
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.toolbox.costs import unknown_cost
+from registry.toolbox.designs import specialised
 
 
 def design_of(config: Mapping[str, Any]) -> Design:
-    return Design(
-        warp_groups=GROUPS,
-        pipeline_stages=config["stages"],
-        warp_specialized=True,
-        pipeline_tasks=3 if config["method"] == "sums" else 2,
-        tile=(config["BLOCK_M"], config["BLOCK_N"]),
-        dsl="gluon",
+    return specialised(
+        (config["BLOCK_M"], config["BLOCK_N"]),
+        config["stages"],
+        groups=GROUPS,
+        tasks=3 if config["method"] == "sums" else 2,
+        persistent=False,
     )
 
 
-VARIANT = Variant(
+VARIANT = host.HOST.variant(
     "gluon_fa3_backward",
     op="attention_backward",
-    run=host.HOST.run,
-    prepare=host.HOST.prepare,
-    builds=host.HOST.builds,
     requires=Requires(
         **CLAIMS,
         layouts=("bhsd", "bshd", "strided"),

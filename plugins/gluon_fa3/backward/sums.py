@@ -19,6 +19,14 @@ def after_previous_kernel():
 
 
 @triton.jit
+def zero_sums(sums_ptr, block, part, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr):
+    """A part of a block of the sums."""
+    sums_ptr += (block.to(tl.int64) * BLOCK_M + part * ROWS) * PADDED
+    places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+    tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+
+
+@triton.jit
 def prepare_rows(
     pointers, workspaces, out_row, do_row, rows, there, place, block, part, scale,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
@@ -55,9 +63,7 @@ def prepare_rows(
     if TURNS and part == 0:
         tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if SUMS:
-        sums_ptr += (block.to(tl.int64) * BLOCK_M + part * ROWS) * PADDED
-        places = tl.arange(0, ROWS)[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-        tl.store(sums_ptr + places, tl.zeros([ROWS, PADDED], tl.float32))
+        zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
 
 
 @triton.jit

@@ -6,12 +6,13 @@ configs.py, host.py; the roles are gluon_fa3's.
 
 from __future__ import annotations
 
-from registry import Design, Requires, Variant
+from registry import Requires, Variant
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import design_of
 from registry.plugins.gluon_fa3.varlen import host
 from registry.plugins.gluon_fa3.varlen.configs import configs, registers, rule, shared_memory
 from registry.toolbox.costs import unknown_cost
+from registry.toolbox.designs import specialised
 
 VARIANT = Variant(
     "gluon_fa3_varlen",
@@ -29,15 +30,7 @@ VARIANT = Variant(
         registers=registers,
         rule=rule,
     ),
-    design=Design(
-        warp_groups=2,
-        pipeline_stages=2,
-        warp_specialized=True,
-        pipeline_tasks=3,
-        tile=(128, 128),
-        persistent=True,
-        dsl="gluon",
-    ),
+    design=specialised((128, 128), 2, tasks=3),
     configs=configs,
     cost=unknown_cost,
     design_of=design_of,

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from registry import Reason, Requires, Variant
+from registry import Reason, Requires
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
-from registry.plugins.gluon_fa3.backward.traits import SumsTraits, SweepTraits
+from registry.plugins.gluon_fa3.backward.traits import KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
@@ -25,16 +25,22 @@ from registry.plugins.gluon_fa3.varlen.gradients import one_kernel, sweeps
 from registry.toolbox.call import Call, Host, Operands
 
 FEW_STEPS = 64  # of the longest sequence's tiles
-# What a tile in parts costs, in steps, fitted to the times of 33 batches with 1, 2 and 4 parts (varlen_gluon.txt)
+# What a tile in parts costs, in steps, fitted to the times of 33 batches with 1, 2 and 4 parts; 12 with 8 agree
+# (varlen_backward_gluon.txt)
 TILE_STEPS = 4  # a part's begin and end
 SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
 NEAR = 1.15
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
-    """Those of dense tensors; at 64 columns those with two tiles in flight first."""
+    """Those of dense tensors; at 64 columns those with two tiles in flight first, and where the sequences are short in
+    the mean, those of 64 rows a step before them: less is zeroed, added to and read again for rows that are not."""
     made = traits.configs(problem)
-    return sorted(made, key=lambda config: (config["order"], config["stages"])) if _wide(problem) == 64 else made
+    if _wide(problem) > 64:
+        return made
+    made = sorted(made, key=lambda config: (config["order"], config["stages"]))
+    short = not problem.softcap and problem.total_q <= 2 * KEYS * problem.batch
+    return [{**config, "BLOCK_M": KEYS} for config in made if short] + made
 
 
 def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
@@ -74,7 +80,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     left, right = window_bounds(problem.causal, problem.window)
     alike = (left < UNLIMITED) == (right < UNLIMITED)
-    choices = [parts for parts in (1, 2, 4) if group % parts == 0]
+    choices = [parts for parts in (1, 2, 4, 8) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         choices = [1]  # dV leaves in two halves at most
     elif config["order"] == "fixed":
@@ -115,12 +121,9 @@ def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
 
 
 HOST = Host(BACKWARD, call, contiguous=("lse", "grad_lse"))
-VARIANT = Variant(
+VARIANT = HOST.variant(
     "gluon_fa3_varlen_backward",
     op="attention_varlen_backward",
-    run=HOST.run,
-    prepare=HOST.prepare,
-    builds=HOST.builds,
     requires=Requires(
         **CLAIMS,
         kv_layouts=("packed",),

@@ -7,8 +7,8 @@ D64, 8/8 at D256: 24 cells a mask, in the first config.
 
 forward, causal   1.14 of FA3 by geometric mean, least 1.03; of dense where lengths are alike 0.98 to 1.01
 forward, full     1.10, least 1.01; of dense 0.95 to 1.00
-gradients         in later runs (varlen_backward_gluon.txt), of 12, 24 and 12 cells: D64 1.10 of FA3, least 1.008; D128
-                  1.17, least 1.053; D256 1.11, least 1.049; of the dense kernel 0.96 to 1.05
+gradients         in later runs (varlen_backward_gluon.txt), of 12, 24 and 12 cells: D64 1.12 of FA3, least 1.011; D128
+                  1.16, least 1.046; D256 1.10, least 1.044; of the dense kernel 0.96 to 1.05
 
 helped
   masked blocks in a loop of their own   causal, of dense: D128 0.94-0.98 -> 0.98-0.99, D256 0.88-0.93 -> 1.00 (separate
@@ -22,8 +22,12 @@ gradients
                                          1.138 -> 1.150
   sweeps beside each other               D256 1.046 -> 1.099; 16 sequences, one of 2,048: 205 -> 146 us
   dQ's sweep last                        that batch 168 us; others alike
-  tiles in parts                         32/8 heads, that batch: 297 -> 257 us; 32/2, one sequence of 2,048: 903 -> 269
-  not: 32 or 64 rows a program of `before`, 2 or 8 warps of `after`, words of the list told to be uniform
+  tiles in parts                         32/8 heads, that batch: 297 -> 257 us; 32/2, one sequence of 2,048: 903 ->
+                                         269 in four, 190 in eight
+  blocks without rows left alone         128 x 128 tokens: D64 401 -> 364 us, D128 344 -> 311
+  32 rows a program of `before`          the same: D64 364 -> 332, D128 alike; long sequences alike
+  64 rows a step at D64                  the same: 332 -> 322; 15 in the mean: 213 -> 152; 512: 397 -> 428
+  not: 64 rows a program of `before`, 2 or 8 warps of `after`, words of the list told to be uniform
 """
 
 from triton.experimental import gluon

@@ -1,7 +1,8 @@
 """The kernels before and after that of the gradients, over packed sequences: see backward/sums.py.
 
 Each sequence has row blocks of its own in the workspaces, found without a list (tile_list.find_block), and one that no
-row needs, whose rows see nothing: a tile of keys without queries reads it.
+row needs, whose rows see nothing: a tile of keys without queries reads it. It adds to that block's sums, too, which
+nobody zeroes or reads: where sequences are short, such blocks are half of all.
 """
 
 import triton
@@ -13,6 +14,7 @@ from registry.plugins.gluon_fa3.backward.sums import (
     prepare_rows,
     put_in_order,
     zero_more,
+    zero_sums,
 )
 from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block
 
@@ -40,12 +42,14 @@ def before_packed(
     out_ptr += begin * out_row + h * out_head
     do_ptr += begin * do_row + h * do_head
     pointers = (out_ptr, do_ptr, lse_ptr, dlse_ptr)
-    workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = h.to(tl.int64) * total_q + begin + rows
     prepare_rows(
-        pointers, workspaces, out_row, do_row, rows, rows < length, place, block, part, scale,
-        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
+        pointers, (stats_ptr, sums_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, False, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
+    if SUMS:  # noqa: SIM102 - Triton would build what follows an `and`, too
+        if m * BLOCK_M < length:
+            zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
     if KEYS:
         zero_more(sums_ptr, more_sums, ROWS * PADDED)
 
@@ -69,9 +73,10 @@ def after_packed(
         m, begin, length = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
         dq_ptr += begin * dq_row + h * dq_head
         first_row, first_column = part_of_block(part, m * BLOCK_M, BLOCK_M, COLUMNS)
-        put_in_order(
-            sums_ptr, dq_ptr, dq_row, unit, first_row, first_column, length, scale, HEAD_DIM, COLUMNS
-        )  # fmt: skip
+        if first_row < length:
+            put_in_order(
+                sums_ptr, dq_ptr, dq_row, unit, first_row, first_column, length, scale, HEAD_DIM, COLUMNS
+            )  # fmt: skip
     else:
         K_UNITS: tl.constexpr = PADDED // COLUMNS
         V_UNITS: tl.constexpr = PADDED_V // COLUMNS

@@ -95,7 +95,7 @@ class VarlenWorkload(Workload):
         if get("sinks"):
             found["sinks"] = self.random((hq,), torch.float32)
         if get("alibi"):
-            found["alibi_slopes"] = self.positive((hq,)) / 16
+            found["alibi_slopes"] = self.positive((hq,), times=1 / 16)
         return found
 
     def _lengths(self) -> tuple[list[int], list[int]]:
@@ -131,7 +131,7 @@ class VarlenWorkload(Workload):
         shape = {"tensor": (1,), "head": (found["k"].shape[-2],), "token": tuple(found["k"].shape[:-1])}[kind]
         size = INT8_SCALE if kv_dtype is torch.int8 else 1.0
         for name in ("k_scale", "v_scale"):
-            found[name] = (self.positive(shape) + 0.5) * size
+            found[name] = self.positive(shape, least=0.5, times=size)
 
     def operand(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         found = self.recorded(name, dtype)

@@ -10,13 +10,18 @@ from registry.contract.likeness import octaves, rounding_up, waves
 THIN = 64
 """Rows or columns below which part of the smallest wgmma tile is empty."""
 
+ALIGNED = 16
+"""Bytes that distances between rows are multiples of, where the TMA unit can address an operand."""
+
 
 def coordinates(problem: Any) -> dict[str, float]:
-    """Sizes and work in octaves, how full rounds of tiles are, and what decides which kernels of a library can run."""
+    """Sizes and work in octaves, how full rounds of tiles are, what decides which kernels of a library can run, and how
+    many products there are for each element of operands that others would have to copy."""
     m, n, k, z = problem.m, problem.n, problem.k, problem.batch
     sms, elements, pitch = problem.target.sm_count, z * m * n, problem.pitch
     dtype, layout = problem.dtype, problem.layout
     tall, wide = math.ceil(m / 128), math.ceil(n / 128)
+    odd = sum(math.prod(one.shape) for one in problem.operands if one.stride_alignment < ALIGNED)
     return {
         "m": octaves(m),
         "n": octaves(n),
@@ -33,6 +38,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "nt": 2.0 * (layout == "nt"),
         "pitch": octaves(pitch),
         "pitch_16": 2.0 * (pitch >= 16),
+        "per_odd": octaves(max(1.0, elements * k / odd)) if odd else 0.0,
         "m_divisor": octaves(math.gcd(m, 8)),
         "n_divisor": octaves(math.gcd(n, 8)),
         "k_divisor": octaves(math.gcd(k, 8)),

@@ -109,10 +109,10 @@ class Workload:
         made = dtype if dtype.itemsize > 1 else torch.float16
         return torch.randn(shape, dtype=made, device=self.device, generator=self._generator).to(dtype)
 
-    def positive(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Scales: magnitudes of normal values."""
+    def positive(self, shape: tuple[int, ...], *, least: float = 0.0, times: float = 1.0) -> torch.Tensor:
+        """Scales: magnitudes of normal values. Arithmetic on meta tensors would import torch's compiler: 2 seconds."""
         found = self.random(shape, torch.float32)
-        return found if found.is_meta else found.abs()  # which on meta tensors imports torch's compiler: 1.7 seconds
+        return found if found.is_meta else (found.abs() + least) * times
 
     def recorded(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """An operand with the strides and the alignment that were recorded, if any were."""

@@ -1,0 +1,84 @@
+"""`make carry` gives measurements the hash of sources that run the same, and leaves those of others alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import carry
+import pytest
+import yaml
+from replay import Comparison, Side, differing, merged
+
+OLD, NEW, OTHER = "0123456789ab", "76737746e646", "ffffffffffff"
+CONFIG = {"BLOCK": 64, "PAIR": True}
+
+
+def contestant(variant: str, source: str, **changes: object) -> list[object]:
+    return [variant, CONFIG | changes, True, source]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    lines = [{"kind": "run", "format": 1, "machine": {"device": "NVIDIA H200"}, "mode": "graph"}]
+    for text in ("m=1", "m=2"):
+        entries = [contestant("acme", OLD), contestant("acme", OLD, BLOCK=32), contestant("peer", OLD)]
+        entries += [contestant("acme", OTHER, BLOCK=16)]
+        named = {str(n): one for n, one in enumerate(entries)}
+        lines.append({"kind": "case", "op": "matmul", "text": text, "shape": {}, "contestants": named})
+    path = tmp_path / "matmul.jsonl"
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_journals_and_tables_carry_the_new_hash_of_the_variant_that_has_it(journal):
+    table = journal.with_name("matmul.sm90.yaml")
+    table.write_text(f"evidence: {{sources: {{acme: {OLD}, acme_2: {OLD}, peer: {OLD}}}}}\n", encoding="utf-8")
+    assert list(carry.carry([journal, table], {"acme": (OLD, NEW)})) == [journal, table]
+    cases = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()][1:]
+    assert [[one[3] for one in case["contestants"].values()] for case in cases] == [[NEW, NEW, OLD, OTHER]] * 2
+    sources = yaml.safe_load(table.read_text(encoding="utf-8"))["evidence"]["sources"]
+    assert sources == {"acme": NEW, "acme_2": OLD, "peer": OLD}
+    assert f"'{NEW}'" in table.read_text(encoding="utf-8")  # which YAML 1.2 reads as a number
+    assert list(carry.carry([journal, table], {"acme": (OLD, NEW)})) == []
+    assert list(carry.carry([journal, table], {"acme": (NEW, OLD)})) == [journal, table]  # what was quoted, too
+
+
+def test_rows_are_those_of_the_old_source_and_the_chosen_show_each_feature_and_config(journal):
+    rows = carry.measured_rows([journal], {"acme": (OLD, NEW)})
+    assert len(rows) == 4 and {row[1] for row in rows} == {"acme"} and {row[4] for row in rows} == {"H200"}
+    answers = {row[0]: {"features": ["a"]} for row in rows}
+    assert len(carry.covering(rows, answers)) == 2  # each config
+    answers[rows[-1][0]] = {"features": ["a", "b"]}
+    assert carry.covering(rows, answers)[1] == rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("new", "builds", "verdict"),
+    [
+        ({"launches": ["(1,) [8]"], "keys": ["x"]}, {}, ""),
+        ({"launches": ["(1,) [8]"], "keys": ["y"]}, {}, ""),
+        ({"launches": ["(1,) [8]"], "keys": ["y"]}, {"the row": ["another instruction"]}, "another instruction"),
+        ({"launches": ["(2,) [8]"], "keys": ["x"]}, {}, "new: (2,) [8]"),
+        ({"raised": "ValueError", "text": "no such config"}, {}, "no such config"),
+    ],
+)
+def test_a_variant_is_the_same_only_where_launches_and_builds_are(monkeypatch, tmp_path, new, builds, verdict):
+    old = {"launches": ["(1,) [8]"], "keys": ["x"], "features": ["a"]}
+    compared = []
+
+    def compare_builds(_old: Side, _new: Side, options: object, _most: int) -> Comparison:
+        compared.extend(json.loads((tmp_path / "asked.json").read_text(encoding="utf-8")))
+        return Comparison("builds", len(compared), differing=builds)
+
+    monkeypatch.setattr(carry, "both", lambda *_: ({"the row": old}, {"the row": new}))
+    monkeypatch.setattr(carry, "compare_builds", compare_builds)
+    rows = [["the row", "acme", {}, CONFIG, "H200"]]
+    found = carry.compare(Side("old", tmp_path), Side("new", tmp_path), rows, 2)
+    assert bool(found["acme"]) is bool(verdict) and verdict in " ".join(found["acme"])
+    assert len(compared) == (new.get("keys") == ["y"])  # another key is no other build yet
+
+
+def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
+    assert list(merged([{"a": 1, "c": 3, "d": 4}, {"b": 2}])) == ["a", "b", "c", "d"]
+    assert differing({"a": 1}, {"a": 1, "b": None}) == ["b"]

@@ -1,0 +1,182 @@
+"""Keep measurements where a variant's source changed and what runs did not.
+
+    python tools/carry.py HEAD               # the working tree against a commit; `make carry BASE=HEAD`
+
+A measurement holds for the source that it was made with, by its hash. For each variant whose hash differs between the
+two sides, what was measured (benchmarks/results) is asked of both:
+
+launches  of every measured shape and config: the grid, what the kernel is given in its order, options and clusters
+builds    all of which the key is the same by which Triton finds what it compiled; of others so many that each config is
+          there, and each type, constant and alignment that any of them is specialised on: the compiler's input as in
+          tools/replay.py, the machine code where that differs
+
+Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
+variant, and ends with status 1. What a launch does on the host besides (copies, choosing configs) is not compared: see
+`make replay`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from replay import ROOT, SHOWN, Side, both, compare_builds, in_short, laid_out
+
+HASH = r"[0-9a-f]{12}"
+CONTESTANT = re.compile(rf'\["(?P<variant>[\w.]+)",(?P<config>\{{[^{{}}]*\}}),(?:true|false),"(?P<source>{HASH})"\]')
+"""As a journal has it in a line of kind `case`."""
+MOST_COMPILED = 80
+"""Of builds with other input, whose machine code takes long to make."""
+
+Changed = Mapping[str, tuple[str, str]]
+"""Variant -> its hash on the old side, and on the new."""
+Row = list[Any]
+"""[key, variant, case, config, target], as replay_snapshot.py takes it."""
+
+
+def changed_sources(old: Side, new: Side) -> dict[str, tuple[str, str]]:
+    was, now = old.snapshot("sources", ""), new.snapshot("sources", "")
+    return {name: (was[name], now[name]) for name in was if name in now and was[name] != now[name]}
+
+
+# --- what was measured --------------------------------------------------------------------------------------------
+
+
+def journals(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.jsonl"))
+
+
+def measured_rows(files: Iterable[Path], changed: Changed) -> list[Row]:
+    """Each measured shape and config of the old sources once, those of a config side by side."""
+    hashes = {old for old, _ in changed.values()}
+    found: dict[str, Row] = {}
+    for file in files:
+        target = ""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith('{"kind":"run"'):
+                target = json.loads(line)["machine"]["device"].split()[-1]
+            elif line.startswith('{"kind":"case"') and any(one in line for one in hashes):
+                record = json.loads(line)
+                for variant, config, _, source in record["contestants"].values():
+                    if source == changed.get(variant, ("",))[0]:
+                        key = f"{variant} {json.dumps(config, sort_keys=True)} {record['op']} {record['text']}"
+                        found[key] = [key, variant, record["shape"], config, target]
+    return [found[key] for key in sorted(found)]
+
+
+def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
+    """Rows that show each feature of a build, then those of configs that are not among them."""
+    seen: set[Any] = set()
+    broad, others = [], []
+    for row in rows:
+        features = {(row[1], feature) for feature in answers[row[0]]["features"]}
+        config = (row[1], json.dumps(row[3], sort_keys=True))
+        if features - seen:
+            broad.append(row)
+        elif config not in seen:
+            others.append(row)
+        seen |= {*features, config}
+    return broad + others
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(old: Side, new: Side, rows: list[Row], jobs: int) -> dict[str, list[str]]:
+    """Variant -> what differs, nothing where nothing does."""
+    found: dict[str, list[str]] = {row[1]: [] for row in rows}
+    asked = old.work / "asked.json"
+    asked.write_text(json.dumps(rows), encoding="utf-8")
+    was, now = both(old, new, jobs, "launches", "--asked", str(asked))
+    unknown = []
+    for row in rows:
+        before, after = was[row[0]], now[row[0]]
+        if not before.get("launches"):
+            found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
+        elif before["launches"] != after.get("launches"):
+            found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
+        elif before["keys"] != after["keys"]:
+            unknown.append(row)
+    chosen = covering([row for row in unknown if not found[row[1]]], was)
+    asked.write_text(json.dumps(chosen), encoding="utf-8")
+    options = argparse.Namespace(jobs=jobs, sample=["--asked", str(asked)])
+    report = compare_builds(old, new, options, MOST_COMPILED)
+    others = f", {len(chosen)} of {len(unknown)} builds with another key compared: {report.note}" if unknown else ""
+    print(f"{len(rows)} launches compared{others}")
+    variant_of = {row[0]: row[1] for row in rows}
+    for key, lines in report.differing.items():
+        found[variant_of[key]] += [key, *lines]
+    return found
+
+
+def unlike(old: list[str], new: list[str]) -> list[str]:
+    """The first launches that differ, from shortly before where they do."""
+    was, now = next(pair for pair in itertools.zip_longest(old, new, fillvalue="none") if pair[0] != pair[1])
+    at = max(0, len(os.path.commonprefix([was, now])) - 30)
+    return [f"old: {was[at : at + 100]}", f"new: {now[at : at + 100]}"]
+
+
+# --- carrying -----------------------------------------------------------------------------------------------------
+
+
+def carried(text: str, changed: Changed) -> str:
+    """A journal or a table with the new hashes."""
+
+    def contestant(found: re.Match[str]) -> str:
+        old, new = changed.get(found["variant"], ("", ""))
+        return found[0].replace(f'"{old}"]', f'"{new}"]') if found["source"] == old else found[0]
+
+    text = CONTESTANT.sub(contestant, text) if text.startswith('{"kind"') else text
+    for variant, (old, new) in changed.items():
+        text = re.sub(rf"\b{variant}: (['\"]?){old}\1", f"{variant}: {in_yaml(new)}", text)
+    return text
+
+
+def in_yaml(source: str) -> str:
+    """Quoted where YAML would read a number."""
+    return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
+
+
+def carry(files: Iterable[Path], changed: Changed) -> Iterator[Path]:
+    """Write the files anew that name an old source; those are given."""
+    for file in files:
+        was = file.read_text(encoding="utf-8")
+        now = carried(was, changed)
+        if now != was:
+            file.write_text(now, encoding="utf-8")
+            yield file
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", help="the old side: a commit, or a folder that holds a tree")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the new side, whose measurements are carried")
+    parser.add_argument("--only", action="append", metavar="VARIANT", help="may be given more than once")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    parser.add_argument("--dry-run", action="store_true", help="compare, and write nothing")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="carry-") as work:
+        old, new = laid_out(options.base, options.tree, Path(work))
+        changed = changed_sources(old, new)
+        changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
+        rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
+        found = compare(old, new, rows, options.jobs) if rows else {}
+    for variant, lines in found.items():
+        print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
+    same = {variant: changed[variant] for variant, lines in found.items() if not lines}
+    files = [*journals(options.tree / "benchmarks" / "results"), *(options.tree / "dispatch_tables").glob("*.yaml")]
+    for file in () if options.dry_run else carry(files, same):
+        print(f"carried in {file.relative_to(options.tree)}")
+    return 1 if len(same) < len(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
