@@ -189,12 +189,18 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     return candidates(_of_copies(problem), 4)
 
 
+MOST_MATRICES = 65_535
+"""Of the second dimension of a grid."""
+
+
 def variant_of(product: Variant) -> Variant:
     """What the product claims of 16-bit operands, but for where they lie."""
 
     def rule(problem: Any, config: Any) -> Iterable[Reason]:
         if not any(_is_odd(StandIn.of(one)) for one in problem.operands if one.name in ("a", "b")):
             yield Reason("alignment", "operands", "multiples of 16 bytes", "others: kernels take these as they are")
+        if problem.batch > MOST_MATRICES:
+            yield Reason("range", "batch", problem.batch, f"at most {MOST_MATRICES}: the copy's grid ends there")
         yield from product.requires.rule(problem, config)
 
     requires = dataclasses.replace(

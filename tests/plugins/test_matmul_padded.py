@@ -65,7 +65,9 @@ def test_a_base_off_by_an_element_is_copied():
     assert copying.operands()["source"].name == "a" and not copying.operands()["source_2"].name
 
 
-@pytest.mark.parametrize("more", [{"n": 504, "k": 280}, {"k": 281, "dtype": "float32"}, {"k": 281, "dtype": "int8"}])
+@pytest.mark.parametrize(
+    "more", [{"n": 504, "k": 280}, {"k": 281, "dtype": "float32"}, {"k": 281, "dtype": "int8"}, {"k": 281, "b": 65_536}]
+)
 def test_what_is_refused(more):
     problem = product(**{"m": 300, "n": 500, **more})
     assert VARIANT.reasons(problem) or list(VARIANT.requires.rule(problem, VARIANT.configs(problem)[0]))
