@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["ZeroRows", "zeroed", "zeroes"]
+__all__ = ["ZeroRows", "graphs_are_gone", "zeroed", "zeroes"]
 
 
 class ZeroRows:
@@ -26,11 +26,13 @@ class ZeroRows:
     Launches on one stream never overlap: a stream has rows of its own and takes them in turn, which also covers a
     driver that gives the handle of a destroyed stream to a new one. A launch captured into a CUDA graph may be replayed
     on any stream, beside anything but itself: it takes a row that nobody else is ever given, or, when those are used up
-    (or none was made before the capture), one in the graph's own memory that the graph zeroes at each replay.
+    (or none was made before the capture), one in the graph's own memory that the graph zeroes at each replay, which
+    costs 2 us there: as much as a short kernel.
     """
 
     PER_STREAM = 64
-    FOR_CAPTURES = 1 << 12
+    FOR_CAPTURES = 16 << 20
+    """Bytes of rows: some ten thousand launches of most kernels, as many as the graphs of a server hold."""
 
     def __init__(self, device: int, width: int) -> None:
         self._device, self._width = device, width
@@ -41,28 +43,45 @@ class ZeroRows:
     def take(self) -> torch.Tensor:
         """The row of the next launch on the current stream."""
         if torch.cuda.is_current_stream_capturing():
-            if self._reserve is not None and (i := next(self._captured)) < self.FOR_CAPTURES:
+            if self._reserve is not None and (i := next(self._captured)) < len(self._reserve):
                 return self._reserve[i]
             return self._zeros(1)[0]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         mine = self._streams.get(stream)
         if mine is None:
             if self._reserve is None:
-                self._reserve = self._zeros(self.FOR_CAPTURES)
+                self._reserve = self._zeros(self.FOR_CAPTURES // (4 * self._width))
                 torch.cuda.synchronize(self._device)  # once per process: zero before any graph can run
             # Zeroed in stream order; counting with next() is safe between threads.
             mine = self._streams[stream] = list(self._zeros(self.PER_STREAM).unbind()), itertools.count()
         rows, turn = mine
         return rows[next(turn) % self.PER_STREAM]
 
+    def begin_again(self) -> None:
+        """Captured launches get the rows of those before."""
+        if self._reserve is not None:
+            self._reserve.zero_()
+        self._captured = itertools.count()
+
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, self._width, device=self._device, dtype=torch.int32)
+
+
+_MADE: list[ZeroRows] = []
 
 
 @functools.cache
 def zeroes(device: int, width: int) -> ZeroRows:
     """The rows of `width` of one device."""
-    return ZeroRows(device, width)
+    _MADE.append(ZeroRows(device, width))
+    return _MADE[-1]
+
+
+def graphs_are_gone() -> None:
+    """To be said where many graphs are captured, timed and dropped, as in a sweep: no graph of this process runs again,
+    and none is running."""
+    for rows in _MADE:
+        rows.begin_again()
 
 
 WIDTHS = (32, 256, 512, 1024)  # a cache line, and as many as the tiles or blocks of a kernel on one chip

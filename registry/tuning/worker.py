@@ -178,7 +178,10 @@ class Worker:
         if self.device == "cuda":
             import torch
 
+            from registry.toolbox.counters import graphs_are_gone
+
             torch.cuda.empty_cache()
+            graphs_are_gone()
 
 
 def _stack(made: Sequence[Any]) -> int:

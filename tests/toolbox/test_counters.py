@@ -2,7 +2,7 @@
 
 import torch
 
-from registry.toolbox.counters import ZeroRows
+from registry.toolbox.counters import ZeroRows, graphs_are_gone, zeroes
 
 
 def test_launches_that_may_overlap_never_share_a_row(monkeypatch):
@@ -10,7 +10,7 @@ def test_launches_that_may_overlap_never_share_a_row(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: state["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(ZeroRows, "FOR_CAPTURES", 3)
+    monkeypatch.setattr(ZeroRows, "FOR_CAPTURES", 3 * 8 * 4)
     rows = ZeroRows("cpu", 8)
 
     state["capturing"] = True
@@ -27,3 +27,24 @@ def test_launches_that_may_overlap_never_share_a_row(monkeypatch):
     assert len(set(places[1, True])) == len(places[1, True]), "a captured launch's row is nobody else's"
     assert not set(places[1, False]) & set(places[2, False])
     assert not set(places[1, True]) & (set(places[1, False]) | set(places[2, False]))
+
+
+def test_rows_of_graphs_that_are_gone_are_given_again(monkeypatch):
+    state = {"capturing": False}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(ZeroRows, "FOR_CAPTURES", 3 * 8 * 4)
+    zeroes.cache_clear()
+    rows = zeroes("cpu", 8)
+    assert zeroes("cpu", 8) is rows
+    rows.take()
+
+    state["capturing"] = True
+    before = [rows.take() for _ in range(5)]
+    before[0][0] = 1  # what a kernel leaves that was not right
+    graphs_are_gone()
+    again = [rows.take() for _ in range(3)]
+    assert [row.data_ptr() for row in again] == [row.data_ptr() for row in before[:3]]
+    assert not any(row.any() for row in again)
+    zeroes.cache_clear()
