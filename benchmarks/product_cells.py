@@ -11,6 +11,7 @@ Contestants are variants, the peers' own kernels and the dispatcher among them; 
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
@@ -70,47 +71,60 @@ def ratios_text(ratios: Sequence[float]) -> str:
     return f"{statistics.geometric_mean(ratios):.3f} / {min(ratios):.3f} ({len(ratios)})" if ratios else ""
 
 
-Measured = Mapping[str, tuple[Results, CaseResults]]
-"""By the text of a cell, and the sweep that it is of."""
+Sweeps = Sequence[tuple[Results, CaseResults]]
+"""All in which a cell was measured, the oldest first."""
+Measured = Mapping[str, Sweeps]
+"""By the text of a cell."""
 
 
-def picked(measured: tuple[Results, CaseResults]) -> list[Entry]:
-    """What the tables in force dispatch; where that was not measured, what was dispatched then."""
-    pick = dispatched(*measured)
-    return [pick] if pick is not None else _named(measured[1], DISPATCHED)
+def picked(sweeps: Sweeps) -> set[str]:
+    """What the tables in force dispatch; where no sweep had that, what was dispatched in the newest."""
+    picks = [entry for one in sweeps if (entry := dispatched(*one)) is not None]
+    return {journal.contestant_key(one.variant, one.config) for one in picks} or _named(sweeps[-1:], DISPATCHED)
 
 
-def ours(measured: tuple[Results, CaseResults]) -> list[Entry]:
-    return _named(measured[1], *OURS)
+def ours(sweeps: Sweeps) -> set[str]:
+    return _named(sweeps, *OURS)
 
 
-def _named(case: CaseResults, *patterns: str) -> list[Entry]:
-    """Those of these names that stayed in longest: the others were slower."""
-    found = [entry for entry in case.timed.values() if any(fnmatch(entry.variant, p) for p in patterns)]
-    most = max((len(entry.samples) for entry in found), default=0)
-    return [entry for entry in found if len(entry.samples) == most]
+def _named(sweeps: Sweeps, *patterns: str) -> set[str]:
+    """Those of these names that stayed in longest in one of the sweeps: the others were slower."""
+    kept = set()
+    for _, case in sweeps:
+        rounds = {
+            key: len(entry.samples)
+            for key, entry in case.timed.items()
+            if any(fnmatch(entry.variant, pattern) for pattern in patterns)
+        }
+        kept |= {key for key, count in rounds.items() if count == max(rounds.values())}
+    return kept
 
 
-def in_shared_rounds(mine: Entry, theirs: Entry) -> float | None:
-    """How many times as fast mine is, in the median of the rounds that both had. Within a cell the card may come to its
+def in_shared_rounds(sweeps: Sweeps, mine: str, theirs: str) -> float | None:
+    """How many times as fast mine is, in the median of all rounds that both had. Within a cell the card may come to its
     limit of power: rounds become slower by up to 20%, and who is behind has only the first of them. The very first, on
     a cool card, counts where there are no two others."""
-    shared = sorted(mine.samples.keys() & theirs.samples.keys())
-    ratios = [theirs.samples[at]["ms"] / mine.samples[at]["ms"] for at in shared[len(shared) > 2 :]]
+    ratios: list[float] = []
+    for _, case in sweeps:
+        if mine in case.timed and theirs in case.timed:
+            one, other = case.timed[mine].samples, case.timed[theirs].samples
+            shared = sorted(one.keys() & other.keys())
+            ratios += [other[at]["ms"] / one[at]["ms"] for at in shared[len(shared) > 2 :]]
     return statistics.median(ratios) if ratios else None
 
 
-def over(cells: Iterable[tuple[Results, CaseResults]], mine: Mine, peers: Iterable[str]) -> list[float]:
+def over(cells: Iterable[Sweeps], mine: Mine, peers: Iterable[str]) -> list[float]:
     """How many times as fast the best of mine is as the fastest of theirs, where both were timed."""
     found = []
-    for one in cells:
-        each = [[in_shared_rounds(entry, other) for other in _named(one[1], *peers)] for entry in mine(one)]
+    for sweeps in cells:
+        others = _named(sweeps, *peers)
+        each = [[in_shared_rounds(sweeps, key, other) for other in others] for key in mine(sweeps)]
         least = [min(ratios) for each_of in each if (ratios := [r for r in each_of if r is not None])]
         found += [max(least)] if least else []
     return found
 
 
-Mine = Callable[[tuple[Results, CaseResults]], list[Entry]]
+Mine = Callable[[Sweeps], set[str]]
 COLUMNS: dict[str, tuple[Mine, tuple[str, ...]]] = {
     "dispatched over the best peer": (picked, PEERS),
     "over the best of cuBLAS and quack": (picked, (PEERS[0], PEERS[2])),
@@ -133,14 +147,21 @@ def lines_of(found: Found, measured: Measured) -> Iterator[list[str]]:
             yield [name, *(ratios_text(over(here, *sides)) for sides in COLUMNS.values())]
 
 
-def measured_in(all_results: Iterable[Results]) -> dict[str, tuple[Results, CaseResults]]:
-    """The cells of these sweeps; a later one wins."""
-    return {case.text: (results, case) for results in all_results for case in results.of("matmul") if case.timed}
+def measured_in(all_results: Iterable[Results]) -> dict[str, list[tuple[Results, CaseResults]]]:
+    """The cells of these sweeps."""
+    found: dict[str, list[tuple[Results, CaseResults]]] = {}
+    for results in all_results:
+        for case in results.of("matmul"):
+            if case.timed:
+                found.setdefault(case.text, []).append((results, case))
+    return found
 
 
 def product_cells(folder: Path) -> str:
-    """Markdown: dispatched and best over the peers, in the newest sweep of each cell."""
-    every = [journal.read(path) for path in sorted(folder.rglob("product_cells_*.jsonl"))]
+    """Markdown: dispatched and best over the peers, by all sweeps of each cell."""
+    number = re.compile(r"_(\d+)$")
+    files = sorted(folder.rglob("product_cells_*.jsonl"), key=lambda path: int(number.search(path.stem)[1]))  # type: ignore[index]
+    every = [journal.read(path) for path in files]
     every = [results for results in every if results.cases]  # others are of an earlier form
     if not every:
         return ""
