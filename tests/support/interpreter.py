@@ -7,10 +7,28 @@ import torch
 from registry.testing import interpreted
 
 assert not interpreted.mend()
+ALLOWED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm().clamp_min(1.0))
+
+
+def check(
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    wanted: torch.Tensor,
+    wanted_lse: torch.Tensor,
+    dtype: torch.dtype,
+    of_lse: float = 1e-4,
+) -> None:
+    """What attention gave, of sequences or packed ones; rows that see no key are 0, and -inf in the log-sum-exp."""
+    seen = torch.isfinite(wanted_lse)
+    assert out.dtype == dtype and out.shape == wanted.shape and lse.dtype == torch.float32
+    assert error(out, wanted) < ALLOWED[dtype], f"{error(out, wanted):.1e}"
+    assert torch.equal(torch.isneginf(lse), ~seen)
+    assert not seen.any() or (lse - wanted_lse)[seen].abs().max() < of_lse
+    assert (out[~(seen.T if out.dim() == 3 else seen)] == 0).all()
 
 
 def gradient_config(rows: int, keys: int, split: bool, stages: int = 2) -> dict[str, Any]:
