@@ -249,17 +249,7 @@ def test_no_op_is_too_strange_to_be_counted(read):
 )
 def test_every_chart_draws(chart):
     row = {"variant": "a", "x": 64, "speed": 1, "panel": "p", "intensity": 9, "tflops": 3, "groups": 2, "dtype": "bf16"}
-    row |= {
-        "call": "c",
-        "median": 1,
-        "low": 1,
-        "high": 2,
-        "lost": 0.1,
-        "share": 0.5,
-        "where": "on",
-        "ms": 1,
-        "shape": "s",
-    }
+    row |= dict(call="c", median=1, low=1, high=2, lost=0.1, share=0.5, where="on", ms=1, shape="s")
     assert library.svg(chart, {"rows": [row, {**row, "x": 128}], "roof": [row]}).startswith("<svg")
 
 

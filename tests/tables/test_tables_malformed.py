@@ -32,13 +32,7 @@ def evidence(**changes: str) -> str:
 
 
 def erratum(**changes: str) -> str:
-    fields = {
-        "variant": "torch_cudnn",
-        "op": "attention",
-        "reason": "wrong",
-        "link": "https://example.org/1",
-        "severity": "crash",
-    }
+    fields = dict(variant="torch_cudnn", op="attention", reason="wrong", link="https://example.org/1", severity="crash")
     listed = "".join(f"  {key}: {value}\n" for key, value in {**fields, **changes}.items() if value)
     return f"errata:\n-\n{listed}"
 
