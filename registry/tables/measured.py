@@ -77,7 +77,7 @@ class MeasuredSizes:
 
     def nearest(self, rule: Rule, facts: Mapping[str, Any]) -> Nearest | None:
         """The shape behind a rule that these facts are nearest to, None where the rule has none."""
-        here = [facts.get(name) for name in self.facts]
+        here: list[Any] = [facts.get(name) for name in self.facts]
         if not all(isinstance(size, int) for size in here):
             return None
         shapes, by_first = self.rules.get(rule.index, ()), self._by_first(rule.index)
