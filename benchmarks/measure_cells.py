@@ -70,14 +70,7 @@ def tflop(case: Case, what: str) -> float:
 def described(case: Case) -> dict[str, Any]:
     get = case.sizes.get
     heads = {"hq": get("hq"), "hkv": get("hkv", get("hq"))}
-    return {
-        "dtype": "bfloat16",
-        "d": get("d"),
-        "causal": get("causal", False),
-        "b": get("b", 1),
-        **heads,
-        "s": get("s"),
-    }
+    return dict(dtype="bfloat16", d=get("d"), causal=get("causal", False), b=get("b", 1), **heads, s=get("s"))
 
 
 # --- contestants: each is checked, then timed ---------------------------------------------------------------------

@@ -122,7 +122,7 @@ def lay_out_working_tree(tree: Path, target: Path) -> None:
 
 def lay_out_commit(commit: str, target: Path) -> None:
     with tempfile.TemporaryDirectory() as raw:
-        archive = git("archive", "--format=tar", commit, cwd=ROOT)
+        archive = git("archive", "--format=tar", commit, ".", ":!benchmarks/results", cwd=ROOT)  # no package holds them
         subprocess.run(["tar", "-x", "-C", raw], input=archive, check=True)
         lay_out_working_tree(Path(raw), target)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from registry import garbage
 from registry.contract.describe import config_text
 from registry.dispatch.catalog import catalog
 from registry.errors import RegistryError
@@ -28,6 +29,7 @@ WAIT = "wait "
 SHEET_KEYS = ("case", "variant", "ms", "tflops", "ratio", "x", "panel", "intensity", "dtype")
 
 
+@garbage.none_looked_for()
 def page(sources: Sources, old: Sources | None = None, title: str = "Measured kernels") -> str:
     """The whole report. Samples of configs that are not a variant's best are left out where it would grow too large."""
     sheets = sheets_of(sources)
@@ -47,6 +49,7 @@ class Sheets:
     notes: list[str] = field(default_factory=list)
 
 
+@garbage.none_looked_for()
 def sheets_of(sources: Sources) -> Sheets:
     made = Sheets()
     for run, results in sources.runs.items():

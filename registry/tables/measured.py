@@ -8,6 +8,7 @@ there, or is no such file, the rule's own order counts, and lint, doctor, `expla
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import math
@@ -64,6 +65,7 @@ class MeasuredSizes:
     """Of rules that rank by them."""
     config_trees: Mapping[int, Mapping[str, ConfigTrees]] = field(default_factory=dict)
     """Of rules that pick configs by them, by variant."""
+    _sorted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def neighbours(self, rule: Rule) -> Neighbours | None:
         """What a rule that ranks by the nearest shapes asks; None where it does not, or where it has no shapes."""
@@ -75,19 +77,25 @@ class MeasuredSizes:
 
     def nearest(self, rule: Rule, facts: Mapping[str, Any]) -> Nearest | None:
         """The shape behind a rule that these facts are nearest to, None where the rule has none."""
-        here = [facts.get(name) for name in self.facts]
+        here: list[Any] = [facts.get(name) for name in self.facts]
         if not all(isinstance(size, int) for size in here):
             return None
-        found, least = None, math.inf
-        for shape in self.rules.get(rule.index, ()):
-            far = 1.0
-            for size, other in zip(here, shape, strict=True):
-                far = max(far, _factor(size, other))
-                if far >= least:
-                    break  # most shapes are far in their first sizes
-            if far < least:
-                found, least = shape, far
-        return None if found is None else Nearest(dict(zip(self.facts, found, strict=True)), least)
+        shapes, by_first = self.rules.get(rule.index, ()), self._by_first(rule.index)
+        above = bisect.bisect_left(by_first, here[0], key=lambda place: shapes[place][0])
+        best = math.inf, -1
+        for places in (by_first[above:], by_first[:above][::-1]):
+            for place in places:  # the farther away, the farther in the first size
+                if _factor(here[0], shapes[place][0]) > best[0]:
+                    break
+                best = min(best, (max(map(_factor, here, shapes[place])), place))
+        return Nearest(dict(zip(self.facts, shapes[best[1]], strict=True)), best[0]) if shapes else None
+
+    def _by_first(self, index: int) -> list[int]:
+        """The places of a rule's shapes by their first size."""
+        if index not in self._sorted:
+            shapes = self.rules.get(index, ())
+            self._sorted[index] = sorted(range(len(shapes)), key=lambda place: shapes[place][0])
+        return self._sorted[index]
 
     def bounds(self, rule: Rule) -> dict[str, tuple[int, int]]:
         """The smallest and the largest measured size of each fact."""

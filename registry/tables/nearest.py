@@ -110,13 +110,15 @@ class Advice:
     @property
     def distance(self) -> float:
         """How far the nearest shape is."""
-        return next((d for d, _ in self._found), math.inf)
+        return next((d for d, _ in self.asked.found(self.here, 1, self.without)), math.inf)
 
     @property
     def far(self) -> bool:
         """Whether no shape is near."""
-        if self.expected is None or self.without is not None:
-            return self.distance >= REACH
+        if self.expected is None:
+            return not self._found or self._found[0][0] >= REACH
+        if self.without is not None:
+            return not self.asked.found(self.here, 1, self.without, REACH)
         return not self.asked.reaches(self.here)
 
     @functools.cached_property

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 OWN = "config."
 """How coordinates of a config begin (tables/config_order.py); they stand behind those of the problem."""
@@ -20,14 +20,6 @@ DEEPEST = 32
 """Questions in a row."""
 Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
-
-
-class _Listed(NamedTuple):
-    """As a file has it."""
-
-    coordinates: list[str]
-    variants: list[str]
-    parts: list[list[list[Any]]]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class DeclaredConfigs:
 
     def __init__(self) -> None:
         self._declared: dict[tuple[str, Target], list[list[Config]]] = {}
-        self._by_rules: dict[tuple[str, int, str], tuple[list[Config], list[Config]]] = {}
+        self._by_rules: dict[tuple[str, int, str], tuple[dict[str, Config], dict[str, Config]]] = {}
 
     def complaint(self, table: Table, rule: Rule, use: Use) -> tuple[Severity, str] | None:
         """What is wrong with a row's config; None where it is declared, or where a declaration does not answer."""
@@ -51,15 +51,15 @@ class DeclaredConfigs:
             found = against(variant.configs, config)
             return ("error", _said(found)) if found else None
         here, everywhere = self._by_rule(table, rule, variant)
-        if here and not against(here, config):
+        if _spelled(config) in here:
             return None
-        if misfits(everywhere, config):
-            return "error", _said(misfits(everywhere, config))
+        if misfits([*everywhere.values()], config):
+            return "error", _said(misfits([*everywhere.values()], config))
         where = "that this row takes" if here else "of the op's grids"
-        found = against(here or everywhere, config)
+        found = against([*(here or everywhere).values()], config)
         return ("warning", f"for no problem {where}: {_said(found)}") if found else None
 
-    def _by_rule(self, table: Table, rule: Rule, variant: Variant) -> tuple[list[Config], list[Config]]:
+    def _by_rule(self, table: Table, rule: Rule, variant: Variant) -> tuple[dict[str, Config], dict[str, Config]]:
         """What a variant declares for problems that a row takes, and for any."""
         key = (table.file, rule.index, variant.name)
         found = self._by_rules.get(key)
@@ -90,9 +90,14 @@ def _asked(op: Op, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
     return [(problem, problem.facts()) for problem in problems]
 
 
-def _once(configs: Iterable[Config]) -> list[Config]:
-    """Each config once; True is not 1, and a value may be of any kind."""
-    return list({repr(sorted(config.items())): config for config in configs}.values())
+def _once(configs: Iterable[Config]) -> dict[str, Config]:
+    """Each config once, by how it is spelled."""
+    return {_spelled(config): config for config in configs}
+
+
+def _spelled(config: Config) -> str:
+    """True is not 1, and a value may be of any kind."""
+    return repr(sorted(config.items()))
 
 
 def _target(table: Table, variant: Variant) -> Target:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.dispatch.catalog import catalog
-from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables, measured
+from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
@@ -133,15 +134,12 @@ def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settin
     entries = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
     speed = speed_of(entries)
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}
-    rivals = {}
-    for name in sorted({e.variant for case, _ in entries for e in candidates(case, settings)}):
-        best = [
-            (case, min(own, key=lambda e: e.ms))
-            for case, _ in entries
-            if (own := [e for e in candidates(case, settings) if e.variant == name])
-        ]
-        if len(best) == len(entries):
-            rivals[name] = speed_of(best)
+    best: dict[str, list[tuple[CaseResults, Entry]]] = {}
+    for case, _ in entries:
+        for name, entry in case.best.items():
+            if not excluded(name, settings):
+                best.setdefault(name, []).append((case, entry))
+    rivals = {name: speed_of(best[name]) for name in sorted(best) if len(best[name]) == len(entries)}
     if rivals:
         name = max(rivals, key=lambda n: rivals[n])
         if rivals[name] <= speed:
@@ -174,6 +172,7 @@ ROUNDING = 0.005
 """How far a figure in a table may be from the one recomputed: tables hold four digits."""
 
 
+@garbage.none_looked_for()
 def verify(table: Table, results_folder: Path, settings: Settings | None = None) -> list[str]:
     """What in a table's evidence the raw results do not bear out; empty where every row is proven.
 
@@ -215,7 +214,7 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     except ValueError as error:
         return [f"{run}: {error}"]
     found = []
-    if measured.text(fitted.beside) != measured.text(beside):
+    if fitted.beside != beside:
         found.append(f"the measured shapes beside the table are not those of {run}")
     actual = evidence(results, picks_left_out(fitted, settings), run, settings)
     for name in ("device", "torch", "triton", "driver", "sources", "cases"):

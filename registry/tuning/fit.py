@@ -120,10 +120,11 @@ def fit(
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
     points = [tuple(round(found.get(name, 0.0), 3) for name in coordinates) for found in likenesses]
     sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
-    declared = [_declared(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    configs = [_configs(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    declared = [_declared(own, problem) for own, problem in zip(configs, problems, strict=True)]
     timed = [
-        _timed(case, problem, dict(zip(coordinates, point, strict=True)), sources, settings)
-        for case, problem, point in zip(fair, problems, points, strict=True)
+        _timed(case, problem, own, dict(zip(coordinates, point, strict=True)), sources, settings)
+        for case, problem, own, point in zip(fair, problems, configs, points, strict=True)
     ]
     config_trees = before.config_trees if before is not None else fitted_config_trees(coordinates, timed)
     firsts = [_firsts(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
@@ -182,7 +183,12 @@ _Firsts = dict[str, tuple[Entry | None, bool]]
 
 
 def _timed(
-    case: CaseResults, problem: Any, likeness: Mapping[str, float], sources: Mapping[str, str], settings: Settings
+    case: CaseResults,
+    problem: Any,
+    declared: Mapping[str, Sequence[Config]],
+    likeness: Mapping[str, float],
+    sources: Mapping[str, str],
+    settings: Settings,
 ) -> dict[str, Timed]:
     """What was timed of the variants with several configs, as their source is today."""
     found: dict[str, Timed] = {}
@@ -190,7 +196,7 @@ def _timed(
     for name in dict.fromkeys(entry.variant for entry in ran if not excluded(entry.variant, settings)):
         took = {_key(entry): entry.ms if entry.timed else math.inf for entry in ran if entry.variant == name}
         variant = catalog.get().variants[name]
-        configs = variant.configs_for(problem) if len(took) > 1 else []
+        configs = declared[name] if len(took) > 1 else []
         ms = {at: took[key] for at, config in enumerate(configs) if (key := (name, tuple(config.items()))) in took}
         if len(ms) > 1 and min(ms.values()) < math.inf:
             cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
@@ -212,13 +218,18 @@ def _as_chosen(
     return dataclasses.replace(shape, results=tuple(results))
 
 
-def _declared(case: CaseResults, problem: Any) -> dict[str, Config | None]:
-    found: dict[str, Config | None] = {}
-    for name in dict.fromkeys(entry.variant for entry in case.entries.values()):
-        variant = catalog.get().variants.get(name)
-        configs = variant.configs_for(problem) if variant is not None else ()
-        found[name] = next((one for one in configs if variant and not variant.refusals(problem, one)), None)
-    return found
+def _configs(case: CaseResults, problem: Any) -> dict[str, Sequence[Config]]:
+    """What each variant measured there declares for it today."""
+    variants, names = catalog.get().variants, dict.fromkeys(entry.variant for entry in case.entries.values())
+    return {name: variants[name].configs_for(problem) if name in variants else () for name in names}
+
+
+def _declared(configs: Mapping[str, Sequence[Config]], problem: Any) -> dict[str, Config | None]:
+    variants = catalog.get().variants
+    return {
+        name: next((one for one in declared if not variants[name].refusals(problem, one)), None)
+        for name, declared in configs.items()
+    }
 
 
 def _firsts(timed: Sequence[Entry], declared: Mapping[str, Config | None]) -> _Firsts:

@@ -59,18 +59,7 @@ def test_ours_is_asked_where_it_may_run_else_what_is_dispatched():
 def test_what_runs_on_a_cpu_meets_the_criterion(mask, lengths):
     s, sk = lengths
     plain = {"causal": False, "window": None, "softcap": 0.0}
-    shape = {
-        "b": 2,
-        "hq": 6,
-        "hkv": 2,
-        "s": s,
-        "sk": sk,
-        "d": 64,
-        "dtype": "bfloat16",
-        "layout": "bshd",
-        **plain,
-        **mask,
-    }
+    shape = dict(b=2, hq=6, hkv=2, s=s, sk=sk, d=64, dtype="bfloat16", layout="bshd", **(plain | mask))
     target = Target.of(torch.device("cpu"))
     steps = flash_grid.steps_of(shape, target)
     shares = flash_grid.run(shape, steps, target, "cpu", 0)

@@ -138,21 +138,8 @@ def test_padded_rows_stay_where_they_are(models):
 
 
 MORE = [
-    "Cohere",
-    "Cohere2",
-    "Gemma",
-    "Gemma3Text",
-    "Glm",
-    "GPTNeoX",
-    "Granite",
-    "Mixtral",
-    "Olmo2",
-    "Phi3",
-    "Qwen2",
-    "Qwen3",
-    "Qwen3Moe",
-    "SmolLM3",
-    "Starcoder2",
+    *("Cohere", "Cohere2", "Gemma", "Gemma3Text", "Glm", "GPTNeoX", "Granite", "Mixtral", "Olmo2", "Phi3"),
+    *("Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Starcoder2"),
 ]
 
 

@@ -13,16 +13,8 @@ from registry.plugins.gluon_decode import line, parts
 
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
 HELPERS = (
-    "quotient",
-    "per_chunk",
-    "even_shares",
-    "equal_shares",
-    "shares_of",
-    "start_of",
-    "chunk_of",
-    "piece_at",
-    "extent_of",
-    "next_piece",
+    *("quotient", "per_chunk", "even_shares", "equal_shares", "shares_of"),
+    *("start_of", "chunk_of", "piece_at", "extent_of", "next_piece"),
 )
 
 

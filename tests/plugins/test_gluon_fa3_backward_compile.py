@@ -11,7 +11,7 @@ from registry.ops.attention.problem import AttentionBackwardProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, matrix_units, resources
-from covering import all_of, configs_are_there_and_differ, covering_builds, named
+from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3 import backward
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, parts_of, sweeps_of, traits_of
@@ -19,6 +19,7 @@ from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, mask_kind, 
 WITH_NEWEST_TRITON = r"build\[d(128.*s4096-causal-.*3-any0?\]|256.*causal-)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
+first = first_of(VARIANT)
 MEASURED_ON = H200.triton.startswith("3.6.")
 NEWEST_SPILLS = 48  # triton 3.9's ptxas keeps 24 words of one group's P in memory for a while: causal, 128 columns
 
@@ -41,10 +42,6 @@ FEATURES = [
     problem(d=128, b=1, hkv=2, s=1000, causal=True),  # tiles in parts
     problem(d=64, b=1, hkv=2, s=1024, window=(256, 0)),  # both
 ]
-
-
-def first(p):
-    return VARIANT.legal_configs(p)[:1]
 
 
 def built(p, config):

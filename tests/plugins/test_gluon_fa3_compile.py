@@ -12,7 +12,7 @@ from registry.ops.attention.problem import AttentionProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, reading, resources
-from covering import all_of, configs_are_there_and_differ, covering_builds, named
+from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins import gluon_fa3
 from registry.plugins.gluon_fa3.tiles import first_place, known_places, slot_bytes
@@ -20,6 +20,7 @@ from registry.plugins.gluon_fa3.traits import SCHEDULES, config_rule, mask_kind,
 
 H200 = Target.named("H200")
 VARIANT = gluon_fa3.VARIANT
+first = first_of(VARIANT)
 MEASURED_ON = "3.6."
 
 
@@ -38,10 +39,6 @@ FEATURES = [
     problem(d=256, s=1000, window=(128, 0), softcap=15.0, lse=True),
     problem(d=40, dv=200, s=333),
 ]
-
-
-def first(p):
-    return VARIANT.legal_configs(p)[:1]
 
 
 def built(p, config):

@@ -11,7 +11,7 @@ from registry.ops.attention_varlen.problem import VarlenBackwardProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, resources
-from covering import all_of, covering_builds, named
+from covering import all_of, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3.backward.traits import GROUPS
 from registry.plugins.gluon_fa3.varlen import backward
@@ -19,6 +19,7 @@ from registry.plugins.gluon_fa3.varlen import backward
 WITH_NEWEST_TRITON = r"build\[d(64.*causal-.*-c0\.0-.*2-any|256.*causal-)"
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
+first = first_of(VARIANT)
 MEASURED_ON = H200.triton.startswith("3.6.")
 NEWEST_SPILLS = 4  # triton 3.9's ptxas keeps four words of the sweep for dK in memory for a while
 
@@ -38,10 +39,6 @@ FEATURES = [
     problem(d=64, sq=100, sk=100, causal=True),  # short: 64 rows a step
     problem(d=200, dv=160, window=(256, -1), softcap=30.0),
 ]
-
-
-def first(p):
-    return VARIANT.legal_configs(p)[:1]
 
 
 BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_M", "stages"))

@@ -11,7 +11,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 pytest.importorskip("triton")
 
 from compiled import loop_spills, resources
-from covering import all_of, configs_are_there_and_differ, covering_builds, named
+from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
@@ -23,6 +23,7 @@ from registry.toolbox.launch import StandIn
 WITH_NEWEST_TRITON = r"build\[d128-128-causal-wNone-c0\.0-128-2-2-pair"
 H200 = Target.named("H200")
 VARIANT = varlen.VARIANT
+first = first_of(VARIANT)
 
 
 def problem(**sizes):
@@ -36,10 +37,6 @@ FEATURES = [
     problem(d=192, dv=128, causal=True, out=True),
     problem(d=40, dv=200, hkv=1, window=(128, 0)),
 ]
-
-
-def first(p):
-    return VARIANT.legal_configs(p)[:1]
 
 
 def built(p, config):

@@ -5,6 +5,8 @@ This file runs itself once more, with TRITON_INTERPRET=1, in a process of its ow
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from again import INTERPRETED
@@ -12,14 +14,7 @@ from again import INTERPRETED
 from registry import grouped_mm
 from registry.ops.grouped_mm.draws import ends_of
 
-ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-
-
-def matrix(rows, columns, letter, dtype=F16, groups=()):
-    shape = (*groups, rows, columns) if letter == "n" else (*groups, columns, rows)
-    x = torch.randn(shape).to(dtype)
-    return x if letter == "n" else x.mT
 
 
 def offsets(*ends):
@@ -27,7 +22,7 @@ def offsets(*ends):
 
 
 if INTERPRETED:
-    import interpreter  # noqa: F401 (it mends Triton's)
+    from interpreter import check_product, matrix
 
     from registry.ops.grouped_mm.offsets import OFFSETS
     from registry.plugins.triton_grouped import config_of
@@ -41,17 +36,8 @@ if INTERPRETED:
     def _seed():
         torch.manual_seed(0)
 
-    def check(config, a, b, out=None, out_dtype=None, **given):
-        """The kernel's result against the definition; `out` is poisoned first."""
-        want = grouped_mm.reference(a, b, **given)
-        kind = out_dtype or (BF16 if a.element_size() == 1 else a.dtype)
-        out = torch.empty(want.shape, dtype=kind) if out is None else out
-        out.fill_(float("nan"))
-        before = a.clone(), b.clone()
-        assert HOST.run(a, b, config=config, out=out, out_dtype=kind, **given) is out
-        assert torch.equal(a, before[0]) and torch.equal(b, before[1])
-        error = (out.double() - want).norm() / want.norm().clamp_min(1e-30)
-        assert error <= ALLOWED[kind], f"relative error {error:.2e}"
+    def check(config, a, b, **given):
+        check_product(partial(HOST.run, config=config), grouped_mm, a, b, **given)
 
     @WAYS
     @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -63,7 +49,7 @@ if INTERPRETED:
     @WAYS
     @pytest.mark.parametrize("spread", ["even", "skewed", "empty", "short", "one", "lying"])
     def test_sizes_of_groups(config, spread):
-        a, b = matrix(72, 48, "n"), matrix(48, 40, "t", groups=(7,))
+        a, b = matrix(72, 48, "n"), matrix(48, 40, "t", batch=(7,))
         check(config, a, b, offs=offsets(*ends_of(spread, 7, 72)))
 
     @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt", "tn in boxes"])
@@ -75,13 +61,13 @@ if INTERPRETED:
     @WAYS
     @pytest.mark.parametrize("layout", ["nn", "tt"])
     def test_a_dimension_of_groups(config, layout):
-        check(config, matrix(24, 40, layout[0], groups=(3,)), matrix(40, 48, layout[1], groups=(3,)))
-        check(config, matrix(24, 40, "n", groups=(1,)).expand(3, -1, -1), matrix(40, 48, layout[1], groups=(3,)))
+        check(config, matrix(24, 40, layout[0], batch=(3,)), matrix(40, 48, layout[1], batch=(3,)))
+        check(config, matrix(24, 40, "n", batch=(1,)).expand(3, -1, -1), matrix(40, 48, layout[1], batch=(3,)))
 
     @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 65, 129), (20, 40, 1)])
     def test_ragged_shapes(shape):
         m, n, k = shape
-        check(POINTERS, matrix(m, k, "n"), matrix(k, n, "t", groups=(2,)), offs=offsets(m // 2, m))
+        check(POINTERS, matrix(m, k, "n"), matrix(k, n, "t", batch=(2,)), offs=offsets(m // 2, m))
         check(POINTERS, matrix(m, k, "t"), matrix(k, n, "n"), offs=offsets(k // 3, k))
 
     @WAYS
@@ -95,7 +81,7 @@ if INTERPRETED:
     @WAYS
     @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
     def test_gathered_rows(config, kind):
-        a, b = matrix(20, 40, "n"), matrix(40, 64, "t", groups=(3,))
+        a, b = matrix(20, 40, "n"), matrix(40, 64, "t", batch=(3,))
         rows = torch.randint(-4, 24, (50,)).to(kind)
         check(config, a, b, offs=offsets(9, 20, 41), rows=rows, activation="silu", gated=True)
         scales = {"scale_a": torch.rand(20), "scale_b": torch.rand(3, 64)}
@@ -111,7 +97,7 @@ if INTERPRETED:
 
     @WAYS
     def test_out_dtypes_and_strides(config):
-        a, b, ends = matrix(32, 48, "n"), matrix(48, 64, "t", groups=(2,)), offsets(30, 31)
+        a, b, ends = matrix(32, 48, "n"), matrix(48, 64, "t", batch=(2,)), offsets(30, 31)
         check(config, a, b, out_dtype=F32, offs=ends)
         check(config, a, b, out=torch.empty(32, 128).half()[:, 32:96], offs=ends)
         check(config, a, b, out=torch.empty(64, 32).half().mT, offs=ends)
@@ -119,7 +105,7 @@ if INTERPRETED:
 
     @WAYS
     def test_kernels_say_what_they_had_to_put_right(config):
-        a, b, rows = matrix(20, 40, "n"), matrix(40, 64, "t", groups=(3,)), torch.arange(24) - 2
+        a, b, rows = matrix(20, 40, "n"), matrix(40, 64, "t", batch=(3,)), torch.arange(24) - 2
         for given, said in (
             ({"offs": offsets(5, 5, 20)}, 0),
             ({"offs": offsets(5, 4, 20)}, 1),

@@ -5,14 +5,14 @@ This file runs itself once more, with TRITON_INTERPRET=1, in a process of its ow
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from again import INTERPRETED
 
-ACTIVATIONS = {"": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu}
 ENDS = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2**24, 0, 7, -(2**31) + 2**24]).int().repeat(4)
 """A bias that sums go around with, modulo 2**32."""
-ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5, torch.int32: 0.0}
 
 
 def pointers(m=16, n=32, k=32, split=1, stages=2):
@@ -23,38 +23,10 @@ def descriptors(m=16, n=32, k=32):
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "FLATTEN": True, "num_warps": 4, "num_stages": 2}
 
 
-def matrix(rows, columns, letter, dtype=torch.float16, batch=()):
-    shape = (*batch, rows, columns) if letter == "n" else (*batch, columns, rows)
-    x = torch.randint(-9, 9, shape).to(dtype) if dtype == torch.int8 else torch.randn(shape).to(dtype)
-    return x if letter == "n" else x.mT
-
-
-def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
-    """The kernel's result, held against the definition in float64; `out` is poisoned first."""
-    kind = out_dtype or (torch.int32 if a.dtype == torch.int8 else torch.bfloat16 if a.element_size() == 1 else a.dtype)
-    expected = a.double() @ b.double()
-    if epilogue.get("scale_a") is not None:
-        expected = expected * epilogue["scale_a"].double().reshape(-1, 1) * epilogue["scale_b"].double()
-    if epilogue.get("bias") is not None:
-        expected = expected + epilogue["bias"].double()
-    if kind == torch.int32:
-        expected = expected.long().int().double()
-    expected = ACTIVATIONS[epilogue.get("activation") or ""](expected)
-    if out is None:
-        out = torch.empty(expected.shape, dtype=kind)
-    out.fill_(float("nan") if kind.is_floating_point else -(2**31))
-    before = a.clone(), b.clone()
-    returned = run(a, b, config=config, out=out, out_dtype=kind, **epilogue)
-    assert returned is out
-    assert torch.equal(a, before[0]) and torch.equal(b, before[1])
-    error = (out.double() - expected).norm() / expected.norm().clamp_min(1e-30)
-    assert error <= ALLOWED[kind], f"relative error {error:.2e}"
-    return out
-
-
 if INTERPRETED:
-    import interpreter  # noqa: F401 (it mends Triton's)
+    from interpreter import check_product, matrix
 
+    from registry import matmul
     from registry.plugins import triton_matmul, triton_matmul_tma
     from registry.toolbox.launch import StandIn
 
@@ -64,6 +36,9 @@ if INTERPRETED:
     @pytest.fixture(autouse=True)
     def _seed():
         torch.manual_seed(0)
+
+    def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
+        return check_product(partial(run, config=config), matmul, a, b, out, out_dtype, **epilogue)
 
     @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
@@ -95,22 +70,11 @@ if INTERPRETED:
     def test_fp8_with_scales(way, scaling, dtype):
         run, config = RUNS[way]
         a, b = matrix(32, 64, "n", dtype), matrix(64, 48, "t", dtype)
-        scales = (
-            (torch.rand(32) + 0.5, torch.rand(48) + 0.5)
-            if scaling == "rowwise"
-            else (torch.tensor(0.5), torch.tensor(3.0))
-        )
-        check(run, a, b, config(), scale_a=scales[0], scale_b=scales[1])
-        check(
-            run,
-            a,
-            b,
-            config(),
-            out_dtype=torch.float16,
-            scale_a=scales[0],
-            scale_b=scales[1],
-            bias=torch.randn(48).half(),
-        )
+        of_all = {"scale_a": torch.tensor(0.5), "scale_b": torch.tensor(3.0)}
+        of_rows = {"scale_a": torch.rand(32) + 0.5, "scale_b": torch.rand(48) + 0.5}
+        scales = of_rows if scaling == "rowwise" else of_all
+        check(run, a, b, config(), **scales)
+        check(run, a, b, config(), out_dtype=torch.float16, bias=torch.randn(48).half(), **scales)
 
     @pytest.mark.parametrize("split, k", [(2, 200), (3, 224), (4, 65), (4, 200), (7, 224), (7, 65)])
     def test_split_k(split, k):

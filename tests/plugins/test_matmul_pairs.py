@@ -14,7 +14,7 @@ from registry.plugins.gluon_matmul_pairs import MOST, candidates, config, host, 
 from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
 from registry.toolbox.builds import Build
 
-WITH_NEWEST_TRITON = r"tile|alone|ordinary|half"
+WITH_NEWEST_TRITON = r"tile|alone|ordinary|half.*chosen0"
 (VARIANT,) = registry_variants()
 
 

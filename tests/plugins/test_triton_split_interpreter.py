@@ -5,32 +5,29 @@ As test_triton_fa2_interpreter.py, this file runs itself once more in a process 
 
 from __future__ import annotations
 
-import random
-
-import pytest
 import torch
 from again import INTERPRETED
+from features import drawn, plain, tried
 
-ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
-BASE = dict(
-    b=2,
-    hq=4,
-    hk=2,
-    s=1,
-    sk=70,
-    d=16,
-    dv=16,
-    causal=False,
-    window=None,
-    softcap=0.0,
-    scale=0.3,
-    dtype=torch.float16,
-    order="bhsd",
-    m=16,
-    n=16,
-    programs=5,
-    least=1,
-)
+FEATURES = {
+    "b": [2, 1, 3],
+    "hq hk": [(4, 2), (1, 1), (4, 1), (3, 3), (6, 3), (20, 5)],
+    "s": [1, 2, 5, 17],
+    "sk": [70, 1, 16, 33, 150, 300],
+    "d": [16, 24, 64],
+    "dv": [16, 40],
+    "causal": [False, True],
+    "window": [None, None, (9, 0), (12, 3)],
+    "softcap": [0.0, 2.0],
+    "scale": [0.3],
+    "dtype": [torch.float16],
+    "order": ["bhsd", "bshd", "odd"],
+    "m": [16, 32],
+    "n": [16, 32],
+    "programs": [5, 1, 4, 11, 40],
+    "least": [1, 2, 3],
+}
+BASE = plain(FEATURES)
 CORNERS = [
     dict(),
     dict(s=3, causal=True, order="bshd"),
@@ -54,34 +51,6 @@ CORNERS = [
 ]
 
 
-def sampled(count: int) -> list[dict]:
-    """Cases drawn from all features at once, the same on every run."""
-    draw = random.Random(3)
-    cases = []
-    for _ in range(count):
-        hk = draw.choice([1, 2, 3, 5])
-        cases.append(
-            dict(
-                b=draw.choice([1, 2, 3]),
-                hq=hk * draw.choice([1, 2, 4]),
-                hk=hk,
-                s=draw.choice([1, 2, 5, 17]),
-                sk=draw.choice([1, 16, 33, 150, 300]),
-                d=draw.choice([16, 24, 64]),
-                dv=draw.choice([16, 40]),
-                m=draw.choice([16, 32]),
-                n=draw.choice([16, 32]),
-                programs=draw.choice([1, 4, 11, 40]),
-                least=draw.choice([1, 2, 3]),
-                order=draw.choice(["bhsd", "bshd", "odd"]),
-                causal=draw.random() < 0.5,
-                window=draw.choice([None, None, (9, 0), (12, 3)]),
-                softcap=draw.choice([0.0, 2.0]),
-            )
-        )
-    return cases
-
-
 def made(c: dict) -> list[torch.Tensor]:
     """q, k and v; beyond an odd order's columns there is NaN."""
     torch.manual_seed(0)
@@ -100,10 +69,9 @@ def made(c: dict) -> list[torch.Tensor]:
 
 
 if INTERPRETED:
-    from interpreter import error
+    from interpreter import check
 
-    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(8)], ids=lambda c: "-".join(map(str, c.values())))
+    @tried([*CORNERS, *drawn(FEATURES, 8, seed=3)])
     def test_forward(changes, monkeypatch):
         from registry import Target, attention
         from registry.plugins.triton_varlen import dense_host
@@ -115,8 +83,4 @@ if INTERPRETED:
         config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=1, PER_SM=c["programs"], LEAST=c["least"])
         assert Target.of(q.device).sm_count == 1, "PER_SM says how many programs there are"
         out, lse = dense_host.FORWARD.run(q, k, v, config=config, return_lse=True, **features)
-        assert out.dtype == q.dtype and out.shape == expected.shape and lse.dtype == torch.float32
-        seen = torch.isfinite(expected_lse)
-        assert torch.equal(torch.isneginf(lse), ~seen) and (out[~seen] == 0).all()
-        assert not seen.any() or (lse - expected_lse)[seen].abs().max() < 1e-3
-        assert error(out, expected) < ALLOWED[c["dtype"]], f"{error(out, expected):.1e}"
+        check(out, lse, expected, expected_lse, c["dtype"], of_lse=1e-3)

@@ -7,38 +7,38 @@ behind a sequence's last page none that there is.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from again import INTERPRETED
+from features import drawn, plain, tried
 
 QUERIES, KEYS = (3, 0, 18, 1), (20, 5, 37, 0)
-BASE = dict(
-    queries=QUERIES,
-    keys=KEYS,
-    hq=4,
-    hk=2,
-    d=16,
-    dv=16,
-    kv="paged",
-    page=16,
-    causal=False,
-    window=None,
-    softcap=0.0,
-    sinks=False,
-    alibi=False,
-    kv_dtype=None,
-    scales="",
-    dtype=torch.float16,
-    scale=0.3,
-    m=16,
-    n=16,
-    stages=2,
-    programs=5,
-    least=1,
-    strided=False,
-)
+FEATURES = {
+    "queries keys": [(QUERIES, KEYS), ((0, 1), (16, 7)), ((1, 17, 2), (40, 0, 7)), ((1, 2, 0, 1), (33, 40, 1, 7))],
+    "hq hk": [(4, 2), (1, 1), (4, 1), (6, 2), (3, 3)],
+    "d": [16, 24, 32],
+    "dv": [16, 32],
+    "kv": ["paged", "cache", "packed"],
+    "page": [16, 1, 3, 64],
+    "causal": [False, True],
+    "window": [None, None, (9, None), (None, 5), (12, 3)],
+    "softcap": [0.0, 0.0, 2.0],
+    "sinks": [False, False, True],
+    "alibi": [False, False, True],
+    "kv_dtype": [None],
+    "scales": [""],
+    "dtype": [torch.float16, torch.float32],
+    "scale": [0.3],
+    "m": [16, 32],
+    "n": [16, 32],
+    "stages": [2],
+    "programs": [5, 1, 7, 25],
+    "least": [1, 2],
+    "strided": [False],
+    "split": [False, False, True],
+    "dlse": [False, False, True],
+}
+BASE = plain(FEATURES)
 CORNERS = [
     dict(),
     dict(kv="packed", causal=True),
@@ -73,7 +73,6 @@ PACKED_CORNERS = [
     dict(dtype=torch.float32, dlse=True, softcap=1.0),
     dict(queries=(40, 1), keys=(40, 33), causal=True, hq=8, hk=1),
 ]
-ALLOWED = {torch.float16: 2e-3, torch.float32: 1e-5}
 
 
 def made(c: dict) -> tuple[list[torch.Tensor], dict]:
@@ -126,58 +125,14 @@ def made(c: dict) -> tuple[list[torch.Tensor], dict]:
     return [q, *cached], given
 
 
-def sampled(count: int) -> list[dict]:
-    """Cases drawn from all features at once, the same on every run."""
-    draw = random.Random(1)
-    cases = []
-    for _ in range(count):
-        hq, hk = draw.choice([(1, 1), (4, 1), (6, 2), (3, 3)])
-        batch = draw.choice([1, 3, 5])
-        cases.append(
-            dict(
-                queries=tuple(draw.choice([0, 1, 1, 2, 17]) for _ in range(batch)) + (1,),
-                keys=tuple(draw.choice([0, 1, 16, 33, 40]) for _ in range(batch)) + (7,),
-                hq=hq,
-                hk=hk,
-                d=draw.choice([16, 24, 32]),
-                dv=draw.choice([16, 32]),
-                kv=draw.choice(["packed", "cache", "paged"]),
-                page=draw.choice([1, 3, 16, 64]),
-                causal=draw.random() < 0.5,
-                window=draw.choice([None, None, (9, None), (None, 5), (12, 3)]),
-                softcap=draw.choice([0.0, 0.0, 2.0]),
-                sinks=draw.random() < 0.3,
-                alibi=draw.random() < 0.3,
-                dtype=draw.choice([torch.float16, torch.float32]),
-                m=draw.choice([16, 32]),
-                n=draw.choice([16, 32]),
-                programs=draw.choice([1, 7, 25]),
-                least=draw.choice([1, 2]),
-                split=draw.random() < 0.3,
-                dlse=draw.random() < 0.3,
-            )
-        )
-    return cases
-
-
 def features(c: dict) -> dict:
     return {name: c[name] for name in ("causal", "window", "softcap", "scale")}
 
 
 if INTERPRETED:
-    from interpreter import error, gradient_config
+    from interpreter import ALLOWED, check, error, gradient_config
 
-    def check(c: dict, q, expected, out, lse) -> None:
-        wanted, wanted_lse = expected
-        seen = torch.isfinite(wanted_lse)
-        assert out.dtype == q.dtype and out.shape == wanted.shape and lse.dtype == torch.float32
-        assert error(out, wanted) < ALLOWED[c["dtype"]]
-        assert torch.equal(torch.isneginf(lse), ~seen)
-        assert not seen.any() or (lse - wanted_lse)[seen].abs().max() < 1e-4
-        assert (out[~seen.T] == 0).all()
-
-    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-    @pytest.mark.parametrize("changes", [*CORNERS, *sampled(6)], ids=lambda c: "-".join(map(str, c.values())))
+    @tried([*CORNERS, *drawn(FEATURES, 6, seed=1)])
     def test_forward(changes, monkeypatch):
         from registry import attention_varlen
         from registry.ops.attention_varlen.lengths import LENGTHS
@@ -191,27 +146,22 @@ if INTERPRETED:
         expected = attention_varlen.reference(*tensors, **given, **features(c), return_lse=True)
         config = dict(BLOCK_M=c["m"], BLOCK_N=c["n"], num_warps=4, num_stages=c["stages"])
         found = host.PREFILL.run(*tensors, config=config, return_lse=True, **given, **features(c))
-        check(c, tensors[0], expected, *found)
+        check(*found, *expected, c["dtype"])
         config |= {"PER_SM": c["programs"], "LEAST": c["least"]}
         out = torch.empty_like(expected[0], dtype=c["dtype"]).fill_(float("nan"))
         split, lse = host.SPLIT.run(*tensors, config=config, return_lse=True, out=out, **given, **features(c))
         assert split is out
-        check(c, tensors[0], expected, split, lse)
+        check(split, lse, *expected, c["dtype"])
         for tensor, was in zip(tensors, before, strict=True):
             assert torch.equal(tensor.float().nan_to_num(9e9), was.float().nan_to_num(9e9)), "an input was modified"
         assert not LENGTHS.taken()
 
-    @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-    @pytest.mark.parametrize(
-        "changes",
-        [*PACKED_CORNERS, *({**c, "kv": "packed"} for c in sampled(3))],
-        ids=lambda c: "-".join(map(str, c.values())),
-    )
+    @tried([*PACKED_CORNERS, *drawn({**FEATURES, "kv": ["packed"]}, 3, seed=1)])
     def test_backward(changes):
         from registry import attention_varlen
         from registry.plugins.triton_varlen import host
 
-        c = {**BASE, "split": False, "dlse": False, **changes, "kv": "packed"}
+        c = {**BASE, **changes, "kv": "packed"}
         tensors, given = made(c)
         leaves = [t.double().requires_grad_() for t in tensors]
         sinks = given.pop("sinks", None)

@@ -26,14 +26,7 @@ ROLES = {0: "consumer 0", 4: "consumer 1", 8: "consumer 2", 14: "producer"}
 def event(name, begin, end, warp=0, block=0, kernel="k"):
     """As Proton writes it."""
     place = {"pid": f"{kernel} Core7 CTA{block}", "tid": f"warp {warp} (line 0)", "cat": kernel}
-    return {
-        "ph": "X",
-        "name": name,
-        "ts": begin / 1e3,
-        "dur": (end - begin) / 1e3,
-        "args": {"Frequency (MHz)": 1000.0},
-        **place,
-    }
+    return dict(ph="X", name=name, ts=begin / 1e3, dur=(end - begin) / 1e3, args={"Frequency (MHz)": 1000.0}, **place)
 
 
 MADE_UP = [

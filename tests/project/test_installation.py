@@ -42,7 +42,8 @@ def make_sdist(out):
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes(b"" if name.endswith(".jsonl") else (ROOT / name).read_bytes())
-    printed(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", out, copy)
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    printed(forked.REAL, "-c", build, out, cwd=copy)
     with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
         archive.extractall(out)
 

@@ -15,28 +15,11 @@ import registry
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    "version",
-    "installed",
-    "errors",
-    "notices",
-    "garbage",
-    "contract",
-    "hookspecs",
-    "toolbox",
-    "tables",
-    "dispatch",
-    "ops",
-    "tuning",
-    "report",
-    "profiling",
-    "testing",
-    "warming",
-    "doctor",
-    "pytest_plugin",
-    "cli",
+    *("version", "installed", "errors", "notices", "garbage"),
+    *("contract", "hookspecs", "toolbox", "tables", "dispatch", "ops", "tuning", "report", "profiling", "testing"),
+    *("warming", "doctor", "pytest_plugin", "cli"),
     "",  # registry/__init__.py, the front door
-    "compat",
-    "integrations",  # doors for other people's code
+    *("compat", "integrations"),  # doors for other people's code
 ]
 """The folders and files of the registry, those that need nothing first."""
 DOORS = ("compat", "integrations")

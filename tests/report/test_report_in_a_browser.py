@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import warnings
 from pathlib import Path
 
 import pytest
+import shared
 from browser import Browser
 from results_files import MACHINE, write
 from test_report import OTHER, SHAPE, TIMES, changed
@@ -30,20 +32,20 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def opened(browser, tmp_path_factory):
+def opened():
     """A page of raw results, some made up, compared with older ones and with a damaged file among them."""
-    folder = tmp_path_factory.mktemp("pages")
+    return shared.folder("pages", make_page) / "report.html"
+
+
+def make_page(folder):
     write(folder / "new" / "mine.jsonl", "attention", {**TIMES, **changed(1.4)})
     (folder / "new" / "cut.jsonl").write_text('{"kind": "run"')
     limits = {"machine": MACHINE, "limits": {"gbs": 4000, "tflops": {"bfloat16": 700}}}
-    import json
-
     (folder / "new" / "limits.json").write_text(json.dumps(limits))
     old = write(folder / "old.jsonl", "attention", TIMES)
-    names = ("attention_backward.jsonl", "warp_groups.jsonl", "call_overhead.json")
-    file = folder / "report.html"
-    file.write_text(page(read([folder / "new", *(RESULTS / name for name in names)]), read([old])), encoding="utf-8")
-    return file
+    names = ("older_attention_backward.jsonl", "warp_groups.jsonl", "call_overhead.json")
+    text = page(read([folder / "new", *(RESULTS / name for name in names)]), read([old]))
+    (folder / "report.html").write_text(text, encoding="utf-8")
 
 
 def show(browser, file, size=WIDE, dark=False):

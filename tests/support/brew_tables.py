@@ -8,13 +8,7 @@ from pathlib import Path
 from registry.tables import Field, Layer, TableSet, files_at, load_tables
 
 OPS = {
-    "brew": {
-        "dtype": Field("str", ("float16", "bfloat16")),
-        "cups": "int",
-        "strength": "float",
-        "hot": "bool",
-        "bean": "str",
-    },
+    "brew": dict(dtype=Field("str", ("float16", "bfloat16")), cups="int", strength="float", hot="bool", bean="str"),
     "brew_backward": {"cups": "int"},
 }
 ERRATUM = """errata:

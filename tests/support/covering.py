@@ -50,6 +50,11 @@ def all_of(problems: Iterable[Any], configs: Callable[[Any], Iterable[Any]]) -> 
     return [(problem, config) for problem in problems for config in configs(problem)]
 
 
+def first_of(variant: Any) -> Callable[[Any], list[Any]]:
+    """For `all_of`: the config that a variant puts first."""
+    return lambda problem: variant.legal_configs(problem)[:1]
+
+
 def named(rows: Iterable[Row]) -> list[Any]:
     """The builds of attentions as parameters of a test, by what makes them different."""
     found = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -110,66 +112,25 @@ def verdict(found: Any, returned: Any) -> Any:
 
 HOSTILE = st.sampled_from(
     [
-        None,
-        True,
-        -1,
-        0,
-        2**63,
-        -(2**63),
-        10**400,
-        1.5,
-        math.nan,
-        math.inf,
-        "",
-        "nonsense",
-        "\x1b[31m",
-        b"bytes",
-        [],
-        [2, 1],
-        (1, 2, 3),
-        (2**63, 2**63),
-        {"a": 1},
-        {1},
-        object,
-        1j,
-        torch.float64,
-        torch.int8,
-        "cpu",
-        np.ones((2, 3), np.float32),
-        np.int64(3),
-        np.bool_(True),
-        torch.tensor(1.0),
-        torch.tensor(True),
+        *(None, True, -1, 0, 2**63, -(2**63), 10**400, 1.5, math.nan, math.inf, 1j),
+        *("", "nonsense", "\x1b[31m", b"bytes", "cpu", object, torch.float64, torch.int8),
+        *([], [2, 1], (1, 2, 3), (2**63, 2**63), {"a": 1}, {1}),
+        *(np.ones((2, 3), np.float32), np.int64(3), np.bool_(True), torch.tensor(1.0), torch.tensor(True)),
     ]
 )
 TENSORS = st.sampled_from(
     [
-        lambda t: t.to("meta"),
-        lambda t: t.to_sparse(),
-        lambda t: t[..., :0],
-        lambda t: t[:0],
-        lambda t: t.flatten(),
-        lambda t: t[..., ::2],
-        lambda t: t.transpose(-1, -2),
+        *(methodcaller(name) for name in ("to_sparse", "to_mkldnn", "flatten", "tolist", "bool", "double", "half")),
+        *(methodcaller("to", kind) for kind in ("meta", torch.int8, torch.int64, torch.complex64, torch.float8_e4m3fn)),
+        *(itemgetter(part) for part in (None, slice(0), (..., slice(0)), (..., slice(None, None, 2)))),
+        *(methodcaller("transpose", -1, -2), methodcaller("flip", -1), operator.neg),
         lambda t: t.expand(2, *t.shape),
-        lambda t: t.to(torch.int64),
-        lambda t: t.to(torch.complex64),
-        lambda t: t.bool(),
-        lambda t: t.double(),
-        lambda t: t.half(),
         lambda t: torch.tensor(1.0),
         lambda t: t.as_strided(t.shape, (0,) * t.dim()),
         lambda t: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
         lambda t: torch.nn.Parameter(t.float()),
-        lambda t: t.tolist(),
         lambda t: t.numpy() if t.dtype is torch.float32 else None,
-        lambda t: t.to(torch.float8_e4m3fn),
-        lambda t: t.to(torch.int8),
-        lambda t: t.to_mkldnn(),
-        lambda t: t.flip(-1),
-        lambda t: -t,
         lambda t: t * 1000,
-        lambda t: t[None],
         lambda t: t[: max(t.shape[0] // 2, 1)],
     ]
 )

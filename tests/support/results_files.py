@@ -11,14 +11,7 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, digest
 from registry.tuning.journal import contestant_key
 
-MACHINE = {
-    "device": "NVIDIA H200",
-    "arch": "sm90",
-    "driver": "580.1",
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "date": "2026-01-02",
-}
+MACHINE = dict(device="NVIDIA H200", arch="sm90", driver="580.1", torch="2.11.0", triton="3.6.0", date="2026-01-02")
 Times = dict[str, list[tuple[dict[str, Any], list[float]]]]
 
 

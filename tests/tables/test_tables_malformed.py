@@ -32,13 +32,7 @@ def evidence(**changes: str) -> str:
 
 
 def erratum(**changes: str) -> str:
-    fields = {
-        "variant": "torch_cudnn",
-        "op": "attention",
-        "reason": "wrong",
-        "link": "https://example.org/1",
-        "severity": "crash",
-    }
+    fields = dict(variant="torch_cudnn", op="attention", reason="wrong", link="https://example.org/1", severity="crash")
     listed = "".join(f"  {key}: {value}\n" for key, value in {**fields, **changes}.items() if value)
     return f"errata:\n-\n{listed}"
 
@@ -291,29 +285,7 @@ def test_damaged_tables_raise_nothing_but_table_errors() -> None:
         evidence(runner_up="{variant: a, tflops: 1}") + "- " + GOOD[len(HEAD) + 2 :],
         erratum(when="{head_dim: 8..}"),
     ]
-    bits = [
-        "[",
-        "]",
-        "{",
-        "}",
-        ":",
-        "- ",
-        "\n",
-        "  ",
-        "&a ",
-        "*a",
-        "!!int ",
-        "|",
-        ">",
-        "'",
-        '"',
-        "\t",
-        "..",
-        "null",
-        "? ",
-        "---\n",
-        "é",
-    ]
+    bits = [*"[]{}:|>'\"\té", "- ", "\n", "  ", "&a ", "*a", "!!int ", "..", "null", "? ", "---\n"]
     chance = random.Random(0)
     failed = 0
     for _ in range(1500):

@@ -4,12 +4,22 @@ import functools
 import math
 import random
 
+import pytest
+
 from registry.tables.nearest import NEVER, Neighbours, Result, Shape
 from registry.tuning import trees as fitting
+from registry.tuning.boosting import Extent
 
 MANY = 400
 COORDINATES = ("size", "flag", "noise")
+EXTENTS = fitting.EXTENTS
 CONTESTANTS = (("even", {}), ("flagged", {}), ("rare", {}))
+
+
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch):
+    """As many as a flag and a size take."""
+    monkeypatch.setattr(fitting, "EXTENTS", ((10**9, Extent(trees=16, leaves=8, rate=0.3)),))
 
 
 def fitted_trees(coordinates, contestants, shapes, weights=None):
@@ -33,8 +43,9 @@ def told_of_a_flag_and_a_size():
     return fitted_trees(COORDINATES, CONTESTANTS, shapes(MANY, by_a_flag_and_a_size))
 
 
-def test_a_border_of_a_flag_and_a_size_is_found():
-    trees = told_of_a_flag_and_a_size()
+def test_a_border_of_a_flag_and_a_size_is_found(monkeypatch):
+    monkeypatch.setattr(fitting, "EXTENTS", EXTENTS)
+    trees = fitted_trees(COORDINATES, CONTESTANTS, shapes(MANY, by_a_flag_and_a_size))
     for size, flag, best in ((9.0, 1.0, "flagged"), (9.0, 0.0, "even"), (3.0, 1.0, "even"), (6.5, 1.0, "flagged")):
         lost = trees.lost(trees.at({"size": size, "flag": flag, "noise": 0.5}))
         assert lost[best] == 0.0 and max(lost.values()) > 0.15, (size, flag, lost)

@@ -16,27 +16,15 @@ from registry.ops.attention.op import attention, attention_backward
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.pieces import piece_bytes, sample
-from registry.ops.parts.tuning import PLAIN, Tuning
+from registry.ops.parts.tuning import PLAIN, Tuning, fields
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 
 BACKWARD_FACTOR = 2.5
 LSE_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
-FIELDS = {
-    "b": "batch",
-    "hq": "heads_q",
-    "hkv": "heads_kv",
-    "s": "seqlen_q",
-    "sk": "seqlen_k",
-    "d": "head_dim",
-    "dv": "head_dim_v",
-    "dtype": "dtype",
-    "layout": "layout",
-    "causal": "causal",
-    "window": "window",
-    "softcap": "softcap",
-    "ieee": "ieee",
-    "deterministic": "deterministic",
-}
+FIELDS = fields(
+    "b=batch hq=heads_q hkv=heads_kv s=seqlen_q sk=seqlen_k d=head_dim dv=head_dim_v dtype layout causal window "
+    "softcap ieee deterministic"
+)
 
 
 def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,36 +17,17 @@ from registry.ops.attention_varlen.draws import draw
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.masks import UNLIMITED, canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
-from registry.ops.parts.tuning import PLAIN, Tuning
+from registry.ops.parts.tuning import PLAIN, Tuning, fields
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 
 BACKWARD_FACTOR = 2.5
 LSE_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 INT8_SCALE = 1 / 48
-FIELDS = {
-    "b": "batch",
-    "hq": "heads_q",
-    "hkv": "heads_kv",
-    "sq": "max_seqlen_q",
-    "sk": "max_seqlen_k",
-    "t": "total_q",
-    "tk": "total_k",
-    "mix": "",
-    "d": "head_dim",
-    "dv": "head_dim_v",
-    "kv": "kv_layout",
-    "page": "page_size",
-    "kv_dtype": "kv_dtype",
-    "scales": "kv_scale",
-    "dtype": "dtype",
-    "causal": "causal",
-    "window": "window",
-    "softcap": "softcap",
-    "sinks": "sinks",
-    "alibi": "alibi",
-    "ieee": "ieee",
-    "deterministic": "deterministic",
-}
+FIELDS = fields(
+    "b=batch hq=heads_q hkv=heads_kv sq=max_seqlen_q sk=max_seqlen_k t=total_q tk=total_k mix= d=head_dim "
+    "dv=head_dim_v kv=kv_layout page=page_size kv_dtype scales=kv_scale dtype causal window softcap sinks alibi "
+    "ieee deterministic"
+)
 
 
 def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,28 +16,13 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import sample
 from registry.ops.parts.products import default_out_dtype
-from registry.ops.parts.tuning import PLAIN, Tuning
+from registry.ops.parts.tuning import PLAIN, Tuning, fields
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name
 
-FIELDS = {
-    "form": "form",
-    "e": "groups",
-    "m": "m",
-    "n": "n",
-    "k": "k",
-    "spread": "spread",
-    "layout": "layout",
-    "dtype": "dtype",
-    "out_dtype": "out_dtype",
-    "gather": "gather",
-    "bias": "bias",
-    "activation": "activation",
-    "gated": "gated",
-    "scaling": "scaling",
-    "ieee": "ieee",
-    "deterministic": "deterministic",
-}
+FIELDS = fields(
+    "form e=groups m n k spread layout dtype out_dtype gather bias activation gated scaling ieee deterministic"
+)
 
 
 def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,25 +13,11 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
 from registry.ops.parts.pieces import piece_bytes, sample
 from registry.ops.parts.products import default_out_dtype
-from registry.ops.parts.tuning import PLAIN, Tuning
+from registry.ops.parts.tuning import PLAIN, Tuning, fields
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype
 from registry.ops.tensors import dtype_name
 
-FIELDS = {
-    "m": "m",
-    "n": "n",
-    "k": "k",
-    "b": "batch",
-    "layout": "layout",
-    "dtype": "dtype",
-    "dtype_b": "dtype_b",
-    "out_dtype": "out_dtype",
-    "bias": "bias",
-    "activation": "activation",
-    "scaling": "scaling",
-    "ieee": "ieee",
-    "deterministic": "deterministic",
-}
+FIELDS = fields("m n k b=batch layout dtype dtype_b out_dtype bias activation scaling ieee deterministic")
 
 
 def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ PLAIN: Mapping[str, Any] = {"dtype": "bfloat16", "ieee": False, "deterministic":
 """Defaults that every op shares."""
 
 
+def fields(words: str) -> dict[str, str]:
+    """`Tuning.fields` of words that are fields themselves, and of others with theirs: "m n b=batch spread="."""
+    return {word: field if given else word for word, given, field in (one.partition("=") for one in words.split())}
+
+
 @dataclass(frozen=True)
 class Tuning:
     """An op's folder has one for each of its ops in tuning.py, by name in `BY_OP`."""

@@ -5,6 +5,7 @@ import random
 from functools import partial
 
 import torch
+from claims import HEADS, claimed
 
 from registry import Requires, Variant
 from registry.ops.attention.outputs import new_lse, new_out
@@ -64,21 +65,10 @@ VARIANT = Variant(
     run=attention,
     prepare=prepare,
     requires=Requires(
-        arch=("cpu",),
         dtypes=("float32", "bfloat16"),
-        head_dim=(16, 32),
-        head_dim_multiple=8,
-        head_dim_v=(16, 32),
-        head_dim_v_multiple=8,
         layouts=("bhsd", "bshd", "strided"),
-        causal=True,
-        window=True,
-        softcap=True,
-        lse=True,
-        gqa=True,
-        cross_length=True,
-        deterministic=True,
-        ieee=True,
+        **HEADS,
+        **claimed("causal window softcap lse gqa cross_length"),
     ),
     configs=[{"BLOCK_M": 128, "BLOCK_N": 128}, {"BLOCK_M": 64, "BLOCK_N": 96}],
 )

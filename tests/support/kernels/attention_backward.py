@@ -4,6 +4,7 @@ import math
 import random
 
 import torch
+from claims import HEADS, claimed
 
 from registry import Requires, Variant
 from registry.ops.attention.outputs import new_out
@@ -45,22 +46,10 @@ VARIANT = Variant(
     op="attention_backward",
     run=gradients,
     requires=Requires(
-        arch=("cpu",),
         dtypes=("float32", "bfloat16"),
-        head_dim=(16, 32),
-        head_dim_multiple=8,
-        head_dim_v=(16, 32),
-        head_dim_v_multiple=8,
         layouts=("bhsd", "bshd", "strided"),
-        causal=True,
-        window=True,
-        softcap=True,
-        lse=True,
-        gqa=True,
-        cross_length=True,
-        grad_lse=True,
-        deterministic=True,
-        ieee=True,
+        **HEADS,
+        **claimed("causal window softcap lse gqa cross_length grad_lse"),
     ),
 )
 __all__ = ["CALLS", "VARIANT", "random"]

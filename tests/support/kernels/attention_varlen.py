@@ -3,6 +3,7 @@
 import math
 
 import torch
+from claims import HEADS, claimed
 
 from registry import Requires, Variant
 from registry.ops.attention_varlen.outputs import new_lse, new_out
@@ -71,27 +72,14 @@ VARIANT = Variant(
     op="attention_varlen",
     run=packed,
     requires=Requires(
-        arch=("cpu",),
         dtypes=("float32", "bfloat16"),
-        head_dim=(16, 32),
-        head_dim_multiple=8,
-        head_dim_v=(16, 32),
-        head_dim_v_multiple=8,
         kv_layouts=("packed", "cache", "paged"),
         page_size=(1, 256),
         kv_dtypes=("int8",),
         kv_scales=("tensor", "head", "token"),
         unit_inner_stride=False,
-        causal=True,
-        window=True,
-        softcap=True,
-        sinks=True,
-        alibi=True,
-        lse=True,
-        gqa=True,
-        out=True,
-        deterministic=True,
-        ieee=True,
+        **HEADS,
+        **claimed("causal window softcap sinks alibi lse gqa out"),
     ),
     configs=[{"BLOCK_M": 128}, {"BLOCK_M": 16}],
 )

@@ -1,6 +1,7 @@
 """Products of groups of rows, in torch: right, and small enough to be broken in every way that a kernel is."""
 
 import torch
+from claims import claimed
 
 from registry import Requires, Variant
 
@@ -36,16 +37,11 @@ VARIANT = Variant(
     op="grouped_mm",
     run=grouped,
     requires=Requires(
-        arch=("cpu",),
         dtypes=("float32", "bfloat16"),
         layouts=("nn", "nt", "strided"),
         forms=("rows",),
-        gather=True,
-        bias=True,
         activations=("relu", "silu"),
-        gated=True,
-        deterministic=True,
-        ieee=True,
+        **claimed("gather bias gated"),
     ),
     configs=[{"BLOCK": 64}, {"BLOCK": 16}],
 )

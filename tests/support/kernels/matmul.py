@@ -3,6 +3,7 @@
 import random
 
 import torch
+from claims import claimed
 
 from registry import Requires, Variant
 
@@ -49,17 +50,12 @@ VARIANT = Variant(
     run=matmul,
     prepare=prepare,
     requires=Requires(
-        arch=("cpu",),
         dtypes=("float32", "bfloat16", "int8"),
         out_dtypes=("float32",),
         layouts=("nn", "nt", "tn", "tt"),
-        batched=True,
-        bias=True,
         activations=("relu", "gelu"),
         scaling=("scalar", "rowwise"),
-        out=True,
-        deterministic=True,
-        ieee=True,
+        **claimed("batched bias out"),
     ),
     configs=[{"BLOCK": 128}, {"BLOCK": 96}],
 )
