@@ -103,9 +103,18 @@ class Advice:
 
     @functools.cached_property
     def _same(self) -> int | None:
-        """The place of the shape that counts as this problem, where one does."""
-        found = self.asked.found(self.here, 1, self.without, SAME)
-        return found[0][1] if found else None
+        """The place of the shape that counts as this problem, where one does: in all coordinates, those too that weigh
+        nothing between different sizes (the number of bits, say)."""
+        asked = self.asked
+        wanted = [self.likeness.get(name, 0.0) for name in asked.names]
+        for count in (1, COUNT):  # mostly there is none, or it is the first
+            found = asked.found(self.here, count, self.without, SAME)
+            for _, place in found:
+                if all(abs(a - b) <= SAME for a, b in zip(wanted, asked.shapes[place].point, strict=True)):
+                    return place
+            if len(found) < count:
+                break
+        return None
 
     @property
     def distance(self) -> float:
@@ -218,14 +227,14 @@ class Neighbours:
     """By variant, what ranks its configs; else the nearest do."""
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
-    _answers: dict[tuple[Point, Point], Advice] = field(init=False, default_factory=dict)
+    _answers: dict[Point, Advice] = field(init=False, default_factory=dict)
     """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
         self._used = [name for name in self.names if self.weights.get(name)]
         self._scale = [float(self.weights[name]) for name in self._used]
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
-        self._told = sorted({name for trees in every for name in trees.coordinates[: trees.shared]})
+        self._told = sorted({*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])})
 
     @functools.cached_property
     def _tree(self) -> Tree:
@@ -240,7 +249,7 @@ class Neighbours:
         here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
         if without is not None:
             return Advice(self, here, without, self._expected(likeness, without), likeness)
-        key = here, tuple([get(name, 0.0) for name in self._told])
+        key = tuple([get(name, 0.0) for name in self._told])
         found = self._answers.get(key)
         if found is None:
             if len(self._answers) >= ANSWERS:

@@ -107,6 +107,14 @@ def test_on_a_measured_shape_what_was_fastest_there_is_first():
     assert left_out.configs("ours", CONFIGS, None)[0] == CONFIGS[1]
 
 
+def test_a_measured_shape_that_differs_in_what_weighs_nothing_is_another():
+    shapes = [Shape((5,), (5.0, bits), (Result(fastest, 0.0, 0.0),)) for bits, fastest in ((4.0, 0), (3.0, 2))]
+    trees = {"ours": config_trees(SMALL_IS_FAST, PINGPONG_IS_SLOW)}
+    asked = Neighbours(("size", "bits"), {"size": 1.0}, CONTESTANTS, shapes, None, trees)
+    first = [asked.ask({"size": 5.0, "bits": bits}).configs("ours", CONFIGS, None)[0] for bits in (4.0, 3.0)]
+    assert first == [CONFIGS[0], CONFIGS[2]]
+
+
 def test_an_answer_is_kept_for_problems_that_lie_in_the_same_place_and_no_other():
     asked = neighbours(config_trees(SMALL_IS_FAST))
     near, same, other = (asked.ask({"size": size}) for size in (4.0, 4.0, 30.0))
