@@ -236,10 +236,12 @@ def test_the_page_of_raw_results_is_small_and_names_no_other_place(monkeypatch, 
 
 
 def test_a_page_that_grows_too_large_leaves_samples_of_slower_configs_out(read, monkeypatch):
-    found = read(*lines("attention", TIMES))
+    slow = {SHAPE: {"gluon_fa3": [(CONFIG, [1.0 + i / 100 for i in range(99)]), (WIDER, [0.8, 0.81, 0.79])]}}
+    found = read(*lines("attention", slow))
     whole = page(found)
     monkeypatch.setattr("registry.report.page.MOST_BYTES", len(whole.encode()) - 1)
     assert len(page(found)) < len(whole)
+    assert "fastest config only" in "".join(payload(found, None, "t", False)["notes"])
 
 
 def test_text_in_results_is_no_markup(read):
