@@ -38,10 +38,15 @@ from registry.tuning.measure import Effort, Sweep
 
 SITE = os.environ.get("PEERS_SITE") or os.environ.get("FA4_SITE", "")
 QUACK = (
-    (256, 128, False, 2, 1, False), (256, 192, False, 2, 1, False), (256, 208, False, 2, 1, False),
-    (128, 256, False, 2, 1, False), (128, 256, False, 1, 2, False), (128, 192, True, 2, 1, False),
-    (128, 208, True, 1, 2, False), (192, 128, True, 2, 1, False),
-)  # fmt: skip
+    (256, 128, False, 2, 1, False),
+    (256, 192, False, 2, 1, False),
+    (256, 208, False, 2, 1, False),
+    (128, 256, False, 2, 1, False),
+    (128, 256, False, 1, 2, False),
+    (128, 192, True, 2, 1, False),
+    (128, 208, True, 1, 2, False),
+    (192, 128, True, 2, 1, False),
+)
 """Rows, columns, ping-pong, cluster, and whether b's columns are the rows: of its tuner's 44."""
 QUACK_FEW = ((128, 128, True, 1, 2, True), (128, 192, True, 2, 1, False))
 """The same for few tiles."""
@@ -140,8 +145,13 @@ def compile_peers(found: dict[str, list[Case]]) -> list[Any]:
 
 
 def registry_variants() -> Iterator[Variant]:
-    anything = Requires(arch=("any",), dtypes=("bfloat16", "float8_e4m3fn"), layouts=("nt",), scaling=("rowwise",),
-                        out_dtypes=("bfloat16",))  # fmt: skip
+    anything = Requires(
+        arch=("any",),
+        dtypes=("bfloat16", "float8_e4m3fn"),
+        layouts=("nt",),
+        scaling=("rowwise",),
+        out_dtypes=("bfloat16",),
+    )
     yield Variant(DISPATCHED, op="matmul", run=dispatched, requires=anything)
     if SITE:
         use_site()

@@ -83,9 +83,19 @@ def _attention_backward(
 
 
 def _varlen(
-    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used: Any, table: Any, sinks: Any, alibi: Any, k_scale: Any,
-    v_scale: Any, *settings: Any,
-) -> _Rules:  # fmt: skip
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_k: Any,
+    used: Any,
+    table: Any,
+    sinks: Any,
+    alibi: Any,
+    k_scale: Any,
+    v_scale: Any,
+    *settings: Any,
+) -> _Rules:
     with_lse = settings[-2]
     lengths = [None if tensor is None else Replicate() for tensor in (cu_q, cu_k, used, table)]
 
@@ -105,9 +115,19 @@ def _varlen(
 
 
 def _varlen_backward(
-    grad_out: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, cu_q: Any, cu_k: Any, sinks: Any, alibi: Any,
-    grad_lse: Any, *settings: Any,
-) -> _Rules:  # fmt: skip
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_q: Any,
+    cu_k: Any,
+    sinks: Any,
+    alibi: Any,
+    grad_lse: Any,
+    *settings: Any,
+) -> _Rules:
     def rule(by_heads: bool) -> tuple[list[Any], list[Any]]:
         def at(dim: int, tensor: Any = q) -> Any:
             return None if tensor is None else Shard(dim) if by_heads else Replicate()

@@ -208,9 +208,15 @@ def _backward(tensors: Sequence[torch.Tensor], causal: bool, scale: float | None
 
 
 def cpu_forward(
-    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: Any = None, scale: float | None = None,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
     """aten::_scaled_dot_product_flash_attention_for_cpu, or None where torch must do it."""
     if _refused(query, key, dropout_p, is_causal, attn_mask):
         return None
@@ -218,9 +224,18 @@ def cpu_forward(
 
 
 def cpu_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, dropout_p: float, is_causal: bool, *,
-    attn_mask: Any = None, scale: float | None = None,
-) -> Any:  # fmt: skip
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward, or None."""
     if _refused(query, key, dropout_p, is_causal, attn_mask):
         return None
@@ -228,9 +243,15 @@ def cpu_backward(
 
 
 def cuda_forward(
-    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
-    *, scale: float | None = None,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
     """aten::_scaled_dot_product_flash_attention, or None where torch must do it."""
     if return_debug_mask or _refused(query, key, dropout_p, is_causal):
         return None
@@ -240,10 +261,23 @@ def cuda_forward(
 
 
 def cuda_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, cum_seq_k: Any,
-    max_q: int, max_k: int, dropout_p: float, is_causal: bool, philox_seed: Any, philox_offset: Any, *,
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Any,
+    philox_offset: Any,
+    *,
     scale: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """aten::_scaled_dot_product_flash_attention_backward, or None."""
     if _refused(query, key, dropout_p, is_causal):
         return None

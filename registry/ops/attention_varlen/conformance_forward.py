@@ -75,9 +75,23 @@ def _memory(requires: Requires) -> list[str]:
 class VarlenKit(AttentionLikeKit):
     call = attention_varlen
     claims = (
-        "dtype", "heads", "head_dim", "mask", "softcap", "sinks", "alibi", "lse", "kv_layout", "page_size", "quantised",
-        "out", "ieee", "deterministic", "grad_lse", "memory",
-    )  # fmt: skip
+        "dtype",
+        "heads",
+        "head_dim",
+        "mask",
+        "softcap",
+        "sinks",
+        "alibi",
+        "lse",
+        "kv_layout",
+        "page_size",
+        "quantised",
+        "out",
+        "ieee",
+        "deterministic",
+        "grad_lse",
+        "memory",
+    )
     self_explaining = ("dtype", "memory", "kv_layout")
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:

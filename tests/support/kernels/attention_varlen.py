@@ -29,9 +29,28 @@ def keys_of(x, scale, b, cu_seqlens_k, seqused_k, block_table):
 
 
 def packed(
-    q, k, v, *, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, max_seqlen_q, max_seqlen_k, k_scale, v_scale,
-    sinks, alibi_slopes, causal, window, softcap, return_lse, out, scale, config,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    *,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seqused_k,
+    block_table,
+    max_seqlen_q,
+    max_seqlen_k,
+    k_scale,
+    v_scale,
+    sinks,
+    alibi_slopes,
+    causal,
+    window,
+    softcap,
+    return_lse,
+    out,
+    scale,
+    config,
+):
     result, lse = new_out(q, v) if out is None else out, new_lse(q)
     left, right = window if window is not None else (-1, -1)
     group = q.shape[1] // k.shape[-2]
