@@ -11,7 +11,6 @@ Contestants are variants, the peers' own kernels and the dispatcher among them; 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
@@ -26,16 +25,19 @@ from registry.tuning.journal import CaseResults, Entry, Results
 ROWS = (129, 256, 37, 177, 72, 233, 7, 150, 3, 110, 200, 22, 1, 52, 90, 13)
 """In an order of which every beginning is a fair sample."""
 PROJECTIONS = (
+    # 8B: fused QKV, output, gate and up, down
     (6144, 4096),
     (4096, 4096),
     (28672, 4096),
-    (4096, 14336),  # 8B: fused QKV, output, gate and up, down
+    (4096, 14336),
+    # 27B
     (8192, 5376),
     (43008, 5376),
-    (5376, 21504),  # 27B
+    (5376, 21504),
+    # 70B
     (10240, 8192),
     (8192, 8192),
-    (8192, 28672),  # 70B
+    (8192, 28672),
 )
 SETS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "rows": tuple((m, n, k) for m in ROWS for n, k in PROJECTIONS),
@@ -173,13 +175,13 @@ def measured_in(all_results: Iterable[Results]) -> dict[str, list[tuple[Results,
 
 
 def product_cells(folder: Path) -> str:
-    """Markdown: dispatched and best over the peers, by all sweeps of each cell."""
-    number = re.compile(r"_(\d+)$")
-    files = sorted(folder.rglob("product_cells_*.jsonl"), key=lambda path: int(number.search(path.stem)[1]))  # type: ignore[index]
+    """Markdown: dispatched and best over the peers, by all sweeps of each cell on the device of the newest."""
+    files = sorted(folder.rglob("product_cells_*.jsonl"), key=lambda path: (len(path.stem), path.stem))  # 2 before 10
     every = [journal.read(path) for path in files]
     every = [results for results in every if results.cases]  # others are of an earlier form
     if not every:
         return ""
+    every = [results for results in every if results.machine["device"] == every[-1].machine["device"]]
     rows = [f"| {' | '.join(line)} |" for line in lines_of(cells(), measured_in(every))]
     head = [f"| cells | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
     return "\n".join([machine_of(every[-1]), "", *head, *rows])

@@ -7,6 +7,7 @@ import textwrap
 
 import measure_products
 import product_cells
+from results_files import lines
 
 from registry import Target
 
@@ -64,3 +65,13 @@ def test_cells_of_many_rows_and_of_few(tmp_path):
     assert len(failed) == 4 and sum("peer.deepgemm" in line and "error" in line for line in failed) == 2
     assert sum("peer.quack_coop" in line and "no quack" in line for line in failed) == 2
     assert said[-1] == "not reached: 0"
+
+
+def test_all_sweeps_of_a_cell_on_the_newest_device_count(tmp_path):
+    cell, device = "m=8192,n=8192,k=8192,layout=nt", {"device": "NVIDIA A100"}
+    for name, ours, machine in (("1", 0.1, device), ("2", 0.5, {}), ("10", 1.0, {}), ("new", 1.25, {})):
+        times = {"torch_matmul": [({}, [9.0, 1.0, 1.0])], "gluon_matmul_pairs": [({"PAIR": 1}, [1.0, ours, ours])]}
+        written = lines("matmul", {cell: times}, mode="graph", **machine)
+        (tmp_path / f"product_cells_{name}.jsonl").write_text("\n".join(written), encoding="utf-8")
+    (row,) = [line for line in product_cells.product_cells(tmp_path).splitlines() if line.startswith("| large")]
+    assert row.split(" | ")[5] == "1.000 / 1.000 (1)", "in the median of 2, 2, 1, 1, 0.8, 0.8; first rounds are cool"

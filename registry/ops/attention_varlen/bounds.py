@@ -49,29 +49,10 @@ def _hold_rising(cu_seqlens, held, batch, rows, longest, BAD: tl.constexpr, ABOV
 
 @triton.jit
 def _hold(
-    cu_q,
-    cu_k,
-    used,
-    table,
-    held_q,
-    held_k,
-    held_used,
-    held_table,
-    word,
-    batch,
-    rows_q,
-    rows_k,
-    most,
-    longest_q,
-    longest_k,
-    pages,
-    page,
-    width,
-    table_stride,
-    PACKED: tl.constexpr,
-    PAGED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    cu_q, cu_k, used, table, held_q, held_k, held_used, held_table, word,
+    batch, rows_q, rows_k, most, longest_q, longest_k, pages, page, width, table_stride,
+    PACKED: tl.constexpr, PAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Block 0 holds the lengths, the others the pages of one sequence each."""
     wrong = 0
     b = tl.program_id(0) - 1
