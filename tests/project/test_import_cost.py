@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import forked
 import pytest
 from ran import printed
 from slow_cores import slower_by
 
-pytestmark = pytest.mark.usefixtures("quick_python")
 LIMIT_MS = 60
 """On a core like that which budgets are set on."""
 RUNS, ATTEMPTS = 4, 10
@@ -39,8 +37,9 @@ def imports():
         return json.loads(printed(python, "-c", PROBE, env=environment))
 
     first = probe(forked.REAL)  # writes the bytecode
-    assert first[1] == probe(sys.executable)[1], "the same modules as in a Python of its own"
-    return lambda: probe(sys.executable)
+    quick = forked.python(early=True)
+    assert first[1] == probe(quick)[1], "the same modules as in a Python of its own"
+    return lambda: probe(quick)
 
 
 def test_import_is_cheap(imports):
@@ -67,4 +66,4 @@ def test_import_loads_no_triton_and_no_plugin(imports):
 )
 def test_modules_stay_light(module, heavy):
     code = f"import sys, {module}; print([m for m in sys.modules if m.startswith({heavy})])"
-    assert printed(sys.executable, "-c", code).strip() == "[]"
+    assert printed(forked.python(early=True), "-c", code).strip() == "[]"

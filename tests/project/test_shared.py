@@ -89,7 +89,7 @@ def state(pid):
 
 def test_without_a_session_or_a_way_to_reach_it_it_is_an_ordinary_python(tmp_path, monkeypatch):
     shim = tmp_path / "python"
-    shim.write_text(forked.SHIM.format(python=forked.REAL, path=str(tmp_path / "nobody")))
+    shim.write_text(forked.shim(str(tmp_path / "nobody")))
     shim.chmod(0o755)
     done = subprocess.run([shim, "-c", "import sys; print('torch' in sys.modules)"], capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -1,9 +1,10 @@
-"""A Python that has imported torch already: what tests start in a process of its own, without the seconds that takes.
+"""A Python that has imported torch and Triton already: what tests start as a process of its own, in no time.
 
 `python()` is an executable to be given to subprocess in place of sys.executable, for `-c`, `-m` or a script. It asks a
 process of this session, which has imported what takes long and nothing of ours, to copy itself (fork); the copy takes
 over directory, environment, search path and all open files, and ends as a Python of its own would. What ends the
-executable ends the copy. Where that process cannot be reached the executable becomes an ordinary Python.
+executable ends the copy. Where that process cannot be reached the executable becomes an ordinary Python. Who brings a
+Triton of its own, or may want the interpreter, which Triton asks about as it is imported, is a copy from before it was.
 
 Not for tests of what a start costs, of signals, or of settings that Python or torch read as they start.
 """
@@ -31,6 +32,17 @@ from typing import Any, NoReturn
 import shared
 
 HEAVY = ("torch", "numpy")
+LATER = (
+    "torch._dynamo",
+    "triton.experimental.gluon.language",
+    "yaml",
+    "msgspec",
+    "click",
+    "rich.console",
+    "rich.table",
+)
+DECIDING = [["-m", "pytest"], ["-m", "registry.testing"]]
+"""Who may ask for Triton's interpreter as they run, which has to be known before Triton is imported."""
 LONGEST_START_S = 60.0
 REAL = sys.executable
 """The Python of this process, whatever sys.executable is said to be by then."""
@@ -49,9 +61,12 @@ try:
                 fds.append(int(name))
         except OSError:
             pass
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    early = {early} or "TRITON_INTERPRET" in os.environ or argv[:2] in {deciding}
+    early = early or any(os.path.exists(f"{{folder}}/triton") for folder in folders)
     asked = json.dumps([argv, dict(os.environ), os.getcwd(), fds]).encode()
     server = socket.socket(socket.AF_UNIX)
-    server.connect({path!r})
+    server.connect({path!r} + (".early" if early else ""))
     server.sendmsg([len(asked).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
     server.sendall(asked)
 except (OSError, IndexError):
@@ -65,18 +80,26 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def python() -> str:
-    """The path of the executable. The first who asks starts the process to be copied."""
+def python(early: bool = False) -> str:
+    """The path of the executable, or of one that has imported torch and numpy alone.
+
+    The first who asks starts the processes to be copied.
+    """
     if shared.FOLDER not in os.environ or not hasattr(os, "pidfd_open") or len(REAL) > 100:
         return REAL
     folder = shared.folder("forked", _start)
-    return str(folder / "python")
+    return str(folder / ("early" if early else "python"))
+
+
+def shim(path: str, early: bool = False) -> str:
+    return SHIM.format(python=REAL, path=path, early=early, deciding=DECIDING)
 
 
 def _start(folder: Path) -> None:
     path, here = str(folder / "socket"), str(Path(__file__).parent)
-    (folder / "python").write_text(SHIM.format(python=REAL, path=path))
-    (folder / "python").chmod(0o755)
+    for name, early in (("python", False), ("early", True)):
+        (folder / name).write_text(shim(path, early))
+        (folder / name).chmod(0o755)
     plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     code = f"import sys; sys.path.insert(0, {here!r}); import forked; sys.path.remove({here!r}); forked.serve({path!r})"
     with open(folder / "log", "wb") as log:
@@ -90,15 +113,18 @@ def _start(folder: Path) -> None:
 def serve(path: str) -> None:
     """Copy this process for each that asks, until the one that started it has ended."""
     base = sys.path[1:]  # without the folder of `-c`
-    for name in HEAVY:
-        with contextlib.suppress(ImportError):
-            __import__(name)
     for name in ("forked", "shared"):
         sys.modules.pop(name, None)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _import(HEAVY)
+    parent = os.getppid()
+    if os.fork() == 0:
+        path, parent = f"{path}.early", os.getppid()
+    else:
+        _import(LATER)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    listener, parent = socket.socket(socket.AF_UNIX), os.getppid()
+    listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}.new")
     listener.listen(64)
     os.rename(f"{path}.new", path)
@@ -110,6 +136,12 @@ def serve(path: str) -> None:
             listener.close()
             _keep(asking, base)
         asking.close()
+
+
+def _import(names: tuple[str, ...]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):
+            __import__(name)
 
 
 def _keep(asking: socket.socket, base: list[str]) -> None:

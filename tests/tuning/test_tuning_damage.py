@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import forked
 import pytest
 from ran import gone
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
+import registry
 from registry.cli import FINDING, INTERRUPTED, main
 from registry.dispatch import in_force
 from registry.errors import InvalidArgument
@@ -159,10 +161,21 @@ def answerer():
 
 
 @pytest.fixture
-def odd_worker(tmp_path, monkeypatch):
+def without_torch(tmp_path, monkeypatch):
+    """Where `odd_worker` is, and of our package what any worker needs, which no torch is."""
     (tmp_path / "odd_worker.py").write_text(ODD_WORKER)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("__init__.py", "errors.py", "toolbox/__init__.py", "toolbox/compile_pool.py"):
+        part = tmp_path / "registry" / name
+        part.parent.mkdir(exist_ok=True)
+        part.write_bytes(b"" if part.stem == "__init__" else Path(registry.__path__[0], name).read_bytes())
     monkeypatch.setattr(sys, "executable", forked.REAL)  # about groups of processes
+    return tmp_path
+
+
+@pytest.fixture
+def odd_worker(without_torch, monkeypatch):
+    monkeypatch.syspath_prepend(str(without_torch))
+    monkeypatch.setattr(registry, "__path__", [str(without_torch / "registry")])
     with Child("odd_worker", {}) as child:
         yield child
 
@@ -176,6 +189,20 @@ def test_what_a_worker_started_ends_with_it(odd_worker, end):
         with pytest.raises(WorkerDied):
             odd_worker.ask({"do": end}, 0.5 if end == "hang" else 60)
     assert gone(pid)
+
+
+def test_a_worker_dies_with_its_parent(without_torch):
+    script = (
+        "import time\nfrom registry.toolbox.compile_pool import Child\n"
+        "c = Child('odd_worker', {})\nc.start()\nc.send({'do': 'hang'})\n"
+        "print(c._process.pid, flush=True)\ntime.sleep(99)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(without_torch)}
+    command = [forked.REAL, "-c", script]
+    with subprocess.Popen(command, cwd=without_torch, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    assert gone(worker), "the worker outlived its parent"
 
 
 def test_of_much_that_a_worker_prints_the_end_is_kept(odd_worker, monkeypatch):

@@ -1,6 +1,6 @@
 """The sweep: kernels that hang, fall or lie are left out and the rest is measured; a sweep that is killed goes on."""
 
-import json
+import os
 import pickle
 import signal
 import subprocess
@@ -8,10 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import forked
 import pytest
 import shared
-from ran import gone
 
 from registry.cli._sweep import report_lines
 from registry.ops.parts.cases import Case
@@ -124,12 +122,13 @@ def test_shapes_that_nothing_may_run_are_named(tmp_path, child):
 
 
 SCRIPT = """
-import sys
+import os, sys
 from pathlib import Path
 from registry.ops.parts.cases import Case
 from registry.tuning.measure import Effort, Sweep
 from registry.tuning.contestants import Selection
 case = Case.of("attention", hq=1, s=24, d=8, dtype="float32")
+print(os.getpid(), flush=True)
 effort = Effort(rounds=200, settle_ms=0.1, measure_ms=20.0)
 Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selection(("torch_*",))).run()
 """
@@ -137,15 +136,16 @@ Sweep([case], Path(sys.argv[1]), device="cpu", effort=effort, selection=Selectio
 
 def test_a_killed_sweep_loses_at_most_one_turn_and_goes_on(tmp_path, child):
     path = tmp_path / "r.jsonl"
-    process = subprocess.Popen([forked.REAL, "-c", SCRIPT, str(path)])
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE, text=True)
+    pid = int(process.stdout.readline())
     try:
         deadline = time.monotonic() + 60
         while path.exists() < 1 or path.read_text().count('"sample"') < 5:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(pid, signal.SIGKILL)
+        process.communicate()
     seen = path.read_text().count('"sample"')
     (case,) = journal.read(path).cases.values()
     turns = sum(len(e.samples) for e in case.entries.values())
@@ -190,22 +190,6 @@ def test_results_of_two_machines_are_not_mixed(tmp_path, child):
         file.write("run", format=journal.FORMAT, machine=machine, mode="events")
     with pytest.raises(journal.ResultsError, match="mixes measurements"):
         sweep(path, child=child)
-
-
-def test_the_worker_dies_with_its_parent(tmp_path):
-    script = (
-        "import os, time\nfrom registry.tuning import worker\n"
-        f"c = worker.child('cpu', plugins=[{FAKES!r}])\nc.start()\nprint(c._process.pid, flush=True)\n"
-        f"c.ask({{'do': 'case', 'case': {json.dumps(ONE[0].data()).replace('true', 'True')}}}, 60)\n"
-        "c.send({'do': 'check', 'variant': 'fake.hangs', 'config': {}, 'key': 'x'})\n"
-        "print('sent', flush=True)\ntime.sleep(99)\n"
-    )
-    parent = subprocess.Popen([forked.REAL, "-c", script], stdout=subprocess.PIPE, text=True)
-    worker = int(parent.stdout.readline())
-    assert parent.stdout.readline().strip() == "sent"
-    parent.kill()
-    parent.wait()
-    assert gone(worker), "the worker outlived its parent"
 
 
 def test_a_worker_takes_nothing_from_the_working_directory(tmp_path, monkeypatch):
