@@ -83,22 +83,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The slowest tests first, so that no worker is left alone with one at the end.
 
     With --dist worksteal each worker begins with its own stretch of the list: each stretch gets its share of them.
+    Those that import what takes seconds, the same `together`, lie in one.
     """
     items[:] = again.chosen(items)
     if kept_builds.KEEPING in os.environ:
         items[:] = kept_builds.that_ask(items)
-    seconds = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
-    slow = sorted(seconds, key=lambda item: -seconds[item])  # type: ignore[arg-type]
-    rest = [item for item in items if item not in seconds]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    shares, rest = _shares(items, workers)
     ordered: list[pytest.Item] = []
-    for worker in range(workers):
-        stretch = len(items) * (worker + 1) // workers - len(ordered)
-        own = slow[worker::workers]
-        fill = max(0, stretch - len(own))
+    for worker, own in enumerate(shares):
+        fill = max(0, len(items) * (worker + 1) // workers - len(ordered) - len(own))
         ordered += own + rest[:fill]
         rest = rest[fill:]
     items[:] = ordered + rest
+
+
+def _shares(items: list[pytest.Item], workers: int) -> tuple[list[list[pytest.Item]], list[pytest.Item]]:
+    """(the slow tests of each worker, the others)."""
+    bundles: dict[object, list[tuple[float, pytest.Item]]] = {}
+    rest = []
+    for item in items:
+        if (mark := item.get_closest_marker("slow")) is None:
+            rest.append(item)
+        else:
+            bundles.setdefault(mark.kwargs.get("together", item), []).append((mark.args[0], item))
+    shares: list[list[tuple[float, pytest.Item]]] = [[] for _ in range(workers)]
+    for bundle in sorted(bundles.values(), key=_seconds, reverse=True):
+        min(shares, key=_seconds).extend(bundle)
+    return [[item for _, item in sorted(share, key=lambda one: -one[0])] for share in shares], rest
+
+
+def _seconds(share: list[tuple[float, pytest.Item]]) -> float:
+    return sum(seconds for seconds, _ in share)
 
 
 @pytest.fixture(autouse=True)

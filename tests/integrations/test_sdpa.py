@@ -141,7 +141,7 @@ def test_modules_of_torch_and_threads():
     assert set(recorder.counts) == {"attention"} and seen == [{}]
 
 
-@pytest.mark.slow(6)
+@pytest.mark.slow(2, together="inductor")
 def test_a_compiled_function():
     torch._dynamo.reset()
     qkv = [x.detach() for x in operands((2, 4, 6, 8), (2, 4, 6, 8))]

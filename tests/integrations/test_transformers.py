@@ -309,7 +309,7 @@ def test_masks_are_what_transformers_would_have_made(models):
     assert "padding=True" in repr(made[door.NAME])
 
 
-@pytest.mark.slow(5)
+@pytest.mark.slow(6, together="inductor")
 def test_a_model_compiles():
     packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]] * 2)
     padding = torch.tensor(PADDINGS["left"])

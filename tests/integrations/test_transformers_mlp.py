@@ -294,7 +294,7 @@ def test_autocast_and_fake_tensors_and_functional_calls():
     assert counted[0] == counted[1] == 2 * 14 * 32 * 48 * 3
 
 
-@pytest.mark.slow(9)
+@pytest.mark.slow(3, together="inductor")
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_fused_mlp_compiles_into_one_graph(grad):
     model = model_of()

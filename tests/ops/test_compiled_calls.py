@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import registry
 from registry.dispatch import compiled_calls, traced
 
-pytestmark = pytest.mark.slow(9)
+pytestmark = pytest.mark.slow(2, together="inductor")
 
 
 def attend(q, k, v, *, scale, causal, config):

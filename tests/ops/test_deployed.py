@@ -115,7 +115,7 @@ assert set(ran.counts) == set(sys.argv[3:]), ran.counts
 """
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(16, together="inductor")
 def test_a_compiled_package_runs_where_only_registry_was_imported(tmp_path):
     given = [tuple(torch.randn(1, 2, length, 8) for _ in range(3)) for length in (16, 40)]
     length = torch.export.Dim("length", min=2, max=512)

@@ -7,7 +7,7 @@ from test_compiled_calls import code_of
 import registry
 from registry.dispatch import traced
 
-pytestmark = pytest.mark.slow(4)
+pytestmark = pytest.mark.slow(2, together="inductor")
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ def op_calls(monkeypatch):
 # --- torch.compile: what each op promises of it, and of opcheck, is in the conformance kit ---------------------------
 
 
+@pytest.mark.slow(2, together="inductor")
 def test_compile_trains():
     torch._dynamo.reset()
 
@@ -146,6 +147,7 @@ def test_a_variant_of_the_backward_holds_around_the_whole_step(backend):
     assert (set(forward.counts["attention_backward"]) == {"torch_math_backward"}) == kept
 
 
+@pytest.mark.slow(2, together="inductor")
 def test_compile_matmul_trains():
     torch._dynamo.reset()
 
