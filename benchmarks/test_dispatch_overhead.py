@@ -57,12 +57,13 @@ def best_us(*functions, number=500, repeat=200):
     return [min(taken) / number * 1e6 for taken in zip(*runs, strict=True)]
 
 
-def check_budget(budget, taken, attempts=5):
+def check_budget(budget, taken, attempts=9):
     """The gate: what `taken` gives, in microseconds, must once be within the budget. A core that is slower than the one
-    the budget was set on, or shared, gets as much more."""
+    the budget was set on, or shared, gets as much more: whether before or after, for that changes by the second."""
+    slower = slower_by()
     for _ in range(attempts):
-        found, slower = taken(), slower_by()
-        if found / slower < budget:
+        before, found, slower = slower, taken(), slower_by()
+        if found / max(before, slower) < budget:
             return
     pytest.fail(f"{found:.2f} us on a core {slower:.2f} times as slow as that of the budget")
 
@@ -178,7 +179,7 @@ def test_a_grown_length_is_launched_within_its_budget(variant, monkeypatch, gpu)
             taken, warm = best_us(grown, seen, number=12, repeat=120)
             return taken - warm
 
-        check_budget(LAUNCHED_US, beyond_a_warm_call, attempts=9)
+        check_budget(LAUNCHED_US, beyond_a_warm_call)
 
 
 def resident_mib():

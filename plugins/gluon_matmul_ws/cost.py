@@ -6,7 +6,9 @@ the first config does (3.7% off the fastest of all variants in the mean, not 2.5
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -59,7 +61,15 @@ def itemsize(dtype: str) -> int:
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    return _streaming(problem, config) if few(problem) else _rounds(problem, config)
+    return cost_of(problem)(config)
+
+
+def cost_of(problem: Any) -> Callable[[Mapping[str, Any]], float]:
+    """The cost of the configs of one problem, of which what is the same for all is worked out once."""
+    if few(problem):
+        return partial(_streaming, problem)
+    speeds = {tile[:3]: tile[4] for tile in tiles_for(problem)}
+    return partial(_rounds, problem, speeds, -(-problem.k * itemsize(problem.dtype) // 128))
 
 
 def few(problem: Any) -> bool:
@@ -86,17 +96,19 @@ def _sides(problem: Any, config: Mapping[str, Any]) -> tuple[int, int, int, int]
     return rows, columns, tiles, problem.target.sm_count or 132
 
 
+_shape = itemgetter("MODE", "BLOCK_M", "BLOCK_N", "SPLIT", "SPLIT_K")
+
+
 def _epilogue(problem: Any, area: int, tiles: float) -> float:
     return tiles * area * _EPILOGUE.get(problem.activation, 0.0)
 
 
-def _rounds(problem: Any, config: Mapping[str, Any]) -> float:
+def _rounds(problem: Any, speeds: Mapping[Any, float], blocks: int, config: Mapping[str, Any]) -> float:
     """Rounds over the chip times the time of a tile at full speed, and for split-K what writing, counting and adding up
     cost."""
-    mode, m, n, split, split_k = (config[name] for name in ("MODE", "BLOCK_M", "BLOCK_N", "SPLIT", "SPLIT_K"))
-    speed = next((tile[4] for tile in tiles_for(problem) if tile[:3] == (mode, m, n)), 0.8)
+    mode, m, n, split, split_k = _shape(config)
     rows, columns, tiles, count = _sides(problem, config)
-    blocks, block = -(-problem.k * itemsize(problem.dtype) // 128), m * n * 2.4e-5 / speed
+    block = m * n * 2.4e-5 / speeds.get((mode, m, n), 0.8)
     if split_k != 1:
         share = -(-blocks // split_k) if split_k else blocks * tiles / count
         found = share * block + 5 + (2 + (split_k or 2)) * m * n * 1e-4

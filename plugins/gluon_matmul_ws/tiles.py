@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from registry.plugins.gluon_matmul_ws import host
-from registry.plugins.gluon_matmul_ws.cost import cost, few, itemsize, tiles_for
+from registry.plugins.gluon_matmul_ws.cost import cost_of, few, itemsize, tiles_for
 
 HAND_OVER = 256
 """Bytes that barriers and the hand-over to the warp groups take."""
@@ -41,7 +41,7 @@ def config(
 def candidates(problem: Any, most: int = 8) -> list[dict[str, Any]]:
     """Every tile worth trying, best first."""
     found = _few(problem) if few(problem) else _many(problem)
-    return sorted(found, key=lambda config: cost(problem, config))[:most]
+    return sorted(found, key=cost_of(problem))[:most]
 
 
 def _many(problem: Any) -> Iterator[dict[str, Any]]:

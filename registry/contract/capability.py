@@ -165,19 +165,29 @@ def _rules_of(kind: type[Problem]) -> list[tuple[Rule, str, Query]]:
 
 def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
     """Every reason why this config may not run a problem that `reasons_against` lets through."""
-    found: list[Reason] = []
+    return [*_budget_reasons(requires, problem, config), *_rule_reasons(requires, problem, config)]
+
+
+def config_meets(requires: Requires, problem: Problem, config: Config) -> bool:
+    """Whether `config_reasons` is empty, told by the first reason; a budget takes longer to work out than a rule."""
+    ways = (_rule_reasons, _budget_reasons)
+    return all(next(reasons(requires, problem, config), None) is None for reasons in ways)
+
+
+def _budget_reasons(requires: Requires, problem: Problem, config: Config) -> Iterator[Reason]:
     target = problem.target
     for name, allowed in (("shared_memory", target.shared_memory), ("registers", target.registers)):
         budget: Budget | None = getattr(requires, name)
         if budget is not None and (need := budget(problem, config)) > allowed:
             fix = "use a smaller tile or fewer stages"
-            found.append(Reason("resources", name, need, f"<= {allowed} on {target.name}", fix))
-    if requires.rule is not None:
-        for reason in requires.rule(problem, config):
-            if not isinstance(reason, Reason):
-                raise DeclarationError(f"Requires.rule: got {type(reason).__name__}; allowed: Reasons")
-            found.append(reason)
-    return found
+            yield Reason("resources", name, need, f"<= {allowed} on {target.name}", fix)
+
+
+def _rule_reasons(requires: Requires, problem: Problem, config: Config) -> Iterator[Reason]:
+    for reason in requires.rule(problem, config) if requires.rule is not None else ():
+        if not isinstance(reason, Reason):
+            raise DeclarationError(f"Requires.rule: got {type(reason).__name__}; allowed: Reasons")
+        yield reason
 
 
 @functools.cache

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.contract.capability import Config, Design, Reason, Requires, config_reasons, meets, reasons_against
+from registry.contract.capability import (
+    Config,
+    Design,
+    Reason,
+    Requires,
+    config_meets,
+    config_reasons,
+    meets,
+    reasons_against,
+)
 from registry.contract.noted import noting
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError
@@ -127,7 +136,7 @@ class Variant:
         if order is not None:
             configs = self._ordered(problem, configs, order)
         for config in configs:
-            if not config_reasons(self.requires, problem, config):
+            if config_meets(self.requires, problem, config):
                 self._check_config(config)
                 return config
         return None

@@ -105,7 +105,7 @@ def nearest(tree: Tree, here: Point, count: int, within: float = math.inf) -> Fo
 def reaches(tree: Tree, here: Point, within: float) -> bool:
     """Whether any point is nearer than this: the first that is will do."""
     if isinstance(tree, Leaf):
-        return any(math.dist(point, here) < within for point in tree.points)
+        return any(map(within.__gt__, map(math.dist, tree.points, itertools.repeat(here))))
     axis, low, high, below, above = tree
     at = here[axis]
     near, far, away = (below, above, high - at) if at - low <= high - at else (above, below, at - low)
