@@ -19,9 +19,6 @@ from registry.tables.trees import OWN, Trees
 Config = Mapping[str, Any]
 ASKED = 8
 """Configs that the trees are asked about: those that the variant would try first."""
-WORTH = 1.3
-"""Those among them that it guesses to take this many times as long as the best are not worth asking about: shapes left
-out lose by their configs what they lose without this limit (1.93% by attention's), and a decision takes less."""
 PLACE, GUESS = OWN + "place", OWN + "guess"
 
 
@@ -88,12 +85,11 @@ class ConfigTrees:
         """That which is expected to be fastest first; with `unseen`, the place of a measured shape, as if it were
         not."""
         order = own_order(configs, cost)
-        sums, limit = self.trees.sums, WORTH * order[0][1]
-        asked = [pair for pair in order[:ASKED] if pair[1] <= limit]
+        asked, total = order[:ASKED], self.trees.total
         here = self.trees.at(likeness)[: self.trees.shared]
         expected = [
-            (math.exp(sums(here + told, unseen)[0]) * guess, config)
+            (math.exp(total(here + told, unseen)) * guess, config)
             for told, (config, guess) in zip(self.told(asked), asked, strict=True)
         ]
         expected.sort(key=lambda pair: pair[0])
-        return [config for _, config in expected] + [config for config, _ in order[len(asked) :]]
+        return [config for _, config in expected] + [config for config, _ in order[ASKED:]]

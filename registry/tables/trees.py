@@ -47,11 +47,23 @@ class Trees:
         """What the leaves add up to; with `unseen`, the place of a measured shape, those of the part that has not seen
         it."""
         reached = []
-        for tree in self.parts[0 if unseen is None else 1 + unseen % (len(self.parts) - 1)]:
+        for tree in self._part(unseen):
             while (place := tree[0]) >= 0:
                 tree = tree[2] if here[place] < tree[1] else tree[3]
             reached.append(tree[1])
         return list(map(sum, zip(*reached, strict=True)))
+
+    def total(self, here: Sequence[float], unseen: int | None = None) -> float:
+        """Their only sum, where they are of one variant: it is asked about each of its configs, so this is quick."""
+        found = 0.0
+        for tree in self._part(unseen):
+            while (place := tree[0]) >= 0:
+                tree = tree[2] if here[place] < tree[1] else tree[3]
+            found += tree[1][0]
+        return found
+
+    def _part(self, unseen: int | None) -> tuple[Tree, ...]:
+        return self.parts[0 if unseen is None else 1 + unseen % (len(self.parts) - 1)]
 
     def lost(self, here: Sequence[float], unseen: int | None = None) -> dict[str, float]:
         """What each variant is expected to lose to that which loses least."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import subprocess
 import sys
 
@@ -126,7 +127,8 @@ def test_a_compiled_package_runs_where_only_registry_was_imported(tmp_path):
     torch.save((given, [PACKAGED()(*inputs) for inputs in given]), tmp_path / "tensors.pt")
     ops = ["attention", "matmul"] if PACKAGED is Program else ["attention"]
     command = [sys.executable, "-c", LOADED, package, str(tmp_path / "tensors.pt"), *ops]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    unpacked_here = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=unpacked_here, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
