@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +41,9 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
     waiting = [function]
     while waiting:
         one = waiting.pop()
-        if getattr(one, "__module__", None) != "transformers.masking_utils" or not hasattr(one, "__code__"):
+        kind = _kinds().get(getattr(one, "__code__", None))
+        if kind is None:
             return None
-        kind = one.__qualname__.partition(".")[0]
         held = dict(zip(one.__code__.co_freevars, (c.cell_contents for c in one.__closure__ or ()), strict=True))
         if kind == "and_masks":
             waiting += held["mask_functions"]
@@ -63,6 +65,18 @@ def pattern_of(function: Callable[..., Any]) -> Pattern | None:
         elif kind != "bidirectional_mask_function":
             return None
     return Pattern(**found)
+
+
+@functools.cache
+def _kinds() -> dict[Any, str]:
+    """By its code, which function of transformers this is, or makes this. By name they cannot be told: where a graph
+    breaks, a function that is made anew has lost the name of that which made it (Python 3.10)."""
+    from transformers import masking_utils
+
+    functions = {n: inspect.unwrap(one) for n, one in vars(masking_utils).items() if inspect.isfunction(one)}
+    own = {n: one.__code__ for n, one in functions.items() if one.__module__ == masking_utils.__name__}
+    made = {inner: n for n, code in own.items() for inner in code.co_consts if inspect.iscode(inner)}
+    return made | {code: n for n, code in own.items()}
 
 
 def mask(*args: Any, **kwargs: Any) -> MaskMeaning:
