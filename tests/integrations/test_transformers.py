@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
@@ -271,6 +272,10 @@ def test_mask_functions_of_others_have_no_pattern():
         assert pattern_of(function) is None
     window = masks.and_masks(masks.sliding_window_overlay(4), masks.sliding_window_causal_mask_function(7))
     assert pattern_of(window) == Pattern(causal=True, left=3)
+    # As a graph that breaks on Python 3.10 makes it anew: without the name of that which made it.
+    nameless = types.FunctionType(window.__code__, {}, "inner", None, window.__closure__)
+    nameless.__qualname__, nameless.__module__ = "inner", None
+    assert pattern_of(nameless) == Pattern(causal=True, left=3)
 
 
 def test_dropout_of_weights():
