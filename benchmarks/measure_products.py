@@ -148,6 +148,7 @@ def registry_variants() -> Iterator[Variant]:
     anything = Requires(
         arch=("any",),
         dtypes=("bfloat16", "float8_e4m3fn"),
+        promoted=True,
         layouts=("nt",),
         scaling=("rowwise",),
         out_dtypes=("bfloat16",),

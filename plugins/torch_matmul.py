@@ -100,6 +100,7 @@ def registry_variants():
         arch=("any",),
         dtypes=("float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"),
         dtypes_b=("float8_e4m3fn", "float8_e5m2"),
+        promoted=True,
         out_dtypes=("float16", "bfloat16", "float32", "float64", "int32"),
         layouts=("nn", "nt", "tn", "tt", "strided"),
         batched=True,

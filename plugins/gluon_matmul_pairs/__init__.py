@@ -56,7 +56,7 @@ def _registers(problem: Any, config: Any) -> int:
 @hookimpl
 def registry_variants() -> list[Variant]:
     dtypes = (*HOPPER_ROWS["dtypes"], "float8_e4m3fn", "float8_e5m2")
-    claims = {**HOPPER_ROWS, "dtypes": dtypes, "scaling": ("scalar", "rowwise")}
+    claims = {**HOPPER_ROWS, "dtypes": dtypes, "promoted": True, "scaling": ("scalar", "rowwise")}
     requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule)
     return [
         host.HOST.variant(

@@ -206,6 +206,7 @@ def variant_of(product: Variant) -> Variant:
     requires = dataclasses.replace(
         product.requires,
         dtypes=("float16", "bfloat16"),
+        promoted=False,
         out_dtypes=("float16", "bfloat16", "float32"),
         base_alignment=1,
         stride_alignment=1,

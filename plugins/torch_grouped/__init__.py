@@ -126,6 +126,7 @@ def registry_variants():
     theirs = Requires(
         arch=("sm90", "sm100"),
         dtypes=("bfloat16", "float8_e4m3fn"),
+        promoted=True,
         out_dtypes=("bfloat16",),
         layouts=("nn", "nt", "tn", "tt"),
         unit_inner_stride=False,
@@ -138,6 +139,7 @@ def registry_variants():
     everything = Requires(
         arch=("any",),
         dtypes=("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+        promoted=True,
         out_dtypes=("float16", "bfloat16", "float32", "float64"),
         layouts=("nn", "nt", "tn", "tt", "strided"),
         ieee=True,

@@ -115,7 +115,7 @@ def configs(problem: Any) -> list[dict[str, int]]:
 def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm80+",),
-        **EVERYTHING | {"dtypes": ("float16", "bfloat16", "float32", "int8")},
+        **EVERYTHING | {"dtypes": ("float16", "bfloat16", "float32", "int8"), "promoted": False},
         unit_inner_stride=False,
         ieee=True,
         shared_memory=_shared_memory,

@@ -119,6 +119,7 @@ def registry_variants() -> list[Variant]:
     requires = Requires(
         arch=("sm80+",),
         dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"),
+        promoted=True,
         out_dtypes=("float16", "bfloat16", "float32"),
         forms=("rows", "batch", "inner"),
         layouts=("nn", "nt", "tn", "tt"),

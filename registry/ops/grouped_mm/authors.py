@@ -25,6 +25,8 @@ BY_OP = {
             "out_dtype": "the torch dtype of the result; without this claim it is the operands' (bfloat16 of fp8)",
         },
         notes=(
+            "`promoted`, asked of float8: tensor cores add it with 14 bits, so sums leave them for float32 every 128 "
+            "values of K (four wgmma) at the latest. The kit's float8 sums never cancel, so that it is seen.",
             "The order is: product, scales, bias, activation, gate, rounding.",
             "Group `g` has what lies from the end of the one before it (0 for the first) to `offs[g]`. Nobody has "
             "looked at offsets on a GPU: a kernel clamps each into the tensor and to no less than those before it "

@@ -18,9 +18,9 @@ from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Sample, Spec, unclaimed
 from registry.ops.parts.memory import Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, wanted_out_dtype
-from registry.ops.parts.products import activate
-from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, unpromoted, wanted_out_dtype
+from registry.ops.parts.products import FP8, activate
+from registry.ops.parts.rounding import as_multiplied, floor_of, of_one_sign, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
 SMALL = [
@@ -87,6 +87,7 @@ class GroupedMmKit(ProductKit):
             {**plain, "sizes": (64, 5000, 1032, 128), "form": "rows", "layout": "nt", "gated": False},
             {**plain, "sizes": (200, 5000, 520, 200), "form": "rows", "layout": "nn", "gated": True},
             {**plain, "sizes": (48, 640, 648, 5000), "form": "inner", "layout": "tn"},
+            {**plain, "sizes": (3, 300, 256, 4096), "form": "rows", "layout": "nt", "dtype": "float8_e4m3fn"},
         )
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
@@ -102,7 +103,7 @@ class GroupedMmKit(ProductKit):
         )
         found |= {form: {"form": form} for form in ("rows", "batch", "inner") if form not in requires.forms}
         found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
-        return found
+        return found | unpromoted(requires)
 
     def sensible(self, spec: Spec) -> bool:
         """Leaves out what the op refuses to anyone, and spreads that make no difference."""
@@ -178,7 +179,7 @@ class GroupedMmKit(ProductKit):
         elif activation:
             model = rounded_to(activate(model.to(kind), activation), out_dtype)
         slack = 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
-        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
+        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype, a.dtype)), out_dtype)]
 
 
 def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.Tensor | None) -> torch.Tensor:
@@ -202,7 +203,8 @@ def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, g
 
     for tensor in (a, b, given["bias"]):
         if tensor is not None:
-            tensor.copy_(normal(tuple(tensor.shape)))
+            values = normal(tuple(tensor.shape))
+            tensor.copy_(of_one_sign(values, -1 if tensor is a else -2) if tensor.dtype in FP8 else values)
     groups, m, _, k = spec["sizes"]
     for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
         if given[name] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from registry.contract.problem import OperandFact, Problem, fact, query
@@ -12,6 +12,7 @@ from registry.errors import InvalidArgument
 from registry.ops.grouped_mm.arguments import DTYPES, FLOATS, FORMS, MOST_GROUPS
 from registry.ops.parts.products import (
     ACTIVATIONS,
+    FP8_NAMES,
     LAYOUTS,
     alignment,
     check_activation,
@@ -62,10 +63,15 @@ class GroupedMmProblem(Problem):
     ieee: bool = query(
         "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
     )
+    promoted: bool = field(init=False, metadata=query("flag", claim="promoted", default=False).metadata)
+    """float8: sums leave the tensor cores' own adders for float32 every 128 values of K at the latest."""
     operands: tuple[OperandFact, ...] = query(alignment, claim="base_alignment", default=())
 
     spread: ClassVar[str] = "even"
     """How the sizes of the groups differ: what a made-up call says and no recorded one can tell."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "promoted", self.dtype in FP8_NAMES)
 
     def derived_facts(self) -> dict[str, Any]:
         return {"each": self.each, "pitch": self.pitch}

@@ -13,6 +13,7 @@ MAPS: dict[str, Any] = dict(
 )
 EVERYTHING: dict[str, Any] = dict(
     dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"),
+    promoted=True,
     layouts=("nn", "nt", "tn", "tt"),
     batched=True,
     bias=True,

@@ -14,9 +14,9 @@ from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Sample, Spec, unclaimed
 from registry.ops.parts.memory import Strides, dense_strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, wanted_out_dtype
+from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, unpromoted, wanted_out_dtype
 from registry.ops.parts.products import FP8, activate
-from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to, sum_eps
+from registry.ops.parts.rounding import as_multiplied, floor_of, of_one_sign, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
 
 SMALL = [
@@ -81,11 +81,9 @@ class MatmulKit(ProductKit):
     def crowded(self, size: Size) -> Sequence[Spec]:
         """Several tiles in each direction; on a GPU the large sizes are that."""
         plain: Spec = {"batch": 0, "shared": "", "memory": "dense"}
-        return (
-            ()
-            if size.large
-            else tuple({**plain, "sizes": sizes} for sizes in ((300, 400, size.long), (size.long, 150, 40)))
-        )
+        if size.large:  # with a sum of float8 that has to leave the tensor cores' adders
+            return ({**plain, "sizes": (384, 512, 4096), "dtype": "float8_e4m3fn", "layout": "nt"},)
+        return tuple({**plain, "sizes": sizes} for sizes in ((300, 400, size.long), (size.long, 150, 40)))
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         found = unclaimed(
@@ -99,6 +97,7 @@ class MatmulKit(ProductKit):
         found |= {f"{a} after the product": {"activation": a} for a in unfused}
         found |= {f"{s} scales": {"scaling": s} for s in ("scalar", "rowwise") if s not in requires.scaling}
         found |= {layout: {"layout": layout} for layout in LAYOUTS if layout not in requires.layouts}
+        found |= unpromoted(requires)
         floats = [dtype for dtype in requires.dtypes if dtype.startswith(("float", "bfloat"))]
         if floats and not requires.out_dtypes:
             found["out_dtype"] = {"dtype": floats[0], "out_dtype": "float64" if floats[0] != "float64" else "float32"}
@@ -176,11 +175,12 @@ class MatmulKit(ProductKit):
             model = rounded_to(activate(model.to(natural.dtype), given["activation"]), out_dtype)
         exact = out_dtype in (torch.int8, torch.int32)
         slack = 0.0 if exact else 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
-        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype)), out_dtype)]
+        return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype, a.dtype)), out_dtype)]
 
 
 def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator: torch.Generator, reach: int) -> None:
-    """Random values; those of int8 over its whole range, or as far as sums of their products can be held."""
+    """Random values; those of int8 over its whole range, or as far as sums of their products can be held; those of
+    float8 so that no sum cancels."""
 
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device=a.device, generator=generator)
@@ -191,6 +191,8 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
                 1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
             )
             values = normal(shape)
+            if tensor.dtype in FP8:
+                values = of_one_sign(values, -1 if tensor is a else -2)
             if tensor.dtype is torch.int8:
                 values = torch.randint(-reach, reach, shape, device=a.device, generator=generator)
             elif tensor.dtype is torch.int32:

@@ -13,6 +13,7 @@ from registry.ops.matmul.arguments import DTYPES, OUT_DTYPES
 from registry.ops.matmul.likeness import coordinates
 from registry.ops.parts.products import (
     ACTIVATIONS,
+    FP8_NAMES,
     LAYOUTS,
     alignment,
     check_activation,
@@ -53,10 +54,13 @@ class MatmulProblem(Problem):
         "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
     )
     batched: bool = field(init=False, metadata=query("flag", claim="batched", default=False).metadata)
+    promoted: bool = field(init=False, metadata=query("flag", claim="promoted", default=False).metadata)
+    """float8: sums leave the tensor cores' own adders for float32 every 128 values of K at the latest."""
     operands: tuple[OperandFact, ...] = query(alignment, claim="base_alignment", default=())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batched", self.batch != 1)
+        object.__setattr__(self, "promoted", self.dtype in FP8_NAMES)
 
     def likeness(self) -> dict[str, float]:
         return coordinates(self)

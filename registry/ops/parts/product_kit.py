@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.parts.kit import UNIT_BYTES, Kit, Results, Sample
+from registry.ops.parts.kit import UNIT_BYTES, Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides
-from registry.ops.parts.products import default_out_dtype
+from registry.ops.parts.products import FP8_NAMES, default_out_dtype
 
 LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
 
@@ -65,6 +65,12 @@ def matrix_strides(
         return (rows, columns), strides
     per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
     return (batch, rows, columns), (0 if shared else per_batch, *strides)
+
+
+def unpromoted(requires: Requires) -> dict[str, Spec]:
+    """float8 of a variant that does not say how it adds it up: outside of its claims."""
+    dtypes = [dtype for dtype in requires.dtypes if dtype in FP8_NAMES]
+    return {"float8 sums": {"dtype": dtypes[0]}} if dtypes and not requires.promoted else {}
 
 
 def wanted_out_dtype(spec: Mapping[str, Any]) -> torch.dtype:

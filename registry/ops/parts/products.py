@@ -13,6 +13,7 @@ from registry.errors import InvalidArgument, shown
 from registry.ops.tensors import check_tensor, dtype_name, is_its_own, known_dtype, overlap
 
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+FP8_NAMES = frozenset(map(dtype_name, FP8))
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """Whether a row ("n") or a column ("t") of each operand is contiguous."""
 
