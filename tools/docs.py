@@ -40,7 +40,8 @@ why. Which of the legal ones runs is ranked by the tables in `dispatch_tables/`.
 
 - **runs on**: `sm90` is exactly that architecture, `sm80+` that or any newer NVIDIA GPU.
 - **features**: `gqa` fewer key/value than query heads, `cross_length` queries and keys of different lengths, `lse`
-  returns the log-sum-exp, `ieee` float32 in full precision (others may use tf32).
+  returns the log-sum-exp, `ieee` float32 in full precision (others may use tf32),
+  `promoted` float8 summed in float32 every 128 values of K.
 - **memory**: the orders in which operands may lie, then the alignment of base addresses and of strides, in bytes.
 """
 
