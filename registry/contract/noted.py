@@ -7,13 +7,12 @@ sizes that meet all conditions take the same way through the same code, and so t
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 __all__ = ["Following", "Noted", "Notes", "Unnoted", "gcd", "noting"]
 
@@ -22,8 +21,8 @@ class Unnoted(Exception):
     """Something was asked of a size that cannot be noted."""
 
 
-LONGEST = 256
-"""Characters of the code of one number."""
+LONGEST = 40
+"""Steps in the code of one number."""
 
 _here = threading.local()
 
@@ -33,15 +32,23 @@ def noting() -> bool:
     return getattr(_here, "notes", None) is not None
 
 
+class _Condition(NamedTuple):
+    form: str
+    operands: tuple[Any, ...]
+    met: bool
+    """Whether it was, or was not."""
+    places: int
+
+
 class Notes:
     """The conditions of one question, noted inside of a `with` block."""
 
-    MOST = 1 << 14
-    """Characters; a question that asks more is not worth to be remembered so."""
+    MOST = 512
+    """Conditions; a question that asks more is not worth to be remembered so."""
 
     def __init__(self) -> None:
-        self._conditions: dict[str, None] = {}
-        self._length = 0
+        self._conditions: dict[Hashable, _Condition] = {}
+        self._made: dict[Hashable, Noted] = {}
         self.open = False
 
     def __enter__(self) -> Notes:
@@ -53,18 +60,71 @@ class Notes:
 
     def sizes(self, values: Iterable[int]) -> list[Noted]:
         """One for each of these values; `Following` takes others in the same order."""
-        return [Noted(value, f"x[{at}]", self) for at, value in enumerate(values)]
+        return [Noted(value, f"x[{at}]", (), 1 << at, 0, self) for at, value in enumerate(values)]
 
-    def keep(self, condition: str) -> None:
-        if self.open and condition not in self._conditions:
-            self._conditions[condition] = None
-            self._length += len(condition)
-            if self._length > self.MOST:
+    def keep(self, form: str, operands: tuple[Any, ...], met: bool) -> None:
+        """Note a condition, and whether it was met. Of several bounds of one number the tightest is kept."""
+        if not self.open:
+            return
+        tighter = _TIGHTER.get((form, met)) if type(operands[-1]) is not Noted else None
+        about: Hashable = (form, met, id(operands[0])) if tighter is not None else (form, *map(_known, operands))
+        there = self._conditions.get(about)
+        if there is None:
+            if len(self._conditions) >= self.MOST:
                 raise Unnoted("too much is asked of the sizes")
+        elif tighter is None or tighter(there.operands[1], operands[1]) == there.operands[1]:
+            return
+        self._conditions[about] = _Condition(form, operands, met, _places(operands))
+
+    def made(self, value: Any, form: str, *operands: Any) -> Any:
+        """A number that was worked out of these: one for all that are worked out so. After many steps the numbers
+        themselves are kept."""
+        about = (form, *map(_known, operands))
+        found = self._made.get(about)
+        if found is None:
+            steps = 1
+            for one in operands:
+                if type(one) is Noted:
+                    steps += one.steps
+            if steps > LONGEST:
+                for one in operands:
+                    if type(one) is Noted:
+                        one.plain()
+                return value
+            found = self._made[about] = Noted(value, form, operands, _places(operands), steps, self)
+        return found
 
     def following(self, at: tuple[int, ...], numbers: Sequence[Mapping[str, str]] = ()) -> Following:
         """What follows for other sizes than these, which the question was put with."""
-        return Following(at, tuple(self._conditions), numbers)
+        return Following(at, tuple(self._conditions.values()), numbers)
+
+
+def _known(operand: Any) -> Hashable:
+    """What tells an operand from others. A noted one is its own, and must not be asked whether it equals another."""
+    kind = type(operand)
+    return id(operand) if kind is Noted else (kind, operand)
+
+
+def _places(operands: Iterable[Any]) -> int:
+    """The sizes that these hang on, a bit for each."""
+    found = 0
+    for one in operands:
+        if type(one) is Noted:
+            found |= one.places
+    return found
+
+
+_TIGHTER: dict[tuple[str, bool], Callable[[Any, Any], Any]] = {
+    ("{} < {}", True): min,
+    ("{} <= {}", True): min,
+    ("{} > {}", False): min,
+    ("{} >= {}", False): min,
+    ("{} < {}", False): max,
+    ("{} <= {}", False): max,
+    ("{} > {}", True): max,
+    ("{} >= {}", True): max,
+}
+"""Of two numbers that something was compared with, the one whose answer holds the other's."""
 
 
 class Following:
@@ -74,49 +134,78 @@ class Following:
     hangs on these is asked again.
     """
 
-    OFTEN = 4
-    """How many sizes that differ in the same places it held for before code is written for them."""
-    MOST = 64
-    """Sets of places that are known; all are forgotten when there are more."""
+    MOST = 8
+    """Sets of places that have code of their own."""
 
-    def __init__(self, at: tuple[int, ...], conditions: Sequence[str], numbers: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self, at: tuple[int, ...], conditions: Sequence[_Condition], numbers: Sequence[Mapping[str, str]]
+    ) -> None:
         self.at, self._conditions, self._numbers = at, conditions, numbers
-        self._all = self._written(lambda code: True)
-        self._where: dict[tuple[int, ...], Any] = {}
+        self._where: dict[tuple[bool, ...], Any] = {}
 
     def of(self, sizes: tuple[int, ...]) -> tuple[dict[str, Any], ...] | None:
         """None where a condition fails. Else numbers, of which those may be left out that are as they were."""
-        where = tuple(itertools.compress(itertools.count(), map(operator.ne, sizes, self.at)))
-        written = self._where.get(where, 0)
+        where = tuple(map(operator.ne, sizes, self.at))
+        written = self._where.get(where)
+        if written is None:
+            written = self._written_for(where)
         try:
-            if type(written) is not int:
-                return written(sizes)  # type: ignore[no-any-return]
-            found = self._all(sizes)
+            return written(sizes)  # type: ignore[no-any-return]
         except ArithmeticError:
             return None
-        if found is not None:
-            self._count(where, written)
-        return found  # type: ignore[no-any-return]
 
-    def _count(self, where: tuple[int, ...], seen: int) -> None:
-        """One more that it held for."""
-        if seen < self.OFTEN:
-            if len(self._where) >= self.MOST:
-                self._where.clear()
-            self._where[where] = seen + 1
-            return
-        places = set(where)
-        self._where[where] = self._written(lambda code: not places.isdisjoint(map(int, _PLACE.findall(code))))
-
-    def _written(self, wanted: Callable[[str], bool]) -> Callable[[tuple[int, ...]], Any]:
-        groups = [{name: code for name, code in group.items() if wanted(code)} for group in self._numbers]
-        numbers = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
-        holds = " and ".join(filter(wanted, self._conditions)) or "True"
-        found: Callable[[tuple[int, ...]], Any] = compiled(f"({numbers}) if {holds} else None", {})
+    def _written_for(self, where: tuple[bool, ...]) -> Callable[[tuple[int, ...]], Any]:
+        if len(self._where) >= self.MOST:
+            where = (True,) * len(where)
+        found: Callable[[tuple[int, ...]], Any] | None = self._where.get(where)
+        if found is None:
+            found = self._where[where] = self._written(sum(1 << at for at, differs in enumerate(where) if differs))
         return found
+
+    def _written(self, differing: int) -> Callable[[tuple[int, ...]], Any]:
+        """Code for sizes that differ in these places: each number is worked out once, what is as it was not at all."""
+        lines: list[str] = []
+        names: dict[int, str] = {}
+
+        def text(one: Any) -> str:
+            if type(one) is not Noted:
+                return _literal(one)
+            if not one.places & differing and one.value == one.value:
+                return _literal(one.value)
+            if not one.operands:
+                return one.form
+            name = names.get(id(one))
+            if name is None:
+                worked_out = one.form.format(*map(text, one.operands))
+                name = names[id(one)] = f"y{len(names)}"
+                lines.append(f"{name} = {worked_out}")
+            return name
+
+        for one in self._conditions:
+            if one.places & differing:
+                asked = one.form.format(*map(text, one.operands))
+                lines.append(f"if {'not ' if one.met else ''}({asked}): return None")
+        groups = [
+            {
+                name: code
+                for name, code in group.items()
+                if any(differing >> int(place) & 1 for place in _PLACE.findall(code))
+            }
+            for group in self._numbers
+        ]
+        numbers = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
+        lines.append(f"return ({numbers})")
+        scope = dict(_FUNCTIONS)
+        exec("def following(x):\n " + "\n ".join(lines), scope)
+        written: Callable[[tuple[int, ...]], Any] = scope["following"]
+        return written
 
 
 _PLACE = re.compile(r"\bx\[(\d+)\]")
+
+
+def _literal(value: Any) -> str:
+    return f"({value!r})" if value < 0 else repr(value)
 
 
 def compiled(code: str, scope: dict[str, Any]) -> Any:
@@ -124,34 +213,35 @@ def compiled(code: str, scope: dict[str, Any]) -> Any:
     return eval(f"lambda x: {code}", {**_FUNCTIONS, **scope})
 
 
-_FUNCTIONS = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
+_FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
 
 
 class Noted:
-    """A number that is known, and the code that finds it from the sizes of the question. No int, so that nothing can
+    """A number that is known, and how it was worked out from the sizes of the question. No int, so that nothing can
     read it past the notes. After its question it is its value and no more: somebody's cache may have kept it."""
 
-    __slots__ = ("_notes", "code", "value")
+    __slots__ = ("_notes", "form", "operands", "places", "steps", "value")
 
-    def __init__(self, value: Any, code: str, notes: Notes) -> None:
-        self.value, self.code, self._notes = value, code, notes
+    def __init__(
+        self, value: Any, form: str, operands: tuple[Any, ...], places: int, steps: int, notes: Notes
+    ) -> None:
+        self.value, self.form, self.operands = value, form, operands
+        self.places, self.steps, self._notes = places, steps, notes
 
-    def _made(self, value: Any, code: str, other: Any = None) -> Any:
-        """What was worked out of this number (and another). After many steps the numbers themselves are kept."""
-        if len(code) <= LONGEST:
-            return Noted(value, code, self._notes)
-        for one in (self, other):
-            if type(one) is Noted:
-                one.plain()
-        return value
+    @property
+    def code(self) -> str:
+        """Code that finds it from the sizes."""
+        return self.form.format(*(one.code if type(one) is Noted else _literal(one) for one in self.operands))
 
     def plain(self) -> Any:
         """The number itself, which is now part of the answer."""
-        self._notes.keep(f"{self.code} == {self.value!r}")
+        if self.value != self.value:
+            raise Unnoted("no number")
+        self._notes.keep("{} == {}", (self, self.value), True)
         return self.value
 
     def __bool__(self) -> bool:
-        self._notes.keep(self.code if self.value else f"not {self.code}")
+        self._notes.keep("{}", (self,), bool(self.value))
         return bool(self.value)
 
     def __hash__(self) -> int:
@@ -176,29 +266,32 @@ class Noted:
         return f"Noted({self.value!r})"
 
     def __neg__(self) -> Any:
-        return self._made(-self.value, f"(-{self.code})")
+        return self._made(-self.value, "(-{})")
 
     def __abs__(self) -> Any:
-        return self._made(abs(self.value), f"abs({self.code})")
+        return self._made(abs(self.value), "abs({})")
 
     def __ceil__(self) -> Any:
-        return self._made(math.ceil(self.value), f"ceil({self.code})")
+        return self._made(math.ceil(self.value), "ceil({})")
 
     def __floor__(self) -> Any:
-        return self._made(math.floor(self.value), f"floor({self.code})")
+        return self._made(math.floor(self.value), "floor({})")
 
     def bit_length(self) -> Any:
-        return self._made(self.value.bit_length(), f"({self.code}).bit_length()")
+        return self._made(self.value.bit_length(), "({}).bit_length()")
 
     def bit_count(self) -> Any:
-        return self._made(self.value.bit_count(), f"({self.code}).bit_count()")
+        return self._made(self.value.bit_count(), "({}).bit_count()")
+
+    def _made(self, value: Any, form: str) -> Any:
+        return self._notes.made(value, form, self) if self._notes.open else value
 
 
-def _code(value: Any) -> str | None:
-    """The code of an operand; None for what is no number."""
+def _operand(value: Any) -> Any:
+    """What is noted of an operand; None for what is no number."""
     if type(value) is Noted:
-        return value.code if value._notes.open else repr(value.value)
-    return repr(value) if type(value) in (int, bool) or (type(value) is float and value == value) else None
+        return value if value._notes.open else value.value
+    return value if type(value) in (int, bool) or (type(value) is float and value == value) else None
 
 
 def gcd(*numbers: Any) -> int:
@@ -206,34 +299,40 @@ def gcd(*numbers: Any) -> int:
     found = math.gcd(*(one.value if type(one) is Noted else one for one in numbers))
     noted = next((one for one in numbers if type(one) is Noted), None)
     if noted is not None:
-        noted._notes.keep(f"gcd({', '.join(_code(one) or str(one) for one in numbers)}) == {found}")
+        form = f"gcd({', '.join('{}' for _ in numbers)}) == {found}"
+        noted._notes.keep(form, tuple(map(_operand, numbers)), True)
     return found
 
 
 def _arithmetic(symbol: str, how: Callable[[Any, Any], Any], turned: bool) -> Callable[[Noted, Any], Any]:
+    form = f"({{}} {symbol} {{}})"
+
     def work_out(self: Noted, other: Any) -> Any:
         if not self._notes.open:
             return how(other, self.value) if turned else how(self.value, other)
-        code = _code(other)
-        if code is None:
+        operand = _operand(other)
+        if operand is None:
             return NotImplemented
         value = other.value if type(other) is Noted else other
         if turned:
-            return self._made(how(value, self.value), f"({code} {symbol} {self.code})", other)
-        return self._made(how(self.value, value), f"({self.code} {symbol} {code})", other)
+            return self._notes.made(how(value, self.value), form, operand, self)
+        return self._notes.made(how(self.value, value), form, self, operand)
 
     return work_out
 
 
 def _comparison(symbol: str, how: Callable[[Any, Any], bool]) -> Callable[[Noted, Any], Any]:
+    form = f"{{}} {symbol} {{}}"
+
     def compare(self: Noted, other: Any) -> Any:
-        code = _code(other)
-        if code is None:
+        if not self._notes.open:
+            return how(self.value, other)
+        operand = _operand(other)
+        if operand is None:
             return NotImplemented
         result = how(self.value, other.value if type(other) is Noted else other)
-        if code != self.code and code != "inf":
-            condition = f"{self.code} {symbol} {code}"
-            self._notes.keep(condition if result else f"not {condition}")
+        if operand is not self and not (type(operand) is float and operand == math.inf):
+            self._notes.keep(form, (self, operand), result)
         return result
 
     return compare

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.noted import Following, Notes
 from registry.contract.problem import Problem
-from registry.dispatch.plan import device_of, finished
+from registry.dispatch.plan import device_of, finishing
 
 if TYPE_CHECKING:
     from registry.toolbox.resized import Resizing
@@ -64,15 +64,17 @@ class Launches:
 
 class _Known:
     def __init__(self, resizing: Resizing, following: Following, unclaimed: list[str]) -> None:
-        self.resizing, self.following = resizing, following
-        self._finish = functools.partial(finished, unclaimed=unclaimed)
+        self.resizing, self.following, self._unclaimed = resizing, following, unclaimed
+        self._finish: Callable[[Any], Any] | None = None
 
     def launch(self, tensor: Any, numbers: Any, in_full: Callable[[], Any]) -> Any:
         resizing = self.resizing
         if resizing.reference is None:
             with device_of(tensor):
                 resizing.bind()
-        return self._finish(resizing.resized(numbers, in_full), takes=resizing.reference)
+            self._finish = finishing(resizing.reference, self._unclaimed)
+        launch = resizing.resized(numbers, in_full)
+        return launch if self._finish is None else self._finish(launch)
 
 
 class Resized:

@@ -57,15 +57,18 @@ class LateLaunch:
         if self.prepared is None:
             with device_of(args[0]):
                 launch = self._prepare()
-            self.prepared = finished(launch, self._unclaimed)
+            finish = finishing(launch, self._unclaimed)
+            self.prepared = launch if finish is None else finish(launch)
         return self.prepared(*args, **kwargs)
 
 
-def finished(launch: Callable[..., Any], unclaimed: list[str], takes: Any = None) -> Callable[..., Any]:
-    """A prepared launch that takes all that the op's calls bring. What it takes is said by itself, or by `takes`."""
-    known = getattr(launch if takes is None else takes, "takes", ())
+def finishing(launch: Callable[..., Any], unclaimed: list[str]) -> Callable[[Any], Any] | None:
+    """What makes a prepared launch, and others like it, take all that the op's calls bring; None where they do."""
+    known = getattr(launch, "takes", ())
     drops = [keyword for keyword in unclaimed if keyword not in known]
-    return on_its_device(Dropping(launch, drops) if drops else launch)
+    if not drops:
+        return on_its_device if on_its_device(launch) is not launch else None
+    return lambda launch: on_its_device(Dropping(launch, drops))
 
 
 def settled(launch: Callable[..., Any]) -> Callable[..., Any]:

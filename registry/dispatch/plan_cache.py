@@ -203,20 +203,23 @@ class PlanCache:
 
     def by_facts(self, settings: Any, *tensors: Any, with_grad: bool = False) -> Plan:
         """The plan of a call that nobody else wants to see, such as one that comes from the torch op."""
-        facts: list[Any] = [settings, _scope().key, _deterministic(), with_grad]
+        kind: list[Any] = [settings, _scope().key, _deterministic(), with_grad]
+        sizes: list[int] = []
         try:
             for tensor in tensors:
                 if tensor is None:
-                    facts.append(None)
+                    kind.append(None)
                     continue
-                dtype = tensor.dtype
+                dtype, shape = tensor.dtype, tensor.shape
                 if dtype is _FLOAT32:
-                    facts.append(_precision())
+                    kind.append(_precision())
                 place = tensor.get_device()
                 if place < 0 and not tensor.is_cpu:
                     place = tensor.device  # numbers are compared ten times as fast, and tell what has kernels apart
-                facts.append((tensor.shape, tensor.stride(), dtype, place, tensor.data_ptr() & ALIGNED))
-            key = tuple(facts)
+                kind += (dtype, place, tensor.data_ptr() & ALIGNED, len(shape))
+                sizes += shape
+                sizes += tensor.stride()
+            key = tuple(kind), tuple(sizes)
             plan: Plan | None = self._get(key)
         except NOT_TENSORS:  # the checks name the argument; what passes them has no key to be kept under
             return self._make(settings, with_grad, tensors)
@@ -226,29 +229,21 @@ class PlanCache:
                 plan = self._get(key)
                 if plan is None:
                     forgotten = self._forgotten
-                    plan = self._new(key, settings, with_grad, tensors)
+                    plan = self._new(*key, settings, with_grad, tensors)
                     if self._forgotten == forgotten:  # what was asked on the way may have changed the variants
                         self._keep(key, plan, plan)
         return plan
 
-    def _new(self, key: tuple[Any, ...], settings: Any, with_grad: bool, tensors: tuple[Any, ...]) -> Plan:
+    def _new(
+        self, kind: Hashable, sizes: tuple[int, ...], settings: Any, with_grad: bool, tensors: tuple[Any, ...]
+    ) -> Plan:
         """A plan from those of calls that differ in sizes alone; else one that is made in full."""
         if self._alike is None:
             return self._make(settings, with_grad, tensors)
-        kind: list[Any] = []
-        sizes: tuple[int, ...] = ()
-        for fact in key:
-            if type(fact) is tuple and len(fact) == 5 and fact is not settings:
-                shape, strides, *rest = fact
-                sizes += (*shape, *strides)
-                kind.append((len(shape), *rest))
-            else:
-                kind.append(fact)
-        known = tuple(kind)
-        plan = self._alike.plan(known, sizes, with_grad)
+        plan = self._alike.plan(kind, sizes, with_grad)
         if plan is None:
             plan = self._make(settings, with_grad, tensors)
-            self._alike.decided(known, sizes, plan, settings, tensors)
+            self._alike.decided(kind, sizes, plan, settings, tensors)
         return plan
 
     def _add_guard(

@@ -173,15 +173,13 @@ class Op:
         """The plan of a decision that is known to be as for other sizes: made when it is asked for, as all that wants
         its Problem is. `launch` is None where it wants it too."""
 
-        def bind() -> Callable[..., Any]:
+        if launch is None:
             found = decision()
-            return self.bind(self.variants[found.variant], found.problem, found.config)
+            launch = self.bind(self.variants[found.variant], found.problem, found.config)
+        return Plan(decision, launch, functools.partial(self._replanned, decision, scope, with_grad), default, with_grad)
 
-        def replan() -> Plan:
-            return self._plan(decision().problem, scope, with_grad)
-
-        bound = bind() if launch is None else launch
-        return Plan(decision, bound, replan, default, with_grad)
+    def _replanned(self, decision: Callable[[], Decision], scope: Scope, with_grad: bool) -> Plan:
+        return self._plan(decision().problem, scope, with_grad)
 
     def launch_of_any_size(self, variant: Variant, noted: Problem, config: Config) -> Callable[..., Any] | None:
         """A launch that serves all sizes for which a decision holds, from a Problem of noted ones; None where there is

@@ -53,7 +53,7 @@ class _Form:
             template = launch.templates[parameter]
             if about is not None:
                 example = with_base(template, Address(0, launch.dtypes[parameter]))
-                scope[maps_name(at)] = maps_for(example, about, inside.encode)
+                scope[maps_name(at)] = maps_for(example, about, inside.encoder)
             for number, value in enumerate(inside.descriptor_rest(template, about)):
                 scope[rest_name(at, number)] = value
         return _in(scope, self.function)

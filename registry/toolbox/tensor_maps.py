@@ -52,26 +52,27 @@ class TensorMaps(dict[int, Any]):
     generation; what is asked for again moves back, the rest goes at the next change of generation.
     """
 
+    __slots__ = ("__weakref__", "_descriptor", "_encode", "_lock", "_old")
+
     def __init__(self, encode: Callable[[Any], Any], example: Any) -> None:
-        self._encode, self._address = encode, Address(0, example.base.dtype)
-        # one for all, changed and read under the lock
-        self._descriptor = with_base(without_base(example), self._address)
-        self._old: dict[int, Any] = {}
+        self._encode, self._old = encode, _NONE
+        # one for all addresses, changed and read under the lock
+        self._descriptor = with_base(without_base(example), Address(0, example.base.dtype))
         self._lock = threading.Lock()
 
     def resized(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMaps:
-        """Maps of the same blocks, of tensors of other sizes."""
+        """Maps of the same blocks, of tensors of other sizes. They share the lock: there are many of them."""
         found = TensorMaps.__new__(TensorMaps)
-        found._encode, found._old, found._lock = self._encode, {}, threading.Lock()
-        found._address = address = Address(0, self._address.dtype)
-        found._descriptor = with_base(self._descriptor, address, shape=shape, strides=strides)
+        found._encode, found._old, found._lock = self._encode, _NONE, self._lock
+        mine = self._descriptor
+        found._descriptor = with_base(mine, Address(0, mine.base.dtype), shape=shape, strides=strides)
         return found
 
     def __missing__(self, pointer: int) -> Any:
         with self._lock:
             found = self._old.pop(pointer, None)
             if found is None:
-                self._address.pointer = pointer
+                self._descriptor.base.pointer = pointer
                 found = self._encoded()
             if len(self) >= LIMIT:
                 self._old = dict(self)
@@ -92,27 +93,25 @@ class TensorMaps(dict[int, Any]):
         return self._encode(self._descriptor)
 
 
+_NONE: dict[int, Any] = {}
+"""An old generation before there is one; nobody adds to it."""
 _by_geometry: weakref.WeakValueDictionary[Any, TensorMaps] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def maps_for(descriptor: Any, metadata: Mapping[str, Any], encode: Callable[[Any, Any], Any]) -> TensorMaps:
+def maps_for(descriptor: Any, metadata: Mapping[str, Any], encoder: Callable[[Any, Any], Any]) -> TensorMaps:
     """The maps of this descriptor's geometry, shared by the kernels that read it so, and living as long as one of them.
 
-    `metadata` is what the compiled kernel says of the descriptor (swizzle, box ...); `encode(descriptor, metadata)`
-    makes a map.
+    `metadata` is what the compiled kernel says of the descriptor (swizzle, box ...); `encoder(descriptor, metadata)`
+    gives what makes the map of one like it.
     """
     key = geometry(descriptor, metadata)
     with _lock:
         found = _by_geometry.get(key)
         if found is None:
-            found = TensorMaps(functools.partial(_encoded_as, encode, metadata), descriptor)
+            found = TensorMaps(encoder(descriptor, metadata), descriptor)
             _by_geometry[key] = found
         return found
-
-
-def _encoded_as(encode: Callable[[Any, Any], Any], metadata: Mapping[str, Any], descriptor: Any) -> Any:
-    return encode(descriptor, metadata)
 
 
 def geometry(descriptor: Any, metadata: Any = None) -> Any:
@@ -184,5 +183,9 @@ def without_base(descriptor: Any) -> Any:
 def with_base(descriptor: Any, base: Any, **changes: Any) -> Any:
     """A copy over another base. Not `dataclasses.replace`: that would validate each time."""
     found = object.__new__(type(descriptor))
-    found.__dict__.update(vars(descriptor), base=base, **changes)
+    known = found.__dict__
+    known.update(descriptor.__dict__)
+    known["base"] = base
+    if changes:
+        known.update(changes)
     return found

@@ -70,14 +70,19 @@ class Internals:
     make_descriptor: Callable[[Any, Any], list[Any]]
     """`(descriptor, its compile-time metadata or None)` to what the C launcher takes for it."""
 
-    def encode(self, descriptor: Any, metadata: Any) -> Any:
-        """The tensor map of a descriptor."""
+    def encoder(self, descriptor: Any, metadata: Any) -> Callable[[Any], Any]:
+        """What makes the tensor map of a descriptor like this one."""
         if rounds_to_tf32(descriptor) and encoder_can_round() and not triton_rounds():
             metadata = {**metadata, "elem_type": _TFLOAT32}
         if (rows := rows_of_box(descriptor)) and encoder_can_box():
             *outer, _, columns = metadata["block_size"]
             metadata = {**metadata, "block_size": [*outer, rows, columns]}
-        return self.make_descriptor(descriptor, metadata)[0]
+        make = self.make_descriptor
+
+        def encoded(descriptor: Any) -> Any:
+            return make(descriptor, metadata)[0]
+
+        return encoded
 
     def descriptor_rest(self, descriptor: Any, metadata: Any) -> list[Any]:
         """What the C launcher takes after the tensor map (or after the address, where the kernel takes no map)."""
