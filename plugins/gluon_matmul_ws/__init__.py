@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.matmul.calls import MATMUL, int32_reasons
+from registry.ops.matmul.calls import int32_reasons
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
@@ -43,9 +43,9 @@ def _shared_memory(problem, config) -> int:
     """The ring, the buffers of C, and what the barriers (float32 may need more) and the hand-over to the warp groups
     take."""
     ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * itemsize(problem.dtype)
-    cfg = host.switches(problem, config, MATMUL.operands(problem))
-    buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * itemsize(problem.out_dtype)
-    return ring + buffers + (24 if problem.dtype == "float32" else 16) * cfg.STAGES + HAND_OVER
+    size = itemsize(problem.out_dtype)
+    buffers = 2 * config["STORES"] * host.rows_of_each(config) * host.columns_at_once(config, size) * size
+    return ring + buffers + (24 if problem.dtype == "float32" else 16) * config["STAGES"] + HAND_OVER
 
 
 def _registers(problem, config) -> int:

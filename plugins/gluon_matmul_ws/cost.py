@@ -6,8 +6,8 @@ the first config does (3.7% off the fastest of all variants in the mean, not 2.5
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -55,21 +55,23 @@ _EPILOGUE = {"gelu": 1.5e-4, "silu": 0.3e-4}
 """Microseconds for an element of a tile."""
 
 
+@functools.cache
 def itemsize(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize)
 
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    return cost_of(problem)(config)
+    return cost_of(problem)(*_shape(config), host.swapped(config))
 
 
-def cost_of(problem: Any) -> Callable[[Mapping[str, Any]], float]:
-    """The cost of the configs of one problem, of which what is the same for all is worked out once."""
+def cost_of(problem: Any) -> Callable[[str, int, int, int, int, bool], float]:
+    """The cost of MODE, BLOCK_M, BLOCK_N, SPLIT, SPLIT_K and SWAP for one problem, of which what is the same for all is
+    worked out once."""
     if few(problem):
-        return partial(_streaming, problem)
+        return functools.partial(_streaming, problem)
     speeds = {tile[:3]: tile[4] for tile in tiles_for(problem)}
-    return partial(_rounds, problem, speeds, -(-problem.k * itemsize(problem.dtype) // 128))
+    return functools.partial(_rounds, problem, speeds, -(-problem.k * itemsize(problem.dtype) // 128))
 
 
 def few(problem: Any) -> bool:
@@ -89,11 +91,10 @@ def _ragged(problem: Any) -> bool:
     return any(max(fact.strides[-2:]) * fact.itemsize % 128 for fact in problem.operands if 1 not in fact.shape[-2:])
 
 
-def _sides(problem: Any, config: Mapping[str, Any]) -> tuple[int, int, int, int]:
+def _sides(problem: Any, m: int, n: int, swap: bool) -> tuple[int, int, int, int]:
     """(rows and columns of what is multiplied, tiles, SMs)."""
-    rows, columns = (problem.n, problem.m) if host.swapped(config) else (problem.m, problem.n)
-    tiles = -(-rows // config["BLOCK_M"]) * -(-columns // config["BLOCK_N"]) * problem.batch
-    return rows, columns, tiles, problem.target.sm_count or 132
+    rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
+    return rows, columns, -(-rows // m) * -(-columns // n) * problem.batch, problem.target.sm_count or 132
 
 
 _shape = itemgetter("MODE", "BLOCK_M", "BLOCK_N", "SPLIT", "SPLIT_K")
@@ -103,11 +104,20 @@ def _epilogue(problem: Any, area: int, tiles: float) -> float:
     return tiles * area * _EPILOGUE.get(problem.activation, 0.0)
 
 
-def _rounds(problem: Any, speeds: Mapping[Any, float], blocks: int, config: Mapping[str, Any]) -> float:
+def _rounds(
+    problem: Any,
+    speeds: Mapping[Any, float],
+    blocks: int,
+    mode: str,
+    m: int,
+    n: int,
+    split: int,
+    split_k: int,
+    swap: bool,
+) -> float:
     """Rounds over the chip times the time of a tile at full speed, and for split-K what writing, counting and adding up
     cost."""
-    mode, m, n, split, split_k = _shape(config)
-    rows, columns, tiles, count = _sides(problem, config)
+    rows, columns, tiles, count = _sides(problem, m, n, swap)
     block = m * n * 2.4e-5 / speeds.get((mode, m, n), 0.8)
     if split_k != 1:
         share = -(-blocks // split_k) if split_k else blocks * tiles / count
@@ -130,11 +140,10 @@ _BLOCK, _BOX = 140.0, 1.7
 first config then misses by 1.1% in the mean, the best of four by 0.2%."""
 
 
-def _streaming(problem: Any, config: Mapping[str, Any]) -> float:
+def _streaming(problem: Any, mode: str, high: int, width: int, split: int, way: int, swap: bool) -> float:
     """Few rows: memory or the blocks of one SM, whichever is slower, and what adding up costs."""
-    high, width, split, way = (config[name] for name in ("BLOCK_M", "BLOCK_N", "SPLIT", "SPLIT_K"))
-    swap, coop, two = host.swapped(config), config["MODE"] == "coop", bool(host.split_n(width)[1])
-    _, _, tiles, count = _sides(problem, config)
+    coop, two = mode == "coop", bool(host.split_n(width)[1])
+    _, _, tiles, count = _sides(problem, high, width, swap)
     blocks, area, even = -(-problem.k // 64), high * width, tiles / count
     loaded = high + min(width, problem.m) if swap else width + -(-problem.m // -(-problem.m // high))
     boxes = 2 + 2 * coop + two

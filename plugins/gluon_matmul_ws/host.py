@@ -119,6 +119,17 @@ def _at_once(config: Mapping[str, Any]) -> int:
     return min(most, split_k(config) or 4)
 
 
+def rows_of_each(config: Mapping[str, Any]) -> int:
+    """Rows of a tile that one consumer has."""
+    return int(config["BLOCK_M"]) // (2 if config["MODE"] == "coop" else 1)
+
+
+def columns_at_once(config: Mapping[str, Any], item: int) -> int:
+    """Columns of a tile that are stored together, of elements of so many bytes."""
+    first, second = split_n(config["BLOCK_N"])
+    return min(128 // item, second or first // int(config["SPLIT"]))
+
+
 def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switches:
     """What this config means for a problem."""
     parts = 2 if config["MODE"] == "coop" else 1
@@ -128,7 +139,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
     split, out = config["SPLIT"], out_of(problem, given)
     return Switches(
         PARTS=parts,
-        GM=config["BLOCK_M"] // parts,
+        GM=rows_of_each(config),
         FEW=few,
         CUT=few > 0,
         N0=n0,
@@ -136,7 +147,7 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
         BK=config["BLOCK_K"],
         STAGES=config["STAGES"],
         STORES=config["STORES"],
-        EN=min(128 // out.dtype.itemsize, n1 or n0 // split),
+        EN=columns_at_once(config, out.dtype.itemsize),
         GROUP=config["GROUP"],
         SPLIT=split,
         SPLIT_K=split_k(config),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from registry.plugins.gluon_matmul_ws import host
 from registry.plugins.gluon_matmul_ws.cost import cost_of, few, itemsize, tiles_for
@@ -40,11 +40,26 @@ def config(
 
 def candidates(problem: Any, most: int = 8) -> list[dict[str, Any]]:
     """Every tile worth trying, best first."""
-    found = _few(problem) if few(problem) else _many(problem)
-    return sorted(found, key=cost_of(problem))[:most]
+    found, cost = _few(problem) if few(problem) else _many(problem), cost_of(problem)
+    best = sorted(found, key=lambda one: cost(one.mode, one.m, one.n, one.split, one.split_k, one.swap))[:most]
+    return [config(**one._asdict()) for one in best]
 
 
-def _many(problem: Any) -> Iterator[dict[str, Any]]:
+class _Tile(NamedTuple):
+    """What `config` is made of; most of these are dropped again."""
+
+    mode: str
+    m: int
+    n: int
+    stages: int
+    k: int = 64
+    split: int = 1
+    split_k: int = 1
+    stores: int = 2
+    swap: bool = False
+
+
+def _many(problem: Any) -> Iterator[_Tile]:
     size, count = itemsize(problem.dtype), problem.target.sm_count or 132
     blocks = -(-problem.k * size // 128)
     swap = size == 4 and _across(problem)
@@ -53,7 +68,7 @@ def _many(problem: Any) -> Iterator[dict[str, Any]]:
         tiles = -(-rows // m) * -(-columns // n) * problem.batch
         for split, split_k in _splits(mode, n, tiles, blocks, count, swap):
             stores = 1 if m == 256 else 2  # a stage more is worth it
-            yield config(mode, m, n, stages, 128 // size, split=split, split_k=split_k, stores=stores, swap=swap)
+            yield _Tile(mode, m, n, stages, 128 // size, split, split_k, stores, swap)
 
 
 def _across(problem: Any) -> bool:
@@ -82,7 +97,7 @@ _ROWS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 """Where columns of b are wgmma's rows. All are one or two powers of two."""
 
 
-def _few(problem: Any) -> Iterator[dict[str, Any]]:
+def _few(problem: Any) -> Iterator[_Tile]:
     """Weights come once, rows of a once for each tile: so tiles are as wide as lets them fill the chip, once."""
     blocks, count = -(-problem.k // 64), problem.target.sm_count or 132
     for mode, high, width, swap in _shapes(problem.m):
@@ -90,7 +105,7 @@ def _few(problem: Any) -> Iterator[dict[str, Any]]:
         rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
         tiles = -(-rows // high) * -(-columns // width) * problem.batch
         for split, way in _cuts(mode, width, swap, tiles, blocks, count) if stages > 2 else ():
-            yield config(mode, high, width, stages, split=split, split_k=way, swap=swap)
+            yield _Tile(mode, high, width, stages, split=split, split_k=way, swap=swap)
 
 
 def _shapes(m: int) -> Iterator[tuple[str, int, int, bool]]:

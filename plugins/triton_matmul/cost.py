@@ -8,7 +8,8 @@ than the best that was measured, in the mean (95th percentile about 30%); the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -69,11 +70,32 @@ _SHARED, _REGISTERS, _THREADS, _PROGRAMS = 227 << 10, 256 << 10, 2048, 32
 """What an SM has: bytes of shared memory and of registers, threads, programs at once."""
 
 
-def guess(problem: Any, run: int, x: int, y: int, block: int, warps: int, stages: int, split: int) -> float:
-    """Microseconds. `run`: bytes of the shorter of the operands' contiguous runs: 2, 4, 8 or 16."""
+def guesses(problem: Any, run: int) -> Callable[[int, int, int, int, int, int], float]:
+    """Microseconds that rows, columns and K of a tile, warps, stages and ranges of K take, for one problem: what is the
+    same for all is worked out once. `run`: bytes of the shorter of the operands' contiguous runs: 2, 4, 8 or 16."""
     speed, efficiency = (_WIDE, _EFFICIENCY) if run >= WIDE else (_NARROW, _EFFICIENCY_NARROW)
-    m, n, k, sms = problem.m, problem.n, problem.k, problem.target.sm_count or 132
-    programs = -(-m // x) * -(-n // y) * (problem.batch or 1) * split
+    m, n, k, z, sms = problem.m, problem.n, problem.k, problem.batch or 1, problem.target.sm_count or 132
+    moved = 2e-6 * (m * k + k * n + m * n) * z / speed.memory
+    layout = 1.0 + speed.b_along_k * (problem.layout[1] == "t") + speed.a_along_m * (problem.layout[0] == "t")
+    return functools.partial(_guess, speed, efficiency, (m, n, k, z, sms), run, layout, moved)
+
+
+def _guess(
+    speed: _Speed,
+    efficiency: Mapping[tuple[int, int], float],
+    sizes: tuple[int, int, int, int, int],
+    run: int,
+    layout: float,
+    moved: float,
+    x: int,
+    y: int,
+    block: int,
+    warps: int,
+    stages: int,
+    split: int,
+) -> float:
+    m, n, k, z, sms = sizes
+    programs = -(-m // x) * -(-n // y) * z * split
     blocks = -(-k // (block * split))
 
     ring = max((x + y) * block * 2 * max(stages - (x < 64), 1), x * y * 2) + 1024
@@ -82,7 +104,7 @@ def guess(problem: Any, run: int, x: int, y: int, block: int, warps: int, stages
     each = min(at_once, -(-programs // sms))  # programs of one SM
 
     products = 2e-6 * x * y * block * each / ((speed.wgmma if x >= 64 else speed.mma) * efficiency.get((x, y), 1.0))
-    products *= 1.0 + speed.b_along_k * (problem.layout[1] == "t") + speed.a_along_m * (problem.layout[0] == "t")
+    products *= layout
     loads = 2e-3 * (x + y) * block * each / speed.loads * speed.slower[run]
     alone = stages == 1 or run < 4  # the compiler has no copies of 2 bytes that could be in flight
     waits = speed.alone[run] * ((x + y) * block / 8192) ** 0.3 if alone else speed.ahead / (stages - 1)
@@ -90,7 +112,6 @@ def guess(problem: Any, run: int, x: int, y: int, block: int, warps: int, stages
 
     rounds = -(-programs // (sms * at_once))
     tile = speed.epilogue * x * y / 16384 * each + (speed.ragged if k % block else 0.0)
-    moved = 2e-6 * (m * k + k * n + m * n) * (problem.batch or 1) / speed.memory
     found = speed.start + max(rounds * (speed.round + blocks * step + tile), moved)
     if split > 1:
         found += speed.split + speed.part * split * x * y / 8192 * min(1.0, programs / sms)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import triton
-
-from registry.plugins.triton_matmul.cost import WIDE, guess
+from registry.plugins.triton_matmul.cost import WIDE, guesses
 
 Config = dict[str, int]
 
@@ -77,7 +75,8 @@ def ranked(problem: Any, run: int) -> list[Config]:
     """That which is expected to be fastest first; one that any GPU has shared memory for is among them. `run`: bytes of
     the shorter of the operands' contiguous runs."""
     run = min(run, 16)
-    found = sorted([(guess(problem, run, *config), config) for config in _listed(problem, run)])
+    guess = guesses(problem, run)
+    found = sorted([(guess(*config), config) for config in _listed(problem, run)])
     chosen = found[:MOST]
     if not any(x * y <= _SMALL for _, (x, y, *_) in chosen):
         chosen = [*chosen[:-1], *[one for one in found if one[1][0] * one[1][1] <= _SMALL][:1]]
@@ -87,7 +86,7 @@ def ranked(problem: Any, run: int) -> list[Config]:
 def _listed(problem: Any, run: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Rows, columns and K of a tile, warps, stages, ranges of K."""
     m, n, k, sms = problem.m, problem.n, problem.k, problem.target.sm_count or 132
-    rows, columns, block_of_k = (max(16, triton.next_power_of_2(size)) for size in (m, n, k))
+    rows, columns, block_of_k = (max(16, 1 << (size - 1).bit_length()) for size in (m, n, k))
     along_k = problem.layout[1] == "t"
     largest = _LARGEST // (2 if along_k else 1)  # it would spill in a tail of K, in an epilogue, and in short copies
     if k % 64 or problem.activation or run < 16:
@@ -110,5 +109,8 @@ def _listed(problem: Any, run: int) -> Iterator[tuple[int, int, int, int, int, i
         if x * y < 64 * 64 and tiles > ROUNDS * sms and min(m, n) > 64:
             continue
         most = min(32, max(1, -(-k // block) // 2))  # ranges of K, each two blocks long at least
-        for split in {1, *(min(most, max(1, part)) for part in (sms // tiles, sms // tiles // 2, 2 * sms // tiles))}:
-            yield x, y, block, warps, stages, split
+        yield x, y, block, warps, stages, 1
+        if most > 1 and tiles <= sms:
+            parts = sms // tiles, sms // tiles // 2, 2 * sms // tiles
+            for split in {min(most, max(1, part)) for part in parts} - {1}:
+                yield x, y, block, warps, stages, split

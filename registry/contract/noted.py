@@ -222,9 +222,7 @@ class Noted:
 
     __slots__ = ("_notes", "form", "operands", "places", "steps", "value")
 
-    def __init__(
-        self, value: Any, form: str, operands: tuple[Any, ...], places: int, steps: int, notes: Notes
-    ) -> None:
+    def __init__(self, value: Any, form: str, operands: tuple[Any, ...], places: int, steps: int, notes: Notes) -> None:
         self.value, self.form, self.operands = value, form, operands
         self.places, self.steps, self._notes = places, steps, notes
 

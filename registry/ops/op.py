@@ -176,7 +176,8 @@ class Op:
         if launch is None:
             found = decision()
             launch = self.bind(self.variants[found.variant], found.problem, found.config)
-        return Plan(decision, launch, functools.partial(self._replanned, decision, scope, with_grad), default, with_grad)
+        replan = functools.partial(self._replanned, decision, scope, with_grad)
+        return Plan(decision, launch, replan, default, with_grad)
 
     def _replanned(self, decision: Callable[[], Decision], scope: Scope, with_grad: bool) -> Plan:
         return self._plan(decision().problem, scope, with_grad)
