@@ -32,6 +32,7 @@ PRODUCTS = {
     "rows of a batch, bias and silu": ("matmul", ((2, 4, 5), (5, 3), (3,)), {"activation": "silu"}),
     "a vector": ("matmul", ((5,), (5, 3)), {}),
     "bias and gelu": ("matmul", ((4, 5), (5, 3), (3,)), {"activation": "gelu"}),
+    "gated, bias and silu": ("matmul", ((4, 5), (5, 6), (6,)), {"activation": "silu", "gated": True}),
     "groups of rows": ("grouped_mm", ((6, 4), (3, 4, 2)), ENDS),
     "groups as a batch": ("grouped_mm", ((3, 4, 5), (3, 5, 2)), {}),
     "groups of the inner size": ("grouped_mm", ((4, 6), (6, 2)), ENDS),

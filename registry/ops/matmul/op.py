@@ -1,6 +1,7 @@
 """Matmul: `registry.matmul(a, b)` with torch.matmul's shapes, any strides, and a fused epilogue.
 
 out = activation((a @ b) * scale_a[:, None] * scale_b[None, :] + bias), accumulated in float32 (int32 for int8).
+`gated`, half of the columns gates the other half (gated.py).
 Gradients are matmuls that dispatch too.
 """
 
@@ -13,11 +14,13 @@ import torch
 
 from registry.contract.problem import Problem
 from registry.contract.target import Target
+from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.plan_cache import NOT_TENSORS
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
+from registry.ops.matmul import gated as with_gate
 from registry.ops.matmul.problem import MatmulProblem
 from registry.ops.matmul.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
@@ -81,18 +84,25 @@ class Matmul(Op):
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        gated: bool = False,
         variant: str | None = None,
     ) -> torch.Tensor:
         """The product of a [..., M, K] and b [..., K, N], batch dimensions broadcast as in torch.matmul.
 
         bias        [N], added to each row: floating for a floating result, integers for int32, added modulo 2**32
-        activation  None, "relu", "gelu" or "silu", after the bias; gated (silu(a w1) * (a w3)), it is grouped_mm's
+        activation  None, "relu", "gelu" or "silu", after the bias
         out_dtype   default: the operands' dtype; int32 for int8 (exact; K to 131071), bfloat16 for fp8. An int32
                     result takes integers and relu alone: what has scales or another activation is floating
         scale_a/_b  float32 scalars, or one value a row of a and a column of b
         out         where to write the result; where it overlaps an input, by way of a temporary
+        gated       b, bias and scale_b have 2 N columns: activation(first half) * second half is the result. It runs
+                    as one group of registry.grouped_mm, whose variants `variant` may name, too, where a kernel for
+                    that was measured to be the fastest; else as a plain product and torch's operations
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
+        if gated is not False:
+            how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, "variant": variant, "gated": gated}
+            return with_gate.product(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out, **how)
         if not _is_compiling():
             product, key = None, None
             epilogue = bias is not None or scale_a is not None or scale_b is not None or activation is not None
@@ -206,6 +216,12 @@ class Matmul(Op):
             self.plans.keep_straight(called[0], settings, plan, called[1:], a, b, bias, scale_a, scale_b, out)
         return result
 
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """As every op's; a call with a gate is explained as the one that it is."""
+        if kwargs.get("gated", False) is False:
+            return super().explain(*args, **{name: value for name, value in kwargs.items() if name != "gated"})
+        return with_gate.explain(*args, **kwargs)
+
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         activation, out_dtype, variant, *names = settings
         optional = dict(zip(names[0] if names else ("bias", "scale_a", "scale_b", "out"), tensors[2:], strict=False))
@@ -288,6 +304,7 @@ class Matmul(Op):
         activation: str | None = None,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        gated: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> torch.Tensor:
         """The oracle: the product by its definition, in `dtype`, differentiable."""
@@ -301,7 +318,10 @@ class Matmul(Op):
             result = result + bias.to(dtype)
             if a.dtype is torch.int8 and not bias.is_floating_point():
                 result = rounded_to(result, torch.int32).to(dtype)
-        return activate(result, check_activation(activation))
+        if not gated:
+            return activate(result, check_activation(activation))
+        gate, up = result.chunk(2, -1)
+        return activate(gate, check_activation(activation)) * up
 
     flops = staticmethod(costs.flops)
     bytes_moved = staticmethod(costs.bytes_moved)
