@@ -93,10 +93,7 @@ class Traits:
 
     @property
     def launch_registers(self) -> int:
-        """Per thread of the launch: consumers' and producer's warp groups share evenly until setmaxnreg."""
-        if self.groups > 1:
-            return (self.groups * self.consumer_registers + self.producer_registers) // (self.groups + 1)
-        return 168 if self.wide > 128 else 128
+        return launch_registers(self.groups, self.wide)
 
     @property
     def producer_registers(self) -> int:
@@ -123,6 +120,13 @@ class Traits:
         return self.schedule != "static"
 
 
+def launch_registers(groups: int, wide: int) -> int:
+    """Per thread of the launch: consumers' and producer's warp groups share evenly until setmaxnreg."""
+    if groups > 1:
+        return (groups * CONSUMER_REGISTERS[groups] + PRODUCER_REGISTERS[groups]) // (groups + 1)
+    return 168 if wide > 128 else 128
+
+
 def padded(head_dim: int) -> int:
     """The tile width that holds `head_dim` columns."""
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
@@ -131,7 +135,10 @@ def padded(head_dim: int) -> int:
 def tier(problem: Any) -> int:
     """The family of configs that a problem belongs to, by the wider of its head dims."""
     wide = max(problem.head_dim, problem.head_dim_v)
-    return next(most for most in TIERS if wide <= most)
+    for most in TIERS:
+        if wide <= most:
+            return most
+    raise ValueError(f"no config for {wide} columns of a head")
 
 
 def two_powers(head_dim: int) -> int:
@@ -211,8 +218,8 @@ def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
 
 def registers(problem: Any, config: Mapping[str, Any]) -> int:
     """Registers of one block: consumer warp groups, and one more that holds the producer warp."""
-    t = traits_of(problem, config)
-    return 128 * (t.groups + 1) * t.launch_registers
+    groups, wide = config["consumers"], max(problem.head_dim, problem.head_dim_v)
+    return 128 * (groups + 1) * launch_registers(groups, -(-wide // PANEL) * PANEL)
 
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:

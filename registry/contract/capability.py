@@ -144,8 +144,13 @@ def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
 
 
 def meets(requires: Requires, problem: Problem) -> bool:
-    """Whether `reasons_against` is empty, told by the first reason."""
-    return next(_reasons(requires, problem), None) is None
+    """Whether `reasons_against` is empty, told by the first reason. Most flags of a problem ask for nothing."""
+    if next(_target_reasons(requires, problem), None) is not None:
+        return False
+    for rule, name, how in _rules_of(type(problem)):  # type: ignore[arg-type]
+        if (rule is not _flag or getattr(problem, name)) and next(iter(rule(requires, problem, name, how)), None):
+            return False
+    return True
 
 
 def _reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
@@ -297,6 +302,8 @@ def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
             allowed = f"multiples of {requires.base_alignment} bytes"
             fix = f"call .clone() on {fact.name}: its storage offset breaks the alignment"
             yield Reason("alignment", "base_alignment", f"{fact.base_alignment} bytes", allowed, fix, fact.name)
+        if not fact.stride_alignment % unit:  # mostly so, and told at once
+            continue
         strides = [(dim, s) for dim, s in fact.outer_strides() if s % unit]
         if strides and not (requires.unit_inner_stride and not fact.unit_inner_stride):
             dim, stride = strides[0]

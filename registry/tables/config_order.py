@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from registry.contract.noted import Noted
 from registry.tables.trees import OWN, Trees
 
 Config = Mapping[str, Any]
 ASKED = 8
 """Configs that the trees are asked about: those that the variant would try first."""
+KNOWN = 1024
+"""Configs whose values are kept; they go when there are more."""
 PLACE, GUESS = OWN + "place", OWN + "guess"
 
 
@@ -43,6 +46,8 @@ class ConfigTrees:
     """The trees of one variant; raises ValueError where they do not ask as `coordinates_of` says."""
 
     trees: Trees
+    _known: dict[Any, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What configs say that were asked about: the same few, again and again."""
 
     def __post_init__(self) -> None:
         own = self.trees.coordinates[self.trees.shared :]
@@ -64,16 +69,21 @@ class ConfigTrees:
 
     def told(self, order: Sequence[tuple[Config, float]]) -> list[tuple[float, ...]]:
         """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs."""
-        numbers, words = self._numbers, self._words
-        return [
-            (
-                place,
-                guess / order[0][1],
-                *[config.get(name, 0) for name in numbers],
-                *[config.get(name) == word for name, word in words],
-            )
-            for place, (config, guess) in enumerate(order)
-        ]
+        least = order[0][1]
+        return [(place, guess / least, *self._said(config)) for place, (config, guess) in enumerate(order)]
+
+    def _said(self, config: Config) -> tuple[float, ...]:
+        """What a config says: its numbers, then which words."""
+        key = None if Noted in map(type, config.values()) else tuple(config.items())  # to look one up would fix it
+        found = None if key is None else self._known.get(key)
+        if found is None:
+            numbers = [config.get(name, 0) for name in self._numbers]
+            found = (*numbers, *[config.get(name) == word for name, word in self._words])
+            if key is not None:
+                if len(self._known) >= KNOWN:
+                    self._known.clear()
+                self._known[key] = found
+        return found
 
     def in_order(
         self,
