@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 OWN = "config."
 """How coordinates of a config begin (tables/config_order.py); they stand behind those of the problem."""
 DEEPEST = 32
 """Questions in a row."""
+TOGETHER = 4
+"""Trees that become one function: of 128 leaves each that takes 3 ms."""
+OFTEN = 64
+"""How often trees are asked before more of them become code."""
 Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
 
@@ -32,6 +37,12 @@ class Trees:
     """Whose losses the leaves hold."""
     parts: tuple[tuple[Tree, ...], ...]
     """The first was fitted to all shapes."""
+    _functions: tuple[Callable[[float, Sequence[float]], float], ...] = field(
+        default=(), init=False, repr=False, compare=False
+    )
+    """The first trees of the first part as code: each adds the sum of some."""
+    _asked: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
+    """One for each time since."""
 
     def at(self, likeness: Mapping[str, float]) -> tuple[float, ...]:
         """Where a problem lies, in the coordinates that are asked about."""
@@ -55,12 +66,30 @@ class Trees:
 
     def total(self, here: Sequence[float], unseen: int | None = None) -> float:
         """Their only sum, where they are of one variant: it is asked about each of its configs, so this is quick."""
-        found = 0.0
-        for tree in self._part(unseen):
+        found, trees = 0.0, self._part(unseen)
+        if unseen is None:
+            functions = self._functions  # there may be more of them at any time
+            for function in functions:
+                found = function(found, here)
+            trees = trees[TOGETHER * len(functions) :]
+            if trees:
+                self._asked.append(None)
+                if len(self._asked) >= OFTEN:
+                    self._write_more()
+        for tree in trees:
             while (place := tree[0]) >= 0:
                 tree = tree[2] if here[place] < tree[1] else tree[3]
             found += tree[1][0]
         return found
+
+    def _write_more(self) -> None:
+        """Have the next few trees as code, which takes half the time; all at once would take too long for one call."""
+        with _writing:
+            if len(self._asked) >= OFTEN:
+                at = TOGETHER * len(self._functions)
+                function = _written(self.parts[0][at : at + TOGETHER], len(self.coordinates))
+                object.__setattr__(self, "_functions", (*self._functions, function))
+                self._asked.clear()
 
     def _part(self, unseen: int | None) -> tuple[Tree, ...]:
         return self.parts[0 if unseen is None else 1 + unseen % (len(self.parts) - 1)]
@@ -84,6 +113,25 @@ def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequenc
     counts = len(coordinates), len(variants)
     grown = tuple(tuple(_grown(tree, *counts, DEEPEST) for tree in part) for part in parts)
     return Trees(tuple(coordinates), tuple(variants), grown)
+
+
+_writing = threading.Lock()
+
+
+def _written(trees: Sequence[Tree], coordinates: int) -> Callable[[float, Sequence[float]], float]:
+    """A function that adds what these trees say of one place to a sum."""
+    names = "".join(f"x{place}, " for place in range(coordinates))
+    lines = [f"{names}= here", *(f"found += {_code(tree)}" for tree in trees), "return found"]
+    scope: dict[str, Any] = {}
+    exec("def add(found, here):\n " + "\n ".join(lines), scope)
+    function: Callable[[float, Sequence[float]], float] = scope["add"]
+    return function
+
+
+def _code(tree: Tree) -> str:
+    if tree[0] < 0:
+        return repr(float(tree[1][0]))
+    return f"({_code(tree[2])} if x{tree[0]} < {tree[1]!r} else {_code(tree[3])})"
 
 
 def _listed(tree: Tree) -> list[Any]:

@@ -12,9 +12,11 @@ from registry.tuning.boosting import PARTS, Extent, boosted
 
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
-EXTENT = Extent(trees=12, leaves=64, rate=0.4, columns=1.0)
-"""Each config is asked about by itself: with 20 of them `triton_matmul` loses 2.9% by its choice where it is best, with
-12 3.0%, but a decision is 30 us longer. In the order that it declares it loses 4.1%."""
+EXTENTS = {0: Extent(trees=12, leaves=64, rate=0.4, columns=1.0), 3000: Extent(24, leaves=128, rate=0.3, columns=1.0)}
+"""By the fewest shapes that a variant was timed on. Asked about shapes left out, `triton_matmul` (6,501 of them) loses
+2.6% by its choice with the larger and a guess, 3.0% with the smaller, 3.4% without a guess; `gluon_matmul_ws` (3,935)
+1.05, 1.30 and 1.40. With fewer shapes the larger gain nothing (`gluon_decode` 2.11 for 2.14%, `gluon_grouped_ws` 2.7
+for 2.2), and each config is asked about by itself."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)
@@ -83,8 +85,9 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
                 shape_of.append(place)
     rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
     parts = []
+    extent = EXTENTS[max(least for least in EXTENTS if least <= len(shapes))]
     for seed in range(PARTS + 1):
         seen = whose % PARTS != seed - 1
         group = whose[seen].unique(return_inverse=True)[1]
-        parts.append(boosted(rows[seen], wanted[seen], EXTENT, seed, group))
+        parts.append(boosted(rows[seen], wanted[seen], extent, seed, group))
     return ConfigTrees(Trees(untold.trees.coordinates, (name,), tuple(parts)))
