@@ -9,7 +9,7 @@ from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import int32_reasons
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.plugins.gluon_matmul_ws import host, padded
-from registry.plugins.gluon_matmul_ws.cost import cost, itemsize
+from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 from registry.toolbox.designs import specialised
 
@@ -69,7 +69,6 @@ def registry_variants() -> list[Variant]:
         op="matmul",
         requires=requires,
         configs=configs,
-        cost=cost,
         design=specialised((128, 256, 64), 4),
         design_of=design_of,
         summary="TMA producer, two consumer warp groups, overlapped TMA stores",

@@ -12,7 +12,6 @@ from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import MATMUL, int32_reasons, out_of, strides_of
 from registry.ops.matmul.claims import EVERYTHING
 from registry.plugins.triton_matmul import host
-from registry.plugins.triton_matmul.cost import cost
 from registry.plugins.triton_matmul.tiles import config_of, ranked
 from registry.toolbox.designs import tiled
 
@@ -234,7 +233,6 @@ def registry_variants() -> list[Variant]:
             op="matmul",
             requires=requires,
             configs=configs,
-            cost=cost,
             design=Design(warp_groups=2, pipeline_stages=3, tile=(128, 256, 64)),
             design_of=tiled,
             summary="pointer loads, software pipeline, deterministic split-K; any strides, any shape",

@@ -70,15 +70,6 @@ _SHARED, _REGISTERS, _THREADS, _PROGRAMS = 227 << 10, 256 << 10, 2048, 32
 """What an SM has: bytes of shared memory and of registers, threads, programs at once."""
 
 
-def cost(problem: Any, config: Mapping[str, int]) -> float:
-    """Microseconds; the same for all where nothing was measured: there they stand as they are declared."""
-    if problem.target.sm < 90 or problem.dtype not in ("float16", "bfloat16"):
-        return 1.0
-    run = min(one.stride_alignment for one in problem.operands)
-    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "SPLIT")
-    return guesses(problem, run)(*[config[name] for name in names])
-
-
 def guesses(problem: Any, run: int) -> Callable[[int, int, int, int, int, int], float]:
     """Microseconds that rows, columns and K of a tile, warps, stages and ranges of K take, for one problem: what is the
     same for all is worked out once. `run`: bytes of the shorter of the operands' contiguous runs: 2, 4, 8 or 16."""

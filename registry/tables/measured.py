@@ -14,12 +14,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from registry import garbage, notices
@@ -66,6 +67,20 @@ class MeasuredSizes:
     config_trees: Mapping[int, Mapping[str, ConfigTrees]] = field(default_factory=dict)
     """Of rules that pick configs by them, by variant."""
     _sorted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def wrong_parts(self) -> list[str]:
+        """What is wrong with parts of trees that a dispatcher never asks, and that are read when somebody does."""
+        found = []
+        chosen = [
+            (f" for configs of {name}", one.trees) for of in self.config_trees.values() for name, one in of.items()
+        ]
+        for what, trees in [*(("", trees) for trees in self.trees.values()), *chosen]:
+            for at in range(len(trees.parts)):
+                try:
+                    trees.parts[at]
+                except (ValueError, RecursionError) as error:
+                    found.append(f"part {at} of the trees{what}: {notices.what_failed(error)}")
+        return found
 
     def neighbours(self, rule: Rule) -> Neighbours | None:
         """What a rule that ranks by the nearest shapes asks; None where it does not, or where it has no shapes."""
@@ -204,10 +219,13 @@ _Flat = tuple[list[Annotated[int, Meta(ge=0)]], list[_Number], list[_Number]]
 class _Trees(Struct, forbid_unknown_fields=True):
     coordinates: list[Coordinate]
     variants: list[Name]
-    parts: list[list[Any]]
+    parts: list[Raw]
 
     def made(self) -> Trees:
-        return trees_of(self.coordinates, self.variants, self.parts)
+        return trees_of(self.coordinates, self.variants, [partial(_LISTED.decode, part) for part in self.parts])
+
+
+_LISTED = Decoder(list[Any])
 
 
 class _File(Struct, forbid_unknown_fields=True):

@@ -35,8 +35,8 @@ class Trees:
     """What they ask about."""
     variants: tuple[str, ...]
     """Whose losses the leaves hold."""
-    parts: tuple[tuple[Tree, ...], ...]
-    """The first was fitted to all shapes."""
+    parts: Sequence[tuple[Tree, ...]]
+    """The first was fitted to all shapes, and is all that a dispatcher asks."""
     _functions: tuple[Callable[[float, Sequence[float]], float], ...] = field(
         default=(), init=False, repr=False, compare=False
     )
@@ -106,13 +106,39 @@ class Trees:
         return {"coordinates": list(self.coordinates), "variants": list(self.variants), "parts": parts}
 
 
-def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Sequence[Any]]) -> Trees:
-    """What was listed, held against itself. Raises ValueError."""
-    if not variants or len(parts) < 2 or not all(parts):
-        raise ValueError("trees without variants, without trees, or with less than two parts")
-    counts = len(coordinates), len(variants)
-    grown = tuple(tuple(_grown(tree, *counts, DEEPEST) for tree in part) for part in parts)
-    return Trees(tuple(coordinates), tuple(variants), grown)
+def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Callable[[], Any]]) -> Trees:
+    """What was listed, held against itself: the first part at once, each of the others when it is first asked for, for
+    most processes never ask. Raises ValueError."""
+    if not variants or len(parts) < 2:
+        raise ValueError("trees without variants, or with less than two parts")
+    found = Trees(tuple(coordinates), tuple(variants), _Parts(parts, len(coordinates), len(variants)))
+    found.parts[0]
+    return found
+
+
+class _Parts(Sequence[tuple[Tree, ...]]):
+    """Parts of trees that are read when they are first asked for."""
+
+    def __init__(self, parts: Sequence[Callable[[], Any]], *counts: int) -> None:
+        self._parts, self._counts = parts, counts
+        self._grown: list[tuple[Tree, ...] | None] = [None] * len(parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._grown[at]
+        if found is None:
+            listed = self._parts[at]()
+            if not isinstance(listed, list) or not listed:
+                raise ValueError("a part without trees")
+            found = self._grown[at] = tuple(_grown(tree, *self._counts, DEEPEST) for tree in listed)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 _writing = threading.Lock()

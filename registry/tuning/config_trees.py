@@ -13,10 +13,11 @@ from registry.tuning.boosting import PARTS, Extent, boosted
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
 EXTENTS = {0: Extent(trees=12, leaves=64, rate=0.4, columns=1.0), 3000: Extent(24, leaves=128, rate=0.3, columns=1.0)}
-"""By the fewest shapes that a variant was timed on. Asked about shapes left out, `triton_matmul` (6,501 of them) loses
-2.6% by its choice with the larger and a guess, 3.0% with the smaller, 3.4% without a guess; `gluon_matmul_ws` (3,935)
-1.05, 1.30 and 1.40. With fewer shapes the larger gain nothing (`gluon_decode` 2.11 for 2.14%, `gluon_grouped_ws` 2.7
-for 2.2), and each config is asked about by itself."""
+"""By the fewest shapes that a variant was timed on. Asked about shapes left out where it is best, `triton_matmul` with
+6,501 of them loses 2.6% by its choice with the larger, 3.0% with the smaller, `gluon_matmul_ws` with 3,935 1.3 and 1.6.
+With fewer shapes there is no more to learn (`gluon_decode` 2.15 and 2.18%, `gluon_grouped_ws` 3.0 and 2.4), and each
+config is asked about by itself. A guess that they could correct (`Variant.cost`) has `triton_matmul` lose 2.3%, but a
+decision takes 60 us longer: its answers are no longer those of all problems that lie in the same place."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)

@@ -95,6 +95,7 @@ def coverage(tables: TableSet) -> tuple[list[Coverage], list[LintFinding]]:
         if beside is None:
             continue
         known = catalog.get().of(table.op)
+        past += [LintFinding("error", table.file, 1, "$", "unreadable", what) for what in beside.wrong_parts()]
         for rule in table.rules:
             name = "the nearest" if rule.nearest else rule.use[0].variant
             shapes = len(beside.rules.get(rule.index, ()))

@@ -218,6 +218,9 @@ def test_in_a_compiled_graph(grad, kernel):
         with registry.prefer(kernel):
             _, seen = ran(lambda: compiled(a, b, None))
         assert seen == {"grouped_mm": {kernel: 1}}
+        named = lambda a, b: matmul(a, b, gated=True, variant=kernel)  # noqa: E731
+        _, seen = ran(lambda: torch.compile(named, fullgraph=True, backend="aot_eager")(a, b))
+        assert seen == {"grouped_mm": {kernel: 1}}
 
 
 def test_the_torch_op_keeps_its_promises():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,8 @@ CONTESTANTS = (("ours", {}), ("library", {}))
 
 
 def three_parts() -> Trees:
-    return trees_of(["size", "flag"], ["ours", "library"], [[TREE, *OTHER], [TREE], [TREE, *OTHER]])
+    parts = [[TREE, *OTHER], [TREE], [TREE, *OTHER]]
+    return trees_of(["size", "flag"], ["ours", "library"], [partial(list, part) for part in parts])
 
 
 def shapes(lost: float = 0.1) -> tuple[Shape, ...]:
@@ -120,13 +122,16 @@ def test_what_is_written_is_what_is_read():
 )
 def test_what_is_no_tree_is_refused(tree):
     with pytest.raises(ValueError):
-        read(file_with([[TREE], [tree]]))
+        read(file_with([[tree], [TREE]]))
+    (wrong,) = read(file_with([[TREE], [tree]])).wrong_parts()  # which nobody asks but who tunes
+    assert wrong.startswith("part 1 of the trees: ValueError: ")
 
 
-@pytest.mark.parametrize("parts", [[], [[]], [[TREE]], [[TREE], []], "trees"])
+@pytest.mark.parametrize("parts", [[], [[]], [[TREE]], [[], [TREE]], "trees"])
 def test_trees_that_are_not_there_are_refused(parts):
     with pytest.raises(ValueError):
         read(file_with(parts))
+    assert read(file_with([[TREE], []])).wrong_parts() == ["part 1 of the trees: ValueError: a part without trees"]
 
 
 def test_a_tree_that_never_ends_is_refused():
@@ -134,9 +139,22 @@ def test_a_tree_that_never_ends_is_refused():
     for _ in range(100):
         deep = [0, 0.5, deep, [0.0, 0.0]]
     with pytest.raises(ValueError):
-        read(file_with([[TREE], [deep]]))
+        read(file_with([[deep], [TREE]]))
+    assert read(file_with([[TREE], [deep]])).wrong_parts()
 
 
 def test_no_number_is_no_leaf():
     with pytest.raises(ValueError):
-        trees_of(["size"], ["ours"], [[[math.inf]]])
+        trees_of(["size"], ["ours"], [lambda: [[math.inf]], lambda: [[math.inf]]])
+
+
+def test_a_librarys_kernel_runs_where_others_are_expected_to_gain_little():
+    """What was measured is no guess: there the fastest runs."""
+    little = [[0.0, 0.01]]
+    trees = trees_of(["size", "flag"], ["ours", "library"], [lambda: little, lambda: little, lambda: little])
+    neighbours = asked(trees)
+    assert neighbours.ask({"size": 1.2}).lost["ours"] < neighbours.ask({"size": 1.2}).lost["library"]
+    assert neighbours.ask({"size": 1.2}).ranked(["ours", "library"], ["library"]) == ["library", "ours"]
+    assert neighbours.ask({"size": 1.2}).ranked(["ours", "library"], []) == ["ours", "library"]
+    nearly = asked(trees, (Shape((0,), (0.0, 0.0), (Result(0, 0.0, 0.0), Result(1, 0.01, 0.0))), *shapes()[1:]))
+    assert nearly.ask({"size": 0.0}).ranked(["ours", "library"], ["library"]) == ["ours", "library"]

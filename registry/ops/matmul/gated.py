@@ -75,14 +75,15 @@ def product(
         check_out(check_writable(out), asked.shape, asked.out_dtype, asked.a.device)
     named = _named(variant)
     more = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-    if named is not None and _makes_groups(named):
-        result = _as_a_group(asked, named, **more)
-    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        result = _in_parts(asked, variant, **more)
-    elif torch.compiler.is_compiling() and not torch.is_autocast_enabled(asked.a.device.type):
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    compiling = torch.compiler.is_compiling()  # then nobody can ask here which variants there are
+    followed = needs_grad or differentiated()
+    if compiling and not followed and not torch.is_autocast_enabled(asked.a.device.type):
         tensors = asked.a, asked.b, bias, asked.activation, asked.out_dtype, scale_a, scale_b
         result = torch.ops.registry.matmul_gated(*tensors, named)
-    elif differentiated() or not plain(*inputs):
+    elif not compiling and named is not None and _makes_groups(named):
+        result = _as_a_group(asked, named, **more)
+    elif followed or not plain(*inputs):
         result = _in_parts(asked, variant, **more)
     elif out is not None and out.dim() == asked.a.dim() and not needs_copy(out, *inputs, scale_a, scale_b):
         return _launched(asked, variant, out=out, **more)
@@ -139,7 +140,6 @@ def _named(variant: str | None) -> str | None:
     return variant if variant is not None else named_for(OP, None) or named_for("matmul", None)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _makes_groups(variant: str) -> bool:
     return variant in OPS[OP].variants
 
@@ -243,8 +243,11 @@ def _kernel(
     variant: str | None,
 ) -> torch.Tensor:
     asked = _Asked(a, b, (*a.shape[:-1], b.shape[-1] // 2), activation, out_dtype)
+    more = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     with torch.no_grad():
-        return _launched(asked, variant, bias=bias, scale_a=scale_a, scale_b=scale_b).contiguous()
+        if variant is not None and _makes_groups(variant):
+            return _as_a_group(asked, variant, **more).contiguous()
+        return _launched(asked, variant, **more).contiguous()
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, bias: Any, activation: str, out_dtype: Any, *rest: Any) -> torch.Tensor:
