@@ -70,8 +70,8 @@ class _Known:
         resizing = self.resizing
         if resizing.reference is None:
             with device_of(tensor):
-                resizing.bind()
-            self._finish = finishing(resizing.reference, self._unclaimed)
+                reference = resizing.bind()
+            self._finish = finishing(reference, self._unclaimed)
         launch = resizing.resized(numbers, in_full)
         return launch if self._finish is None else self._finish(launch)
 

@@ -119,8 +119,8 @@ def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequenc
 class _Parts(Sequence[tuple[Tree, ...]]):
     """Parts of trees that are read when they are first asked for."""
 
-    def __init__(self, parts: Sequence[Callable[[], Any]], *counts: int) -> None:
-        self._parts, self._counts = parts, counts
+    def __init__(self, parts: Sequence[Callable[[], Any]], coordinates: int, variants: int) -> None:
+        self._parts, self._coordinates, self._variants = parts, coordinates, variants
         self._grown: list[tuple[Tree, ...] | None] = [None] * len(parts)
 
     def __len__(self) -> int:
@@ -132,7 +132,8 @@ class _Parts(Sequence[tuple[Tree, ...]]):
             listed = self._parts[at]()
             if not isinstance(listed, list) or not listed:
                 raise ValueError("a part without trees")
-            found = self._grown[at] = tuple(_grown(tree, *self._counts, DEEPEST) for tree in listed)
+            counts = self._coordinates, self._variants
+            found = self._grown[at] = tuple(_grown(tree, *counts, DEEPEST) for tree in listed)
         return found
 
     def __eq__(self, other: object) -> bool:

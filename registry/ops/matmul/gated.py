@@ -89,8 +89,8 @@ def product(
         return _launched(asked, variant, out=out, **more)
     else:
         result = _launched(asked, variant, **more)
-    result = result.reshape(asked.shape)
-    return result if out is None else out.copy_(result)
+    found: torch.Tensor = result.reshape(asked.shape)
+    return found if out is None else out.copy_(found)  # type: ignore[no-any-return]
 
 
 def explain(a: Any, b: Any, *, gated: Any, variant: str | None = None, target: Any = None, **call: Any) -> Decision:
@@ -155,7 +155,7 @@ def _in_parts(asked: _Asked, variant: str | None, *, out: Any = None, **more: An
 def _launched(asked: _Asked, variant: str | None, *, out: Any = None, **more: Any) -> torch.Tensor:
     """An eager call that nobody follows: as a group where a kernel for that is known to be the best."""
     if _may_be_a_group(asked, variant):
-        operands, how = _group(asked, ends=_some_end, **more)
+        operands, how = _group(asked, _some_end, **more)
         settings = (asked.activation, True, asked.out_dtype, None)
         tensors = [*operands, *(how.get(name) for name in ("offs", "rows", "bias", "scale_a", "scale_b")), out]
         groups: Any = OPS[OP]
@@ -215,7 +215,7 @@ def _some_end(a: torch.Tensor) -> torch.Tensor:
 
 
 def _group(
-    asked: _Asked, *, ends: Callable[[torch.Tensor], torch.Tensor] = _end, bias: Any, scale_a: Any, scale_b: Any
+    asked: _Asked, ends: Callable[[torch.Tensor], torch.Tensor] = _end, /, *, bias: Any, scale_a: Any, scale_b: Any
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]:
     """The same call as one group of all rows; as a batch of groups where there is a batch."""
     a, b = asked.a, asked.b
