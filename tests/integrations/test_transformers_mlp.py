@@ -60,7 +60,7 @@ def test_families_agree_with_themselves(family):
     theirs, names, classes = logits(model), list(model.state_dict()), [type(one) for one in mlps(model)]
     assert door.fuse(model) == ("model.layers.0.mlp", "model.layers.1.mlp")
     ran, _ = seen_giving(model, theirs)
-    assert ran == {"grouped_mm" if family in KERNELS_ACTIVATION else "elsewhere": 2}
+    assert ran == {"matmul" if family in KERNELS_ACTIVATION else "elsewhere": 2}
     assert list(model.state_dict()) == names
     assert door.unfuse(model) == ("model.layers.0.mlp", "model.layers.1.mlp")
     assert [type(one) for one in mlps(model)] == classes
@@ -144,7 +144,7 @@ def test_weights_stay_side_by_side(change):
     door.fuse(model)
     changed = change(model)
     assert all(isinstance(one, GatedMlp) and _lies_joined(one) for one in mlps(changed))
-    assert seen_giving(changed, theirs) == ({"grouped_mm": 2}, None)
+    assert seen_giving(changed, theirs) == ({"matmul": 2}, None)
     if changed is not model:  # a copy is of its own
         mlps(changed)[0].gate_proj.weight.data.zero_()
         torch.testing.assert_close(logits(model), theirs, rtol=1e-4, atol=1e-5)
@@ -169,10 +169,10 @@ def test_weights_that_were_moved_apart_are_seen():
     door.unfuse(plain)
     expected = logits(plain)
     ran, elsewhere = seen_giving(model, expected)
-    assert ran["grouped_mm"] == 1
+    assert ran["matmul"] == 1
     assert elsewhere == {"transformers: a gated MLP whose weights were moved apart: call fuse(model) again": 1}
     assert len(door.fuse(model)) == 2
-    assert seen_giving(model, expected) == ({"grouped_mm": 2}, None)
+    assert seen_giving(model, expected) == ({"matmul": 2}, None)
 
 
 class Adapter(nn.Module):
@@ -229,7 +229,7 @@ def test_an_adapter_behind_the_gate_is_the_models_own_business():
     for one in (model, other):
         mlps(one)[0].down_proj = Adapter(mlps(one)[0].down_proj)
     assert len(door.fuse(model)) == 2
-    assert seen_giving(model, logits(other)) == ({"grouped_mm": 2}, None)
+    assert seen_giving(model, logits(other)) == ({"matmul": 2}, None)
 
 
 def test_biases():
@@ -316,7 +316,7 @@ def test_a_fused_mlp_compiles_into_one_graph(grad):
     compiled = torch.compile(mlp, backend="aot_eager", fullgraph=True)
     with registry.record() as ran:
         torch.testing.assert_close(call(compiled), theirs, rtol=1e-4, atol=1e-5)
-    assert ("grouped_mm" in ran.counts) == (not grad) and "elsewhere" not in ran.counts
+    assert ("matmul" in ran.counts) == (not grad) and "elsewhere" not in ran.counts
     if not grad:  # weights that change their place under a compiled graph
         with torch.no_grad():
             mlp.gate_proj.weight.data = mlp.gate_proj.weight.data.clone() * 2

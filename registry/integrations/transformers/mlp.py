@@ -4,7 +4,7 @@
     transformers.fuse(model)          # and transformers.unfuse(model)
 
 `act(gate(x)) * up(x)` becomes one product whose kernel ends with the activation and the gate: what lies between is
-never written. It is `registry.grouped_mm` with one group, and takes both weights as one matrix, so `fuse` lays each
+never written. It is `registry.matmul(..., gated=True)`, and takes both weights as one matrix, so `fuse` lays each
 pair side by side in memory, once; the parameters stay what they are to optimizers, state dicts and `.to()`. Training
 has the library's products, and the gate in one pass between them. Whatever else is left to the library (an activation
 that is none of a kernel's, as Gemma's, adapters, hooks, a few rows, sizes far from all that were measured) is computed
@@ -275,19 +275,11 @@ def _gated_product(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activa
     if _is_worth_it(x, gate, up, activation):
         both = _both(gate, up)
         if both is not None:
-            asked = _asked(x, both, activation)
-            return registry.grouped_mm(*asked[0], **asked[1]).unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+            return registry.matmul(x, both.t(), activation=activation, gated=True)
         why = "whose weights were moved apart: call fuse(model) again"
     went_elsewhere("transformers", f"a gated MLP {why}")
     linear = torch.nn.functional.linear
     return activate(linear(x, gate), activation).mul_(linear(x, up))
-
-
-def _asked(x: torch.Tensor, both: torch.Tensor, activation: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The product as grouped_mm is asked for it: one group of all rows."""
-    rows = x.flatten(0, -2)
-    end = torch.full((1,), len(rows), dtype=torch.int32, device=x.device)
-    return (rows, both.t()[None]), {"offs": end, "activation": activation, "gated": True}
 
 
 def _is_worth_it(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> bool:
@@ -296,22 +288,17 @@ def _is_worth_it(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activati
     global _known
     if not x.is_cuda:
         return True
-    scope, rows = current.get(), x.numel() // max(1, x.shape[-1])
-    wanted = scope.forced_for("grouped_mm") is not None
-    moment = Moment.now()
+    rows, moment = x.numel() // max(1, x.shape[-1]), Moment.now()
     if _known[0] is not moment:
         _known = moment, {}
-    key = rows, gate.shape, x.dtype, x.device, activation, scope.key
+    key = rows, gate.shape, x.dtype, x.device, activation, current.get().key
     found = _known[1].get(key)
     if found is None:
         both = _both(gate, up)
         if both is None:
             return True  # and there it is said why not
-        operands, how = _asked(x, both, activation)
-        decision = registry.grouped_mm.explain(*operands, **how)
-        compiled_here = registry.grouped_mm.variants[decision.variant].design.dsl in ("triton", "gluon")
-        measured = compiled_here and bool(decision.evidence) and rows >= FEW
-        found = _known[1][key] = measured or wanted or decision.variant in scope.preferred
+        decision = registry.matmul.explain(x.flatten(0, -2), both.t(), activation=activation, gated=True)
+        found = _known[1][key] = decision.problem.op != registry.matmul.name
     return found
 
 
