@@ -1,11 +1,13 @@
 """Numbers that note what is asked of them: other numbers that meet the conditions take the same way."""
 
+import itertools
 import math
+import operator
 import random
 
 import pytest
 
-from registry.contract.noted import Noted, Notes, Unnoted, compiled, noting
+from registry.contract.noted import Following, Noted, Notes, Unnoted, compiled, noting
 
 
 def asked(question, *sizes):
@@ -29,6 +31,7 @@ QUESTIONS = (
     lambda a, b: (a.bit_length() if a else 0) > b // 4,
     lambda a, b: math.gcd(a, 12) + (abs(a - b) > 9),
     lambda a, b: 2**a > 1 << b if a < 20 and b < 20 else not a,
+    lambda a, b: [sum(a + b > n for n in (60, 20, 90, 40)), sum(not a * b <= n for n in (900, 100)), a - 3 < -b % 5],
 )
 
 
@@ -75,3 +78,15 @@ def test_what_asks_too_much_is_not_remembered():
     with pytest.raises(Unnoted, match="too much"):
         asked(lambda a: [a % n > 7 for n in range(1, 10**5)], 3)
     assert not noting()
+
+
+def test_sizes_may_differ_in_more_sets_of_places_than_have_code_of_their_own():
+    notes, sizes = Notes(), (3, 5, 7, 9, 11)
+    with notes:
+        a, b, c, d, e = notes.sizes(sizes)
+        assert a + b < c + d and (b * e) % 2 > c - d
+    following = notes.following(sizes)
+    for changes in itertools.product((0, 2, 40), repeat=5):
+        a, b, c, d, e = other = tuple(map(operator.add, sizes, changes))
+        assert (following.of(other) is not None) == (a + b < c + d and (b * e) % 2 > c - d)
+    assert len(following._where) == Following.MOST + 1

@@ -58,7 +58,8 @@ def _functions() -> list[Callable[[int, Any], Any]]:
 
 
 KNOWN_US = {arithmetic: 9.6, many_functions: 240.0}
-"""What each takes on a machine where a new attention is planned in 120 us: 16.5 in the loop, where that takes 205."""
+"""The loop on the machine of the budgets, where a new attention was planned in 120 us (16.5, where that took 205); many
+functions on a later one, whose loop takes as long."""
 
 
 def slower_by(*kinds: Callable[[], Any]) -> float:

@@ -2,13 +2,14 @@
 
 import json
 import math
+import random
 from functools import partial
 
 import pytest
 
 from registry.tables import measured
 from registry.tables.nearest import CAP, NEVER, Neighbours, Result, Shape
-from registry.tables.trees import Trees, trees_of
+from registry.tables.trees import OFTEN, TOGETHER, Trees, trees_of
 
 TREE = [0, 2.5, [0.0, 0.2], [1, 0.5, [0.3, 0.0], [0.1, 0.1]]]
 OTHER = [[0.05, 0.0]]
@@ -158,3 +159,22 @@ def test_a_librarys_kernel_runs_where_others_are_expected_to_gain_little():
     assert neighbours.ask({"size": 1.2}).ranked(["ours", "library"], []) == ["ours", "library"]
     nearly = asked(trees, (Shape((0,), (0.0, 0.0), (Result(0, 0.0, 0.0), Result(1, 0.01, 0.0))), *shapes()[1:]))
     assert nearly.ask({"size": 0.0}).ranked(["ours", "library"], ["library"]) == ["ours", "library"]
+
+
+def test_trees_that_are_asked_often_become_code_that_says_the_same():
+    draw = random.Random(5)
+
+    def grown(depth):
+        if not depth or draw.random() < 0.1:
+            return [round(draw.uniform(-1, 1), 4)]
+        return [draw.randrange(3), round(draw.uniform(-2, 2), 3), grown(depth - 1), grown(depth - 1)]
+
+    listed = [grown(6) for _ in range(2 * TOGETHER + 1)]
+    trees = trees_of(["a", "b", "c"], ["ours"], [lambda: listed, lambda: listed])
+    written = set()
+    for _ in range(4 * OFTEN):
+        here = tuple(round(draw.uniform(-2, 2), 3) for _ in range(3))
+        assert trees.total(here) == pytest.approx(trees.sums(here)[0], abs=1e-12)
+        assert trees.total(here) == trees.total(here, unseen=0), "to the last bit, by code and by steps"
+        written.add(len(trees._functions))
+    assert written == {0, 1, 2, 3}

@@ -31,7 +31,8 @@ from registry.ops.tensors import autocast, differentiated, dtype_name, plain
 
 OP = "grouped_mm"
 FEW = 64
-"""Rows below which plain products are faster: no grouped kernel was made for them."""
+"""Rows below which a plain product runs: there are kernels made for few rows, which none that ends with a gate was held
+against."""
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
