@@ -10,6 +10,7 @@ builds    all of which the key is the same by which Triton finds what it compile
           there, and each type, constant and alignment that any of them is specialised on: the compiler's input as in
           tools/replay.py, the machine code where that differs
 
+A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
 Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
 variant, and ends with status 1. What a launch does on the host besides (copies, choosing configs) is not compared: see
 `make replay`.

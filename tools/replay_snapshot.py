@@ -10,8 +10,10 @@ variants may come without a change here.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 import subprocess
@@ -274,7 +276,7 @@ def sources(options: argparse.Namespace) -> dict[str, Any]:
 
 def launches(options: argparse.Namespace) -> dict[str, Any]:
     """What is launched, Triton's own keys of the kernels, and in what each build differs from the next: said by the
-    `Call`s that the builds are made from."""
+    `Call`s that the builds are made from. Of a variant that builds nothing it is what it runs on the host."""
     from triton.runtime.jit import JITCallable
 
     from registry.toolbox.call import Call
@@ -290,6 +292,8 @@ def launches(options: argparse.Namespace) -> dict[str, Any]:
 
     def described(declared: Declared) -> Any:
         seen.clear()
+        if declared.variant.builds is None:
+            return {"launches": [code_beside_declarations(declared.variant)], "keys": [], "features": []}
         declared.variant.builds(declared.problem, declared.config)
         return {
             "launches": [in_words(call) for call, _ in seen],
@@ -299,6 +303,19 @@ def launches(options: argparse.Namespace) -> dict[str, Any]:
 
     Call.build = build  # type: ignore[method-assign]
     return {declared.key: outcome(described, declared) for declared in declared_builds(options)}
+
+
+def code_beside_declarations(variant: Any) -> str:
+    """The plugin's own code, but for the hook that declares its variants, docstrings and comments."""
+    file = Path(inspect.getfile(inspect.unwrap(variant.run)))
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    for tree in trees:
+        tree.body = [one for one in tree.body if getattr(one, "name", "") != "registry_variants"]
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.Module)) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+    return "\n".join(map(ast.unparse, trees))
 
 
 def in_words(call: Any) -> str:

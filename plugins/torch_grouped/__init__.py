@@ -160,6 +160,7 @@ def registry_variants():
             op="grouped_mm",
             run=loop,
             requires=everything,
+            waits=lambda problem: problem.form != "batch",
             design=Design(dsl="cublas"),
             summary="torch.matmul, group after group; reads the offsets on the host",
         ),

@@ -143,7 +143,8 @@ def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
 
     load_plugins(options["plugins"])
     target = target_from(child.welcome["target"])
-    plans = [line_up(case, target, _selection(options)) for case in cases]
+    mode = "graph" if options["graph"] else "events"
+    plans = [line_up(case, target, _selection(options), mode) for case in cases]
     if options["as_json"]:
         print_json(
             [{"shape": p.case.text, "contestants": list(map(str, p.contestants)), "illegal": p.illegal} for p in plans]

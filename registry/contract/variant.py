@@ -50,6 +50,8 @@ class Variant:
     design_of optional: the traits of one config, where they differ from `design`.
     traceable whether `run` is made of torch's operations alone, writes to nothing, and looks at no values or addresses:
               where such a variant is chosen, compiled graphs hold those operations.
+    waits     optional: `waits(problem)`, whether `run` reads values of the device on the host, and so waits for it: in
+              the capture of a CUDA graph, which cannot hold that, the call is refused.
     cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit. A table corrects it by
               what was measured on the shapes nearest to a problem, and takes the config that is left with the least.
     builds_each_size
@@ -69,6 +71,7 @@ class Variant:
     schedule: Callable[[Any, Config], Callable[..., Any]] | None = None
     design_of: Callable[[Config], Design] | None = None
     traceable: bool = False
+    waits: Callable[[Any], bool] | None = None
     cost: Callable[[Any, Config], float] | None = None
     builds_each_size: bool = False
     summary: str = ""

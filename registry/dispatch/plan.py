@@ -91,6 +91,21 @@ class Dropping:
         return self._launch(*args, **kwargs)
 
 
+class Uncaptured:
+    """A launch that waits for the device, which no CUDA graph can capture: refused there before it has begun."""
+
+    def __init__(self, launch: Callable[..., Any], name: str) -> None:
+        self._launch, self._name = launch, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if capturing():
+            raise CaptureError(
+                f"{self._name} reads values that are on the device, and waits for it: no CUDA graph can capture that; "
+                "name another variant (explain lists them)"
+            )
+        return self._launch(*args, **kwargs)
+
+
 class Plan:
     """One decision and the launch it is bound to: callers run `plan.launch(...)`.
 

@@ -22,7 +22,7 @@ from registry.dispatch.alike import Alike, has_sizes
 from registry.dispatch.catalog import catalog
 from registry.dispatch.decision import NO_KERNEL, Candidate, Decision
 from registry.dispatch.launches import Launches
-from registry.dispatch.plan import Dropping, LateLaunch, Plan, on_its_device
+from registry.dispatch.plan import Dropping, LateLaunch, Plan, Uncaptured, on_its_device
 from registry.dispatch.plan_cache import PlanCache
 from registry.dispatch.scope import EMPTY, Forced, Scope, current
 from registry.dispatch.select import decide
@@ -234,7 +234,9 @@ class Op:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
         if variant.prepare is not None and interpreted_as() is None:  # an interpreter has no launcher but Triton's own
             return LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
-        return on_its_device(self._running(variant, problem, config))
+        launch = on_its_device(self._running(variant, problem, config))
+        waits = variant.waits is not None and variant.waits(problem)
+        return Uncaptured(launch, variant.name) if waits else launch
 
     def _running(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """`run` with what is fixed for a Problem, and without what it does not claim."""

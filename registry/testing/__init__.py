@@ -44,7 +44,7 @@ from registry.testing.checks import (
     runs,
 )
 from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
-from registry.testing.repeated import ROUNDS_PER_THREAD, again, graph, repeats, threads
+from registry.testing.repeated import ROUNDS_PER_THREAD, again, graph, no_graph, repeats, threads
 from registry.testing.shrinking import smallest_failure
 from registry.testing.subject import Subject
 
@@ -271,7 +271,8 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     from_threads = functools.partial(threads, rounds=min(ROUNDS_PER_THREAD, repeat))
     found += [_check(subject, trial, f"threads: {trial.name}", from_threads) for trial in few[:2]]
     if subject.device.type == "cuda":
-        found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", graph))
+        waits = subject.variant.waits is not None and subject.variant.waits(few[0].problem)
+        found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", no_graph if waits else graph))
     return found
 
 

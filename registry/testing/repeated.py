@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from registry.errors import CaptureError
 from registry.ops.parts.judging import judge
 from registry.ops.parts.kit import Results, Sample
 from registry.ops.parts.trials import Trial, spec_conditions
@@ -139,6 +140,22 @@ def graph(subject: Subject, trial: Trial) -> Finding:
         captured.replay()
     subject.synchronize()
     return Finding.of(subject.judge(trial.spec, other, results))
+
+
+def no_graph(subject: Subject, trial: Trial) -> Finding:
+    """A variant that waits for the device is refused inside of a capture, by name."""
+    sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
+    launch = subject.bind(problem, trial.config)
+    with spec_conditions(trial.spec), torch.no_grad():
+        subject.kit.launch(launch, sample)
+        subject.synchronize()
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                subject.kit.launch(launch, sample)
+        except CaptureError as refusal:
+            named = subject.variant.name in str(refusal)
+            return Finding(() if named else (f"refused without its name: {refusal}",))
+    return Finding(("it says that it waits for the device, and a CUDA graph captured it",))
 
 
 def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> Finding:

@@ -67,8 +67,8 @@ class Selection:
         return (not self.only or matches(self.only)) and not matches(self.skip)
 
 
-def line_up(case: Case, target: Target, selection: Selection | None = None) -> LineUp:
-    """The contestants of a case on a target; compiles and launches nothing."""
+def line_up(case: Case, target: Target, selection: Selection | None = None, mode: str = "events") -> LineUp:
+    """The contestants of a case on a target, to be timed in this mode; compiles and launches nothing."""
 
     selection = selection or Selection()
     problem = case.problem(target)
@@ -84,6 +84,9 @@ def line_up(case: Case, target: Target, selection: Selection | None = None) -> L
             illegal[name] = "; ".join(map(str, reasons))[:300]
             if all(reason.code == "resources" for reason in reasons):
                 pruned += len(variant.configs_for(problem))
+            continue
+        if mode == "graph" and variant.waits is not None and variant.waits(problem):
+            illegal[name] = "it waits for the device, which no graph can capture"
             continue
         declared = variant.configs_for(problem)
         legal = variant.legal_configs(problem)

@@ -134,7 +134,7 @@ class Sweep:
             header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
             journals.take(self.held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
-            plans = [line_up(case, target, self.selection) for case in self.cases]
+            plans = [line_up(case, target, self.selection, self.mode) for case in self.cases]
             self._measure(plans, target)
         return self.report
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import carry
 import pytest
+import replay_snapshot
 import yaml
 from replay import Comparison, Side, differing, merged
 
@@ -82,3 +86,28 @@ def test_a_variant_is_the_same_only_where_launches_and_builds_are(monkeypatch, t
 def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
     assert list(merged([{"a": 1, "c": 3, "d": 4}, {"b": 2}])) == ["a", "b", "c", "d"]
     assert differing({"a": 1}, {"a": 1, "b": None}) == ["b"]
+
+
+@pytest.mark.parametrize(("changed", "same"), [("claims", True), ("comments", True), ("code", False)])
+def test_a_variant_that_builds_nothing_is_its_code_beside_what_declares_it(tmp_path, changed, same):
+    text = """
+def run(a, *, config):
+    return a + 1
+
+
+def registry_variants():
+    return [("run", "sm90")]
+"""
+    edits = {"claims": ("sm90", "any"), "comments": ("return a", "# a sum\n    return a"), "code": ("a + 1", "a + 2")}
+    texts = text, text.replace(*edits[changed])
+    found = []
+    for number, one in enumerate(texts):
+        path = tmp_path / f"acme_{number}.py"
+        path.write_text(one, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        found.append(replay_snapshot.code_beside_declarations(SimpleNamespace(run=module.run)))
+        del sys.modules[path.stem]
+    assert (found[0] == found[1]) is same

@@ -259,6 +259,16 @@ def test_contestants_are_all_legal_variants_with_all_legal_configs():
     assert "torch_math" not in {c.variant for c in few.contestants}
 
 
+def test_who_waits_for_the_device_is_not_timed_as_a_graph():
+    case = Case.parse("grouped_mm", "e=4,m=64,n=64,k=64,form=rows")
+    assert "torch_loop" in {one.variant for one in line_up(case, H200).contestants}
+    planned = line_up(case, H200, mode="graph")
+    assert "torch_loop" not in {one.variant for one in planned.contestants}
+    assert planned.illegal["torch_loop"] == "it waits for the device, which no graph can capture"
+    batch = Case.parse("grouped_mm", "e=4,m=64,n=64,k=64,form=batch")  # which has no offsets to read
+    assert "torch_loop" in {one.variant for one in line_up(batch, H200, mode="graph").contestants}
+
+
 # --- clocks -------------------------------------------------------------------------------------------------------
 
 
