@@ -57,7 +57,7 @@ FEW_EFFORT = Effort(9, 4, settle_ms=3.0, measure_ms=5.0, drop=1.25, least_drop=1
 """Short turns, but many: some cells of few rows take the card to its limit of power, in the middle of a round."""
 SETTINGS: tuple[tuple[tuple[str, ...], tuple[str, ...], float, Effort], ...] = (
     (("fp8", "large", "ragged"), BASE, 0.65, Effort(9, 4, settle_ms=15.0, measure_ms=25.0, drop=1.25)),
-    (("rows", "skinny"), (*BASE, "triton_matmul*", "triton_gemv"), 1.0, FEW_EFFORT),
+    (("rows", "drawn", "skinny"), (*BASE, "triton_matmul*", "triton_gemv"), 1.0, FEW_EFFORT),
 )
 """Sets that are measured alike: by whom, in which part of the time that is left, and how long."""
 MANY = 512

@@ -1,6 +1,7 @@
 """Cells of products: which ones measure_products.py measures beside the peers, and what their sweeps say, for plots.py.
 
     rows    1 to 256 rows, off any grid, by ten projections of models of 8 to 70 billion parameters
+    drawn   the same projections by rows that were drawn, and that no table is fitted to
     large   512 rows and more: cubes, and projections of the same models
     ragged  rows of operands that are no multiples of 128 bytes
     skinny  few tiles and a long K
@@ -24,6 +25,8 @@ from registry.tuning.journal import CaseResults, Entry, Results
 
 ROWS = (129, 256, 37, 177, 72, 233, 7, 150, 3, 110, 200, 22, 1, 52, 90, 13)
 """In an order of which every beginning is a fair sample."""
+DRAWN = (92, 18, 159, 57, 35, 77, 28, 232, 127, 126)
+"""Drawn by seed, log-uniform, among those of which no sweep had more than two of the projections below."""
 PROJECTIONS = (
     # 8B: fused QKV, output, gate and up, down
     (6144, 4096),
@@ -41,6 +44,7 @@ PROJECTIONS = (
 )
 SETS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "rows": tuple((m, n, k) for m in ROWS for n, k in PROJECTIONS),
+    "drawn": tuple((m, n, k) for m in DRAWN for n, k in PROJECTIONS),
     "large": (
         (8192, 8192, 8192),
         (4096, 4096, 4096),

@@ -20,7 +20,7 @@ def test_every_beginning_of_the_cells_is_a_fair_sample():
     assert len([*many, *few]) == len({case.text for case in [*many, *few]}) == sum(map(len, found.values()))
     rows = [case.sizes["m"] for case in found["rows"]]
     assert set(collections.Counter(rows).values()) == {len(product_cells.PROJECTIONS)}
-    assert min(rows[:20]) == 129 and few[len(rows) // 2] == found["skinny"][0]
+    assert min(rows[:20]) == 129 and few[len(rows) // 2] == found["drawn"][0]
     assert all(case.sizes["m"] >= measure_products.MANY for case in many)
 
 
@@ -35,7 +35,7 @@ def test_peers_take_part_where_they_can(monkeypatch):
             legal = {n: [] if v.reasons(problem) else v.legal_configs(problem) for n, v in variants.items()}
             quack = len(legal["peer.quack_coop"]) + len(legal["peer.quack_pingpong"])
             assert len(legal["peer.dispatched"]) == 1
-            assert quack == {"fp8": 0, "rows": 2, "skinny": 2}.get(name, 8), case.text
+            assert quack == {"fp8": 0, "rows": 2, "drawn": 2, "skinny": 2}.get(name, 8), case.text
             assert len(legal["peer.deepgemm"]) == (0 if name == "fp8" else 1 if case.sizes["m"] < 512 else 2)
 
 
