@@ -12,12 +12,20 @@ from registry.tuning.boosting import PARTS, Extent, boosted
 
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
-EXTENTS = {0: Extent(trees=12, leaves=64, rate=0.4, columns=1.0), 3000: Extent(24, leaves=128, rate=0.3, columns=1.0)}
-"""By the fewest shapes that a variant was timed on. Asked about shapes left out where it is best, `triton_matmul` with
-6,501 of them loses 2.6% by its choice with the larger, 3.0% with the smaller, `gluon_matmul_ws` with 3,935 1.3 and 1.6.
-With fewer shapes there is no more to learn (`gluon_decode` 2.15 and 2.18%, `gluon_grouped_ws` 3.0 and 2.4), and each
-config is asked about by itself. A guess that they could correct (`Variant.cost`) has `triton_matmul` lose 2.3%, but a
-decision takes 60 us longer: its answers are no longer those of all problems that lie in the same place."""
+EXTENTS = {
+    0: Extent(trees=12, leaves=64, rate=0.4, columns=1.0),
+    2000: Extent(trees=12, leaves=128, rate=0.4, columns=1.0),
+    3000: Extent(trees=24, leaves=128, rate=0.3, columns=1.0),
+}
+"""By the fewest shapes that a variant was timed on. Asked about shapes left out, `triton_matmul` with 7,141 of them
+loses 2.7% by its choice with the largest, 3.05 and 3.5% with those before, `gluon_matmul_ws` with 4,137 1.2, 1.3 and
+1.4, `gluon_fa3_backward` with 2,323 0.9, 0.9 and 1.0. With fewer shapes there is no more to learn (`gluon_decode` 2.15
+and 2.18%, `gluon_grouped_ws` 3.0 and 2.4), and each config is asked about by itself. A guess that they could correct
+(`Variant.cost`) has `triton_matmul` lose 0.3% less, but a decision takes 60 us longer: its answers are no longer those
+of all problems that lie in the same place."""
+GUESSED = Extent(trees=12, leaves=256, rate=0.4, columns=1.0)
+"""Instead of the largest, where a variant guesses costs: its configs are asked about anew for each problem, which takes
+25 us longer by 24 trees (`gluon_fa3` with 3,369 shapes loses 0.32% with these and 0.33% with those)."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)
@@ -86,7 +94,9 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
                 shape_of.append(place)
     rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
     parts = []
-    extent = EXTENTS[max(least for least in EXTENTS if least <= len(shapes))]
+    least = max(least for least in EXTENTS if least <= len(shapes))
+    guessed = least == max(EXTENTS) and any(timed.cost is not None for timed in shapes.values())
+    extent = GUESSED if guessed else EXTENTS[least]
     for seed in range(PARTS + 1):
         seen = whose % PARTS != seed - 1
         group = whose[seen].unique(return_inverse=True)[1]

@@ -5,6 +5,7 @@ import random
 
 from registry.tables.config_order import ConfigTrees
 from registry.tuning import config_trees as fitting
+from registry.tuning.boosting import Extent
 from registry.tuning.config_trees import Timed, fitted_config_trees
 
 COORDINATES = ("size", "noise")
@@ -52,6 +53,17 @@ def test_a_config_that_fails_is_not_chosen():
 def test_the_same_shapes_always_give_the_same_trees():
     one, other = (fitted_config_trees(COORDINATES, shapes(100)) for _ in range(2))
     assert one == other
+
+
+def test_there_are_more_trees_for_more_shapes_and_other_ones_where_costs_are_guessed(monkeypatch):
+    of = lambda trees: Extent(trees=trees, leaves=4, rate=0.5)  # noqa: E731
+    monkeypatch.setattr(fitting, "EXTENTS", {0: of(2), 60: of(3), 70: of(4)})
+    monkeypatch.setattr(fitting, "GUESSED", of(5))
+    guess = lambda config: 1.0  # noqa: E731
+    asked = ((59, None), (60, None), (60, guess), (70, None), (70, guess))
+    fitted = [fitted_config_trees(COORDINATES, shapes(count, cost))["ours"] for count, cost in asked]
+    begun = len(fitted[0].trees.parts[0]) - 2  # from the mean
+    assert [len(one.trees.parts[0]) - begun for one in fitted] == [2, 3, 3, 4, 5]
 
 
 def test_few_shapes_have_no_trees_and_nothing_timed_has_none():

@@ -13,6 +13,9 @@ THIN = 64
 ALIGNED = 16
 """Bytes that distances between rows are multiples of, where the TMA unit can address an operand."""
 
+LINE = 64
+"""Elements of two bytes in a cache line: what sizes are multiples of, up to that, decides how rows are aligned."""
+
 
 def coordinates(problem: Any) -> dict[str, float]:
     """Sizes and work in octaves, how full rounds of tiles are, what decides which kernels of a library can run, and how
@@ -39,9 +42,9 @@ def coordinates(problem: Any) -> dict[str, float]:
         "pitch": octaves(pitch),
         "pitch_16": 2.0 * (pitch >= 16),
         "per_odd": octaves(max(1.0, elements * k / odd)) if odd else 0.0,
-        "m_divisor": octaves(math.gcd(m, 8)),
-        "n_divisor": octaves(math.gcd(n, 8)),
-        "k_divisor": octaves(math.gcd(k, 8)),
+        "m_divisor": octaves(math.gcd(m, LINE)),
+        "n_divisor": octaves(math.gcd(n, LINE)),
+        "k_divisor": octaves(math.gcd(k, LINE)),
         "bits_8": 4.0 * (dtype.startswith("float8") or dtype == "int8"),
         "bits_32": 4.0 * (dtype == "float32"),
         "activation": 2.0 * bool(problem.activation),
