@@ -1,0 +1,47 @@
+"""In what problems are alike to a table: what decides in kernels is told, and no size is too small to be told of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from registry import Target
+from registry.ops.parts.cases import Case
+
+H200 = Target.named("H200")
+
+
+def likeness(op, text):
+    return Case.parse(op, text).problem(H200).likeness()
+
+
+@pytest.mark.parametrize(
+    ("heads", "halves"), [("hq=8,hkv=8", 0), ("hq=12,hkv=4", 0), ("hq=12,hkv=2", 1), ("hq=32,hkv=4", 2)]
+)
+@pytest.mark.parametrize("op", ["attention", "attention_backward"])
+def test_how_often_the_heads_that_share_keys_can_be_halved(op, heads, halves):
+    assert likeness(op, f"b=2,{heads},s=40,d=128,causal")["halves"] == halves
+
+
+def test_tiles_of_keys_fill_rounds_of_the_chip():
+    few, full, more = (likeness("attention_backward", f"b={b},hq=32,hkv=4,s=128,d=128") for b in (2, 33, 34))
+    assert few["key_waves"] == 1 and full["key_waves"] == 0 < more["key_waves"]
+    assert full["key_tiles"] == 7 and few["packed"] == 10
+
+
+@pytest.mark.parametrize("form", ["form=rows,layout=nt", "form=inner,layout=tn", "form=batch,layout=nn"])
+@pytest.mark.parametrize("sizes", ["e=1,m=1,n=1,k=1", "e=256,m=3,n=8,k=8", "e=4,m=512,n=256,k=4096"])
+def test_groups_of_any_size_have_tiles(form, sizes):
+    found = likeness("grouped_mm", f"{sizes},{form}")
+    assert all(math.isfinite(value) for value in found.values())
+    assert {"tiles", "waves_128x256", "waste_64", "work", "matrices"} <= found.keys()
+
+
+def test_a_gate_doubles_the_columns_of_tiles_and_the_matrices():
+    plain, gated = (likeness("grouped_mm", f"e=8,m=4096,n=2048,k=1024{more}") for more in ("", ",gated"))
+    assert gated["tiles"] == plain["tiles"] + 1 and gated["matrices"] == plain["matrices"] + 1
+
+
+def test_sizes_in_lines_of_a_cache():
+    assert [likeness("matmul", f"m=100,n=100,k={k}")["k_divisor"] for k in (33, 40, 96, 640)] == [0, 3, 5, 6]
