@@ -153,7 +153,7 @@ class Plan:
         """Launch, replacing this plan's choice while kernels fail to compile, and then this launch by the bound one."""
         with self._lock:
             while self.launch == self._first_launch:
-                if capturing():
+                if capturing() and not isinstance(self._bound, Uncaptured):  # which has a better reason
                     refuse_capture(self.decision)
                 try:
                     result = self._bound(*args, **kwargs)

@@ -194,7 +194,7 @@ class Op:
         """How launches of a variant follow from one another where only sizes differ; None where each is bound by
         itself."""
         of_any_size = getattr(variant.prepare, "of_any_size", None)
-        if of_any_size is None or interpreted_as() is not None:
+        if of_any_size is None or variant.waits is not None or interpreted_as() is not None:
             return None
         return Launches(functools.partial(of_any_size, config=config), problem_of, self._unclaimed(variant))
 
@@ -232,9 +232,11 @@ class Op:
 
     def bind(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
+        launch: Callable[..., Any]
         if variant.prepare is not None and interpreted_as() is None:  # an interpreter has no launcher but Triton's own
-            return LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
-        launch = on_its_device(self._running(variant, problem, config))
+            launch = LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
+        else:
+            launch = on_its_device(self._running(variant, problem, config))
         waits = variant.waits is not None and variant.waits(problem)
         return Uncaptured(launch, variant.name) if waits else launch
 

@@ -34,7 +34,7 @@ def operands(rows=8):
 def test_a_capture_refuses_them(capture):
     a, b, groups = operands()
     want = registry.grouped_mm.reference(a, b, **groups)
-    for captured in (False, True, True, False):  # the first launch, then later ones of the same plan
+    for captured in (True, False, True, True, False):  # the first launch, then later ones of the same plan
         capture["on"] = captured
         if captured:
             with pytest.raises(CaptureError, match="torch_loop reads values that are on the device"):
@@ -50,6 +50,18 @@ def test_it_is_asked_of_each_problem(capture):
     registry.grouped_mm(a, b, variant="torch_loop")
     capture["on"] = True
     torch.testing.assert_close(registry.grouped_mm(a, b, variant="torch_loop"), a @ b)
+
+
+def test_a_prepared_launch_is_refused_too(capture, declare):
+    def prepare(problem, config):
+        return lambda q, k, v, **given: (q.clone(), None)
+
+    declare(waits=lambda problem: True, prepare=prepare, layouts=("bhsd",))
+    q = torch.randn(1, 1, 4, 8)
+    for captured in (False, True, False):
+        capture["on"] = captured
+        with pytest.raises(CaptureError, match="test.kernel reads values") if captured else contextlib.nullcontext():
+            assert torch.equal(registry.attention(q, q, q, variant="test.kernel"), q)
 
 
 @pytest.mark.parametrize("waits", [None, lambda problem: True, lambda problem: False])
