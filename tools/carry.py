@@ -12,8 +12,9 @@ builds    all of which the key is the same by which Triton finds what it compile
 
 A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
 Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
-variant, and ends with status 1. What a launch does on the host besides (copies, choosing configs) is not compared: see
-`make replay`.
+variant, and ends with status 1. With `--where-alike` launches may differ: what was measured of those keeps the old
+hash, and is no measurement of today's source. What a launch does on the host besides (copies, choosing configs) is not
+compared: see `make replay`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,13 @@ def measured_rows(files: Iterable[Path], changed: Changed) -> list[Row]:
                 record = json.loads(line)
                 for variant, config, _, source in record["contestants"].values():
                     if source == changed.get(variant, ("",))[0]:
-                        key = f"{variant} {json.dumps(config, sort_keys=True)} {record['op']} {record['text']}"
+                        key = f"{_key(variant, config)} {record['op']} {record['text']}"
                         found[key] = [key, variant, record["shape"], config, target]
     return [found[key] for key in sorted(found)]
+
+
+def _key(variant: str, config: Mapping[str, Any]) -> str:
+    return f"{variant} {json.dumps(config, sort_keys=True)}"
 
 
 def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
@@ -91,8 +96,9 @@ def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(old: Side, new: Side, rows: list[Row], jobs: int) -> dict[str, list[str]]:
-    """Variant -> what differs, nothing where nothing does."""
+def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | None = None) -> dict[str, list[str]]:
+    """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
+    where it is given, and count as no difference."""
     found: dict[str, list[str]] = {row[1]: [] for row in rows}
     asked = old.work / "asked.json"
     asked.write_text(json.dumps(rows), encoding="utf-8")
@@ -102,6 +108,8 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int) -> dict[str, list[
         before, after = was[row[0]], now[row[0]]
         if not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
+        elif before["launches"] != after.get("launches") and apart is not None:
+            apart.add(row[0])
         elif before["launches"] != after.get("launches"):
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
         elif before["keys"] != after["keys"]:
@@ -128,14 +136,25 @@ def unlike(old: list[str], new: list[str]) -> list[str]:
 # --- carrying -----------------------------------------------------------------------------------------------------
 
 
-def carried(text: str, changed: Changed) -> str:
-    """A journal or a table with the new hashes."""
+def carried(text: str, changed: Changed, apart: Collection[str] = ()) -> str:
+    """A journal or a table with the new hashes, but those of rows apart."""
+    shape = ""
 
     def contestant(found: re.Match[str]) -> str:
         old, new = changed.get(found["variant"], ("", ""))
-        return found[0].replace(f'"{old}"]', f'"{new}"]') if found["source"] == old else found[0]
+        if found["source"] != old:
+            return found[0]
+        if apart and f"{_key(found['variant'], json.loads(found['config']))} {shape}" in apart:
+            return found[0]
+        return found[0].replace(f'"{old}"]', f'"{new}"]')
 
-    text = CONTESTANT.sub(contestant, text) if text.startswith('{"kind"') else text
+    if text.startswith('{"kind"'):
+        lines = text.splitlines(keepends=True)
+        for at, line in enumerate(lines):
+            if line.startswith('{"kind":"case"'):
+                shape = "{op} {text}".format(**json.loads(line)) if apart else ""
+                lines[at] = CONTESTANT.sub(contestant, line)
+        text = "".join(lines)
     for variant, (old, new) in changed.items():
         text = re.sub(rf"\b{variant}: (['\"]?){old}\1", f"{variant}: {in_yaml(new)}", text)
     return text
@@ -146,11 +165,11 @@ def in_yaml(source: str) -> str:
     return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
 
 
-def carry(files: Iterable[Path], changed: Changed) -> Iterator[Path]:
+def carry(files: Iterable[Path], changed: Changed, apart: Collection[str] = ()) -> Iterator[Path]:
     """Write the files anew that name an old source; those are given."""
     for file in files:
         was = file.read_text(encoding="utf-8")
-        now = carried(was, changed)
+        now = carried(was, changed, apart)
         if now != was:
             file.write_text(now, encoding="utf-8")
             yield file
@@ -162,6 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the new side, whose measurements are carried")
     parser.add_argument("--only", action="append", metavar="VARIANT", help="may be given more than once")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    parser.add_argument("--where-alike", action="store_true", help="leave out what is launched in another way")
     parser.add_argument("--dry-run", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="carry-") as work:
@@ -169,12 +189,15 @@ def main(arguments: list[str] | None = None) -> int:
         changed = changed_sources(old, new)
         changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
-        found = compare(old, new, rows, options.jobs) if rows else {}
+        apart: set[str] | None = set() if options.where_alike else None
+        found = compare(old, new, rows, options.jobs, apart) if rows else {}
+    if apart is not None:
+        print(f"{len(apart)} launches differ, and keep the old hash")
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}
     files = [*journals(options.tree / "benchmarks" / "results"), *(options.tree / "dispatch_tables").glob("*.yaml")]
-    for file in () if options.dry_run else carry(files, same):
+    for file in () if options.dry_run else carry(files, same, apart or ()):
         print(f"carried in {file.relative_to(options.tree)}")
     return 1 if len(same) < len(found) else 0
 

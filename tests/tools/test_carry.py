@@ -83,6 +83,23 @@ def test_a_variant_is_the_same_only_where_launches_and_builds_are(monkeypatch, t
     assert len(compared) == (new.get("keys") == ["y"])  # another key is no other build yet
 
 
+def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_path, journal):
+    was = {"launches": ["(1,) [8]"], "keys": ["x"], "features": ["a"]}
+    rows = carry.measured_rows([journal], {"acme": (OLD, NEW)})
+    other = next(row[0] for row in rows if row[0].endswith("matmul m=2") and '"BLOCK": 32' in row[0])
+    before = {row[0]: was for row in rows}
+    after = {**before, other: was | {"launches": ["(2,) [8]"]}}
+    monkeypatch.setattr(carry, "both", lambda *_: (before, after))
+    monkeypatch.setattr(carry, "compare_builds", lambda *_: Comparison("builds", 0, differing={}))
+    apart: set[str] = set()
+    sides = Side("old", tmp_path), Side("new", tmp_path)
+    assert carry.compare(*sides, rows, 2, apart) == {"acme": []} and apart == {other}
+    assert list(carry.carry([journal], {"acme": (OLD, NEW)}, apart)) == [journal]
+    cases = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()][1:]
+    hashes = [[one[3] for one in case["contestants"].values()] for case in cases]
+    assert hashes == [[NEW, NEW, OLD, OTHER], [NEW, OLD, OLD, OTHER]]
+
+
 def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
     assert list(merged([{"a": 1, "c": 3, "d": 4}, {"b": 2}])) == ["a", "b", "c", "d"]
     assert differing({"a": 1}, {"a": 1, "b": None}) == ["b"]

@@ -8,7 +8,6 @@ sweeps  a kernel for each gradient, for head dims beyond 128: always in a fixed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,11 @@ GROUP_REGISTERS = 240  # per thread
 HELPER_REGISTERS = 24  # of the producer and of the senders
 ORDERS = ("any", "fixed")  # in which the tiles of a head add to dQ
 FEW_STEPS = 16
+# What a tile in parts costs, in steps, as of packed sequences (varlen/backward.py). Of 146 gradients of grouped heads
+# with fewer tiles than SMs the number of parts that this picks takes 1.0% longer than the best of 1, 2 and 4, at most
+# 25%; rounds of tiles alone, without these costs, 5.8%, at most 102% (backward_parts.json).
+TILE_STEPS = 4  # a part's begin and end
+SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
 
@@ -148,23 +152,29 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
 
 def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
-    to be busy alike. As few as come within 5% of the best of these times, in units of the mean tile's: if all tiles are
-    alike, that of so many rounds; where one bound cuts, that of the longest, or of a fair share. In a fixed order at
-    most two, for a + b is b + a."""
-    group = problem.heads_q // problem.heads_kv
-    tiles = problem.batch * problem.heads_kv * -(-problem.seqlen_k // config["BLOCK_N"])
-    left, right = window_bounds(problem.causal, problem.window)
-    alike = (left < UNLIMITED) == (right < UNLIMITED)
+    to be busy alike. The fewest of those that take least, in steps. All SMs are done when the work is, if it can be
+    shared, and not before the longest tile: rounds of them where all are alike, one where a bound cuts. What parts add
+    up to passes through memory. In a fixed order at most two, for a + b is b + a."""
+    group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     choices = [parts for parts in (1, 2, 4) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         choices = [1]  # dV leaves in two halves at most
     elif config["order"] == "fixed":
         choices = [parts for parts in choices if parts <= 2]
+    if len(choices) == 1:
+        return 1
+    key_blocks = -(-problem.seqlen_k // config["BLOCK_N"])
+    tiles, steps = problem.batch * problem.heads_kv * key_blocks, -(-problem.seqlen_q // config["BLOCK_M"]) * group
+    left, right = window_bounds(problem.causal, problem.window)
+    alike = (left < UNLIMITED) == (right < UNLIMITED) or key_blocks == 1
+    share = 1.0 if alike else (1 + 1 / key_blocks) / 2
+    sums = SUMS_STEPS * max(padded(problem.head_dim), padded(problem.head_dim_v)) / 128 * tiles / sms
     times = {}
     for parts in choices:
-        rounds = tiles * parts / max(problem.target.sm_count, 1)
-        times[parts] = (math.ceil(rounds) if alike else max(rounds, 2.0)) / parts
-    return next(parts for parts, time in times.items() if time <= 1.05 * min(times.values()))
+        rounds = -(-tiles * parts // sms) if alike else 1
+        shared = tiles * (share * steps + TILE_STEPS * parts) / sms
+        times[parts] = max(shared, rounds * (steps / parts + TILE_STEPS)) + (sums if parts > 1 else 0.0)
+    return min(choices, key=lambda parts: times[parts])
 
 
 def draws(problem: Any, steps: float) -> bool:

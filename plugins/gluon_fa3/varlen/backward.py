@@ -17,7 +17,7 @@ from registry import Reason, Requires
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
-from registry.plugins.gluon_fa3.backward.traits import KEYS, SumsTraits, SweepTraits
+from registry.plugins.gluon_fa3.backward.traits import KEYS, SUMS_STEPS, TILE_STEPS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
@@ -25,11 +25,9 @@ from registry.plugins.gluon_fa3.varlen.gradients import one_kernel, sweeps
 from registry.toolbox.call import Call, Host, Operands
 
 FEW_STEPS = 64  # of the longest sequence's tiles
-# What a tile in parts costs, in steps, fitted to the times of 33 batches with 1, 2 and 4 parts; 12 with 8 agree
-# (varlen_backward_gluon.txt)
-TILE_STEPS = 4  # a part's begin and end
-SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
 NEAR = 1.15
+# What a tile in parts costs was fitted to the times of 33 batches with 1, 2 and 4 parts; 12 with 8 agree
+# (varlen_backward_gluon.txt)
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
