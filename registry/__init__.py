@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from registry.ops.attention_varlen.op import attention_varlen
     from registry.ops.grouped_mm.op import grouped_mm
     from registry.ops.matmul.op import matmul
+    from registry.trying import try_out
     from registry.warming import warm
 
 _warn_of_foreign(__path__[0])
 
-_LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "warm": "registry.warming"}
+_LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "try_out": "registry.trying", "warm": "registry.warming"}
 """Names whose modules bring what most programs never need: pluggy, process pools."""
 
 
@@ -98,6 +99,7 @@ __all__ = [
     "record",
     "register",
     "reload_tables",
+    "try_out",
     "unregister",
     "use",
     "variants",

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from registry.contract.capability import Config
 from registry.contract.problem import Problem
 from registry.contract.target import Target
+from registry.dispatch.contenders import contenders
 from registry.dispatch.decision import Decision
 from registry.dispatch.quarantine import compile_failures
 from registry.dispatch.scope import Recorder, current
@@ -84,7 +86,8 @@ def warm(
     timeout   seconds after which one kernel's compiler is ended, and the kernel reported as failed
     progress  called with (kernels done, kernels in all)
 
-    Nothing is raised for a problem that cannot be warmed: its `error` says why. Honours `use` and `prefer` blocks.
+    Nothing is raised for a problem that cannot be warmed: its `error` says why. Honours `use` and `prefer` blocks. In a
+    `try_out` block all that is tried is compiled ahead, by many processes.
     """
     if capturing():
         raise CaptureError("registry.warm compiles and launches; call it before the capture")
@@ -100,8 +103,9 @@ def warm(
             continue
         found.append(Warmed(f"{case.op} {case.text}", decision.variant))
         try:
-            for key, task in _tasks(decision):
-                tasks.setdefault(key, (task, []))[1].append(number)
+            for variant, config in _to_compile(decision):
+                for key, task in _tasks(decision.problem, variant, config):
+                    tasks.setdefault(key, (task, []))[1].append(number)
         except Exception as error:  # a plugin's `builds`: its failure must not keep the others cold
             found[-1] = replace(found[-1], error=_text(error))
     work = [task for task, _ in tasks.values()]
@@ -144,17 +148,23 @@ def _target(given: Target | None, own: Target | None, here: Target | None) -> Ta
     return chosen
 
 
-def _tasks(decision: Decision) -> list[tuple[Any, _Task]]:
-    """Each kernel of a decision with a key that equal builds share."""
-    problem = decision.problem
-    builds = op_named(problem.op).variants[decision.variant].builds
+def _to_compile(decision: Decision) -> list[tuple[str, Config]]:
+    """(variant, config) of a decision, and in a `try_out` block of all that the first launch will try."""
+    scope = current.get()
+    rivals = contenders(decision.problem, scope, scope.trying.most) if scope.trying is not None else []
+    return [(one.variant.name, one.config) for one in rivals] or [(decision.variant, decision.config)]
+
+
+def _tasks(problem: Problem, variant: str, config: Config) -> list[tuple[Any, _Task]]:
+    """Each kernel of a variant with a key that equal builds share."""
+    builds = op_named(problem.op).variants[variant].builds
     if builds is None:
         return []
-    config, arch = dict(decision.config), problem.target.arch
+    config, arch = dict(config), problem.target.arch
     return [
         (
             (arch, build.source(arch).hash(), str(sorted(build.options.items()))),
-            _Task(problem.op, decision.variant, problem, config, index),
+            _Task(problem.op, variant, problem, config, index),
         )
         for index, build in enumerate(builds(problem, config))
     ]

@@ -15,6 +15,7 @@ from registry.contract.problem import PROBLEM_TYPES, Problem
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
+from registry.dispatch.tried import tried
 from registry.tables import (
     Condition,
     Field,
@@ -67,7 +68,7 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
 
 def digest() -> str:
     """8 hex digits over what decisions follow from: variants, rules, measured shapes and errata, as they are in every
-    process."""
+    process, and what was tried out in this one."""
     found = tables()
     rules = [
         (table.arch, table.device, _shown(rule.conditions), [(u.variant, str(u.config)) for u in rule.use])
@@ -76,7 +77,8 @@ def digest() -> str:
         for rule in table.rules
     ]
     errata = [(e.variant, e.arch, _shown(e.conditions), str(e.toolchain)) for e in found.errata]
-    told = repr((sorted(catalog.get().variants), rules, errata))
+    held = [(key, [(one.variant, str(one.config)) for one in found.timed]) for key, found in tried.held.items()]
+    told = repr((sorted(catalog.get().variants), rules, errata, *([sorted(held, key=repr)] if held else [])))
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from registry import notices
 from registry.dispatch.decision import Decision
 from registry.dispatch.quarantine import did_not_compile, quarantine
-from registry.dispatch.scope import Scope
+from registry.dispatch.scope import Scope, Trial
 from registry.errors import CaptureError, IllegalVariant, NoLegalVariant, RegistryError
 from registry.toolbox.capturing import capturing
 
@@ -111,9 +111,21 @@ class Plan:
 
     The first launch is watched: a kernel that fails to compile is quarantined and the next legal variant takes its
     place, before anything was written. Any later failure is raised, never retried. After it, `launch` is the bound one.
+    With a `trial` others are launched before it, and it is decided again by what that told.
     """
 
-    __slots__ = ("_bound", "_decision", "_lock", "_replan", "default", "launch", "once", "passing", "with_grad")
+    __slots__ = (
+        "_bound",
+        "_decision",
+        "_lock",
+        "_replan",
+        "_trial",
+        "default",
+        "launch",
+        "once",
+        "passing",
+        "with_grad",
+    )
 
     def __init__(
         self,
@@ -122,8 +134,10 @@ class Plan:
         replan: Callable[[], Plan],
         default: Any = None,
         with_grad: bool = False,
+        trial: Trial | None = None,
     ) -> None:
         self._decision = decision
+        self._trial = trial
         self.launch: Callable[..., Any] = self._first_launch
         self.default = default
         """What a call takes where it is given nothing; the op derives it from the Problem once."""
@@ -155,6 +169,8 @@ class Plan:
             while self.launch == self._first_launch:
                 if capturing() and not isinstance(self._bound, Uncaptured):  # which has a better reason
                     refuse_capture(self.decision)
+                if self._trial is not None and not capturing():
+                    self._try_out(self._trial, args, kwargs)
                 try:
                     result = self._bound(*args, **kwargs)
                 except Exception as error:
@@ -166,6 +182,11 @@ class Plan:
                 self.launch = settled(self._bound)
                 return result
         return self.launch(*args, **kwargs)
+
+    def _try_out(self, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._trial = None
+        trial(args, kwargs)
+        self._succeed(self._replan())
 
     def _check_form(self, result: Any) -> None:
         """Raise for what the op would take apart wrongly; a choice that is as for other sizes was looked at then."""
@@ -179,6 +200,9 @@ class Plan:
             successor = self._replan()
         except (IllegalVariant, NoLegalVariant) as refusal:
             raise refusal from error
+        self._succeed(successor)
+
+    def _succeed(self, successor: Plan) -> None:
         self._decision, self._bound = successor.decision, successor._bound
 
 

@@ -238,7 +238,7 @@ class PlanCache:
         self, kind: Hashable, sizes: tuple[int, ...], settings: Any, with_grad: bool, tensors: tuple[Any, ...]
     ) -> Plan:
         """A plan from those of calls that differ in sizes alone; else one that is made in full."""
-        if self._alike is None:
+        if self._alike is None or _scope().trying is not None:  # there each is tried out by itself
             return self._make(settings, with_grad, tensors)
         plan = self._alike.plan(kind, sizes, with_grad)
         if plan is None:

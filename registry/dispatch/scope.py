@@ -10,9 +10,9 @@ import contextlib
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
@@ -20,7 +20,13 @@ from registry.errors import InvalidArgument, UnknownVariant, shown
 
 if TYPE_CHECKING:
     from registry.contract.problem import Problem
+    from registry.contract.variant import Variant
     from registry.dispatch.decision import Decision
+
+Launch = Callable[..., Any]
+Bind = Callable[["Variant", "Problem", Any], Launch]
+"""(variant, problem, config) -> a launch."""
+Trial = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 def freeze_config(config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -36,21 +42,33 @@ class Forced:
     config: tuple[tuple[str, Any], ...] | None = None
 
 
+class Trying(Protocol):
+    """What a `try_out` block asks of plans."""
+
+    most: int
+
+    def trial(self, problem: Problem, scope: Scope, bind: Bind) -> Trial | None:
+        """What the first launch of a plan calls with its arguments before it decides again; None where the choice
+        stands."""
+
+
 @dataclass(frozen=True)
 class Scope:
-    """What `use`, `prefer` and `record` blocks around the caller ask for."""
+    """What `use`, `prefer`, `record` and `try_out` blocks around the caller ask for."""
 
     forced: tuple[tuple[str, Forced], ...] = ()
     """(op, what must run), one entry an op."""
     preferred: tuple[str, ...] = ()
     recorders: tuple[Recorder, ...] = ()
+    trying: Trying | None = None
     key: str | None = field(default=None, compare=False)
-    """The part that belongs in a memo key; None where nothing is forced or preferred."""
+    """The part that belongs in a memo key; None where nothing is forced, preferred or tried out."""
 
     def __post_init__(self) -> None:
         # As text: that is hashed once, and tells True from 1.
-        chosen = self.forced or self.preferred
-        object.__setattr__(self, "key", repr((self.forced, self.preferred)) if chosen else None)
+        chosen = self.forced or self.preferred or self.trying
+        tried = self.trying.most if self.trying is not None else 0
+        object.__setattr__(self, "key", repr((self.forced, self.preferred, tried)) if chosen else None)
 
     def forced_for(self, op: str) -> Forced | None:
         """What must run for an op, if anything."""

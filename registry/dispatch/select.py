@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from registry.dispatch.configs import undeclared, unfit
 from registry.dispatch.decision import Candidate, Decision
 from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
+from registry.dispatch.tried import Held as TriedHeld
+from registry.dispatch.tried import key_of, tried
 from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
 
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
@@ -29,7 +31,7 @@ LATE = "; behind the others of the rule: it builds a kernel for each new length,
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class Ranked:
     """A place in the order: a variant, the config the table wants for it, and where that was said."""
 
     variant: str
@@ -38,6 +40,8 @@ class _Ranked:
     match: Match | None = None
     advice: Advice | None = None
     """What the measured shapes nearest to the problem say, where the rule goes by them."""
+    settled: bool = False
+    """Whether somebody asked for it, or it was tried out."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,17 @@ class Moment:
     catalog: Catalog
     tables: TableSet
     held: Held
+    tried: TriedHeld
 
     @classmethod
     def now(cls) -> Moment:
         global _latest
-        found, tables, held = catalog.get(), _in_force().tables(), quarantine.held
+        now = catalog.get(), _in_force().tables(), quarantine.held, tried.held
         latest = _latest
-        if latest is None or not (latest.catalog is found and latest.tables is tables and latest.held is held):
-            _latest = latest = cls(found, tables, held)
+        if latest is None or not (
+            latest.catalog is now[0] and latest.tables is now[1] and latest.held is now[2] and latest.tried is now[3]
+        ):
+            _latest = latest = cls(*now)
         return latest
 
 
@@ -72,38 +79,51 @@ _latest: Moment | None = None
 """Shared by the decisions made under it: a plan keeps its own for as long as it lives."""
 
 
-class _Question:
+class Question:
     """One problem put to the variants of a moment. The launch asks it for a pick; `explain` and errors for reasons."""
 
     def __init__(self, problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> None:
         self.problem, self.preferred, self.tables = problem, preferred, moment.tables
         self.variants = moment.catalog.of(problem.op)
-        self._held = moment.held
+        self._held, self._tried = moment.held, moment.tried
         self._facts = problem.facts()
-        self._late: set[str] = set()
+        self.late: set[str] = set()
+        """Variants that build a kernel for each new length, where lengths grow."""
         if problem.growing:
-            self._late = {name for name, variant in self.variants.items() if variant.builds_each_size}
+            self.late = {name for name, variant in self.variants.items() if variant.builds_each_size}
 
-    def rank(self) -> Iterator[_Ranked]:
-        """Every variant, best first: preferences, then table rules from the highest layer down, then heuristics."""
+    def rank(self) -> Iterator[Ranked]:
+        """Every variant, best first: preferences, what was tried out, table rules from the highest layer down, then
+        heuristics."""
         problem, target = self.problem, self.problem.target
         for name in self.preferred:
-            yield _Ranked(name, None, "preferred")
+            yield Ranked(name, None, "preferred", settled=True)
+        likeness = problem.likeness() if self._tried else None
+        if likeness is not None:
+            yield from self._tried_out(likeness)
         for match in self.tables.match(problem.op, self._facts, target.arch, target.name):
-            advice = advice_of(match.table, match.rule, problem)
+            advice = advice_of(match.table, match.rule, problem, likeness)
             uses = match.use if advice is None else self._by_advice(match, advice)
-            for use in uses if not self._late else sorted(uses, key=lambda use: use.variant in self._late):
-                where = match.where + LATE if use.variant in self._late else match.where
-                yield _Ranked(use.variant, use.config, where, match, advice)
+            for use in uses if not self.late else sorted(uses, key=lambda use: use.variant in self.late):
+                where = match.where + LATE if use.variant in self.late else match.where
+                yield Ranked(use.variant, use.config, where, match, advice)
         for variant in sorted(self.variants.values(), key=lambda variant: (_generality(variant), variant.name)):
-            yield _Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
+            yield Ranked(variant.name, None, "heuristic: the narrowest architecture claim, then the name")
+
+    def _tried_out(self, likeness: Mapping[str, float]) -> Iterator[Ranked]:
+        """Those that were tried out on a problem like this one and may run it with the same config, fastest first."""
+        problem, found = self.problem, self._tried.get(key_of(self.problem, likeness))
+        for place, one in enumerate(found.timed if found is not None else ()):
+            variant, config = self.variants.get(one.variant), one.config
+            if variant is not None and not _passed_over(variant, problem, config):
+                yield Ranked(one.variant, config, found.because(place), settled=True)  # type: ignore[union-attr]
 
     def _by_advice(self, match: Match, advice: Advice) -> list[Use]:
         uses = {use.variant: use for use in match.use}
         libraries = [name for name in uses if name in self.variants and self.variants[name].builds is None]
         return [uses[name] for name in advice.ranked(list(uses), libraries)]
 
-    def places(self) -> Iterator[_Ranked]:
+    def places(self) -> Iterator[Ranked]:
         """The first place of each variant there is."""
         seen = set()
         for place in self.rank():
@@ -111,14 +131,17 @@ class _Question:
                 seen.add(place.variant)
                 yield place
 
-    def pick(self) -> tuple[_Ranked, Config, str] | None:
+    def pick(self) -> tuple[Ranked, Config, str] | None:
         """The first place whose variant may run, the config for it, and where that was said. Stops there."""
+        return next(self.legal(), None)
+
+    def legal(self) -> Iterator[tuple[Ranked, Config, str]]:
+        """The places whose variants may run, each with the config for it, and where that was said."""
         for place in self.places():
             variant = self.variants[place.variant]
             first = variant.first_legal(self.problem, _order_of(variant, self.problem, place))
             if first is not None and next(self._known_bad(variant), None) is None:
-                return place, *_config_for(variant, self.problem, place, first)
-        return None
+                yield place, *_config_for(variant, self.problem, place, first)
 
     def reasons(self, variant: Variant) -> list[Reason]:
         """Declared reasons, known errata and quarantines together; empty where the variant may run."""
@@ -172,8 +195,8 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     moment = Moment.now()
     forced = scope.forced_for(problem.op) if scope.forced else None
     if forced is not None:
-        return _decide_forced(_Question(problem, moment, ()), moment, forced)
-    question = _Question(problem, moment, scope.preferred)
+        return _decide_forced(Question(problem, moment, ()), moment, forced)
+    question = Question(problem, moment, scope.preferred)
     picked = question.pick()
     if picked is None:
         raise NoLegalVariant(problem, question.all_reasons())
@@ -205,14 +228,15 @@ def moved(decision: Decision, problem: Problem) -> Decision:
     return replace(decision, problem=problem, standing=asked(decision.standing), near=asked(decision.near))
 
 
-def advice_of(table: Table, rule: Rule, problem: Problem) -> Advice | None:
-    """What the shapes behind a rule say of a problem; None where the rule has an order of its own."""
+def advice_of(table: Table, rule: Rule, problem: Problem, likeness: Mapping[str, float] | None = None) -> Advice | None:
+    """What the shapes behind a rule say of a problem, of this likeness if that is known; None where the rule has an
+    order of its own."""
     if rule.nearest is None:
         return None
     from registry.tables.measured import neighbours_of
 
     neighbours = neighbours_of(table, rule)
-    return neighbours.ask(problem.likeness()) if neighbours is not None else None
+    return neighbours.ask(likeness or problem.likeness()) if neighbours is not None else None
 
 
 def _nearest(match: Match, problem: Problem) -> str:
@@ -229,19 +253,19 @@ def _nearest(match: Match, problem: Problem) -> str:
 
 
 def _candidates(problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> tuple[Candidate, ...]:
-    return _Question(problem, moment, preferred).candidates()
+    return Question(problem, moment, preferred).candidates()
 
 
 def _candidates_beside(picked: str, problem: Problem, moment: Moment) -> tuple[Candidate, ...]:
-    return _Question(problem, moment, ()).candidates_beside(picked)
+    return Question(problem, moment, ()).candidates_beside(picked)
 
 
 def all_reasons(variant: Variant, problem: Problem) -> list[Reason]:
     """Declared reasons, known errata and quarantines together; empty where the variant may run."""
-    return _Question(problem, Moment.now(), ()).reasons(variant)
+    return Question(problem, Moment.now(), ()).reasons(variant)
 
 
-def _decide_forced(question: _Question, moment: Moment, forced: Forced) -> Decision:
+def _decide_forced(question: Question, moment: Moment, forced: Forced) -> Decision:
     problem, variants = question.problem, question.variants
     variant = variants.get(forced.variant)
     if variant is None:
@@ -286,14 +310,11 @@ def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reas
     )
 
 
-def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Config) -> tuple[Config, str]:
+def _config_for(variant: Variant, problem: Problem, place: Ranked, first: Config) -> tuple[Config, str]:
     """The table's config where it is declared and legal here, else the variant's first legal one; and why."""
     if place.config is None:
         return dict(first), place.because
-    wanted = place.config
-    refused = variant.answer(
-        problem, lambda: undeclared(variant, problem, wanted) or config_reasons(variant.requires, problem, wanted)
-    )
+    refused = _passed_over(variant, problem, place.config)
     if not refused:
         return dict(place.config), place.because
     why = "; ".join(map(str, refused))
@@ -301,7 +322,14 @@ def _config_for(variant: Variant, problem: Problem, place: _Ranked, first: Confi
     return dict(first), f"{place.because}; its config is passed over: {why}"
 
 
-def _order_of(variant: Variant, problem: Problem, place: _Ranked) -> Order | None:
+def _passed_over(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
+    """Why a config that somebody else names may not run."""
+    return variant.answer(
+        problem, lambda: undeclared(variant, problem, config) or config_reasons(variant.requires, problem, config)
+    )
+
+
+def _order_of(variant: Variant, problem: Problem, place: Ranked) -> Order | None:
     """The order in which measured shapes would try a variant's configs, where the table names none."""
     advice = place.advice
     if place.config is not None or advice is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -158,14 +159,16 @@ class Op:
         return self._plan(*self.asked(settings, with_grad, *tensors), with_grad)
 
     def _plan(self, problem: Problem, scope: Scope, with_grad: bool) -> Plan:
-        decision = self.trivial(problem)
+        decision, trial = self.trivial(problem), None
         if decision is not None:
             launch = self.trivial_launch(problem)
         else:
             decision, variant = self._decided(problem, scope)
             launch = self.bind(variant, problem, decision.config)
+            if scope.trying is not None:
+                trial = scope.trying.trial(problem, scope, self.bind)
         replan = functools.partial(self._plan, problem, scope, with_grad)
-        return Plan(decision, launch, replan, self.default(problem), with_grad)
+        return Plan(decision, launch, replan, self.default(problem), with_grad, trial)
 
     def planned(
         self, decision: Callable[[], Decision], launch: Any, scope: Scope, with_grad: bool, default: Any
@@ -279,7 +282,7 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
     if not isinstance(variant, str):
         raise InvalidArgument("variant", shown(variant), "None or the name of a variant")
     forced = dict(scope.forced) | {op: Forced(variant)}
-    return Scope(tuple(sorted(forced.items())), scope.preferred, scope.recorders)
+    return replace(scope, forced=tuple(sorted(forced.items())))
 
 
 OPS: dict[str, Op] = {}

@@ -94,6 +94,16 @@ class ConfigTrees:
     ) -> list[Config]:
         """That which is expected to be fastest first; with `unseen`, the place of a measured shape, as if it were
         not."""
+        return [config for _, config in self.expected(likeness, configs, cost, unseen)]
+
+    def expected(
+        self,
+        likeness: Mapping[str, float],
+        configs: Sequence[Config],
+        cost: Callable[[Config], float] | None,
+        unseen: int | None = None,
+    ) -> list[tuple[float, Config]]:
+        """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless."""
         order = own_order(configs, cost)
         asked, total = order[:ASKED], self.trees.total
         here = self.trees.at(likeness)[: self.trees.shared]
@@ -102,4 +112,4 @@ class ConfigTrees:
             for told, (config, guess) in zip(self.told(asked), asked, strict=True)
         ]
         expected.sort(key=lambda pair: pair[0])
-        return [config for _, config in expected] + [config for config, _ in order[ASKED:]]
+        return expected + [(math.inf, config) for config, _ in order[ASKED:]]

@@ -190,6 +190,21 @@ class Advice:
             found = self._orders[key] = self._by_trees(variant, trees, configs, None)
         return found
 
+    @property
+    def measured(self) -> bool:
+        """Whether the problem counts as one that was measured itself."""
+        return self._same is not None
+
+    def behind(
+        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
+    ) -> list[tuple[float, Config]]:
+        """These configs in the same order, each with the log time that it is expected to lose to the first."""
+        trees = self.asked.config_trees.get(variant)
+        if trees is None or len(configs) < 2:
+            return [(place * OTHER, config) for place, config in enumerate(self.configs(variant, configs, cost))]
+        expected = trees.expected(self.likeness, configs, cost)
+        return [(math.log(took / expected[0][0]), config) for took, config in expected]
+
     def _by_trees(
         self, variant: str, trees: ConfigTrees, configs: Sequence[Config], cost: Callable[[Config], float] | None
     ) -> Sequence[Config]:

@@ -2,7 +2,8 @@
 
 On a GPU every launch stands between two events, the L2 cache is flushed before it, and the host is kept ahead of the
 device by work queued in front, so that a short kernel is not timed as the gap between two launches. `GraphTimer` times
-replays of a graph of launches over rotated inputs instead: no host at all. On a CPU the wall clock is enough.
+replays of a graph of launches over rotated inputs instead: no host at all. `QueueTimer` needs no graph for that: it is
+for programs at work. On a CPU the wall clock is enough.
 """
 
 from __future__ import annotations
@@ -89,10 +90,12 @@ class WallTimer:
         return (self.clock() - start) / 1e6
 
 
-class CudaTimer:
-    """CUDA events around each launch. `telemetry` (see registry.tuning.machine) is read while the device is busy."""
+class QueueTimer:
+    """CUDA events around a row of launches over rotated inputs, which the host queues while the device waits: no graph,
+    and next to no memory. What is in the L2 cache is what rotating the inputs leaves there."""
 
-    FLUSH_BYTES = 256 << 20
+    MEMORY_BYTES = 160 << 20
+    """How much the rotated inputs should fill: three times the largest L2 cache there is, and some."""
     AHEAD_MS = 0.02
     """Host time of one launch that the queue is filled for, at least; measured per contestant."""
     LONG_MS = 2.0
@@ -104,26 +107,23 @@ class CudaTimer:
         self._torch = torch
         self._telemetry = telemetry or dict
         self._most = most
-        flush = 2 * getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
-        self._cache = torch.empty(max(flush, self.FLUSH_BYTES), dtype=torch.uint8, device="cuda")
         self._cycles_per_ms = self._measure_spin()
         self._estimates: dict[int, tuple[Launches, float, float]] = {}
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         each, host = self._known(launches)
-        for _ in range(_repeats(settle_ms, max(each, host), self._most)):
+        for _ in range(_repeats(settle_ms, max(each, host), self._most) if settle_ms else 0):
             launches[0]()
-        count = max(3, _repeats(measure_ms, each + 0.1, self._most))
-        pairs = [(self._event(), self._event()) for _ in range(count)]
+        count = max(2, _repeats(measure_ms, each, self._most))
+        start, end = self._event(), self._event()
         self._run_ahead(count * host, each)
-        for turn, (start, end) in enumerate(pairs):
-            self._cache.zero_()
-            start.record()
+        start.record()
+        for turn in range(count):
             launches[turn % len(launches)]()
-            end.record()
+        end.record()
         state = self._telemetry()
-        self._torch.cuda.synchronize()
-        return summary([start.elapsed_time(end) for start, end in pairs], state)
+        end.synchronize()
+        return summary([start.elapsed_time(end) / count], state)
 
     def _known(self, launches: Launches) -> tuple[float, float]:
         """The estimate of a contestant's first turn, which holds for all of its turns."""
@@ -172,11 +172,40 @@ class CudaTimer:
         return self._torch.cuda.Event(enable_timing=True)
 
 
+class CudaTimer(QueueTimer):
+    """CUDA events around each launch, with the L2 cache flushed before it. `telemetry` (see registry.tuning.machine) is
+    read while the device is busy."""
+
+    MEMORY_BYTES = 0
+    FLUSH_BYTES = 256 << 20
+
+    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None, most: int = 200) -> None:
+        super().__init__(telemetry, most)
+        cuda = self._torch.cuda
+        flush = 2 * getattr(cuda.get_device_properties(cuda.current_device()), "L2_cache_size", 0)
+        self._cache = self._torch.empty(max(flush, self.FLUSH_BYTES), dtype=self._torch.uint8, device="cuda")
+
+    def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
+        each, host = self._known(launches)
+        for _ in range(_repeats(settle_ms, max(each, host), self._most)):
+            launches[0]()
+        count = max(3, _repeats(measure_ms, each + 0.1, self._most))
+        pairs = [(self._event(), self._event()) for _ in range(count)]
+        self._run_ahead(count * host, each)
+        for turn, (start, end) in enumerate(pairs):
+            self._cache.zero_()
+            start.record()
+            launches[turn % len(launches)]()
+            end.record()
+        state = self._telemetry()
+        self._torch.cuda.synchronize()
+        return summary([start.elapsed_time(end) for start, end in pairs], state)
+
+
 class GraphTimer:
     """Replays of one CUDA graph of many launches. What is in the L2 cache is what rotating the inputs leaves there."""
 
-    MEMORY_BYTES = 160 << 20
-    """How much the rotated inputs should fill: three times the largest L2 cache there is, and some."""
+    MEMORY_BYTES = QueueTimer.MEMORY_BYTES
     SPAN_MS = 0.5
     """How long a graph of short launches should take, so that its own start is nothing beside it."""
     LONG_MS, HEAT_MS = 0.1, 60.0

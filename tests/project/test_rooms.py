@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = [
     *("version", "installed", "errors", "notices", "garbage"),
     *("contract", "hookspecs", "toolbox", "tables", "dispatch", "ops", "tuning", "report", "profiling", "testing"),
-    *("warming", "doctor", "pytest_plugin", "cli"),
+    *("warming", "trying", "doctor", "pytest_plugin", "cli"),
     "",  # registry/__init__.py, the front door
     *("compat", "integrations"),  # doors for other people's code
 ]

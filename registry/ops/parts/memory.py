@@ -36,6 +36,14 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def copied(value: Any) -> Any:
+    """A tensor elsewhere in memory with the same values and strides, overlapping ones too; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    whole = value.as_strided((extent(value.shape, value.stride()),), (1,), value.storage_offset()).clone()
+    return whole.as_strided(value.shape, value.stride(), 0)
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where one tensor lies inside an arena, in elements."""

@@ -18,7 +18,7 @@ from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case, Layout
 from registry.ops.parts.judging import TOLERANCE, Expected, Verdict, judge
-from registry.ops.parts.memory import conditions, extent
+from registry.ops.parts.memory import conditions, copied, extent
 
 Tensors = dict[str, Any]
 MAX_COPIES = 64
@@ -81,7 +81,7 @@ class Workload:
         """The inputs, and copies elsewhere in memory until they fill `wanted_bytes`."""
         each = sum(t.numel() * t.element_size() for t in self.tensors.values() if isinstance(t, torch.Tensor))
         count = max(1, min(MAX_COPIES, math.ceil(wanted_bytes / max(each, 1))))
-        return [self.tensors, *({n: _copy(t) for n, t in self.tensors.items()} for _ in range(count - 1))]
+        return [self.tensors, *({n: copied(t) for n, t in self.tensors.items()} for _ in range(count - 1))]
 
     def launches(self, launch: Callable[..., Any], sets: list[Tensors]) -> list[Callable[[], Any]]:
         """One zero-argument launch for each set of inputs."""
@@ -135,10 +135,3 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise InvalidArgument("dtype", repr(name), "a torch dtype such as bfloat16")
     return found
-
-
-def _copy(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    whole = value.as_strided((extent(value.shape, value.stride()),), (1,), value.storage_offset()).clone()
-    return whole.as_strided(value.shape, value.stride(), 0)

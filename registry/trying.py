@@ -1,0 +1,246 @@
+"""Trying out: the first call of a problem times the few kernels that could be its fastest, and keeps what was.
+
+    with registry.try_out() as found:
+        model(batch)                 # or registry.warm(recorded)
+    print(found)                     # what was timed, and what runs from now on, inside of the block and after it
+    found.save("tables")             # the same as dispatch tables: REGISTRY_TABLES=tables pins it in other processes
+
+Tables choose by what was measured on other shapes, and err by a few percent where none is near. Here the caller's own
+tensors decide, among those that the tables expect to be within reach of the best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from registry import notices
+from registry.contract.describe import config_text
+from registry.contract.problem import Problem
+from registry.dispatch import traced
+from registry.dispatch.contenders import Contender, contenders
+from registry.dispatch.plan import device_of
+from registry.dispatch.plan_cache import forget_plans
+from registry.dispatch.quarantine import did_not_compile, quarantine
+from registry.dispatch.scope import Bind, Scope, Trial, current, entered
+from registry.dispatch.tried import Took, TriedOut, tried
+from registry.errors import InvalidArgument, shown
+from registry.ops.parts.memory import copied
+
+if TYPE_CHECKING:
+    from registry.tuning.timing import Launches, Timer
+
+__all__ = ["TryOuts", "try_out"]
+
+MOST, LIMIT = 4, 32
+MOST_COPIES = 32
+ROUNDS = 3
+TURN_MS, LONG_TURN_MS = 1.0, 5.0
+"""That one contender is timed for in a round, or two launches."""
+LONG_MS, HEAT_MS = 0.1, 60.0
+"""Launches so long make a card slower within tens of milliseconds, and some of them more than others: they are compared
+as training runs them, at the limit of its power. Of 40 products two picks lost 8 and 13% by times of a cool card."""
+AWAY, BEHIND = 2.0, 1.3
+"""Who took so many times what the fastest took has no further turn: after a first look, after a round."""
+STAYS = 0.99
+"""The choice of the tables stays unless another takes less than this share of its time: noise must not choose."""
+
+
+class TryOuts:
+    """What a `try_out` block has found."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self.most = most
+        self.found: list[TriedOut] = []
+        self.seconds = 0.0
+        """Spent so far: compiling, above all."""
+
+    def __repr__(self) -> str:
+        return f"<TryOuts of {len(self.found)} problems, {self.seconds:.1f} s>"
+
+    def __str__(self) -> str:
+        lines = []
+        for one in self.found:
+            lines.append(one.problem.summary())
+            lines += [f"  {1e3 * t.ms:10.1f} us  {t.variant} ({config_text(t.config)})" for t in one.timed]
+        return "\n".join(lines) or "nothing was tried out"
+
+    def trial(self, problem: Problem, scope: Scope, bind: Bind) -> Trial | None:
+        """What the first launch of a plan calls; None where there is nothing to find out."""
+        rivals = contenders(problem, scope, self.most)
+        if not rivals:
+            return None
+
+        def compare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if kwargs.get("schedule") is None:  # that is of one variant, and of a step that others share
+                self._compare(problem, rivals, bind, args, kwargs)
+
+        return compare
+
+    def _compare(
+        self, problem: Problem, rivals: Sequence[Contender], bind: Bind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        begun, took = time.perf_counter(), {}
+        try:
+            with _alone, torch.no_grad(), device_of(args[0]):
+                took = _compared(problem, rivals, bind, args, kwargs)
+        except Exception as error:  # the tables' choice runs, and raises what is broken for good
+            notices.notice(f"{problem.summary()} is not tried out: {notices.what_failed(error)}")
+        self.seconds += time.perf_counter() - begun
+        if took:
+            order = sorted(took, key=lambda at: took[at] * (STAYS if at == 0 else 1.0))
+            timed = tuple(Took(rivals[at].variant.name, dict(rivals[at].config), took[at]) for at in order)
+            found = TriedOut(problem, timed)
+            with _alone:
+                self.found.append(found)
+                tried.add(found)
+
+    def forget(self) -> None:
+        """Choose by the tables again, as if none of it had been tried out."""
+        tried.forget(self.found)
+        forget_plans()
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write it as dispatch tables, one for each op and device; a table of the same name is replaced. They hold for
+        calls of these sizes: `REGISTRY_TABLES` puts them in force."""
+        from registry.tuning.machine import slug
+        from registry.tuning.rules import HEADER, dump
+        from registry.tuning.store import write_atomic
+
+        texts: dict[str, str] = {}
+        for op, device in dict.fromkeys((one.problem.op, one.problem.target.name) for one in self.found):
+            own = [one for one in self.found if (one.problem.op, one.problem.target.name) == (op, device)]
+            rules = [_rule(one) for one in reversed(own)]
+            table = {"op": op, "arch": own[0].problem.target.arch, "device": device, "rules": rules}
+            texts[f"{op}.{slug(device)}.yaml"] = HEADER + dump(table)
+        paths = [Path(folder) / name for name in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            write_atomic(path, text)
+        return paths
+
+
+@contextlib.contextmanager
+def try_out(most: int = MOST) -> Iterator[TryOuts]:
+    """Have the first call of each problem inside the block time up to `most` kernels and configs, and run the fastest.
+
+    Others that are served alike, in this block and after it, on every thread, run what was found, until the process
+    ends or `forget()` is called on what the block gives. Nothing is tried out where the problem was measured itself,
+    where a variant was asked for (`use`, `prefer`), in the capture of a CUDA graph, and for a call with a schedule. A
+    first call takes seconds where kernels have to be compiled, else some 60 ms; it waits for the device, and takes up
+    to 160 MiB for copies of its tensors. All that is tried may legally run, so results differ by rounding alone.
+    """
+    if traced.is_tracing():
+        traced.refuse("try_out")
+    if isinstance(most, bool) or not isinstance(most, int) or not 2 <= most <= LIMIT:
+        raise InvalidArgument("most", shown(most), f"a number of contenders, 2..{LIMIT}")
+    found = TryOuts(most)
+    try:
+        with entered(replace(current.get(), trying=found)):
+            yield found
+    finally:
+        if found.found:
+            forget_plans()
+
+
+_alone = threading.RLock()
+"""Two at once would time each other."""
+
+
+def _compared(
+    problem: Problem, rivals: Sequence[Contender], bind: Bind, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[int, float]:
+    """Milliseconds of those that run, by their place."""
+    timer = _timer(args[0].device)
+    sets = _rotated(args, kwargs, getattr(timer, "MEMORY_BYTES", 0))
+    launches: dict[int, Launches] = {}
+    for at, one in enumerate(rivals):
+        launch = bind(one.variant, problem, one.config)
+        calls = [functools.partial(launch, *tensors, **named) for tensors, named in sets]
+        if _runs(one, problem, calls[0]):
+            launches[at] = calls
+    try:
+        return _timed(timer, launches)
+    finally:
+        getattr(timer, "forget", lambda: None)()  # it knows launches, and these their tensors
+
+
+def _runs(one: Contender, problem: Problem, call: Callable[[], Any]) -> bool:
+    """Launch once, which compiles. Who fails is out of it, and says so: the tables' choice is left."""
+    try:
+        call()
+    except Exception as error:
+        if did_not_compile(error):
+            quarantine.add(one.variant.name, problem, error)
+        else:
+            what = notices.what_failed(error)
+            notices.notice(f"{one.variant.name} is not tried out on {problem.summary()}: {what}")
+        return False
+    return True
+
+
+def _timed(timer: Timer, launches: dict[int, Launches]) -> dict[int, float]:
+    """The median of each contender's turns."""
+    from registry.tuning.timing import quantile, turn_order
+
+    if len(launches) < 2:
+        return {}
+    first = {at: timer.sample(calls, 0.0, TURN_MS).ms for at, calls in launches.items()}
+    turn_ms, heat_ms = (LONG_TURN_MS, HEAT_MS) if min(first.values()) > LONG_MS else (TURN_MS, 0.0)
+    turns: dict[int, list[float]] = {at: [] for at in launches}
+    took = dict(first)
+    for number in range(ROUNDS):
+        near = [at for at in took if took[at] <= (BEHIND if number else AWAY) * min(took.values())]
+        for at in turn_order(near, number):
+            turns[at].append(timer.sample(launches[at], heat_ms, turn_ms).ms)
+            took[at], heat_ms = quantile(sorted(turns[at]), 0.5), 0.0
+    return took
+
+
+_timers: dict[torch.device, Timer] = {}
+
+
+def _timer(device: torch.device) -> Timer:
+    from registry.tuning.timing import QueueTimer, WallTimer
+
+    if device not in _timers:
+        _timers[device] = QueueTimer() if device.type == "cuda" else WallTimer()
+    return _timers[device]
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _rotated(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int) -> list[Call]:
+    """The call, and the same on copies of its tensors until they fill so many bytes: what one launch leaves in a cache
+    must not make the next one fast. Fewer where memory is short."""
+    sets, values = [(args, kwargs)], [*args, *kwargs.values()]
+    each = sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+    with contextlib.suppress(torch.OutOfMemoryError):
+        for _ in range(min(MOST_COPIES, -(-wanted // max(each, 1)) - 1)):
+            sets.append((tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}))
+    return sets
+
+
+def _rule(found: TriedOut) -> dict[str, Any]:
+    """A row of a table that holds for problems with these facts."""
+    kinds = found.problem.fact_kinds()
+    when = {name: _condition(kinds[name], value) for name, value in found.problem.facts().items()}
+    use = [{"variant": one.variant, "config": dict(one.config)} for one in found.timed]
+    return {"when": {name: value for name, value in when.items() if value is not None}, "use": use}
+
+
+def _condition(kind: Any, value: Any) -> Any:
+    """What a table says of a fact; None where it cannot."""
+    from registry.tables.match import kind_of
+
+    if kind_of(kind) == "bool":
+        return bool(value)
+    return value if isinstance(value, str) or (value is not None and value >= 0) else None

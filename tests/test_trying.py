@@ -1,0 +1,303 @@
+"""Trying out, by a clock that is none: made-up variants say how long they take."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+
+import pytest
+import torch
+from made_up import math_run
+
+import registry
+from registry import InvalidArgument, notices, trying
+from registry.dispatch import plan
+from registry.dispatch.contenders import contenders
+from registry.dispatch.scope import EMPTY
+from registry.dispatch.tried import tried
+from registry.errors import KernelDoesNotFit
+from registry.ops.parts.cases import Case
+from registry.tuning.timing import summary
+
+
+@pytest.fixture(autouse=True)
+def forgets():
+    yield
+    tried.held = {}
+    registry.forget_plans()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Nanoseconds that launches add to; those of shipped variants take a second."""
+
+    class Clock:
+        now = 0
+        ran: list[str] = []
+
+        def takes(self, name, us, fails=None):
+            def run(*args, **kwargs):
+                self.ran.append((name, kwargs["config"].get("B")))
+                if fails is not None:
+                    raise fails
+                self.now += 1000 * (us(kwargs["config"]) if callable(us) else us)
+                return math_run(*args, **kwargs)
+
+            return run
+
+    class Timer:
+        def sample(self, launches, settle_ms, measure_ms):
+            before = found.now
+            launches[0]()
+            return summary([(found.now - before) / 1e6 or 1e3])
+
+    found = Clock()
+    found.ran = []
+    monkeypatch.setattr(trying, "_timer", lambda device: Timer())
+    return found
+
+
+@pytest.fixture
+def three(declare, clock, put_in_force, tmp_path):
+    """The table has them in the order a, b, c; b is the fastest."""
+    for name, us in (("test.a", 30), ("test.b", 10), ("test.c", 20)):
+        declare(name, run=clock.takes(name, us), lse=True)
+    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c, torch_math]\n"
+    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
+    put_in_force(tmp_path)
+
+
+def qkv(s=8, dtype=torch.float32):
+    return tuple(torch.randn(1, 2, s, 16, dtype=dtype) for _ in range(3))
+
+
+def picked(*tensors):
+    return registry.attention.explain(*(tensors or qkv())).variant
+
+
+@pytest.mark.usefixtures("three")
+def test_the_fastest_runs_from_the_first_call_on_and_after_the_block(clock):
+    q, k, v = qkv()
+    assert picked(q, k, v) == "test.a"
+    with registry.try_out(3) as found, registry.record() as ran:
+        out = registry.attention(q, k, v)
+        assert clock.ran[-1][0] == "test.b"  # what the caller is given
+        began = len(clock.ran)
+        registry.attention(q, k, v)
+        assert clock.ran[began:] == [("test.b", None)]  # once is enough
+    assert torch.allclose(out, registry.attention.reference(q, k, v, dtype=torch.float32), atol=1e-5)
+    assert ran.counts == {"attention": {"test.b": 2}}
+    assert picked(q, k, v) == "test.b" and [one.variant for one in found.found[0].timed] == [
+        "test.b",
+        "test.c",
+        "test.a",
+    ]
+    decision = registry.attention.explain(q, k, v)
+    assert "tried out in this process: 10.0 us (test.c 20.0; test.a 30.0)" in decision.because
+    assert [c.variant for c in decision.candidates[:3]] == ["test.b", "test.c", "test.a"]
+    assert "10.0 us  test.b" in str(found) and found.seconds > 0
+
+
+@pytest.mark.usefixtures("three")
+def test_it_holds_for_problems_that_tables_do_not_tell_apart_and_for_no_others():
+    with registry.try_out():
+        registry.attention(*qkv(200))
+    assert picked(*qkv(200)) == picked(*qkv(201)) == "test.b"
+    assert picked(*qkv(400)) == "test.a"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_length_that_grows_is_decided_by_what_was_tried_out():
+    with registry.try_out():
+        registry.attention(*qkv(200))
+    with registry.record() as ran:
+        for s in range(198, 206):
+            registry.attention(*qkv(s))
+    assert ran.counts == {"attention": {"test.b": 8}}
+
+
+@pytest.mark.usefixtures("three")
+def test_plans_made_before_are_made_again():
+    tensors = qkv()
+    registry.attention(*tensors)
+    with registry.try_out():
+        registry.attention(*tensors)
+    with registry.record() as ran:
+        registry.attention(*tensors)
+    assert ran.counts == {"attention": {"test.b": 1}}
+
+
+@pytest.mark.usefixtures("three")
+def test_what_was_asked_for_is_not_tried_out(clock):
+    tensors = qkv()
+    with registry.try_out() as found:
+        registry.attention(*tensors, variant="test.a")
+        with registry.use("test.c"):
+            registry.attention(*tensors)
+        with registry.prefer("test.c"):
+            registry.attention(*tensors)
+    assert clock.ran == [("test.a", None), ("test.c", None), ("test.c", None)] and not found.found
+    assert str(found) == "nothing was tried out"
+
+
+@pytest.mark.usefixtures("three")
+def test_nothing_is_tried_out_in_a_capture(monkeypatch, clock):
+    monkeypatch.setattr(plan, "capturing", lambda: True)
+    with registry.try_out() as found:
+        registry.attention(*qkv())
+    assert clock.ran == [("test.a", None)] and not found.found
+
+
+@pytest.mark.usefixtures("three")
+def test_a_preference_beats_what_was_tried_out():
+    with registry.try_out():
+        registry.attention(*qkv())
+    with registry.prefer("test.c"):
+        assert picked() == "test.c"
+
+
+@pytest.mark.usefixtures("three")
+def test_forgetting_brings_the_tables_back():
+    with registry.try_out() as found:
+        registry.attention(*qkv())
+    found.forget()
+    assert picked() == "test.a"
+
+
+@pytest.mark.parametrize("error", [KernelDoesNotFit("too wide"), RuntimeError("no such engine")])
+def test_a_contender_that_fails_is_out_of_it(declare, clock, put_in_force, tmp_path, error):
+    declare("test.a", run=clock.takes("test.a", 30))
+    declare("test.b", run=clock.takes("test.b", 10, fails=error))
+    declare("test.c", run=clock.takes("test.c", 20))
+    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c]\n"
+    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
+    put_in_force(tmp_path)
+    with registry.try_out() as found:
+        registry.attention(*qkv())
+    assert [one.variant for one in found.found[0].timed][:2] == ["test.c", "test.a"] and picked() == "test.c"
+    assert any("test.b" in text for text in notices.counts())
+
+
+@pytest.mark.usefixtures("three")
+def test_where_nothing_can_be_timed_the_tables_choose(monkeypatch):
+    def no_clock(device):
+        raise RuntimeError("no events here")
+
+    monkeypatch.setattr(trying, "_timer", no_clock)
+    with registry.try_out() as found:
+        assert registry.attention(*qkv()).isfinite().all()
+    assert not found.found and picked() == "test.a"
+    assert any("no events here" in text for text in notices.counts())
+
+
+def test_configs_are_tried_out_too_and_noise_changes_nothing(declare, clock, put_in_force, tmp_path):
+    took = {1: 20.0, 2: 19.9, 3: 25.0}
+    declare("test.a", run=clock.takes("test.a", lambda config: took[config["B"]]), configs=[{"B": b} for b in took])
+    table = "op: attention\narch: cpu\nrules:\n- use: [test.a]\n"
+    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
+    put_in_force(tmp_path)
+    with registry.try_out():
+        registry.attention(*qkv())
+    assert registry.attention.explain(*qkv()).config == {"B": 1}
+    took[2] = 15.0
+    with registry.try_out():
+        registry.attention(*qkv(300))
+    assert registry.attention.explain(*qkv(300)).config == {"B": 2}
+
+
+@pytest.mark.usefixtures("three")
+def test_saved_tables_pin_it_in_other_processes(tmp_path, put_in_force):
+    with registry.try_out() as found:
+        registry.attention(*qkv())
+        registry.attention(*qkv(300))
+    (path,) = found.save(tmp_path / "saved")
+    found.forget()
+    assert path.name == "attention.cpu.yaml" and picked() == "test.a"
+    put_in_force(path.parent)
+    assert picked() == picked(*qkv(300)) == "test.b"
+    assert picked(*qkv(8, torch.float32)) == "test.b" and picked(*qkv(9)) != "test.b"
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("attention", "b=2,hq=4,hkv=2,s=77,d=64,causal,window=32:0,softcap=30.0"),
+        ("attention_backward", "b=2,hq=4,s=77,d=64,causal"),
+        ("attention_varlen", "b=2,hq=4,hkv=2,sq=1,sk=77,d=64,kv=paged,page=16"),
+        ("matmul", "m=33,n=77,k=99,layout=nt,bias,activation=gelu"),
+        ("grouped_mm", "e=4,m=33,n=128,k=64"),
+    ],
+)
+def test_tables_of_every_op_can_be_read_again(op, shape, tmp_path, put_in_force):
+    problem = Case.parse(op, shape).problem(registry.Target.named("H200"))
+    rivals = contenders(problem, EMPTY, 4)
+    assert len(rivals) > 1 and rivals[0].variant.name == registry.ops.known.op_named(op).explain(problem).variant
+    last = rivals[-1]
+    found = trying.TryOuts()
+    timed = trying.Took(last.variant.name, dict(last.config), 0.5)
+    found.found.append(trying.TriedOut(problem, (timed,)))
+    found.save(tmp_path)
+    put_in_force(tmp_path)
+    decision = registry.ops.known.op_named(op).explain(problem)
+    assert (decision.variant, decision.config) == (last.variant.name, last.config)
+
+
+def test_contenders_are_those_that_tables_expect_near_the_best():
+    H200 = registry.Target.named("H200")
+    near = contenders(Case.parse("matmul", "m=37,n=4321,k=999").problem(H200), EMPTY, 4)
+    assert len(near) == 4 and near[0].behind == 0.0
+    assert [one.behind for one in near[1:]] == sorted(one.behind for one in near[1:])
+    assert len({one.variant.name for one in near}) > 1  # not all are configs of one
+    measured = Case.parse("matmul", "m=4096,n=4096,k=4096").problem(H200)
+    assert contenders(measured, EMPTY, 4) == []  # nothing to find out
+    alone = Case.parse("attention", "b=1,hq=2,s=8,d=16,dtype=float64").problem(registry.Target.named("cpu"))
+    assert len(contenders(alone, EMPTY, 4)) <= 2
+
+
+@pytest.mark.usefixtures("three")
+def test_gradients_are_tried_out(clock):
+    q, k, v = (x.requires_grad_() for x in qkv())
+    with registry.try_out():
+        registry.attention(q, k, v).sum().backward()
+    assert clock.ran[-1][0] == "test.b" and q.grad is not None
+
+
+@pytest.mark.usefixtures("three")
+def test_threads_of_one_block_try_out_one_after_the_other():
+    with registry.try_out() as found:
+        context = contextvars.copy_context
+        threads = [
+            threading.Thread(target=context().run, args=(registry.attention, *qkv(8 * n))) for n in (1, 4, 16, 64)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found.found) == 4 and all(one.timed[0].variant == "test.b" for one in found.found)
+
+
+@pytest.mark.parametrize("most", [1, 33, "4", 2.5, True, None])
+def test_a_number_that_is_none_is_refused(most):
+    with pytest.raises(InvalidArgument, match="most"), registry.try_out(most):
+        pass
+
+
+def test_inside_of_a_compiled_function_it_is_refused():
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(q, k, v):
+        with registry.try_out():
+            return registry.attention(q, k, v)
+
+    with pytest.raises(Exception, match="try_out"):
+        compiled(*qkv())
+
+
+@pytest.mark.usefixtures("three")
+def test_copies_have_the_same_values_and_strides():
+    whole = torch.randn(2, 8, 3, 16)
+    view, wide = whole[:, :, 1].transpose(0, 1), torch.ones(1).expand(5)
+    sets = trying._rotated((view,), {"scale": 2.0, "bias": wide, "none": None}, 4 * view.numel() * 4)
+    assert len(sets) == 4
+    for (copy,), named in sets[1:]:
+        assert torch.equal(copy, view) and copy.stride() == view.stride() and copy.data_ptr() != view.data_ptr()
+        assert named["scale"] == 2.0 and named["none"] is None and named["bias"].stride() == (0,)
