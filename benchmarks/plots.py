@@ -4,7 +4,7 @@
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-peer_cells, product_cells, tf32_ratios, regret, guided, call_overhead or transformers_door;
+peer_cells, product_cells, tf32_ratios, regret, tried_out, guided, call_overhead or transformers_door;
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -174,6 +174,31 @@ def regret(folder: Path) -> str:
     return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
 
 
+def tried_out(folder: Path) -> str:
+    """What tables and `try_out` picked on drawn shapes, by the times of a full sweep of the same (judged_*.jsonl)."""
+    rows = ["| op | shapes | tables: mean, 95th percentile, worst | tried out | first call |", "|---|--:|--:|--:|--:|"]
+    for path in sorted(folder.rglob("try_out_*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        swept = journal.read(path.with_name(f"judged_{record['seed']}_{record['op']}.jsonl"))
+        times = {case.text: case.timed for case in swept.cases.values()}
+        lost: dict[str, list[float]] = {"tables": [], "tried": []}
+        for shape in record["shapes"]:
+            timed = times.get(shape["text"], {})
+            for how, found in lost.items():
+                pick = timed.get(journal.contestant_key(*shape[how]))
+                found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
+        seconds = statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"])
+        columns = [f"{_spread(lost['tables'])} | {_spread(lost['tried'])}", f"{1e3 * seconds:.0f} ms"]
+        rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def _spread(shares: Sequence[float]) -> str:
+    ordered = sorted(shares, reverse=True)
+    found = statistics.mean(ordered), ordered[len(ordered) // 20], ordered[0]
+    return ", ".join(f"{100 * share:.1f}" for share in found) + "%"
+
+
 def guided(folder: Path) -> str:
     """What a guided sweep measured and picked, held against a full one of the same shapes, by the full one's times."""
     rows = ["| op | shapes | measured | picks slower, mean | worst | within 1% |", "|---|--:|--:|--:|--:|--:|"]
@@ -250,8 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, peer_cells, product_cells, tf32_ratios, regret, guided, transformers_door)
-    tables = {writer.__name__: writer(options.results) for writer in writers}
+    writers = (call_overhead, matmul_ratios, peer_cells, product_cells, tf32_ratios, regret, tried_out, guided)
+    tables = {writer.__name__: writer(options.results) for writer in (*writers, transformers_door)}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")
     for op in dict.fromkeys(op for results in all_results for op in results.ops if op in SHOWN):
