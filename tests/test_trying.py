@@ -10,7 +10,8 @@ import torch
 from made_up import math_run
 
 import registry
-from registry import InvalidArgument, notices, trying
+from registry import InvalidArgument, notices, trying, warming
+from registry.cli import OK, USAGE, main
 from registry.dispatch import plan
 from registry.dispatch.contenders import contenders
 from registry.dispatch.scope import EMPTY
@@ -301,3 +302,59 @@ def test_copies_have_the_same_values_and_strides():
     for (copy,), named in sets[1:]:
         assert torch.equal(copy, view) and copy.stride() == view.stride() and copy.data_ptr() != view.data_ptr()
         assert named["scale"] == 2.0 and named["none"] is None and named["bias"].stride() == (0,)
+
+
+@pytest.mark.usefixtures("three")
+def test_compiled_functions_try_out_inside_of_the_block_and_run_what_was_found_after_it():
+    compiled = torch.compile(lambda q, k, v: registry.attention(q, k, v) + 1, backend="eager", fullgraph=True)
+    tensors = qkv()
+    compiled(*tensors)  # settled before the block
+    with registry.try_out() as found:
+        compiled(*tensors)
+    assert len(found.found) == 1
+    with registry.record() as ran:
+        compiled(*tensors)
+    assert ran.counts == {"attention": {"test.b": 1}}
+
+
+@pytest.mark.usefixtures("three")
+def test_gradients_have_variants_of_their_own(declare, clock, put_in_force, tmp_path):
+    def backward(name, us):
+        def run(grad_out, q, k, v, out, lse, *, scale, config, **features):
+            clock.ran.append((name, None))
+            clock.now += 1000 * us
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+                result = torch.nn.functional.scaled_dot_product_attention(*inputs, scale=scale)
+            return torch.autograd.grad(result, inputs, grad_out)
+
+        return run
+
+    for name, us in (("test.slow_backward", 30), ("test.quick_backward", 10)):
+        declare(name, op="attention_backward", run=backward(name, us), lse=True)
+    table = "op: attention_backward\narch: cpu\nrules:\n- use: [test.slow_backward, test.quick_backward]\n"
+    (tmp_path / "attention_backward.cpu.yaml").write_text(table, encoding="utf-8")
+    put_in_force(tmp_path)
+    q, k, v = (x.requires_grad_() for x in qkv())
+    with registry.try_out(3) as found:
+        registry.attention(q, k, v).sum().backward()
+    assert {one.problem.op: one.timed[0].variant for one in found.found}["attention_backward"] == "test.quick_backward"
+    assert clock.ran[-1][0] == "test.quick_backward" and q.grad is not None
+
+
+@pytest.mark.usefixtures("three")
+def test_kreg_warm_tries_out_and_writes_what_it_found(monkeypatch, tmp_path, capsys):
+    shape = ["warm", "attention", "b=1,hq=2,s=8,d=16,dtype=float32", "--try-out", str(tmp_path / "saved")]
+    if not torch.cuda.is_available():
+        assert main(shape) != OK and "no GPU" in capsys.readouterr().err
+    assert main([*shape, "--variant", "torch_math"]) == USAGE and "--variant" in capsys.readouterr().err
+
+    def warm(cases, **options):
+        registry.attention(*qkv())
+        return [warming.Warmed(case.text, "test.b") for case in cases]
+
+    monkeypatch.setattr(warming, "warm", warm)
+    assert main(shape) == OK
+    said = capsys.readouterr().out
+    assert "10.0 us  test.b" in said and "attention.cpu.yaml" in said
+    assert (tmp_path / "saved" / "attention.cpu.yaml").is_file()

@@ -27,24 +27,38 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--device", metavar="NAME", help='The GPU to compile for, such as "H100" or "sm90". [default: this one]')
 @click.option("--variant", metavar="NAME", help="Compile this variant rather than the one that would be picked.")
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at once. [default: one a core, 8 at most]")
+@click.option(
+    "--try-out",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also launch what could be the fastest on this machine's GPU, time it, and write what was as tables to this "
+    "folder, which REGISTRY_TABLES puts in force.",
+)
 @json_option
-def command(op: str, texts: tuple[str, ...], variant: str | None, as_json: bool, **options: Any) -> int:
+def command(
+    op: str, texts: tuple[str, ...], variant: str | None, folder: Path | None, as_json: bool, **options: Any
+) -> int:
     from contextlib import nullcontext
 
     from registry.contract.target import Target
     from registry.dispatch.scope import use
     from registry.ops.known import op_named
     from registry.ops.parts.cases import Case
+    from registry.trying import try_out
     from registry.tuning.grids import select
     from registry.warming import warm
+
+    if folder is not None and (variant or options["device"]):
+        raise click.UsageError("--try-out compares variants on this machine's GPU: leave out --variant and --device")
 
     op_named(op)
     cases = [Case.parse(op, text) for text in texts]
     if not cases or options["grid"] or options["shapes"] or options["recorded"]:
         cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
     target = Target.named(options["device"]) if options["device"] else None
-    with use(variant) if variant else nullcontext():
+    with try_out() if folder is not None else nullcontext() as found, use(variant) if variant else nullcontext():
         warmed = warm(cases, target=target, jobs=options["jobs"])
+    written = found.save(folder) if found is not None and folder is not None else []
     if as_json:
         print_json([dataclasses.asdict(one) for one in warmed])
     else:
@@ -55,4 +69,9 @@ def command(op: str, texts: tuple[str, ...], variant: str | None, as_json: bool,
             page.line(done + (", launched once" if one.launched else ""), indent=2)
             if one.error:
                 page.line(one.error, indent=2, style="red")
+        if found is not None:
+            page.title("Tried out")
+            page.line(str(found), indent=2)
+            for path in written:
+                page.line(f"wrote {path}", indent=2)
     return FINDING if any(one.error for one in warmed) else OK
