@@ -37,10 +37,9 @@ class Trees:
     """Whose losses the leaves hold."""
     parts: Sequence[tuple[Tree, ...]]
     """The first was fitted to all shapes, and is all that a dispatcher asks."""
-    _functions: tuple[Callable[[float, Sequence[float]], float], ...] = field(
-        default=(), init=False, repr=False, compare=False
-    )
-    """The first trees of the first part as code: each adds the sum of some."""
+    _functions: tuple[Callable[..., Any], ...] = field(default=(), init=False, repr=False, compare=False)
+    """The first trees of the first part as code. Of one variant each adds the sum of some trees; of several each gives
+    the leaves that it comes to."""
     _asked: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
     """One for each time since."""
 
@@ -57,8 +56,14 @@ class Trees:
     def sums(self, here: Sequence[float], unseen: int | None = None) -> list[float]:
         """What the leaves add up to; with `unseen`, the place of a measured shape, those of the part that has not seen
         it."""
-        reached = []
-        for tree in self._part(unseen):
+        reached: list[Sequence[float]] = []
+        trees = self._part(unseen)
+        if unseen is None and len(self.variants) > 1:
+            functions = self._functions  # there may be more of them at any time
+            for function in functions:
+                reached += function(here)
+            trees = self._in_no_code(trees, functions)
+        for tree in trees:
             while (place := tree[0]) >= 0:
                 tree = tree[2] if here[place] < tree[1] else tree[3]
             reached.append(tree[1])
@@ -68,26 +73,32 @@ class Trees:
         """Their only sum, where they are of one variant: it is asked about each of its configs, so this is quick."""
         found, trees = 0.0, self._part(unseen)
         if unseen is None:
-            functions = self._functions  # there may be more of them at any time
+            functions = self._functions
             for function in functions:
                 found = function(found, here)
-            trees = trees[TOGETHER * len(functions) :]
-            if trees:
-                self._asked.append(None)
-                if len(self._asked) >= OFTEN:
-                    self._write_more()
+            trees = self._in_no_code(trees, functions)
         for tree in trees:
             while (place := tree[0]) >= 0:
                 tree = tree[2] if here[place] < tree[1] else tree[3]
             found += tree[1][0]
         return found
 
+    def _in_no_code(self, trees: tuple[Tree, ...], functions: Sequence[Any]) -> tuple[Tree, ...]:
+        """The trees of the first part that these functions leave; from time to time there are more functions."""
+        left = trees[TOGETHER * len(functions) :]
+        if left:
+            self._asked.append(None)
+            if len(self._asked) >= OFTEN:
+                self._write_more()
+        return left
+
     def _write_more(self) -> None:
         """Have the next few trees as code, which takes half the time; all at once would take too long for one call."""
         with _writing:
             if len(self._asked) >= OFTEN:
                 at = TOGETHER * len(self._functions)
-                function = _written(self.parts[0][at : at + TOGETHER], len(self.coordinates))
+                write = _adding if len(self.variants) == 1 else _reaching
+                function = write(self.parts[0][at : at + TOGETHER], len(self.coordinates))
                 object.__setattr__(self, "_functions", (*self._functions, function))
                 self._asked.clear()
 
@@ -145,20 +156,34 @@ class _Parts(Sequence[tuple[Tree, ...]]):
 _writing = threading.Lock()
 
 
-def _written(trees: Sequence[Tree], coordinates: int) -> Callable[[float, Sequence[float]], float]:
-    """A function that adds what these trees say of one place to a sum."""
+def _adding(trees: Sequence[Tree], coordinates: int) -> Callable[..., Any]:
+    """A function that adds what these trees of one variant say of one place to a sum."""
+    return _written(
+        "found, here", [f"found += {_code(tree, _alone)}" for tree in trees] + ["return found"], coordinates
+    )
+
+
+def _reaching(trees: Sequence[Tree], coordinates: int) -> Callable[..., Any]:
+    """A function that gives the leaves that these trees come to from one place."""
+    return _written("here", [f"return {', '.join(_code(tree, repr) for tree in trees)},"], coordinates)
+
+
+def _written(takes: str, lines: Sequence[str], coordinates: int) -> Callable[..., Any]:
     names = "".join(f"x{place}, " for place in range(coordinates))
-    lines = [f"{names}= here", *(f"found += {_code(tree)}" for tree in trees), "return found"]
     scope: dict[str, Any] = {}
-    exec("def add(found, here):\n " + "\n ".join(lines), scope)
-    function: Callable[[float, Sequence[float]], float] = scope["add"]
+    exec("\n ".join([f"def function({takes}):", f"{names}= here", *lines]), scope)
+    function: Callable[..., Any] = scope["function"]
     return function
 
 
-def _code(tree: Tree) -> str:
+def _alone(leaf: tuple[float, ...]) -> str:
+    return repr(float(leaf[0]))
+
+
+def _code(tree: Tree, leaf: Callable[[tuple[float, ...]], str]) -> str:
     if tree[0] < 0:
-        return repr(float(tree[1][0]))
-    return f"({_code(tree[2])} if x{tree[0]} < {tree[1]!r} else {_code(tree[3])})"
+        return leaf(tree[1])
+    return f"({_code(tree[2], leaf)} if x{tree[0]} < {tree[1]!r} else {_code(tree[3], leaf)})"
 
 
 def _listed(tree: Tree) -> list[Any]:

@@ -178,3 +178,21 @@ def test_trees_that_are_asked_often_become_code_that_says_the_same():
         assert trees.total(here) == trees.total(here, unseen=0), "to the last bit, by code and by steps"
         written.add(len(trees._functions))
     assert written == {0, 1, 2, 3}
+
+
+def test_trees_of_several_variants_become_code_too():
+    draw = random.Random(6)
+
+    def grown(depth):
+        if not depth or draw.random() < 0.1:
+            return [round(draw.uniform(-1, 1), 4) for _ in range(3)]
+        return [draw.randrange(3), round(draw.uniform(-2, 2), 3), grown(depth - 1), grown(depth - 1)]
+
+    listed = [grown(6) for _ in range(2 * TOGETHER + 1)]
+    trees = trees_of(["a", "b", "c"], ["ours", "theirs", "slow"], [lambda: listed, lambda: listed])
+    written = set()
+    for _ in range(4 * OFTEN):
+        here = tuple(round(draw.uniform(-2, 2), 3) for _ in range(3))
+        assert trees.sums(here) == trees.sums(here, unseen=0), "to the last bit, by code and by steps"
+        written.add(len(trees._functions))
+    assert written == {0, 1, 2, 3}
