@@ -13,6 +13,7 @@ import registry
 from registry import InvalidArgument, notices, trying, warming
 from registry.cli import OK, USAGE, main
 from registry.dispatch import plan
+from registry.dispatch import tried as dispatch_tried
 from registry.dispatch.contenders import contenders
 from registry.dispatch.scope import EMPTY
 from registry.dispatch.tried import tried
@@ -155,6 +156,15 @@ def test_a_preference_beats_what_was_tried_out():
         registry.attention(*qkv())
     with registry.prefer("test.c"):
         assert picked() == "test.c"
+
+
+@pytest.mark.usefixtures("three")
+def test_so_many_are_kept_and_the_oldest_go(monkeypatch):
+    monkeypatch.setattr(dispatch_tried, "MOST", 2)
+    with registry.try_out():
+        for s in (8, 64, 512):
+            registry.attention(*qkv(s))
+    assert [picked(*qkv(s)) for s in (8, 64, 512)] == ["test.a", "test.b", "test.b"]
 
 
 @pytest.mark.usefixtures("three")

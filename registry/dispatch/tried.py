@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from registry.contract.capability import Config
 from registry.contract.problem import Problem
 
 Key = tuple[Any, ...]
+MOST = 4096
+"""Kept; the oldest go when there are more."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,15 @@ def key_of(problem: Problem, likeness: Mapping[str, float]) -> Key:
 
 
 class Tried:
-    """All that was found, for the life of the process."""
+    """What was found, for the life of the process."""
 
     def __init__(self) -> None:
         self.held: Held = {}
         """Replaced, never changed, so that a decision can keep what it was made under."""
 
     def add(self, found: TriedOut) -> None:
-        self.held = {**self.held, key_of(found.problem, found.problem.likeness()): found}
+        held = {**self.held, key_of(found.problem, found.problem.likeness()): found}
+        self.held = dict(itertools.islice(held.items(), max(0, len(held) - MOST), None))
 
     def forget(self, found: Sequence[TriedOut]) -> None:
         """Drop these, unless newer ones took their place."""
