@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["TryOuts", "try_out"]
 
 MOST, LIMIT = 4, 32
+"""Contenders of a problem: unless told, and at most."""
 MOST_COPIES = 32
+"""Of a call's tensors."""
 ROUNDS = 3
 TURN_MS, LONG_TURN_MS = 1.0, 5.0
 """That one contender is timed for in a round, or two launches."""
