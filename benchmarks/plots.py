@@ -176,7 +176,10 @@ def regret(folder: Path) -> str:
 
 def tried_out(folder: Path) -> str:
     """What tables and `try_out` picked on drawn shapes, by the times of a full sweep of the same (judged_*.jsonl)."""
-    rows = ["| op | shapes | tables: mean, 95th percentile, worst | tried out | first call |", "|---|--:|--:|--:|--:|"]
+    rows = [
+        "| op | shapes | tables: mean, 95th percentile, worst | tried out | of at most | first call |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for path in sorted(folder.rglob("try_out_*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         swept = journal.read(path.with_name(f"judged_{record['seed']}_{record['op']}.jsonl"))
@@ -188,7 +191,7 @@ def tried_out(folder: Path) -> str:
                 pick = timed.get(journal.contestant_key(*shape[how]))
                 found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
         seconds = statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"])
-        columns = [f"{_spread(lost['tables'])} | {_spread(lost['tried'])}", f"{1e3 * seconds:.0f} ms"]
+        columns = [_spread(lost["tables"]), _spread(lost["tried"]), str(record["most"]), f"{1e3 * seconds:.0f} ms"]
         rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 

@@ -311,8 +311,8 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         return
     for warning in fitted.warnings:
         page.line(f"never dispatched to: {warning}", style="red")
-    for text in fitted.skipped:
-        page.line(f"not in the fit (not all contestants were timed): {text}")
+    for text, why in fitted.skipped.items():
+        page.line(f"not in the fit ({why}): {text}")
     page.line(f"regret of each shape by the others, as if it had not been measured: {fitted.regret}")
     page.line(f"for comparison, one variant for all, each time with its best config: {fitted.single}")
     if where:

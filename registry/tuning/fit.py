@@ -40,6 +40,8 @@ WRONG = ("wrong", "hung", "crashed", "device error", "error")
 
 SHORT_MS = 0.03
 """Below this a single launch is mostly that. Left out, 336 attentions lost 1.9%, each asked of the others; not 2.4%."""
+UNEVEN = "not all contestants were timed, so that no comparison is fair"
+BY_LAUNCHES = f"under {1e3 * SHORT_MS:.0f} us by single launches, where others were timed by replayed graphs"
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ class Fit:
     libraries: frozenset[str]
     """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     target: Target
-    skipped: list[str] = field(default_factory=list)
-    """Shapes whose contestants were not all timed, so that no comparison is fair, or that `telling` left out."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Shapes that are left out, and why."""
 
     @property
     def beside(self) -> MeasuredSizes:
@@ -111,7 +113,8 @@ def fit(
     Raises ValueError where nothing was measured.
     """
     settings = settings or Settings()
-    fair = telling([case for case in cases if comparable(case, settings)], settings)
+    whole = [case for case in cases if comparable(case, settings)]
+    fair = telling(whole, settings)
     if not fair:
         raise ValueError("no shape has been measured with all its contestants")
     op, target = fair[0].op, target_of(machine)
@@ -153,8 +156,8 @@ def fit(
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]
     coordinates = tuple(coordinates[place] for place in kept)
-    taken = {id(case) for case in fair}
-    skipped = [case.text for case in cases if id(case) not in taken]
+    taken, could = {id(case) for case in fair}, {id(case) for case in whole}
+    skipped = {case.text: BY_LAUNCHES if id(case) in could else UNEVEN for case in cases if id(case) not in taken}
     found = coordinates, named, dict(before.weights), before.trees, config_trees, libraries, target, skipped
     return Fit(op, fair, shapes, problems, declared, timed, *found)
 

@@ -36,7 +36,7 @@ class Fitted:
     """Of each shape by the others."""
     single: Regret
     """Of the best single variant for all shapes, with its best config: what the rules buy."""
-    skipped: list[str] = field(default_factory=list)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 

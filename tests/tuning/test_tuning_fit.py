@@ -17,7 +17,7 @@ from registry.ops.parts.cases import Case, digest
 from registry.tables.lint import Known, lint
 from registry.tables.nearest import COUNT, REACH, Advice, Neighbours, Result, Shape
 from registry.tuning import evidence, journal
-from registry.tuning.fit import WRONG, Settings, fit
+from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
@@ -124,7 +124,15 @@ def test_shapes_whose_contestants_were_not_all_timed_are_left_out():
     case = results.of("attention")[3]
     case.entries[contestant_key("b", {})].samples.clear()
     made = table_of(results)
-    assert made.skipped == [case.text] and len(json.loads(made.measured)["rules"]["0"]) == 31
+    assert made.skipped == {case.text: UNEVEN} and len(json.loads(made.measured)["rules"]["0"]) == 31
+
+
+def test_short_shapes_timed_by_single_launches_are_left_out_beside_replayed_graphs():
+    results = results_of(attention_cases(), lambda f: {one("a"): 0.01 if f["seqlen_q"] == 512 else 1.0, one("b"): 2.0})
+    assert table_of(results).skipped == {}, "all were timed alike"
+    next(case for case in results.of("attention") if case.facts["seqlen_q"] == 16384).mode = "graph"
+    shorts = [case.text for case in results.of("attention") if case.facts["seqlen_q"] == 512]
+    assert table_of(results).skipped == dict.fromkeys(shorts, BY_LAUNCHES)
 
 
 def test_a_batch_or_a_dtype_that_nobody_measured_is_not_spoken_about():
