@@ -8,7 +8,7 @@ softmax.py, products.py, one_product.py, host.py. The gradients: backward/. Pack
 from __future__ import annotations
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.gluon_fa3 import backward, host, varlen
+from registry.plugins.gluon_fa3 import backward, host, varlen, wide
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import configs, design_of
 from registry.plugins.gluon_fa3.cost import cost
@@ -47,4 +47,4 @@ VARIANT = Variant(
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    return [VARIANT, backward.VARIANT, varlen.VARIANT, packed_backward.VARIANT]
+    return [VARIANT, wide.VARIANT, backward.VARIANT, varlen.VARIANT, packed_backward.VARIANT]
