@@ -267,7 +267,8 @@ def _range(requires: Requires, problem: Problem, name: str, how: Query) -> Itera
         "none declared" if claim is None else f"{low}..{high}" + (f" in steps of {multiple}" if multiple > 1 else "")
     )
     padded = -(-max(got, low) // multiple) * multiple
-    return (Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if got < padded <= high else None),)
+    worth_it = got < padded <= min(high, 2 * got)  # more than half of it would be padding
+    return (Reason("range", name, got, allowed, f"pad {name} {got} to {padded}" if worth_it else None),)
 
 
 def _multiple(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:

@@ -108,6 +108,10 @@ def test_head_dim_off_the_grid_says_what_to_pad_to():
     assert (reason.got, reason.allowed, reason.fix) == (76, "16..256 in steps of 8", "pad head_dim 76 to 80")
     (beyond,) = reasons_against(requires, problem(d=264))
     assert beyond.fix is None
+    wider = Requires(arch=("any",), dtypes=("bfloat16",), head_dim=(264, 576), layouts=("bhsd",))
+    (halved,) = reasons_against(wider, problem(d=256))
+    (more,) = reasons_against(wider, problem(d=128))
+    assert (halved.fix, more.fix) == ("pad head_dim 256 to 264", None), "not where most of it would be padding"
 
 
 def test_sequence_lengths_can_be_required_to_divide():

@@ -1,4 +1,7 @@
-"""`gluon_fa3_wide`: heads over 256, in gluon_fa3's shape. Reading order: traits.py, kernel.py, tiles.py, host.py."""
+"""`gluon_fa3_wide`: heads over 256, in gluon_fa3's shape.
+
+Reading order: traits.py, kernel.py, consumer.py, products.py, tiles.py, host.py.
+"""
 
 from __future__ import annotations
 

@@ -35,6 +35,18 @@ def k_start(T, part):
 
 
 @gluon.jit
+def queries_of(place, T: gl.constexpr):
+    """(batch, head) of a tile's queries; its number among the heads counts halves of the values."""
+    return place[2], place[1] // T.halves
+
+
+@gluon.jit
+def value_column(place, T: gl.constexpr):
+    """The first of a tile's values."""
+    return (place[1] % T.halves) * T.head_v
+
+
+@gluon.jit
 def query_tile(q_map, T: gl.constexpr):
     """One tile of Q, each of its parts a matrix: (parts, full, empty)."""
     COUNT: gl.constexpr = q_parts(T)
