@@ -53,7 +53,7 @@ def heads_per_section(masked: bool, row_bytes: int, rows: int, group: int, heads
     return max(1, min(heads, _l2_bytes() // 2 // (row_bytes * rows) * group))
 
 
-def _strides(names: str, tensors: list[StandIn], outputs: int) -> tuple[dict[str, int], dict[str, Any]]:
+def strides_of(names: str, tensors: list[StandIn], outputs: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Strides in units, and what the compiler may know of them. The last `outputs` tensors have unit columns."""
     found = [[0 if size == 1 else stride for size, stride in zip(t.shape, t.strides, strict=True)] for t in tensors]
     unit_columns = all(t[3] == 1 for t in found)
@@ -88,7 +88,7 @@ def _common(problem: Any, left: int, right: int) -> dict[str, Any]:
     )
 
 
-def _sizes(problem: Any, left: int, right: int, sign: int = 1) -> dict[str, Any]:
+def sizes_of(problem: Any, left: int, right: int, sign: int = 1) -> dict[str, Any]:
     """With a cap, scores * scale_log2 is the argument of tanh and softcap_log2 what it is multiplied by."""
     return dict(
         seqlen_q=problem.seqlen_q,
@@ -108,9 +108,9 @@ def _row_bytes(k: StandIn, v: StandIn) -> int:
 def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     left, right = bounds(problem)
-    strides, layout = _strides("q k v out", [q, k, v, out], outputs=1)
+    strides, layout = strides_of("q k v out", [q, k, v, out], outputs=1)
     # The kernel takes maxima before it scales, so it wants a positive scale: a sign moves into q.
-    sizes = _sizes(problem, left, right, -1 if scale < 0 else 1)
+    sizes = sizes_of(problem, left, right, -1 if scale < 0 else 1)
     if not scale > 0 and not scale < 0:
         sizes["scale_log2"] = max(scale, 1e-30) * sizes["scale_log2"].factor
     heads, group = problem.batch * problem.heads_q, problem.heads_q // problem.heads_kv
@@ -156,10 +156,10 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
     dq, dk, dv = (dense_like(x, f"d{x.name}") for x in (q, k, v))
     delta = row_sums(q, "delta")
     left, right = bounds(problem)
-    common, sizes = _common(problem, left, right), _sizes(problem, left, right) | {"scale": PerCall("scale")}
+    common, sizes = _common(problem, left, right), sizes_of(problem, left, right) | {"scale": PerCall("scale")}
     group, row_bytes = problem.heads_q // problem.heads_kv, _row_bytes(k, v)
 
-    strides, layout = _strides("q k v out do dq", [q, k, v, out, grad_out, dq], outputs=1)
+    strides, layout = strides_of("q k v out do dq", [q, k, v, out, grad_out, dq], outputs=1)
     heads = problem.batch * problem.heads_q
     arguments = dict(
         q_ptr=q,
@@ -189,7 +189,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
     grid = (triton.cdiv(problem.seqlen_q, config["QUERY_M"]) * heads,)
     query_pass = Call(query_gradients, grid, arguments, constants, options_of(config, QUERY))
 
-    strides, layout = _strides("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
+    strides, layout = strides_of("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
     heads, masked = problem.batch * problem.heads_kv, (left >= 0) != (right >= 0)
     arguments = dict(
         q_ptr=q,
