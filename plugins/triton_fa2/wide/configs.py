@@ -21,8 +21,6 @@ TILES = {
     "mma": [((128, 64, 32, 8, 2), (128, 32, 8, 3)), ((64, 64, 32, 4, 2), (64, 32, 4, 2))],
 }
 TILES["tcgen05"] = TILES["mma"]
-NARROW = 256
-"""Heads up to here have kernels that keep whole rows of a tile."""
 CHUNK = 1 << 30
 MOST = 8 << 30
 """Bytes of P and dS: of the heads that go together, and of the least that can, the query heads of one key head."""
@@ -41,11 +39,6 @@ def group_bytes(problem: Any, config: Config) -> int:
 
 
 def rule(problem: Any, config: Config) -> Iterator[Reason]:
-    if max(problem.head_dim, problem.head_dim_v) <= NARROW:
-        got = max(problem.head_dim, problem.head_dim_v)
-        yield Reason(
-            "range", "head_dim", got, f"more than {NARROW} (or head_dim_v): kernels without stored weights run"
-        )
     if (size := group_bytes(problem, config)) > MOST:
         allowed = f"P and dS of one key head in at most {MOST >> 30} GiB"
         yield Reason("range", "seqlen_k", problem.seqlen_k, f"{allowed}, they take {size / 2**30:.1f}")

@@ -36,7 +36,7 @@ def _head_dims(claim: tuple[int, int] | None, multiple: int, size: Size) -> list
     if claim is None:
         return []
     low = -(-claim[0] // multiple) * multiple
-    high = min(claim[1], max(size.widest, low)) // multiple * multiple
+    high = min(claim[1], max(size.widest, 2 * low)) // multiple * multiple
     middle = [d for d in HEAD_DIMS if low <= d <= high and d % multiple == 0]
     odd = [d // multiple * multiple for d in ((low + high) // 2 - 1, (low + 3 * high) // 4 - 1)]
     plain = [d for d in (64, 32, 128) if d in middle][:1]

@@ -40,7 +40,7 @@ def size_for(device: torch.device, level: str, interpreted: bool) -> Size:
     full, cuda = level == "full", device.type == "cuda"
     return Size(
         lengths=_LENGTHS["small" if interpreted else "cuda" if cuda else "cpu"],
-        widest=512 if cuda else 64 if interpreted else 160,
+        widest=576 if cuda else 64 if interpreted else 160,
         large=cuda,
         slow=interpreted,
         long=2049 if cuda else 200 if interpreted else 520,
