@@ -5,7 +5,7 @@ Its files:
     forward.py    one kernel
     query_pass.py the backward's first kernel: dQ    key_pass.py   its second: dK and dV
     host.py       the call of each launch            configs.py    tiles, warps, stages, and what they need
-    wide/         gradients of heads over 256
+    stored/       gradients by way of P and dS in memory
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.triton_fa2 import configs, host, wide
+from registry.plugins.triton_fa2 import configs, host, stored
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import tiled
 
@@ -68,5 +68,5 @@ def registry_variants() -> list[Variant]:
             cost=unknown_cost,
             summary="Its gradients in two passes without atomics: the same bits on every run",
         ),
-        wide.VARIANT,
+        *stored.VARIANTS,
     ]

@@ -137,7 +137,7 @@ if INTERPRETED:
     @tried(WIDE_CORNERS)
     def test_gradients_of_wide_heads(changes, chunk, monkeypatch):
         from registry.ops.attention.oracle import reference
-        from registry.plugins.triton_fa2.wide import host
+        from registry.plugins.triton_fa2.stored import host
 
         monkeypatch.setattr(host, "CHUNK", chunk)
         c, inputs, what = drawn_inputs({"dtype": torch.float16, **changes})
@@ -148,6 +148,6 @@ if INTERPRETED:
         config |= dict(COLUMNS=128, INNER=32, product_warps=4, product_stages=2)
         torch.use_deterministic_algorithms(True)  # memory is NaN until it is written: what is hidden is not read
         try:
-            check_gradients(c, host.HOST.run, config, inputs, forward, what, wanted, leaves)
+            check_gradients(c, host.TRITON.run, config, inputs, forward, what, wanted, leaves)
         finally:
             torch.use_deterministic_algorithms(False)

@@ -1,10 +1,10 @@
-"""The three products that gradients of wide heads end with: dQ = dS K, dK = dS^T Q, dV = P^T dO."""
+"""The three products that gradients by way of memory end with: dQ = dS K, dK = dS^T Q, dV = P^T dO."""
 
 import triton
 import triton.language as tl
 
+from registry.plugins.triton_fa2.stored.weights import CHUNK_INTEGERS
 from registry.plugins.triton_fa2.tiles import key_ranges, load_tile, query_ranges, store_tile, tile_offsets
-from registry.plugins.triton_fa2.wide.weights import CHUNK_INTEGERS
 
 PRODUCT_INTEGERS = [
     *CHUNK_INTEGERS,
@@ -31,7 +31,7 @@ def _products(
     WIDE: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """acc + W x over `start` .. `end`, which are keys, or with W^T rows."""
+    """acc + W x over `start` .. `end`, which are keys; or with W^T, over rows."""
     OUTER: tl.constexpr = acc_RC.shape[0]
     r_R, i_I = tl.arange(0, OUTER), tl.arange(0, INNER)
     x_offsets = tile_offsets(i_I[:, None], x_row, columns_C[None, :], x_row, True, WIDE)
@@ -54,6 +54,7 @@ def weighted_sums(
     w_ptr,
     x_ptr,
     to_ptr,
+    sums_ptr,
     x_batch: tl.int64,
     x_head: tl.int64,
     x_row: tl.int64,
@@ -63,6 +64,7 @@ def weighted_sums(
     heads_to,
     group,
     first_head,
+    first_tile_k,
     tiles_q,
     tiles_k,
     seqlen_q,
@@ -78,16 +80,22 @@ def weighted_sums(
     RAGGED: tl.constexpr,
     BY_KEYS: tl.constexpr,
     GROUP: tl.constexpr,
+    ADDS: tl.constexpr,
+    KEEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OUTER: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """factor W x, of a tile's rows and BLOCK_COLUMNS of their columns; or W^T x of its keys, added up over the GROUP
-    query heads that share them. `first_head` counts the heads of what is written over all batches."""
+    """factor W x of OUTER rows and BLOCK_COLUMNS of their columns; or W^T x of OUTER keys, added up over the GROUP
+    query heads that share them. `first_head` counts the heads of what is written over all batches.
+
+    Where a chunk holds some of the keys, sums over keys go on from chunk to chunk in float32: `sums_ptr` has them of
+    the chunk before (ADDS), or takes them for the next (KEEPS).
+    """
     PARTS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
-    OUTER: tl.constexpr = BLOCK_N if BY_KEYS else BLOCK_M
-    tiles = tiles_k if BY_KEYS else tiles_q
+    tiles = tiles_k * (BLOCK_N // OUTER) if BY_KEYS else tiles_q * (BLOCK_M // OUTER)
     # The parts of a tile beside each other: they read the same W. Of a head's tiles the longest first.
     program = tl.program_id(0) // PARTS
     part = tl.program_id(0) - program * PARTS
@@ -95,31 +103,33 @@ def weighted_sums(
     tile = program - in_chunk * tiles
     if HAS_RIGHT and not HAS_LEFT and not BY_KEYS:
         tile = tiles - 1 - tile
-    first = tile * OUTER
     columns_C = part * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     head_of_all = first_head + in_chunk
     batch = head_of_all // heads_to
     head = head_of_all - batch * heads_to
+    first_key = first_tile_k * BLOCK_N
     pitch = tiles_k.to(tl.int64) * BLOCK_N
+    rows_kept = tiles_q * BLOCK_M
     x_ptr += batch * x_batch * STRIDE_UNIT
+    r_R = tl.arange(0, OUTER)
     acc_RC = tl.zeros([OUTER, BLOCK_COLUMNS], tl.float32)
     if BY_KEYS:
+        first = first_key + tile * OUTER
         last = tl.minimum(first + OUTER, seqlen_k) - 1
         start, _, _, end = query_ranges(
             first, last, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_M
         )
-        limit = seqlen_q
         for member in range(GROUP):
             in_group = in_chunk * GROUP + member
             acc_RC = _products(
                 acc_RC,
-                w_ptr + in_group * tiles_q * BLOCK_M * pitch + first,
+                w_ptr + in_group * rows_kept * pitch + tile * OUTER,
                 x_ptr + (head * GROUP + member) * x_head * STRIDE_UNIT,
                 x_row * STRIDE_UNIT,
                 columns_C,
                 start,
                 end,
-                limit,
+                seqlen_q,
                 pitch,
                 BY_KEYS,
                 RAGGED,
@@ -129,20 +139,24 @@ def weighted_sums(
                 INNER,
             )
     else:
+        first = tile * OUTER
         last = tl.minimum(first + OUTER, seqlen_q) - 1
         start, _, _, end = key_ranges(
             first, last, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
         )
-        limit = seqlen_k
+        sums_ptr += (in_chunk * rows_kept + first).to(tl.int64) * (PARTS * BLOCK_COLUMNS)
+        sums_offsets = r_R[:, None] * (PARTS * BLOCK_COLUMNS) + columns_C[None, :]
+        if ADDS:
+            acc_RC = tl.load(sums_ptr + sums_offsets)
         acc_RC = _products(
             acc_RC,
-            w_ptr + (in_chunk * tiles_q * BLOCK_M + first) * pitch,
+            w_ptr + (in_chunk * rows_kept + first) * pitch - first_key,
             x_ptr + head // group * x_head * STRIDE_UNIT,
             x_row * STRIDE_UNIT,
             columns_C,
-            start,
-            end,
-            limit,
+            tl.maximum(start, first_key),
+            tl.minimum(end, first_key + tiles_k * BLOCK_N),
+            seqlen_k,
             pitch,
             BY_KEYS,
             RAGGED,
@@ -151,11 +165,11 @@ def weighted_sums(
             WIDE,
             INNER,
         )
-
-    to_ptr += (batch * to_batch + head * to_head + first * to_row) * STRIDE_UNIT
-    r_R = tl.arange(0, OUTER)
-    to_offsets = tile_offsets(r_R[:, None], to_row * STRIDE_UNIT, columns_C[None, :], to_row, True, WIDE)
-    to_RC = (acc_RC * factor).to(to_ptr.dtype.element_ty)
-    store_tile(
-        to_ptr + to_offsets, to_RC, (first + r_R)[:, None], last + 1, columns_C[None, :], COLUMNS, PARTS * BLOCK_COLUMNS
-    )
+    if KEEPS:
+        tl.store(sums_ptr + sums_offsets, acc_RC)
+    else:
+        to_ptr += (batch * to_batch + head * to_head + first * to_row) * STRIDE_UNIT
+        offsets = tile_offsets(r_R[:, None], to_row * STRIDE_UNIT, columns_C[None, :], to_row, True, WIDE)
+        to_RC = (acc_RC * factor).to(to_ptr.dtype.element_ty)
+        rows_R = (first + r_R)[:, None]
+        store_tile(to_ptr + offsets, to_RC, rows_R, last + 1, columns_C[None, :], COLUMNS, PARTS * BLOCK_COLUMNS)

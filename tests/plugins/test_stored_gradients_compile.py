@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from compiled import loop_spills, matrix_units, resources  # noqa: E402
 from covering import configs_are_there_and_differ  # noqa: E402
 
-from registry.plugins.triton_fa2.wide import configs, host  # noqa: E402
+from registry.plugins.triton_fa2.stored import configs, host  # noqa: E402
 
 NAME = "triton_fa2_wide_backward"
 PINNED = triton.__version__.startswith("3.6.")

@@ -1,4 +1,4 @@
-"""What the gradients of wide heads begin with: delta of each row, then P and dS of each tile, which go to memory.
+"""What gradients by way of memory begin with: delta of each row, then P and dS of each tile, which are kept.
 
 Both are found as in ../query_pass.py. A head comes in slices of BLOCK_K columns, so its width costs no registers. What
 is hidden from all rows of a tile is neither found nor written, and product.py does not read it.
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from registry.plugins.triton_fa2.tiles import INTEGERS, key_ranges, load_lse2, load_tile, tanh, tile_offsets, visible
 
-CHUNK_INTEGERS = [*INTEGERS, "first_head", "tiles_q", "tiles_k"]
+CHUNK_INTEGERS = [*INTEGERS, "first_head", "first_tile_k", "tiles_q", "tiles_k"]
 
 
 @triton.jit(do_not_specialize=CHUNK_INTEGERS)
@@ -116,6 +116,7 @@ def attention_weights(
     heads_q,
     group,
     first_head,
+    first_tile_k,
     tiles_q,
     tiles_k,
     seqlen_q,
@@ -137,13 +138,14 @@ def attention_weights(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of P and dS, of one of the chunk's query heads: `first_head` counts them over all batches."""
+    """One tile of P and dS, of one of the chunk's query heads: `first_head` counts them over all batches, and
+    `first_tile_k` says where the chunk's keys begin."""
     program = tl.program_id(0)
     row_tile = program // tiles_k
     key_tile = program - row_tile * tiles_k
     in_chunk = row_tile // tiles_q
     row_tile -= in_chunk * tiles_q
-    first_row, first_key = row_tile * BLOCK_M, key_tile * BLOCK_N
+    first_row, first_key = row_tile * BLOCK_M, (first_tile_k + key_tile) * BLOCK_N
     last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
     start, _, _, end = key_ranges(
         first_row, last_row, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
@@ -210,7 +212,7 @@ def attention_weights(
 
     # Memory of whole tiles: nothing is beyond its end.
     pitch = tiles_k.to(tl.int64) * BLOCK_N
-    place = (in_chunk * tiles_q + row_tile) * BLOCK_M * pitch + first_key
+    place = (in_chunk * tiles_q + row_tile) * BLOCK_M * pitch + key_tile * BLOCK_N
     m_M, n_N = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     offsets_MN = tile_offsets(m_M[:, None], pitch, n_N[None, :], pitch, True, False)
     tl.store(p_ptr + place + offsets_MN, p_MN.to(p_ptr.dtype.element_ty))

@@ -1,0 +1,275 @@
+"""The host side of gradients by way of memory: chunks of heads and keys, and for each P, dS and three products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from registry.ops.attention import calls
+from registry.ops.attention.calls import dense_like, row_sums
+from registry.ops.attention.triton_tiles import padded
+from registry.plugins.triton_fa2.host import LOG2_E, bounds, sizes_of, strides_of
+from registry.plugins.triton_fa2.stored.configs import CHUNK, SLICE, SpecialisedTraits, tiles_of
+from registry.plugins.triton_fa2.stored.product import weighted_sums
+from registry.plugins.triton_fa2.stored.specialised import specialised_weights
+from registry.plugins.triton_fa2.stored.weights import attention_weights, row_deltas
+from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.hopper import swizzled
+from registry.toolbox.launch import StandIn
+
+ROWS_OF_DELTA = 16
+
+
+class Chunk(NamedTuple):
+    """Key heads and tiles of keys, of whose query heads P and dS are in memory at a time."""
+
+    head: int
+    heads: int
+    tile: int
+    tiles: int
+
+
+def chunks_of(groups: int, tiles: int, tile_bytes: int) -> Iterator[Chunk]:
+    """All of `groups` key heads and their `tiles` of keys, each of so many bytes of P and dS: whole heads where they
+    fit, else some keys of one."""
+    if groups * tiles * tile_bytes <= CHUNK:
+        yield Chunk(0, groups, 0, tiles)
+        return
+    at_once = max(1, CHUNK // (tiles * tile_bytes))
+    if at_once > 1 or tiles * tile_bytes <= CHUNK:
+        yield from (Chunk(first, count, 0, tiles) for first, count in _parts(groups, at_once))
+        return
+    for head in range(groups):
+        for first, count in _parts(tiles, max(1, CHUNK // tile_bytes)):
+            yield Chunk(head, 1, first, count)
+
+
+def _parts(whole: int, most: int) -> Iterator[tuple[int, int]]:
+    """(first, how many) of parts of at most so many each, all about as large."""
+    parts = -(-whole // most)
+    for part in range(parts):
+        first = part * whole // parts
+        yield first, (part + 1) * whole // parts - first
+
+
+class Kept(NamedTuple):
+    """What the calls of a problem have alike, and the memory between them."""
+
+    given: Operands
+    outputs: tuple[StandIn, ...]
+    delta: StandIn
+    p: StandIn
+    ds: StandIn
+    sums: StandIn
+    left: int
+    right: int
+
+
+Weights = Callable[[Any, Mapping[str, Any], Kept, Chunk, float], Call]
+
+
+def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    q, k, v = given["q"], given["k"], given["v"]
+    group = problem.heads_q // problem.heads_kv
+    tiles_q, tiles_k = tiles_of(problem, config)
+    rows = group * tiles_q * config["WEIGHTS_M"]
+    chunks = [*chunks_of(problem.batch * problem.heads_kv, tiles_k, 4 * rows * config["WEIGHTS_N"])]
+    most, keys = max(c.heads for c in chunks), max(c.tiles for c in chunks) * config["WEIGHTS_N"]
+    p, ds = (StandIn((most * rows, keys), q.dtype, name=name) for name in ("weights", "grad_weights"))
+    columns = triton.cdiv(problem.head_dim, config["COLUMNS"]) * config["COLUMNS"]
+    sums = StandIn((rows, columns), "float32", name="" if chunks[0].tiles == tiles_k else "sums")
+    outputs = tuple(dense_like(x, f"d{x.name}") for x in (q, k, v))
+    kept = Kept(given, outputs, row_sums(q, "delta"), p, ds, sums, *bounds(problem))
+    found = [_deltas(problem, kept)]
+    for chunk in chunks:
+        found.append(weights(problem, config, kept, chunk, scale))
+        found += _products(problem, config, kept, chunk)
+    return found
+
+
+def _deltas(problem: Any, kept: Kept) -> Call:
+    out, grad_out = kept.given["out"], kept.given["grad_out"]
+    strides, layout = _layout("out do", [out, grad_out])
+    arguments = dict(
+        out_ptr=out,
+        do_ptr=grad_out,
+        dlse_ptr=kept.given.get("grad_lse"),
+        delta_ptr=kept.delta,
+        **strides,
+        heads_q=problem.heads_q,
+        seqlen_q=problem.seqlen_q,
+    )
+    constants = dict(
+        **layout,
+        HEAD_DIM_V=problem.head_dim_v,
+        PADDED_V=padded(problem.head_dim_v),
+        GRAD_LSE=problem.grad_lse,
+        BLOCK_M=ROWS_OF_DELTA,
+    )
+    grid = (triton.cdiv(problem.seqlen_q, ROWS_OF_DELTA) * problem.batch * problem.heads_q,)
+    return Call(row_deltas, grid, arguments, constants, {"num_warps": 4})
+
+
+def _place(problem: Any, config: Mapping[str, Any], chunk: Chunk, by_keys: bool = False) -> dict[str, int]:
+    group = problem.heads_q // problem.heads_kv
+    return dict(
+        group=group,
+        first_head=chunk.head * (1 if by_keys else group),
+        first_tile_k=chunk.tile,
+        tiles_q=tiles_of(problem, config)[0],
+        tiles_k=chunk.tiles,
+    )
+
+
+def _masks(kept: Kept) -> dict[str, bool]:
+    return dict(HAS_LEFT=kept.left >= 0, HAS_RIGHT=kept.right >= 0)
+
+
+def triton_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk, scale: float) -> Call:
+    q, k, v, grad_out = (kept.given[name] for name in ("q", "k", "v", "grad_out"))
+    strides, layout = _layout("q k v do", [q, k, v, grad_out])
+    place = _place(problem, config, chunk)
+    arguments = dict(
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        do_ptr=grad_out,
+        lse_ptr=kept.given["lse"],
+        delta_ptr=kept.delta,
+        p_ptr=kept.p,
+        ds_ptr=kept.ds,
+        **strides,
+        **sizes_of(problem, kept.left, kept.right),
+        **place,
+        heads_q=problem.heads_q,
+    )
+    constants = dict(
+        **layout,
+        **_masks(kept),
+        HEAD_DIM=problem.head_dim,
+        HEAD_DIM_V=problem.head_dim_v,
+        ROWS_RAGGED=problem.seqlen_q % config["WEIGHTS_M"] != 0,
+        KEYS_RAGGED=problem.seqlen_k % config["WEIGHTS_N"] != 0,
+        SOFTCAP=problem.softcap != 0.0,
+        BLOCK_M=config["WEIGHTS_M"],
+        BLOCK_N=config["WEIGHTS_N"],
+        BLOCK_K=config["WEIGHTS_K"],
+    )
+    options = {"num_warps": config["weights_warps"], "num_stages": config["weights_stages"]}
+    grid = (chunk.heads * place["group"] * place["tiles_q"] * chunk.tiles,)
+    return Call(attention_weights, grid, arguments, constants, options)
+
+
+def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk, scale: float) -> Call:
+    place = _place(problem, config, chunk)
+    heads, tiles_q, rows = chunk.heads * place["group"], place["tiles_q"], config["WEIGHTS_M"] // 2
+    # Blocks enough for all SMs, several times over: a block of few tiles takes less than its turn.
+    sections = min(chunk.tiles, max(1, TURNS * problem.target.sm_count // (heads * tiles_q)))
+    tiles_a_block = triton.cdiv(chunk.tiles, sections)
+    box = [rows, SLICE]
+    out = {
+        f"{one}_map": TensorDescriptor(of, list(of.shape), [of.shape[1], 1], box, swizzled(box, of.dtype))
+        for one, of in (("p", kept.p), ("ds", kept.ds))
+    }
+    arguments = dict(
+        q_map=_map(kept.given["q"], rows),
+        k_map=_map(kept.given["k"], config["WEIGHTS_N"]),
+        v_map=_map(kept.given["v"], config["WEIGHTS_N"]),
+        do_map=_map(kept.given["grad_out"], rows),
+        **out,
+        lse=kept.given["lse"],
+        delta=kept.delta,
+        heads_q=problem.heads_q,
+        **place,
+        tiles_a_block=tiles_a_block,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        window_left=kept.left,
+        window_right=kept.right,
+        scale_log2=PerCall("scale", LOG2_E),
+    )
+    traits = SpecialisedTraits(
+        BLOCK_N=config["WEIGHTS_N"],
+        STAGES=config["weights_stages"],
+        SLICES=-(-problem.head_dim // SLICE),
+        SLICES_V=-(-problem.head_dim_v // SLICE),
+        **_masks(kept),
+    )
+    grid = (heads * tiles_q * triton.cdiv(chunk.tiles, tiles_a_block),)
+    return Call(specialised_weights, grid, arguments, {"T": traits}, {"num_warps": 4})
+
+
+TURNS = 4
+
+
+def _map(operand: StandIn, rows: int) -> TensorDescriptor:
+    """[batch, head, row, column]. A dimension of one element may carry any stride in torch; the map needs a multiple of
+    16 bytes."""
+    legal = -(-operand.shape[3] // 8) * 8
+    outer = zip(operand.shape[:3], operand.strides[:3], strict=True)
+    strides = [legal if size == 1 else stride for size, stride in outer]
+    box = [1, 1, rows, SLICE]
+    return TensorDescriptor(operand, list(operand.shape), [*strides, 1], box, swizzled(box, operand.dtype))
+
+
+def _products(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk) -> Iterator[Call]:
+    q, k, grad_out = (kept.given[name] for name in ("q", "k", "grad_out"))
+    dq, dk, dv = kept.outputs
+    tiles_k = tiles_of(problem, config)[1]
+    for w, x, to, by_keys in ((kept.p, grad_out, dv, True), (kept.ds, q, dk, True), (kept.ds, k, dq, False)):
+        strides, layout = _layout("x to", [x, to])
+        place = _place(problem, config, chunk, by_keys)
+        outer = min(OUTER, config["WEIGHTS_N" if by_keys else "WEIGHTS_M"])
+        arguments = dict(
+            w_ptr=w,
+            x_ptr=x,
+            to_ptr=to,
+            sums_ptr=kept.sums,
+            **strides,
+            **place,
+            heads_to=to.shape[1],
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            factor=1.0 if to is dv else PerCall("scale"),
+            window_left=kept.left,
+            window_right=kept.right,
+        )
+        inner = problem.seqlen_q if by_keys else problem.seqlen_k
+        constants = dict(
+            **layout,
+            **_masks(kept),
+            COLUMNS=to.shape[3],
+            RAGGED=inner % config["INNER"] != 0,
+            BY_KEYS=by_keys,
+            GROUP=place["group"] if by_keys else 1,
+            ADDS=not by_keys and chunk.tile > 0,
+            KEEPS=not by_keys and chunk.tile + chunk.tiles < tiles_k,
+            BLOCK_M=config["WEIGHTS_M"],
+            BLOCK_N=config["WEIGHTS_N"],
+            OUTER=outer,
+            BLOCK_COLUMNS=config["COLUMNS"],
+            INNER=config["INNER"],
+        )
+        rows = chunk.tiles * config["WEIGHTS_N"] if by_keys else place["tiles_q"] * config["WEIGHTS_M"] * place["group"]
+        grid = (triton.cdiv(to.shape[3], config["COLUMNS"]) * chunk.heads * (rows // outer),)
+        options = {"num_warps": config["product_warps"], "num_stages": config["product_stages"]}
+        yield Call(weighted_sums, grid, arguments, constants, options)
+
+
+OUTER = 128
+"""Rows or keys that a block of a product writes."""
+
+
+def _layout(names: str, tensors: list[StandIn]) -> tuple[dict[str, int], dict[str, Any]]:
+    """As `strides_of` gives it, of tensors with unit columns."""
+    strides, layout = strides_of(names, tensors, outputs=0)
+    rows = {name: stride for name, stride in strides.items() if not name.endswith("_col")}
+    return rows, {name: layout[name] for name in ("STRIDE_UNIT", "WIDE")}
+
+
+TRITON = Host(calls.BACKWARD, partial(backward, triton_weights), contiguous=("lse", "grad_lse"))
+GLUON = Host(calls.BACKWARD, partial(backward, gluon_weights), contiguous=("lse", "grad_lse"))
