@@ -13,7 +13,7 @@ from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, row_sums
 from registry.ops.attention.triton_tiles import padded
 from registry.plugins.triton_fa2.host import LOG2_E, bounds, sizes_of, strides_of
-from registry.plugins.triton_fa2.stored.configs import CHUNK, SLICE, SpecialisedTraits, tiles_of
+from registry.plugins.triton_fa2.stored.configs import CHUNK, OUTER, SLICE, SpecialisedTraits, tiles_of
 from registry.plugins.triton_fa2.stored.product import weighted_sums
 from registry.plugins.triton_fa2.stored.specialised import specialised_weights
 from registry.plugins.triton_fa2.stored.weights import attention_weights, row_deltas
@@ -38,14 +38,12 @@ def chunks_of(groups: int, tiles: int, tile_bytes: int) -> Iterator[Chunk]:
     fit, else some keys of one."""
     if groups * tiles * tile_bytes <= CHUNK:
         yield Chunk(0, groups, 0, tiles)
-        return
-    at_once = max(1, CHUNK // (tiles * tile_bytes))
-    if at_once > 1 or tiles * tile_bytes <= CHUNK:
-        yield from (Chunk(first, count, 0, tiles) for first, count in _parts(groups, at_once))
-        return
-    for head in range(groups):
-        for first, count in _parts(tiles, max(1, CHUNK // tile_bytes)):
-            yield Chunk(head, 1, first, count)
+    elif (fit := CHUNK // (tiles * tile_bytes)) > 0:
+        yield from (Chunk(first, count, 0, tiles) for first, count in _parts(groups, fit))
+    else:
+        for head in range(groups):
+            for first, count in _parts(tiles, max(1, CHUNK // tile_bytes)):
+                yield Chunk(head, 1, first, count)
 
 
 def _parts(whole: int, most: int) -> Iterator[tuple[int, int]]:
@@ -204,6 +202,7 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Ch
 
 
 TURNS = 4
+"""Rounds of blocks over the SMs, at least, where a chunk has keys enough to divide."""
 
 
 def _map(operand: StandIn, rows: int) -> TensorDescriptor:
@@ -258,10 +257,6 @@ def _products(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk)
         grid = (triton.cdiv(to.shape[3], config["COLUMNS"]) * chunk.heads * (rows // outer),)
         options = {"num_warps": config["product_warps"], "num_stages": config["product_stages"]}
         yield Call(weighted_sums, grid, arguments, constants, options)
-
-
-OUTER = 128
-"""Rows or keys that a block of a product writes."""
 
 
 def _layout(names: str, tensors: list[StandIn]) -> tuple[dict[str, int], dict[str, Any]]:
