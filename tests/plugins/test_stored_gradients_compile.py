@@ -102,3 +102,20 @@ def test_sums_over_keys_go_on_from_chunk_to_chunk():
     assert [one.constants["KEEPS"] for one in by_rows] == [True] * (len(by_rows) - 1) + [False]
     kept = calls[1].operands()["p_map"]
     assert 4 * kept.shape[0] * kept.shape[1] <= configs.CHUNK
+
+
+def test_what_writes_p_and_what_reads_it_count_its_rows_alike():
+    """Keys of a head come in chunks of different size where they do not divide evenly."""
+    p, variant = problem(d=256, b=1, hkv=1, s=16384 + 2000), variants()[GLUON]
+    config = variant.configs_for(p)[0]
+    _, *calls = host.GLUON._calls(p, config, host.GLUON.interface.operands(p), 1.0)
+    keys = set()
+    for weights, *products in zip(*[iter(calls)] * 4, strict=True):
+        pitch = weights.arguments["tiles_k"] * config["WEIGHTS_N"]
+        for name in ("p_map", "ds_map"):
+            written = weights.arguments[name]
+            assert (written.shape[1], written.strides[0]) == (pitch, pitch)
+            assert written.shape[0] * pitch <= written.base.shape[0] * written.base.shape[1]
+        assert {one.arguments["tiles_k"] * config["WEIGHTS_N"] for one in products} == {pitch}
+        keys.add(pitch)
+    assert len(keys) == 2

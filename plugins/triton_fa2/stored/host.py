@@ -168,9 +168,9 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Ch
     # Blocks enough for all SMs, several times over: a block of few tiles takes less than its turn.
     sections = min(chunk.tiles, max(1, TURNS * problem.target.sm_count // (heads * tiles_q)))
     tiles_a_block = triton.cdiv(chunk.tiles, sections)
-    box = [rows, SLICE]
+    box, keys = [rows, SLICE], chunk.tiles * config["WEIGHTS_N"]  # fewer than in memory, in a chunk of fewer tiles
     out = {
-        f"{one}_map": TensorDescriptor(of, list(of.shape), [of.shape[1], 1], box, swizzled(box, of.dtype))
+        f"{one}_map": TensorDescriptor(of, [of.shape[0], keys], [keys, 1], box, swizzled(box, of.dtype))
         for one, of in (("p", kept.p), ("ds", kept.ds))
     }
     arguments = dict(
