@@ -7,28 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-from registry.ops.attention.calls import FORWARD, out_of, row_sums
+from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
 from registry.plugins.gluon_fa3.kernel import attention_forward
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
-from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
 COUNTER_WORDS = 32  # a cache line for each counter
-
-
-def tensor_map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[batch, head, row, column]. A dimension of one element may carry any stride in torch; the map needs a multiple of
-    16 bytes."""
-    legal = -(-operand.shape[3] // 8) * 8
-    outer = zip(operand.shape[:3], operand.strides[:3], strict=True)
-    strides = [legal if size == 1 else stride for size, stride in outer]
-    block = [1, 1, rows, columns]
-    return TensorDescriptor(operand, list(operand.shape), [*strides, 1], block, swizzled(block, operand.dtype))
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

@@ -248,7 +248,11 @@ def _nearest(match: Match, problem: Problem) -> str:
     beside = read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)
-    said = f"; {'near' if advice.expected is None else 'expected'} here {advice}" if advice is not None else ""
+    said = ""
+    if advice is not None:
+        question = Question(problem, Moment.now(), ())
+        may_run = [n for n in advice.lost if n in question.variants and not question.reasons(question.variants[n])]
+        said = f"; {'near' if advice.expected is None else 'expected'} here {advice.text(may_run)}" if may_run else ""
     return f"{found}{said}" if found is not None else "none: the rule was not measured"
 
 

@@ -160,8 +160,12 @@ class Advice:
         return {name: lost / weights[name] for name, lost in sums.items()}
 
     def __str__(self) -> str:
-        each = sorted(self.lost.items(), key=lambda pair: pair[1])
-        return ", ".join(f"{name} loses {100 * math.expm1(lost):.1f}%" for name, lost in each)
+        return self.text(self.lost)
+
+    def text(self, names: Collection[str]) -> str:
+        """What these variants are expected to lose to the best of them."""
+        each = sorted((lost, name) for name, lost in self.lost.items() if name in names)
+        return ", ".join(f"{name} loses {100 * math.expm1(lost - each[0][0]):.1f}%" for lost, name in each)
 
     def ranked(self, names: Sequence[str], libraries: Collection[str]) -> list[str]:
         """These variants, that which is expected to lose least first; a library's where others are expected to gain

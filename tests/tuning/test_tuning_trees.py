@@ -122,3 +122,20 @@ def test_a_newer_variant_is_held_against_what_was_measured_without_it():
         assert advice.ranked(["even", "flagged", "rare"], ())[0] == first, (gain, advice.lost)
         nothing = asked.ask({"size": 20.0, "noise": 0.9})
         assert set(nothing.lost) == {"even", "flagged", "rare"}, "a shape on which nothing ran says nothing"
+
+
+def test_shapes_on_which_a_new_variant_comes_near_count_more():
+    """Not those that it wins or loses by far, nor those that nobody else runs."""
+    import torch
+
+    none, near, far = torch.nan, fitting.CONTESTED / 2, fitting.CONTESTED * 2
+    lost = [[0.0, near, none]] * 60 + [
+        [0.0, near, near],
+        [near, far, 0.0],
+        [far, 0.9, 0.0],
+        [0.0, none, far],
+        [none, none, 0.0],
+    ]
+    assert fitting._telling(torch.tensor(lost)).tolist() == [False] * 60 + [True, True, False, False, False]
+    settled = torch.tensor([[0.0, near]] * 3)
+    assert not fitting._telling(settled).any(), "there is no new one"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from registry.ops.attention.calls import BACKWARD, dense_like
+from registry.ops.attention.calls import BACKWARD, dense_like, tensor_map
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward.arguments import BEFORE_ROWS, Arguments, statistics, strides
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
-from registry.plugins.gluon_fa3.host import tensor_map
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from registry.ops.attention.calls import FORWARD, out_of, row_sums
-from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E, tensor_map
+from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
+from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, window_bounds
 from registry.plugins.gluon_fa3.wide.kernel import attention_wide
 from registry.plugins.gluon_fa3.wide.traits import traits_of

@@ -7,18 +7,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.attention import calls
-from registry.ops.attention.calls import dense_like, row_sums
+from registry.ops.attention.calls import dense_like, row_sums, tensor_map
 from registry.ops.attention.triton_tiles import padded
 from registry.plugins.triton_fa2.host import LOG2_E, bounds, sizes_of, strides_of
 from registry.plugins.triton_fa2.stored.configs import CHUNK, OUTER, SLICE, SpecialisedTraits, tiles_of
 from registry.plugins.triton_fa2.stored.product import weighted_sums
-from registry.plugins.triton_fa2.stored.specialised import specialised_weights
 from registry.plugins.triton_fa2.stored.weights import attention_weights, row_deltas
 from registry.toolbox.call import Call, Host, Operands, PerCall
-from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 
 ROWS_OF_DELTA = 16
@@ -163,6 +160,12 @@ def triton_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: C
 
 
 def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk, scale: float) -> Call:
+    # Here, for plain Triton runs where Gluon does not.
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from registry.plugins.triton_fa2.stored.specialised import specialised_weights
+    from registry.toolbox.hopper import swizzled
+
     place = _place(problem, config, chunk)
     heads, tiles_q, rows = chunk.heads * place["group"], place["tiles_q"], config["WEIGHTS_M"] // 2
     # Blocks enough for all SMs, several times over: a block of few tiles takes less than its turn.
@@ -174,10 +177,10 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Ch
         for one, of in (("p", kept.p), ("ds", kept.ds))
     }
     arguments = dict(
-        q_map=_map(kept.given["q"], rows),
-        k_map=_map(kept.given["k"], config["WEIGHTS_N"]),
-        v_map=_map(kept.given["v"], config["WEIGHTS_N"]),
-        do_map=_map(kept.given["grad_out"], rows),
+        q_map=tensor_map(kept.given["q"], rows, SLICE),
+        k_map=tensor_map(kept.given["k"], config["WEIGHTS_N"], SLICE),
+        v_map=tensor_map(kept.given["v"], config["WEIGHTS_N"], SLICE),
+        do_map=tensor_map(kept.given["grad_out"], rows, SLICE),
         **out,
         lse=kept.given["lse"],
         delta=kept.delta,
@@ -203,16 +206,6 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Ch
 
 TURNS = 4
 """Rounds of blocks over the SMs, at least, where a chunk has keys enough to divide."""
-
-
-def _map(operand: StandIn, rows: int) -> TensorDescriptor:
-    """[batch, head, row, column]. A dimension of one element may carry any stride in torch; the map needs a multiple of
-    16 bytes."""
-    legal = -(-operand.shape[3] // 8) * 8
-    outer = zip(operand.shape[:3], operand.strides[:3], strict=True)
-    strides = [legal if size == 1 else stride for size, stride in outer]
-    box = [1, 1, rows, SLICE]
-    return TensorDescriptor(operand, list(operand.shape), [*strides, 1], box, swizzled(box, operand.dtype))
 
 
 def _products(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk) -> Iterator[Call]:

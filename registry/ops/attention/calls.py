@@ -29,6 +29,20 @@ def row_sums(q: StandIn, name: str) -> StandIn:
     return StandIn(q.shape[:3], "float32", name=name)
 
 
+def tensor_map(operand: StandIn, rows: int, columns: int) -> Any:
+    """[batch, head, row, column], in boxes of so many rows and columns. A dimension of one element may carry any stride
+    in torch; the map needs a multiple of 16 bytes."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from registry.toolbox.hopper import swizzled
+
+    legal = -(-operand.shape[3] // 8) * 8
+    outer = zip(operand.shape[:3], operand.strides[:3], strict=True)
+    strides = [legal if size == 1 else stride for size, stride in outer]
+    block = [1, 1, rows, columns]
+    return TensorDescriptor(operand, list(operand.shape), [*strides, 1], block, swizzled(block, operand.dtype))
+
+
 def _forward_operands(problem: AttentionProblem) -> dict[str, StandIn]:
     return {fact.name: StandIn.of(fact) for fact in problem.operands}
 
