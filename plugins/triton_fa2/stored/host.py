@@ -51,7 +51,7 @@ def _parts(whole: int, most: int) -> Iterator[tuple[int, int]]:
         yield first, (part + 1) * whole // parts - first
 
 
-class Kept(NamedTuple):
+class Between(NamedTuple):
     """What the calls of a problem have alike, and the memory between them."""
 
     given: Operands
@@ -64,7 +64,7 @@ class Kept(NamedTuple):
     right: int
 
 
-Weights = Callable[[Any, Mapping[str, Any], Kept, Chunk, float], Call]
+Weights = Callable[[Any, Mapping[str, Any], Between, Chunk, float], Call]
 
 
 def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -78,7 +78,7 @@ def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: O
     columns = triton.cdiv(problem.head_dim, config["COLUMNS"]) * config["COLUMNS"]
     sums = StandIn((rows, columns), "float32", name="" if chunks[0].tiles == tiles_k else "sums")
     outputs = tuple(dense_like(x, f"d{x.name}") for x in (q, k, v))
-    kept = Kept(given, outputs, row_sums(q, "delta"), p, ds, sums, *bounds(problem))
+    kept = Between(given, outputs, row_sums(q, "delta"), p, ds, sums, *bounds(problem))
     found = [_deltas(problem, kept)]
     for chunk in chunks:
         found.append(weights(problem, config, kept, chunk, scale))
@@ -86,7 +86,7 @@ def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: O
     return found
 
 
-def _deltas(problem: Any, kept: Kept) -> Call:
+def _deltas(problem: Any, kept: Between) -> Call:
     out, grad_out = kept.given["out"], kept.given["grad_out"]
     strides, layout = _layout("out do", [out, grad_out])
     arguments = dict(
@@ -120,11 +120,11 @@ def _place(problem: Any, config: Mapping[str, Any], chunk: Chunk, by_keys: bool 
     )
 
 
-def _masks(kept: Kept) -> dict[str, bool]:
+def _masks(kept: Between) -> dict[str, bool]:
     return dict(HAS_LEFT=kept.left >= 0, HAS_RIGHT=kept.right >= 0)
 
 
-def triton_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk, scale: float) -> Call:
+def triton_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk, scale: float) -> Call:
     q, k, v, grad_out = (kept.given[name] for name in ("q", "k", "v", "grad_out"))
     strides, layout = _layout("q k v do", [q, k, v, grad_out])
     place = _place(problem, config, chunk)
@@ -159,7 +159,7 @@ def triton_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: C
     return Call(attention_weights, grid, arguments, constants, options)
 
 
-def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk, scale: float) -> Call:
+def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk, scale: float) -> Call:
     # Here, for plain Triton runs where Gluon does not.
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -208,7 +208,7 @@ TURNS = 4
 """Rounds of blocks over the SMs, at least, where a chunk has keys enough to divide."""
 
 
-def _products(problem: Any, config: Mapping[str, Any], kept: Kept, chunk: Chunk) -> Iterator[Call]:
+def _products(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
     q, k, grad_out = (kept.given[name] for name in ("q", "k", "grad_out"))
     dq, dk, dv = kept.outputs
     tiles_k = tiles_of(problem, config)[1]
