@@ -12,10 +12,10 @@ from registry.plugins.gluon_fa3.kernel import attention_forward
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
+from registry.toolbox.operands import COUNTER_WORDS
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
-COUNTER_WORDS = 32  # a cache line for each counter
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

@@ -13,9 +13,7 @@ Causal tiles are ordered by sections of heads whose K and V fit the L2 cache, lo
 Packed sequences come as a list of row blocks, the longest sequence first, its longest row block first; as long as the
 device finds it to be. Each block of the list stands for one tile a head, by the same sections.
 
-Why the counter needs no reset: `atom.inc` with bound tiles - 1 wraps to zero after exactly `tiles` draws, and a launch
-draws exactly that often (each block's first tile is its own number; tiles - P draws find work, and P draws end one
-block each). Launches that could overlap never share a counter: see registry.toolbox.counters.
+The counter needs no reset: see registry.toolbox.drawn.
 """
 
 from triton.experimental import gluon
@@ -23,17 +21,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.places import extent_of
+from registry.toolbox.drawn import draw
 from registry.toolbox.hopper import release, wait_empty, wait_full
 
 ROWS = gl.constexpr(64)
 WORDS = gl.constexpr(8)  # 32-bit words of an entry in a list of row blocks, the first of which says how many there are
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
-
-# One lane draws, the warp gets the result.
-DRAW = gl.constexpr(
-    "{ .reg .pred p; .reg .u32 lane, got; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; mov.u32 got, 0;"
-    " @p atom.global.inc.u32 got, [$1], $2; shfl.sync.idx.b32 $0, got, 0, 31, 0xffffffff; }"
-)
 
 
 @gluon.jit
@@ -108,8 +101,9 @@ def group_blocks(place, GROUP: gl.constexpr, extent, T: gl.constexpr):
 def next_tile(tile, counter, work, T: gl.constexpr):
     """The tile after this one; `tiles` or more when there is none."""
     if T.dynamic:
-        tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, work[0] - 1], dtype=gl.int32, is_pure=False, pack=1)
-    return tile + gl.num_programs(0)
+        return draw(counter, work[0])
+    else:
+        return tile + gl.num_programs(0)
 
 
 @gluon.jit

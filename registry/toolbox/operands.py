@@ -19,6 +19,9 @@ class PerCall:
     factor: float = 1.0
 
 
+COUNTER_WORDS = 32  # a cache line for each counter
+
+
 class Zeroes(StandIn):
     """int32 zeroes for one launch, which leaves them at zero: see registry.toolbox.counters."""
 

@@ -8,11 +8,12 @@ from typing import Any
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.plugins.gluon_fa3.backward.traits import KEYS, TERM_COLUMNS, SumsTraits, SweepTraits
-from registry.plugins.gluon_fa3.host import COUNTER_WORDS, LOG2E
+from registry.plugins.gluon_fa3.host import LOG2E
 from registry.plugins.gluon_fa3.traits import padded, window_bounds
 from registry.toolbox.call import Operands, PerCall, Zeroes
 from registry.toolbox.hopper import linear, swizzled
 from registry.toolbox.launch import StandIn
+from registry.toolbox.operands import COUNTER_WORDS
 
 BEFORE_ROWS = 16
 TensorMap = Callable[[StandIn, int, int], TensorDescriptor]

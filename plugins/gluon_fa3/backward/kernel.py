@@ -89,6 +89,7 @@ from triton.experimental.gluon import language as gl
 from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, sender
 from registry.plugins.gluon_fa3.backward.terms import COLUMNS
+from registry.toolbox.drawn import messages_for
 from registry.toolbox.hopper import after_previous_kernel, ring
 
 
@@ -117,7 +118,7 @@ def differentiate(inputs, outputs, dq_map, turns, counter, extent, work, scale, 
     q = ring(q_tiles, STAGES, 2)
     ds = (ring(ds_tiles, 2, 1), ring(ds_tiles, 2, 1))  # for what each group writes, which the other one reads
     do = ring(do_tiles, T.do_stages, 2)
-    messages = ring(gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 4)
+    messages = messages_for(4)
     after_previous_kernel()
     # Written out: a constexpr inside a tuple variable would lose its value.
     gl.warp_specialize(

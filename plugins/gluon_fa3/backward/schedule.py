@@ -5,13 +5,10 @@ A tile is `block_n` keys of one key head; one thread block works on one tile, ov
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.places import LIMIT
-from registry.plugins.gluon_fa3.schedule import DRAW, WORDS
-from registry.toolbox.hopper import release, wait_empty, wait_full
-
-_SAME = gl.constexpr("redux.sync.max.s32 $0, $1, 0xffffffff;")
+from registry.plugins.gluon_fa3.schedule import WORDS
+from registry.toolbox.drawn import announce_drawn, learn_drawn
 
 
 @gluon.jit
@@ -67,13 +64,7 @@ def announce_next(messages, turn, counter, work, T: gl.constexpr):
     """Producer: draw the tile after this one, tell the others, and give it; `tiles_of` or more when there is none."""
     if not T.drawn:
         return tiles_of(work)
-    draws = tiles_of(work) - 1
-    tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, draws], dtype=gl.int32, is_pure=False, pack=1)
-    tile += gl.num_programs(0)
-    word, ready = wait_empty(messages, turn)
-    word.store(gl.full([1], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])) + tile)
-    mbarrier.arrive(ready, count=1)
-    return tile
+    return announce_drawn(messages, turn, counter, tiles_of(work))
 
 
 @gluon.jit
@@ -81,16 +72,7 @@ def learn_next(messages, turn, work, WARPS: gl.constexpr, T: gl.constexpr):
     """The others: that tile."""
     if not T.drawn:
         return tiles_of(work)
-    word = wait_full(messages, turn).load(gl.BlockedLayout([1], [32], [WARPS], [0]))
-    tile = gl.max(word, 0)
-    release(messages, turn)
-    return same(tile)
-
-
-@gluon.jit
-def same(x):
-    """x, of which ptxas then knows that all of a warp has the same: it keeps what follows in uniform registers."""
-    return gl.inline_asm_elementwise(_SAME, "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+    return learn_drawn(messages, turn, WARPS)
 
 
 @gluon.jit

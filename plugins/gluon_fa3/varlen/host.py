@@ -10,7 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
-from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E, options
+from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, ROWS_LIMIT, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import traits_of
@@ -19,6 +19,7 @@ from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
+from registry.toolbox.operands import COUNTER_WORDS
 
 COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 CHUNK = 1024  # sequences looked at together

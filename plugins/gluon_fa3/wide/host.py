@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
-from registry.plugins.gluon_fa3.host import COUNTER_WORDS, KV_SECTION, LOG2E
+from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, window_bounds
 from registry.plugins.gluon_fa3.wide.kernel import attention_wide
 from registry.plugins.gluon_fa3.wide.traits import traits_of
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
+from registry.toolbox.operands import COUNTER_WORDS
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

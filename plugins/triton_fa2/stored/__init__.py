@@ -4,9 +4,10 @@ Five matrix products in all, where passes that keep nothing take seven, and for 
 part of a head that a block can hold. What is kept is as large as the scores, so it comes in chunks of heads and keys.
 
 `triton_stored_backward`   everything in plain Triton, for any GPU from sm80
-`gluon_stored_backward`    Hopper: what finds P and dS is a producer warp and two warp groups
+`gluon_stored_backward`    Hopper: two persistent kernels of a producer warp and two warp groups, one that finds P and
+                           dS, one for all three products
 
-Reading order: weights.py, specialised.py, product.py, host.py, configs.py.
+Reading order: weights.py, product.py, specialised_weights.py, specialised_product.py, host.py, configs.py.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ VARIANTS = [
             shared_memory=configs.gluon_shared_memory,
             registers=configs.gluon_registers,
         ),
-        design=specialised(_TILE, 3, tasks=3, persistent=False),
-        design_of=lambda config: specialised(_TILE, config["weights_stages"], tasks=3, persistent=False),
+        design=specialised(_TILE, 3, tasks=3, persistent=True),
+        design_of=lambda config: specialised(_TILE, config["weights_stages"], tasks=3, persistent=True),
         configs=configs.gluon_configs,
         cost=unknown_cost,
-        summary="The same on Hopper: a producer warp and two warp groups find P and dS",
+        summary="The same on Hopper for heads of 192 and more, ahead of passes that keep nothing",
     ),
 ]

@@ -11,8 +11,8 @@ from registry.ops.attention.triton_tiles import family
 Config = Mapping[str, Any]
 TILE = ("WEIGHTS_M", "WEIGHTS_N")
 WEIGHTS = (*TILE, "WEIGHTS_K", "weights_warps", "weights_stages")
-SPECIALISED = (*TILE, "weights_stages")
 PRODUCT = ("COLUMNS", "INNER", "product_warps", "product_stages")
+SPECIALISED = (*TILE, "weights_stages", "COLUMNS", "product_stages")
 # (a tile of P and dS, slice of the head, warps, stages), (columns, rows at a time, warps, stages of the products). On
 # 59 shapes of an H200 the first of wgmma's lost 1.9% to the best of the three in the mean, the others 11 and 6.
 TILES = {
@@ -24,12 +24,14 @@ TILES = {
     "mma": [((128, 64, 32, 8, 2), (128, 32, 8, 3)), ((64, 64, 32, 4, 2), (64, 32, 4, 2))],
 }
 TILES["tcgen05"] = TILES["mma"]
-SPECIALISED_TILES = [((128, 256, 3), (256, 64, 8, 3)), ((128, 256, 3), (128, 64, 4, 3))]
+SPECIALISED_PRODUCTS = [(256, 3), (192, 4), (128, 6)]  # columns, stages
+STAYING = 256  # head dim up to which rows of Q and dO stay in shared memory while keys pass
 CHUNK = 1 << 30
-"""Bytes of P and dS that are in memory at a time. Less leaves products too few blocks: see specialised.py."""
+"""Bytes of P and dS that are in memory at a time. Less leaves products too few blocks: see specialised_weights.py."""
 OUTER = 128  # rows or keys that a block of a product writes, unless a tile of P and dS has fewer
-SLICE = 64  # columns of a head at a time, in specialised.py
-CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24  # per thread
+SLICE = 64  # columns of a head, or rows of P, at a time in the specialised kernels
+SHARED_MEMORY = 226 << 10  # for rings: of 227 KiB, the rest is for barriers
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40  # per thread
 GROUPS = 2
 
 
@@ -44,7 +46,28 @@ def triton_configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def gluon_configs(problem: Any) -> list[dict[str, Any]]:
-    return [dict(zip(SPECIALISED + PRODUCT, (*w, *product), strict=True)) for w, product in SPECIALISED_TILES]
+    if max(problem.head_dim, problem.head_dim_v) <= STAYING:
+        room = SHARED_MEMORY - _staying(problem) - 2 * 128 * 128
+        weights = (128, 128, min(8, room // (2 * SLICE * 128)))
+    else:
+        weights = (128, 256, 3)
+
+    def computed(product: tuple[int, int]) -> int:
+        return sum(-(-d // product[0]) * product[0] for d in (problem.head_dim, problem.head_dim, problem.head_dim_v))
+
+    # Those that compute the fewest columns first.
+    products = sorted(SPECIALISED_PRODUCTS, key=computed)
+    return [dict(zip(SPECIALISED, (*weights, *product), strict=True)) for product in products]
+
+
+def rows_stay(config: Config) -> bool:
+    """Of the specialised kernel: with 128 keys at a time."""
+    return bool(config["WEIGHTS_N"] == 128)
+
+
+def _staying(problem: Any) -> int:
+    """Bytes of rows of Q and dO."""
+    return 2 * 128 * sum(-(-d // SLICE) * SLICE for d in (problem.head_dim, problem.head_dim_v))
 
 
 def _product_memory(config: Config) -> int:
@@ -60,23 +83,28 @@ def triton_shared_memory(problem: Any, config: Config) -> int:
 
 
 def gluon_shared_memory(problem: Any, config: Config) -> int:
-    """Of the largest kernel: a ring of slices and a tile on its way out, or a product's ring."""
-    m, n, stages = (config[name] for name in SPECIALISED)
-    return max(2 * (stages * SLICE * (m + n) + m * n) + 1024, _product_memory(config))
+    """Of the larger kernel: a ring of slices, and a tile on its way out."""
+    m, n, stages, columns, product_stages = (config[name] for name in SPECIALISED)
+    weights = 2 * (stages * SLICE * (m + n) + m * n)
+    if rows_stay(config):
+        weights = 2 * (stages * SLICE * n + m * n) + _staying(problem)
+    return max(weights, 2 * (product_stages * SLICE * (m + columns) + m * columns)) + 1024
 
 
 def gluon_registers(problem: Any, config: Config) -> int:
-    """Of a block of the specialised kernel, as it is launched: before warps change theirs."""
+    """Of a block of the specialised kernels, as it is launched: before warps change theirs."""
     each = (GROUPS * CONSUMER_REGISTERS + PRODUCER_REGISTERS) // (GROUPS + 1)
     return 128 * (GROUPS + 1) * each
 
 
 @dataclass(frozen=True)
-class SpecialisedTraits:
-    """The constants of specialised.py."""
+class WeightsTraits:
+    """The constants of specialised_weights.py."""
 
     BLOCK_N: int
     STAGES: int
+    ROWS_STAY: bool
+    """Of Q and dO, in shared memory, while keys pass; the ring holds slices of keys alone."""
     SLICES: int
     """Of a row of Q or K."""
     SLICES_V: int
@@ -84,3 +112,32 @@ class SpecialisedTraits:
     HAS_RIGHT: bool
     CONSUMER_REGISTERS: int = CONSUMER_REGISTERS
     PRODUCER_REGISTERS: int = PRODUCER_REGISTERS
+
+
+@dataclass(frozen=True)
+class ProductTraits:
+    """The constants of specialised_product.py."""
+
+    BLOCK_N: int
+    STAGES: int
+    COLUMNS: int
+    FIRST: int
+    """Of them those that are one accumulator, a power of two."""
+    REST: int
+    PARTS: int
+    """Tiles of so many columns of Q and K."""
+    PARTS_V: int
+    GROUP: int
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    ADDS: bool
+    KEEPS: bool
+    CONSUMER_REGISTERS: int = CONSUMER_REGISTERS
+    PRODUCER_REGISTERS: int = PRODUCER_REGISTERS
+
+    def items(self, heads: int, key_tiles: int, tiles_q: int) -> int:
+        """Of `heads` key heads: see `item_at`."""
+        by_keys, by_rows = self.PARTS_V + self.PARTS, self.GROUP * self.PARTS
+        if self.GROUP == 1:
+            return heads * max(key_tiles, tiles_q) * (by_keys + by_rows)
+        return heads * (key_tiles * by_keys + tiles_q * by_rows)

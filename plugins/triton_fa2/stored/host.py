@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,11 +13,20 @@ from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, row_sums, tensor_map
 from registry.ops.attention.triton_tiles import padded
 from registry.plugins.triton_fa2.host import LOG2_E, bounds, sizes_of, strides_of
-from registry.plugins.triton_fa2.stored.configs import CHUNK, OUTER, SLICE, SpecialisedTraits, tiles_of
+from registry.plugins.triton_fa2.stored.configs import (
+    CHUNK,
+    OUTER,
+    SLICE,
+    ProductTraits,
+    WeightsTraits,
+    rows_stay,
+    tiles_of,
+)
 from registry.plugins.triton_fa2.stored.product import weighted_sums
 from registry.plugins.triton_fa2.stored.weights import attention_weights, row_deltas
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
+from registry.toolbox.operands import COUNTER_WORDS, Zeroes
 
 ROWS_OF_DELTA = 16
 
@@ -64,10 +74,10 @@ class Between(NamedTuple):
     right: int
 
 
-Weights = Callable[[Any, Mapping[str, Any], Between, Chunk, float], Call]
+Step = Callable[[Any, Mapping[str, Any], Between, Chunk], Iterator[Call]]
 
 
-def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+def backward(steps: list[Step], problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     q, k, v = given["q"], given["k"], given["v"]
     group = problem.heads_q // problem.heads_kv
     tiles_q, tiles_k = tiles_of(problem, config)
@@ -81,8 +91,8 @@ def backward(weights: Weights, problem: Any, config: Mapping[str, Any], given: O
     kept = Between(given, outputs, row_sums(q, "delta"), p, ds, sums, *bounds(problem))
     found = [_deltas(problem, kept)]
     for chunk in chunks:
-        found.append(weights(problem, config, kept, chunk, scale))
-        found += _products(problem, config, kept, chunk)
+        for step in steps:
+            found += step(problem, config, kept, chunk)
     return found
 
 
@@ -124,7 +134,7 @@ def _masks(kept: Between) -> dict[str, bool]:
     return dict(HAS_LEFT=kept.left >= 0, HAS_RIGHT=kept.right >= 0)
 
 
-def triton_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk, scale: float) -> Call:
+def triton_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
     q, k, v, grad_out = (kept.given[name] for name in ("q", "k", "v", "grad_out"))
     strides, layout = _layout("q k v do", [q, k, v, grad_out])
     place = _place(problem, config, chunk)
@@ -156,59 +166,116 @@ def triton_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk
     )
     options = {"num_warps": config["weights_warps"], "num_stages": config["weights_stages"]}
     grid = (chunk.heads * place["group"] * place["tiles_q"] * chunk.tiles,)
-    return Call(attention_weights, grid, arguments, constants, options)
+    yield Call(attention_weights, grid, arguments, constants, options)
 
 
-def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk, scale: float) -> Call:
+def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
     # Here, for plain Triton runs where Gluon does not.
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    from registry.plugins.triton_fa2.stored.specialised import specialised_weights
-    from registry.toolbox.hopper import swizzled
+    from registry.plugins.triton_fa2.stored.specialised_weights import specialised_weights
 
     place = _place(problem, config, chunk)
     heads, tiles_q, rows = chunk.heads * place["group"], place["tiles_q"], config["WEIGHTS_M"] // 2
-    # Blocks enough for all SMs, several times over: a block of few tiles takes less than its turn.
     sections = min(chunk.tiles, max(1, TURNS * problem.target.sm_count // (heads * tiles_q)))
-    tiles_a_block = triton.cdiv(chunk.tiles, sections)
-    box, keys = [rows, SLICE], chunk.tiles * config["WEIGHTS_N"]  # fewer than in memory, in a chunk of fewer tiles
-    out = {
-        f"{one}_map": TensorDescriptor(of, [of.shape[0], keys], [keys, 1], box, swizzled(box, of.dtype))
-        for one, of in (("p", kept.p), ("ds", kept.ds))
-    }
+    tiles_an_item = triton.cdiv(chunk.tiles, sections)
+    items = heads * tiles_q * triton.cdiv(chunk.tiles, tiles_an_item)
     arguments = dict(
         q_map=tensor_map(kept.given["q"], rows, SLICE),
         k_map=tensor_map(kept.given["k"], config["WEIGHTS_N"], SLICE),
         v_map=tensor_map(kept.given["v"], config["WEIGHTS_N"], SLICE),
         do_map=tensor_map(kept.given["grad_out"], rows, SLICE),
-        **out,
+        **_kept_maps(kept),
         lse=kept.given["lse"],
         delta=kept.delta,
+        counter=Zeroes(COUNTER_WORDS),
         heads_q=problem.heads_q,
         **place,
-        tiles_a_block=tiles_a_block,
+        tiles_an_item=tiles_an_item,
+        items=items,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         window_left=kept.left,
         window_right=kept.right,
         scale_log2=PerCall("scale", LOG2_E),
     )
-    traits = SpecialisedTraits(
+    traits = WeightsTraits(
         BLOCK_N=config["WEIGHTS_N"],
         STAGES=config["weights_stages"],
+        ROWS_STAY=rows_stay(config),
         SLICES=-(-problem.head_dim // SLICE),
         SLICES_V=-(-problem.head_dim_v // SLICE),
         **_masks(kept),
     )
-    grid = (heads * tiles_q * triton.cdiv(chunk.tiles, tiles_a_block),)
-    return Call(specialised_weights, grid, arguments, {"T": traits}, {"num_warps": 4})
+    grid = (min(items, problem.target.sm_count),)
+    yield Call(specialised_weights, grid, arguments, {"T": traits}, {"num_warps": 4})
 
 
-TURNS = 4
-"""Rounds of blocks over the SMs, at least, where a chunk has keys enough to divide."""
+def _kept_maps(kept: Between) -> dict[str, Any]:
+    """Boxes of 64 x 64, one behind the other: `kept_at` says which."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from registry.toolbox.hopper import swizzled
+
+    box = [SLICE, SLICE]
+    rows = math.prod(kept.p.shape) // SLICE
+    return {
+        f"{one}_map": TensorDescriptor(of, [rows, SLICE], [SLICE, 1], box, swizzled(box, of.dtype))
+        for one, of in (("p", kept.p), ("ds", kept.ds))
+    }
 
 
-def _products(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
+TURNS = 24
+"""Items of P and dS for each SM, at least, where a chunk has keys enough to divide."""
+SECTION = 24 << 20
+"""Bytes of Q, K and dO of the heads whose products run side by side: half of an L2."""
+
+
+def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
+    from registry.plugins.triton_fa2.stored.specialised_product import specialised_products
+
+    columns, group = config["COLUMNS"], problem.heads_q // problem.heads_kv
+    tiles_q, tiles_k = tiles_of(problem, config)
+    traits = ProductTraits(
+        BLOCK_N=config["WEIGHTS_N"],
+        STAGES=config["product_stages"],
+        COLUMNS=columns,
+        FIRST=(first := 1 << (columns.bit_length() - 1)),
+        REST=columns - first,
+        PARTS=triton.cdiv(problem.head_dim, columns),
+        PARTS_V=triton.cdiv(problem.head_dim_v, columns),
+        GROUP=group,
+        **_masks(kept),
+        ADDS=chunk.tile > 0,
+        KEEPS=chunk.tile + chunk.tiles < tiles_k,
+    )
+    head_bytes = 2 * (group * problem.seqlen_q * (problem.head_dim + problem.head_dim_v))
+    head_bytes += 2 * problem.seqlen_k * problem.head_dim
+    items = traits.items(chunk.heads, chunk.tiles * (config["WEIGHTS_N"] // config["WEIGHTS_M"]), tiles_q)
+    of = {"q": kept.given["q"], "k": kept.given["k"], "do": kept.given["grad_out"]}
+    of |= {one.name: one for one in kept.outputs}
+    arguments = dict(
+        **_kept_maps(kept),
+        **{f"{name}_map": tensor_map(one, SLICE, SLICE) for name, one in of.items()},
+        sums=kept.sums,
+        counter=Zeroes(COUNTER_WORDS),
+        heads_kv=problem.heads_kv,
+        heads=chunk.heads,
+        first_head=chunk.head,
+        first_tile_k=chunk.tile,
+        tiles_q=tiles_q,
+        tiles_k=chunk.tiles,
+        section_heads=min(chunk.heads, max(1, SECTION // head_bytes)),
+        items=items,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        window_left=kept.left,
+        window_right=kept.right,
+        scale=PerCall("scale"),
+    )
+    grid = (min(items, problem.target.sm_count),)
+    yield Call(specialised_products, grid, arguments, {"T": traits}, {"num_warps": 4})
+
+
+def triton_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
     q, k, grad_out = (kept.given[name] for name in ("q", "k", "grad_out"))
     dq, dk, dv = kept.outputs
     tiles_k = tiles_of(problem, config)[1]
@@ -259,5 +326,5 @@ def _layout(names: str, tensors: list[StandIn]) -> tuple[dict[str, int], dict[st
     return rows, {name: layout[name] for name in ("STRIDE_UNIT", "WIDE")}
 
 
-TRITON = Host(calls.BACKWARD, partial(backward, triton_weights), contiguous=("lse", "grad_lse"))
-GLUON = Host(calls.BACKWARD, partial(backward, gluon_weights), contiguous=("lse", "grad_lse"))
+TRITON = Host(calls.BACKWARD, partial(backward, [triton_weights, triton_products]), contiguous=("lse", "grad_lse"))
+GLUON = Host(calls.BACKWARD, partial(backward, [gluon_weights, gluon_products]), contiguous=("lse", "grad_lse"))

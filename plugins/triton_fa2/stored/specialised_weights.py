@@ -1,0 +1,369 @@
+"""P and dS of weights.py on Hopper: a persistent kernel of a producer warp and two warp groups, 64 rows each.
+
+item       128 rows of a head, and some tiles of their keys one after the other; drawn from a counter, the longest first
+tile       P and dS of these rows and of 128 keys, or 256
+ring       slices of 64 columns: K's for the scores, then V's for dP. Heads up to 256: Q and dO of an item's rows stay
+           in shared memory while its keys pass (ROWS_STAY). Wider heads: slices of them come with those of K and V
+producer   draws items, brings their rows and slices in the order in which they are used
+consumer   S = Q K^T, slice by slice | P, to shared memory and from there to memory | dP = dO V^T into the same
+           registers | dS from P as it was rounded, the same way out
+turns      where rows stay, a group issues a product when the other has issued its own: one's exponentials run beside
+           the other's products. Left alone both do the same at the same time, for they share the slices
+kept       P and dS lie in boxes of 64 x 64, each in one piece: `kept_at`
+
+Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, TFLOPS of all gradients by 5 products (2.5 times the
+forward's), queues of launches, rested and at the limit of power; beside gluon_fa3_backward and FlashAttention-3's
+build, for 512 and 320 beside weights.py and product.py (stored_gradients.txt):
+
+                            rested              at the limit
+    256, 4k, full           615  478  465       571  396  379
+    256, 4k, causal         546  451  450       503  374  365
+    256, 16k, full          578  463  438       517  411  421
+    256, 16k, causal        573  505  464       501  422  421
+    256, 1k, full           443  393  382       429  356  357
+    256, 1k, causal         355  307  297       346  304  291
+    256, 4k, 32/8, causal   525  419  434       503  403  386
+    192, 4k, full           537  371  555       480  298  490
+    192, 4k, causal         478  354  511       451  306  439
+    512, 4k, full           656  493            554  453
+    512, 4k, causal         598  445            524  397
+    320, 4k, full           529  429            481  382
+
+helped, us of this kernel at 256, 4k, full / causal
+  rows stay, turns, 128 keys    1,303 / 820 -> 1,201 / 719
+  items of a third the size     1,201 / 719 -> 1,049 / 689: at 12 items an SM the last ones are waited for
+  boxes in one piece            1,201 -> 1,134 at 12 items, 1,049 -> 1,021 at 24 and more
+  1 GiB of P and dS at a time   512 MiB: 604 for 615 TFLOPS, 256 MiB: 582; under a mask 524 and 489 for 546
+helped, us of the products
+  one launch for all three      16k, causal: 372 -> 480 TFLOPS; 4k, causal 400 -> 441 (it runs at the speed of
+                                product.py, 670 TFLOPS, where there is no mask)
+  tiles of 192 columns          head dim 192: 2,744 -> 2,041 us, 461 -> 537 TFLOPS in all; 320: 2,148 -> 2,025
+did not
+  three products in product.py  with as many dots in one kernel of 8 warps ptxas makes every wgmma wait (C7515)
+  P kept in registers           at 256 keys a tile it spills; it is read back there
+of the whole                    192 is where FlashAttention-3 stays ahead: 0.94 to 1.03 of it
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from registry.toolbox.drawn import announce_drawn, learn_drawn, messages_for
+from registry.toolbox.hopper import (
+    as_matrix,
+    barriers,
+    group_barrier,
+    init_barriers,
+    load_tile,
+    release_slot,
+    ring,
+    slot_of,
+    store_tile,
+    store_wait,
+    wait_slot_empty,
+    wait_slot_full,
+)
+
+ROWS = gl.constexpr(64)  # of a warp group
+SLICE = gl.constexpr(64)  # columns: what a swizzle of 128 bytes holds
+GROUPS = gl.constexpr(2)
+LOG2_E = gl.constexpr(1.4426950408889634)
+INFINITY = gl.constexpr(float("inf"))
+SIZES = """heads_q group first_head first_tile_k tiles_q tiles_k tiles_an_item items seqlen_q seqlen_k window_left
+    window_right"""
+
+
+@gluon.jit
+def kept_at(row, key, keys):
+    """Where a box of 64 x 64 of P or dS lies, of rows of so many keys: box after box, each in one piece, or a tile's
+    rows would be spread over as many pages of memory."""
+    return ((row // SLICE) * (keys // SLICE) + key // SLICE) * SLICE
+
+
+@gluon.jit
+def item_at(item, counts, sizes, T: gl.constexpr):
+    """(head in the chunk, first row, first tile of keys, behind the last), of what some of the rows see."""
+    first_tile_k, tiles_q, tiles_k, tiles_an_item, _ = counts
+    seqlen_q, seqlen_k, window_left, window_right = sizes
+    sections = gl.cdiv(tiles_k, tiles_an_item)
+    head = item // (tiles_q * sections)
+    within = item - head * (tiles_q * sections)
+    tile = within // sections
+    section = within - tile * sections
+    if T.HAS_RIGHT and not T.HAS_LEFT:  # the longest first
+        tile = tiles_q - 1 - tile
+    row = tile * (GROUPS * ROWS)
+    shift = seqlen_k - seqlen_q
+    low = first_tile_k + section * tiles_an_item
+    high = gl.minimum(low + tiles_an_item, first_tile_k + tiles_k)
+    if T.HAS_RIGHT:
+        last = gl.minimum(row + GROUPS * ROWS, seqlen_q) - 1
+        end = gl.minimum(seqlen_k, last + shift + window_right + 1)
+        high = gl.minimum(high, gl.cdiv(gl.maximum(end, 0), T.BLOCK_N))
+    if T.HAS_LEFT:
+        low = gl.maximum(low, gl.maximum(row + shift - window_left, 0) // T.BLOCK_N)
+    return head, row, low, high
+
+
+@gluon.jit
+def load_rows(a_map, rows, number, where, row, COUNT: gl.constexpr, T: gl.constexpr):
+    """Producer: an item's rows of Q or dO, where they stay."""
+    ready = wait_slot_empty(rows, 0, number)
+    mbarrier.expect(ready, GROUPS * ROWS * SLICE * COUNT * 2)
+    for c in gl.static_range(COUNT):
+        for g in gl.static_range(GROUPS):
+            load_tile(a_map, [where[0], where[1], row + g * ROWS, c * SLICE], ready, rows[0].index(c * GROUPS + g))
+
+
+@gluon.jit
+def load_slices(maps, r, use, where, row, where_kv, key, COUNT: gl.constexpr, T: gl.constexpr):
+    """Producer: the slices of both operands of one product; or of keys, where rows stay."""
+    a_map, b_map = maps
+    a, b = r[0]
+    for c in range(COUNT):
+        s = slot_of(use + c, r)
+        ready = wait_slot_empty(r, s, use + c)
+        if T.ROWS_STAY:
+            mbarrier.expect(ready, T.BLOCK_N * SLICE * 2)
+        else:
+            mbarrier.expect(ready, (GROUPS * ROWS + T.BLOCK_N) * SLICE * 2)
+            for g in gl.static_range(GROUPS):
+                load_tile(a_map, [where[0], where[1], row + g * ROWS, c * SLICE], ready, a.index(s * GROUPS + g))
+        load_tile(b_map, [where_kv[0], where_kv[1], key, c * SLICE], ready, b.index(s))
+
+
+@gluon.jit
+def producer(maps, r, rows, messages, counter, counts, sizes, heads, T: gl.constexpr):
+    q_map, k_map, v_map, do_map = maps
+    q_rows, do_rows = rows
+    heads_q, group, first_head = heads
+    items = counts[4]
+    item = gl.program_id(0)
+    use = 0
+    turn = 0
+    number = 0  # of items with something to do
+    while item < items:
+        in_chunk, row, low, high = item_at(item, counts, sizes, T)
+        batch = (first_head + in_chunk) // heads_q
+        head = first_head + in_chunk - batch * heads_q
+        for tile in range(low, high):
+            key = tile * T.BLOCK_N
+            if T.ROWS_STAY and tile == low:
+                load_rows(q_map, q_rows, number, (batch, head), row, T.SLICES, T)
+            load_slices((q_map, k_map), r, use, (batch, head), row, (batch, head // group), key, T.SLICES, T)
+            use += T.SLICES
+            if T.ROWS_STAY and tile == low:
+                load_rows(do_map, do_rows, number, (batch, head), row, T.SLICES_V, T)
+            load_slices((do_map, v_map), r, use, (batch, head), row, (batch, head // group), key, T.SLICES_V, T)
+            use += T.SLICES_V
+        number += (low < high).to(gl.int32)
+        item = announce_drawn(messages, turn, counter, items)
+        turn += 1
+
+
+@gluon.jit
+def multiplied(GROUP: gl.constexpr, r, rows, turns, own, use, zero, COUNT: gl.constexpr, T: gl.constexpr):
+    """Consumer: the product of the next COUNT slices. Each is let go of when the next is on its way."""
+    a, b = r[0]
+    acc = zero
+    if T.ROWS_STAY:
+        mbarrier.wait(turns.index(GROUP), (own & 1) ^ (1 - GROUP))
+    for c in gl.static_range(COUNT):
+        s = slot_of(use + c, r)
+        wait_slot_full(r, s, use + c)
+        if T.ROWS_STAY:
+            a_tile = rows[0].index(c * GROUPS + GROUP)
+        else:
+            a_tile = a.index(s * GROUPS + GROUP)
+        b_tile = as_matrix(b.index(s), T.BLOCK_N, SLICE).permute((1, 0))
+        acc = warpgroup_mma(as_matrix(a_tile, ROWS, SLICE), b_tile, acc, use_acc=c > 0, is_async=True)
+        if c > 0:
+            acc = warpgroup_mma_wait(1, [acc])
+            release_slot(r, slot_of(use + c - 1, r))
+    if T.ROWS_STAY:
+        mbarrier.arrive(turns.index(1 - GROUP), count=1)
+    acc = warpgroup_mma_wait(0, [acc])
+    release_slot(r, slot_of(use + COUNT - 1, r))
+    return acc
+
+
+@gluon.jit
+def hidden_to_zero(p, row, key, rows, keys, sizes, T: gl.constexpr):
+    """Where a tile meets an edge of the mask, or the end of the keys."""
+    seqlen_q, seqlen_k, window_left, window_right = sizes
+    own = row + (seqlen_k - seqlen_q)
+    last = gl.full([ROWS], 0, gl.int32, layout=rows.type.layout) + (seqlen_k - 1)
+    edge = key + T.BLOCK_N > seqlen_k
+    if T.HAS_RIGHT:
+        edge = edge | (key + T.BLOCK_N - 1 > own + window_right)
+        last = gl.minimum(last, own + rows + window_right)
+    if T.HAS_LEFT:
+        edge = edge | (key < own + ROWS - 1 - window_left)
+    if edge:
+        columns = (key + keys)[None, :]
+        p = gl.where(columns <= last[:, None], p, 0.0)
+        if T.HAS_LEFT:
+            p = gl.where(columns >= (own + rows - window_left)[:, None], p, 0.0)
+    return p
+
+
+@gluon.jit
+def take_out(tile, to_map, place, at, T: gl.constexpr):
+    """By way of this group's memory, once what it held is on its way."""
+    matrix = as_matrix(place, ROWS, T.BLOCK_N)
+    store_wait(0)
+    group_barrier()
+    matrix.store(tile)
+    fence_async_shared()
+    group_barrier()
+    for i in gl.static_range(T.BLOCK_N // SLICE):
+        store_tile(to_map, [at + i * SLICE, 0], place.index(i))
+    return matrix
+
+
+@gluon.jit
+def consumer(
+    GROUP: gl.constexpr,
+    out_maps,
+    place,
+    r,
+    rows_there,
+    turns,
+    messages,
+    lse,
+    delta,
+    counts,
+    sizes,
+    first_head,
+    scale_log2,
+    T: gl.constexpr,
+):
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, T.BLOCK_N, 16]
+    )
+    ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    p_map, ds_map = out_maps
+    q_rows, do_rows = rows_there
+    first_tile_k, tiles_q, tiles_k, _, items = counts
+    seqlen_q = sizes[0]
+    rows = gl.arange(0, ROWS, layout=ROW)
+    keys = gl.arange(0, T.BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
+    zero = gl.full([ROWS, T.BLOCK_N], 0.0, gl.float32, layout=LAYOUT)
+    item = gl.program_id(0)
+    use = 0
+    turn = 0
+    number = 0
+    own = 0
+    while item < items:
+        in_chunk, row, low, high = item_at(item, counts, sizes, T)
+        row += GROUP * ROWS
+        # A row past the end, or one that sees no key: its P and dS are zero.
+        numbers = (first_head + in_chunk).to(gl.int64) * seqlen_q + row + rows
+        there = row + rows < seqlen_q
+        lse2 = gl.load(lse + numbers, mask=there, other=INFINITY) * LOG2_E
+        lse2 = gl.where(lse2 == -INFINITY, INFINITY, lse2)
+        own_delta = gl.load(delta + numbers, mask=there, other=0.0)
+        kept_row = in_chunk * tiles_q * (GROUPS * ROWS) + row
+        for tile in range(low, high):
+            at = kept_at(kept_row, (tile - first_tile_k) * T.BLOCK_N, tiles_k * T.BLOCK_N)
+            if T.ROWS_STAY and tile == low:
+                wait_slot_full(q_rows, 0, number)
+            s = multiplied(GROUP, r, q_rows, turns, own, use, zero, T.SLICES, T)
+            use += T.SLICES
+            if T.ROWS_STAY and tile == high - 1:
+                release_slot(q_rows, 0)
+            p = gl.exp2(s * scale_log2 - lse2[:, None])
+            p = hidden_to_zero(p, row, tile * T.BLOCK_N, rows, keys, sizes, T).to(p_map.dtype)
+            matrix = take_out(p, p_map, place, at, T)
+            if T.ROWS_STAY and tile == low:
+                wait_slot_full(do_rows, 0, number)
+            dp = multiplied(GROUP, r, do_rows, turns, own + 1, use, zero, T.SLICES_V, T)
+            use += T.SLICES_V
+            own += 2
+            if T.ROWS_STAY and tile == high - 1:
+                release_slot(do_rows, 0)
+            if not T.ROWS_STAY:  # registers are for 256 keys of dP
+                p = matrix.load(LAYOUT)
+            ds = p.to(gl.float32) * (dp - own_delta[:, None])
+            take_out(ds.to(ds_map.dtype), ds_map, place, at, T)
+        number += (low < high).to(gl.int32)
+        item = learn_drawn(messages, turn, 4)
+        turn += 1
+    store_wait(0)
+
+
+@gluon.jit(do_not_specialize=SIZES.split())
+def specialised_weights(
+    q_map,
+    k_map,
+    v_map,
+    do_map,
+    p_map,
+    ds_map,
+    lse,
+    delta,
+    counter,
+    heads_q,
+    group,
+    first_head,
+    first_tile_k,
+    tiles_q,
+    tiles_k,
+    tiles_an_item,
+    items,
+    seqlen_q,
+    seqlen_k,
+    window_left,
+    window_right,
+    scale_log2,
+    T: gl.constexpr,
+):
+    """P and dS of the chunk's query heads. See weights.py for what is counted how."""
+    counts = (first_tile_k, tiles_q, tiles_k, tiles_an_item, items)
+    sizes = (seqlen_q, seqlen_k, window_left, window_right)
+    STAGES: gl.constexpr = T.STAGES
+    PANELS: gl.constexpr = T.BLOCK_N // SLICE
+    b = gl.allocate_shared_memory(k_map.dtype, [STAGES] + k_map.block_shape, k_map.layout)
+    out0 = gl.allocate_shared_memory(p_map.dtype, [PANELS] + p_map.block_shape, p_map.layout)
+    out1 = gl.allocate_shared_memory(p_map.dtype, [PANELS] + p_map.block_shape, p_map.layout)
+    if T.ROWS_STAY:
+        q = gl.allocate_shared_memory(q_map.dtype, [T.SLICES * GROUPS] + q_map.block_shape, q_map.layout)
+        do = gl.allocate_shared_memory(q_map.dtype, [T.SLICES_V * GROUPS] + q_map.block_shape, q_map.layout)
+        r = ring((b, b), STAGES, GROUPS)
+        turns = barriers(GROUPS)
+        init_barriers(turns, 1)
+        rows = ring(q, 1, GROUPS), ring(do, 1, GROUPS)
+    else:
+        a = gl.allocate_shared_memory(q_map.dtype, [STAGES * GROUPS] + q_map.block_shape, q_map.layout)
+        r = ring((a, b), STAGES, GROUPS)
+        turns = r[1]
+        rows = r, r
+    messages = messages_for(GROUPS)
+    maps = (p_map, ds_map)
+    gl.warp_specialize(
+        [
+            (consumer, (0, maps, out0, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scale_log2, T)),
+            (consumer, (1, maps, out1, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scale_log2, T)),
+            (
+                producer,
+                (
+                    (q_map, k_map, v_map, do_map),
+                    r,
+                    rows,
+                    messages,
+                    counter.to(gl.int64),
+                    counts,
+                    sizes,
+                    (heads_q, group, first_head),
+                    T,
+                ),
+            ),
+        ],
+        [4, 1],
+        [T.CONSUMER_REGISTERS, T.PRODUCER_REGISTERS],
+    )
