@@ -46,7 +46,7 @@ from registry.tuning.timing import CudaTimer, GraphTimer, Timing, turn_order
 
 ROUNDS, SETTLE_MS, WINDOW_MS, HEAT_MS = 3, 8.0, 60.0, 100.0
 GROUPED = [(b, s) for b in (1, 4) for s in (2048, 8192, 32768)]
-OURS = {"attention": "gluon_fa3", "attention_backward": "gluon_fa3_backward"}
+OURS = {"attention": ["gluon_fa3"], "attention_backward": ["gluon_fa3_backward", "gluon_stored_backward"]}
 PEERS = {"cudnn": "torch_cudnn", "fa3": "peer.fa3", "fa4": "peer.fa4"}
 TIMED = {"backward": "backward", "forward": "forward back to back", "single": "forward single", "training": "training"}
 PASSES = {"backward": 2.5, "forward": 1.0, "single": 1.0, "training": 3.5}
@@ -103,7 +103,9 @@ def kernels(load: Any) -> dict[str, Callable[[], list[Launch]]]:
         decision = op.explain(problem, variant=name)  # raises where it may not run
         return load.launches(op.bind(op.variants[name], problem, dict(decision.config)), sets)
 
-    names = {"ours": OURS[load.case.op], **{who: f"{name}{suffix}" for who, name in PEERS.items()}}
+    dispatched = op.explain(problem).variant
+    ours = dispatched if dispatched in OURS[load.case.op] else OURS[load.case.op][0]
+    names = {"ours": ours, **{who: f"{name}{suffix}" for who, name in PEERS.items()}}
     return {who: functools.partial(bind, name) for who, name in names.items() if name in op.variants}
 
 
@@ -277,7 +279,7 @@ def main() -> int:
         how = f"CUDA events, median of {ROUNDS} shuffled rounds of {WINDOW_MS:g} ms; bfloat16; operations of the "
         how += "forward times 2.5 for gradients and 3.5 for training, half of them under a causal mask"
         say("run", machine=machine["device"], versions=versions(machine), date=date, of=given.of, how=how)
-        with registry.use(*OURS.values()):
+        with registry.use(*(name for names in OURS.values() for name in names)):
             ahead = [case for op in OURS for case in cells(op)]
             ahead += [Case.of(case.op, **case.sizes, lse=True) for case in cells("attention")]
             registry.warm(ahead, launch=False, jobs=os.cpu_count())

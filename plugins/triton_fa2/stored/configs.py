@@ -25,6 +25,8 @@ TILES = {
 }
 TILES["tcgen05"] = TILES["mma"]
 SPECIALISED_PRODUCTS = [(256, 3), (192, 4), (128, 6)]  # columns, stages
+NARROW_PRODUCTS = [(128, 6), (64, 8)]  # of heads up to 128
+IN_VAIN = 1.4  # columns that a tile may compute for each that is worth it, of the tile with the fewest
 STAYING = 256  # head dim up to which rows of Q and dO stay in shared memory while keys pass
 CHUNK = 1 << 30
 """Bytes of P and dS that are in memory at a time. Less leaves products too few blocks: see specialised_weights.py."""
@@ -55,8 +57,9 @@ def gluon_configs(problem: Any) -> list[dict[str, Any]]:
     def computed(product: tuple[int, int]) -> int:
         return sum(-(-d // product[0]) * product[0] for d in (problem.head_dim, problem.head_dim, problem.head_dim_v))
 
-    # Those that compute the fewest columns first.
-    products = sorted(SPECIALISED_PRODUCTS, key=computed)
+    narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW_PRODUCTS[0][0]
+    products = sorted(NARROW_PRODUCTS if narrow else SPECIALISED_PRODUCTS, key=computed)
+    products = [one for one in products if computed(one) < IN_VAIN * computed(products[0])]
     return [dict(zip(SPECIALISED, (*weights, *product), strict=True)) for product in products]
 
 
