@@ -32,7 +32,7 @@ CAPPED = EVERYTHING | dict(softcap=30.0)
 CASES = [
     *itertools.product([TRITON], ["sm90"], [PLAIN, CAPPED, dict(d=320)]),
     *itertools.product([TRITON], ["sm80", "sm89", "sm100"], [CAPPED]),
-    *itertools.product([GLUON], ["sm90"], [PLAIN, EVERYTHING, dict(d=256), SUMMED]),
+    *itertools.product([GLUON], ["sm90"], [PLAIN, EVERYTHING, CAPPED, dict(d=256), dict(d=256, softcap=50.0), SUMMED]),
 ]
 KERNELS = {
     TRITON: {"row_deltas", "attention_weights", "weighted_sums"},
@@ -60,7 +60,7 @@ def test_shipped_configs_fit_and_do_not_spill(name, arch, features):
             assert matrix_units(one) == (set() if one.name == "row_deltas" else {unit})
 
 
-@pytest.mark.parametrize("features", [PLAIN, EVERYTHING, dict(d=256), dict(d=192, dv=128)], ids=str)
+@pytest.mark.parametrize("features", [PLAIN, EVERYTHING, CAPPED, dict(d=256), dict(d=192, dv=128, softcap=9.0)], ids=str)
 def test_the_specialised_kernels_are_what_they_declare(features):
     p, variant = problem(**features), variants()[GLUON]
     slices = -(-p.head_dim // configs.SLICE) + -(-p.head_dim_v // configs.SLICE)
@@ -83,7 +83,7 @@ def test_rows_stay_where_they_leave_room_for_a_ring():
     for d, dv in ((192, 64), (192, 128), (256, 256), (264, 64), (576, 512)):
         p, variant = problem(d=d, dv=dv), variants()[GLUON]
         for config in variant.configs_for(p):
-            assert configs.rows_stay(config) == (d <= configs.STAYING) and config["weights_stages"] >= 3
+            assert configs.rows_stay(p) == (d <= configs.STAYING) and config["weights_stages"] >= 3
         columns = [config["COLUMNS"] for config in variant.configs_for(p)]
         computed = [sum(-(-x // c) * c for x in (d, d, dv)) for c in columns]
         assert computed == sorted(computed), "what computes the fewest columns comes first"

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from registry.plugins.triton_fa2.stored import configs, specialised_product, specialised_weights
+from registry.plugins.triton_fa2.stored import configs, pieces, specialised_product, specialised_weights
 
 LANGUAGE = SimpleNamespace(
     minimum=min, maximum=max, where=lambda test, a, b: a if test else b, cdiv=lambda a, b: -(-a // b)
@@ -18,16 +18,17 @@ LENGTHS = [(1, 1), (64, 128), (1000, 1000), (300, 777), (777, 300), (5, 900), (9
 BOUNDS = [(-1, -1), (-1, 0), (0, 0), (100, 50), (300, -1), (-1, 300), (0, 700), (2000, 3)]
 
 
-def on_numbers(module, name):
-    """A function of a kernel's, on Python's integers."""
+def on_numbers(module, name, **called):
+    """A function of a kernel's, on Python's integers, with those that it calls."""
     plain = getattr(module, name).fn
-    return types.FunctionType(plain.__code__, {**plain.__globals__, **SIZES, "gl": LANGUAGE})
+    return types.FunctionType(plain.__code__, {**plain.__globals__, **SIZES, **called, "gl": LANGUAGE})
 
 
 product_at, rows_seeing, keys_seen = (
     on_numbers(specialised_product, name) for name in ("item_at", "rows_seeing", "keys_seen")
 )
-weights_at = on_numbers(specialised_weights, "item_at")
+tiles_seen = on_numbers(pieces, "tiles_seen")
+weights_at = on_numbers(specialised_weights, "item_at", tiles_seen=tiles_seen)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,11 @@ def triton_configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def gluon_configs(problem: Any) -> list[dict[str, Any]]:
-    if max(problem.head_dim, problem.head_dim_v) <= STAYING:
+    if rows_stay(problem):
         room = SHARED_MEMORY - _staying(problem) - 2 * 128 * 128
         weights = (128, 128, min(8, room // (2 * SLICE * 128)))
+    elif problem.softcap:  # what tanh gave is kept in registers, which 256 keys of dP would leave no room for
+        weights = (128, 128, 5)
     else:
         weights = (128, 256, 3)
 
@@ -63,9 +65,9 @@ def gluon_configs(problem: Any) -> list[dict[str, Any]]:
     return [dict(zip(SPECIALISED, (*weights, *product), strict=True)) for product in products]
 
 
-def rows_stay(config: Config) -> bool:
-    """Of the specialised kernel: with 128 keys at a time."""
-    return bool(config["WEIGHTS_N"] == 128)
+def rows_stay(problem: Any) -> bool:
+    """Of the specialised kernel."""
+    return bool(max(problem.head_dim, problem.head_dim_v) <= STAYING)
 
 
 def _staying(problem: Any) -> int:
@@ -89,7 +91,7 @@ def gluon_shared_memory(problem: Any, config: Config) -> int:
     """Of the larger kernel: a ring of slices, and a tile on its way out."""
     m, n, stages, columns, product_stages = (config[name] for name in SPECIALISED)
     weights = 2 * (stages * SLICE * (m + n) + m * n)
-    if rows_stay(config):
+    if rows_stay(problem):
         weights = 2 * (stages * SLICE * n + m * n) + _staying(problem)
     return max(weights, 2 * (product_stages * SLICE * (m + columns) + m * columns)) + 1024
 
@@ -108,6 +110,7 @@ class WeightsTraits:
     STAGES: int
     ROWS_STAY: bool
     """Of Q and dO, in shared memory, while keys pass; the ring holds slices of keys alone."""
+    SOFTCAP: bool
     SLICES: int
     """Of a row of Q or K."""
     SLICES_V: int

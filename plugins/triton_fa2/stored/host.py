@@ -195,12 +195,15 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk:
         seqlen_k=problem.seqlen_k,
         window_left=kept.left,
         window_right=kept.right,
-        scale_log2=PerCall("scale", LOG2_E),
+        # tanh(x) is 1 - 2 / (1 + exp2(2 log2(e) x))
+        scale_log2=PerCall("scale", 2 * LOG2_E / problem.softcap if problem.softcap else LOG2_E),
+        softcap_log2=problem.softcap * LOG2_E,
     )
     traits = WeightsTraits(
         BLOCK_N=config["WEIGHTS_N"],
         STAGES=config["weights_stages"],
-        ROWS_STAY=rows_stay(config),
+        ROWS_STAY=rows_stay(problem),
+        SOFTCAP=problem.softcap != 0.0,
         SLICES=-(-problem.head_dim // SLICE),
         SLICES_V=-(-problem.head_dim_v // SLICE),
         **_masks(kept),

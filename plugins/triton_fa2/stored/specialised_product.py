@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from registry.plugins.triton_fa2.stored.specialised_weights import kept_at
+from registry.plugins.triton_fa2.stored.pieces import GROUPS, ROWS, SLICE, kept_at
 from registry.toolbox.drawn import announce_drawn, learn_drawn, messages_for
 from registry.toolbox.hopper import (
     as_matrix,
@@ -36,9 +36,6 @@ from registry.toolbox.hopper import (
     wait_slot_full,
 )
 
-ROWS = gl.constexpr(64)  # of a warp group
-SLICE = gl.constexpr(64)  # rows or keys of a stage, and columns of a panel: what a swizzle of 128 bytes holds
-GROUPS = gl.constexpr(2)
 ITEM = gl.constexpr(128)
 DV = gl.constexpr(0)
 DK = gl.constexpr(1)

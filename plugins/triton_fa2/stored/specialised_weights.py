@@ -1,4 +1,4 @@
-"""P and dS of weights.py on Hopper: a persistent kernel of a producer warp and two warp groups, 64 rows each.
+"""P and dS of weights.py on Hopper: a persistent kernel of a producer warp and two warp groups, 64 rows each (pieces.py).
 
 item       128 rows of a head, and some tiles of their keys one after the other; drawn from a counter, the longest first
 tile       P and dS of these rows and of 128 keys, or 256
@@ -7,9 +7,6 @@ ring       slices of 64 columns: K's for the scores, then V's for dP. Heads up t
 producer   draws items, brings their rows and slices in the order in which they are used
 consumer   S = Q K^T, slice by slice | P, to shared memory and from there to memory | dP = dO V^T into the same
            registers | dS from P as it was rounded, the same way out
-turns      where rows stay, a group issues a product when the other has issued its own: one's exponentials run beside
-           the other's products. Left alone both do the same at the same time, for they share the slices
-kept       P and dS lie in boxes of 64 x 64, each in one piece: `kept_at`
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, TFLOPS of all gradients by 5 products (2.5 times the
 forward's), queues of launches, rested and at the limit of power; beside gluon_fa3_backward and FlashAttention-3's
@@ -46,32 +43,23 @@ of the whole                    192 is where FlashAttention-3 stays ahead: 0.94 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
 
+from registry.plugins.triton_fa2.stored.pieces import (
+    GROUPS,
+    ROWS,
+    SLICE,
+    bent_to_one,
+    hidden_to_zero,
+    kept_at,
+    load_rows,
+    load_slices,
+    multiplied,
+    take_out,
+    tiles_seen,
+)
 from registry.toolbox.drawn import announce_drawn, learn_drawn, messages_for
-from registry.toolbox.hopper import (
-    as_matrix,
-    barriers,
-    group_barrier,
-    init_barriers,
-    load_tile,
-    release_slot,
-    ring,
-    slot_of,
-    store_tile,
-    store_wait,
-    wait_slot_empty,
-    wait_slot_full,
-)
+from registry.toolbox.hopper import barriers, init_barriers, release_slot, ring, store_wait, wait_slot_full
 
-ROWS = gl.constexpr(64)  # of a warp group
-SLICE = gl.constexpr(64)  # columns: what a swizzle of 128 bytes holds
-GROUPS = gl.constexpr(2)
 LOG2_E = gl.constexpr(1.4426950408889634)
 INFINITY = gl.constexpr(float("inf"))
 SIZES = """heads_q group first_head first_tile_k tiles_q tiles_k tiles_an_item items seqlen_q seqlen_k window_left
@@ -79,17 +67,9 @@ SIZES = """heads_q group first_head first_tile_k tiles_q tiles_k tiles_an_item i
 
 
 @gluon.jit
-def kept_at(row, key, keys):
-    """Where a box of 64 x 64 of P or dS lies, of rows of so many keys: box after box, each in one piece, or a tile's
-    rows would be spread over as many pages of memory."""
-    return ((row // SLICE) * (keys // SLICE) + key // SLICE) * SLICE
-
-
-@gluon.jit
 def item_at(item, counts, sizes, T: gl.constexpr):
     """(head in the chunk, first row, first tile of keys, behind the last), of what some of the rows see."""
     first_tile_k, tiles_q, tiles_k, tiles_an_item, _ = counts
-    seqlen_q, seqlen_k, window_left, window_right = sizes
     sections = gl.cdiv(tiles_k, tiles_an_item)
     head = item // (tiles_q * sections)
     within = item - head * (tiles_q * sections)
@@ -98,43 +78,10 @@ def item_at(item, counts, sizes, T: gl.constexpr):
     if T.HAS_RIGHT and not T.HAS_LEFT:  # the longest first
         tile = tiles_q - 1 - tile
     row = tile * (GROUPS * ROWS)
-    shift = seqlen_k - seqlen_q
     low = first_tile_k + section * tiles_an_item
     high = gl.minimum(low + tiles_an_item, first_tile_k + tiles_k)
-    if T.HAS_RIGHT:
-        last = gl.minimum(row + GROUPS * ROWS, seqlen_q) - 1
-        end = gl.minimum(seqlen_k, last + shift + window_right + 1)
-        high = gl.minimum(high, gl.cdiv(gl.maximum(end, 0), T.BLOCK_N))
-    if T.HAS_LEFT:
-        low = gl.maximum(low, gl.maximum(row + shift - window_left, 0) // T.BLOCK_N)
+    low, high = tiles_seen(row, low, high, sizes, T)
     return head, row, low, high
-
-
-@gluon.jit
-def load_rows(a_map, rows, number, where, row, COUNT: gl.constexpr, T: gl.constexpr):
-    """Producer: an item's rows of Q or dO, where they stay."""
-    ready = wait_slot_empty(rows, 0, number)
-    mbarrier.expect(ready, GROUPS * ROWS * SLICE * COUNT * 2)
-    for c in gl.static_range(COUNT):
-        for g in gl.static_range(GROUPS):
-            load_tile(a_map, [where[0], where[1], row + g * ROWS, c * SLICE], ready, rows[0].index(c * GROUPS + g))
-
-
-@gluon.jit
-def load_slices(maps, r, use, where, row, where_kv, key, COUNT: gl.constexpr, T: gl.constexpr):
-    """Producer: the slices of both operands of one product; or of keys, where rows stay."""
-    a_map, b_map = maps
-    a, b = r[0]
-    for c in range(COUNT):
-        s = slot_of(use + c, r)
-        ready = wait_slot_empty(r, s, use + c)
-        if T.ROWS_STAY:
-            mbarrier.expect(ready, T.BLOCK_N * SLICE * 2)
-        else:
-            mbarrier.expect(ready, (GROUPS * ROWS + T.BLOCK_N) * SLICE * 2)
-            for g in gl.static_range(GROUPS):
-                load_tile(a_map, [where[0], where[1], row + g * ROWS, c * SLICE], ready, a.index(s * GROUPS + g))
-        load_tile(b_map, [where_kv[0], where_kv[1], key, c * SLICE], ready, b.index(s))
 
 
 @gluon.jit
@@ -167,66 +114,6 @@ def producer(maps, r, rows, messages, counter, counts, sizes, heads, T: gl.const
 
 
 @gluon.jit
-def multiplied(GROUP: gl.constexpr, r, rows, turns, own, use, zero, COUNT: gl.constexpr, T: gl.constexpr):
-    """Consumer: the product of the next COUNT slices. Each is let go of when the next is on its way."""
-    a, b = r[0]
-    acc = zero
-    if T.ROWS_STAY:
-        mbarrier.wait(turns.index(GROUP), (own & 1) ^ (1 - GROUP))
-    for c in gl.static_range(COUNT):
-        s = slot_of(use + c, r)
-        wait_slot_full(r, s, use + c)
-        if T.ROWS_STAY:
-            a_tile = rows[0].index(c * GROUPS + GROUP)
-        else:
-            a_tile = a.index(s * GROUPS + GROUP)
-        b_tile = as_matrix(b.index(s), T.BLOCK_N, SLICE).permute((1, 0))
-        acc = warpgroup_mma(as_matrix(a_tile, ROWS, SLICE), b_tile, acc, use_acc=c > 0, is_async=True)
-        if c > 0:
-            acc = warpgroup_mma_wait(1, [acc])
-            release_slot(r, slot_of(use + c - 1, r))
-    if T.ROWS_STAY:
-        mbarrier.arrive(turns.index(1 - GROUP), count=1)
-    acc = warpgroup_mma_wait(0, [acc])
-    release_slot(r, slot_of(use + COUNT - 1, r))
-    return acc
-
-
-@gluon.jit
-def hidden_to_zero(p, row, key, rows, keys, sizes, T: gl.constexpr):
-    """Where a tile meets an edge of the mask, or the end of the keys."""
-    seqlen_q, seqlen_k, window_left, window_right = sizes
-    own = row + (seqlen_k - seqlen_q)
-    last = gl.full([ROWS], 0, gl.int32, layout=rows.type.layout) + (seqlen_k - 1)
-    edge = key + T.BLOCK_N > seqlen_k
-    if T.HAS_RIGHT:
-        edge = edge | (key + T.BLOCK_N - 1 > own + window_right)
-        last = gl.minimum(last, own + rows + window_right)
-    if T.HAS_LEFT:
-        edge = edge | (key < own + ROWS - 1 - window_left)
-    if edge:
-        columns = (key + keys)[None, :]
-        p = gl.where(columns <= last[:, None], p, 0.0)
-        if T.HAS_LEFT:
-            p = gl.where(columns >= (own + rows - window_left)[:, None], p, 0.0)
-    return p
-
-
-@gluon.jit
-def take_out(tile, to_map, place, at, T: gl.constexpr):
-    """By way of this group's memory, once what it held is on its way."""
-    matrix = as_matrix(place, ROWS, T.BLOCK_N)
-    store_wait(0)
-    group_barrier()
-    matrix.store(tile)
-    fence_async_shared()
-    group_barrier()
-    for i in gl.static_range(T.BLOCK_N // SLICE):
-        store_tile(to_map, [at + i * SLICE, 0], place.index(i))
-    return matrix
-
-
-@gluon.jit
 def consumer(
     GROUP: gl.constexpr,
     out_maps,
@@ -240,7 +127,7 @@ def consumer(
     counts,
     sizes,
     first_head,
-    scale_log2,
+    scales,
     T: gl.constexpr,
 ):
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
@@ -251,6 +138,7 @@ def consumer(
     q_rows, do_rows = rows_there
     first_tile_k, tiles_q, tiles_k, _, items = counts
     seqlen_q = sizes[0]
+    scale_log2, softcap_log2 = scales
     rows = gl.arange(0, ROWS, layout=ROW)
     keys = gl.arange(0, T.BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
     zero = gl.full([ROWS, T.BLOCK_N], 0.0, gl.float32, layout=LAYOUT)
@@ -277,9 +165,17 @@ def consumer(
             use += T.SLICES
             if T.ROWS_STAY and tile == high - 1:
                 release_slot(q_rows, 0)
-            p = gl.exp2(s * scale_log2 - lse2[:, None])
+            if T.SOFTCAP:
+                bent = bent_to_one(s * scale_log2)
+                slope = (1.0 - bent * bent).to(p_map.dtype)  # of what is capped: at most 1. Longer, it spills
+                s = bent * softcap_log2
+            else:
+                s = s * scale_log2
+            p = gl.exp2(s - lse2[:, None])
             p = hidden_to_zero(p, row, tile * T.BLOCK_N, rows, keys, sizes, T).to(p_map.dtype)
             matrix = take_out(p, p_map, place, at, T)
+            if T.SOFTCAP:
+                p = (p.to(gl.float32) * slope.to(gl.float32)).to(p_map.dtype)
             if T.ROWS_STAY and tile == low:
                 wait_slot_full(do_rows, 0, number)
             dp = multiplied(GROUP, r, do_rows, turns, own + 1, use, zero, T.SLICES_V, T)
@@ -287,7 +183,7 @@ def consumer(
             own += 2
             if T.ROWS_STAY and tile == high - 1:
                 release_slot(do_rows, 0)
-            if not T.ROWS_STAY:  # registers are for 256 keys of dP
+            if T.BLOCK_N > 128 and not T.SOFTCAP:  # registers are for 256 keys of dP
                 p = matrix.load(LAYOUT)
             ds = p.to(gl.float32) * (dp - own_delta[:, None])
             take_out(ds.to(ds_map.dtype), ds_map, place, at, T)
@@ -321,11 +217,13 @@ def specialised_weights(
     window_left,
     window_right,
     scale_log2,
+    softcap_log2,
     T: gl.constexpr,
 ):
     """P and dS of the chunk's query heads. See weights.py for what is counted how."""
     counts = (first_tile_k, tiles_q, tiles_k, tiles_an_item, items)
     sizes = (seqlen_q, seqlen_k, window_left, window_right)
+    scales = (scale_log2, softcap_log2)
     STAGES: gl.constexpr = T.STAGES
     PANELS: gl.constexpr = T.BLOCK_N // SLICE
     b = gl.allocate_shared_memory(k_map.dtype, [STAGES] + k_map.block_shape, k_map.layout)
@@ -347,8 +245,8 @@ def specialised_weights(
     maps = (p_map, ds_map)
     gl.warp_specialize(
         [
-            (consumer, (0, maps, out0, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scale_log2, T)),
-            (consumer, (1, maps, out1, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scale_log2, T)),
+            (consumer, (0, maps, out0, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scales, T)),
+            (consumer, (1, maps, out1, r, rows, turns, messages, lse, delta, counts, sizes, first_head, scales, T)),
             (
                 producer,
                 (
