@@ -56,7 +56,7 @@ docs: $(VENV)/.installed ## write docs/variants.md and the outputs shown in READ
 schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew
 	$(PY) -m registry.cli schema --write dispatch_tables
 
-plots: $(VENV)/.installed-dev ## draw the plots, and write the README's result tables, from benchmarks/results
+plots: $(VENV)/.installed-dev ## draw the plots, and write the tables of results in README.md and docs, from benchmarks/results
 	$(PY) benchmarks/plots.py
 
 pictures: $(VENV)/.installed-dev ## draw the roofline and the warp timelines of README and docs/learn.md anew

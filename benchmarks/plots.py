@@ -1,10 +1,11 @@
-"""Plots and README tables from raw results: `make plots`, or
+"""Plots and tables of README.md and docs/ from raw results: `make plots`, or
 
-    python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs/results.md
+    python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
 `<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-peer_cells, product_cells, tf32_ratios, regret, tried_out, guided, call_overhead or transformers_door;
+peer_cells, product_cells, tf32_ratios, headline, regret, tried_out, guided, warm_calls, call_overhead or
+transformers_door. Whatever page of a folder holds the marker gets the table: a section moves with its marker.
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -60,7 +61,7 @@ def device_line(all_results: Sequence[Results], op: str) -> str:
     return f"{m['device']}, {versions}, {m['date']}"
 
 
-# --- README tables ------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
 def table(all_results: Sequence[Results], op: str) -> str:
@@ -95,7 +96,7 @@ def _cell(speed: float | None, best: float) -> str:
 
 
 def fill(text: str, name: str, content: str) -> str:
-    """A README with the table of that name replaced; unchanged where it has no place for it."""
+    """A page with the table of that name replaced; unchanged where it has no place for it."""
     pattern = re.compile(rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL)
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
 
@@ -182,18 +183,31 @@ def tried_out(folder: Path) -> str:
     ]
     for path in sorted(folder.rglob("try_out_*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        swept = journal.read(path.with_name(f"judged_{record['seed']}_{record['op']}.jsonl"))
-        times = {case.text: case.timed for case in swept.cases.values()}
-        lost: dict[str, list[float]] = {"tables": [], "tried": []}
-        for shape in record["shapes"]:
-            timed = times.get(shape["text"], {})
-            for how, found in lost.items():
-                pick = timed.get(journal.contestant_key(*shape[how]))
-                found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
-        seconds = statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"])
-        columns = [_spread(lost["tables"]), _spread(lost["tried"]), str(record["most"]), f"{1e3 * seconds:.0f} ms"]
+        lost = _outcome_of_trying(record, path.with_name(f"judged_{record['seed']}_{record['op']}.jsonl"))
+        columns = [_spread(lost["tables"]), _spread(lost["tried"]), str(record["most"])]
+        columns.append(f"{1e3 * _first_call(record):.0f} ms")
         rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")
     return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def _outcome_of_trying(record: Mapping[str, Any] | None, sweep: Path) -> dict[str, list[float]]:
+    """What the picks of the tables of that run, and those of `try_out`, lose by the times of the sweep of the same
+    shapes."""
+    lost: dict[str, list[float]] = {"tables": [], "tried": []}
+    if record is None:
+        return lost
+    times = {case.text: case.timed for case in journal.read(sweep).cases.values()}
+    for shape in record["shapes"]:
+        timed = times.get(shape["text"], {})
+        for how, found in lost.items():
+            pick = timed.get(journal.contestant_key(*shape[how]))
+            found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
+    return lost
+
+
+def _first_call(record: Mapping[str, Any]) -> float:
+    """Seconds, in the median of those that were tried out."""
+    return float(statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"]))
 
 
 def _spread(shares: Sequence[float]) -> str:
@@ -228,6 +242,55 @@ def guided(folder: Path) -> str:
         return ""
     far = [f"- {text} ({tried} of {of} measured)" for share, text, tried, of in sorted(every)[::-1] if share > 0.01]
     return "\n".join([*rows, row("all", every), "", "Farther off, the pick and the best:", "", *far])
+
+
+def headline(folder: Path) -> str:
+    """Per draw that no table was fitted to (judged_*.jsonl): what is dispatched over the fastest library kernel, what
+    it loses to the best of all, and what `try_out` leaves of that, by the run that tried most."""
+    rows = [
+        "| op | shapes | over the fastest library kernel | least | under 0.95 | lost: mean, 95th percentile, worst "
+        "| tried out | first call, tried out |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for path in sorted(folder.rglob("judged_*.jsonl")):
+        results = journal.read(path)
+        for op in results.ops:
+            ratios, lost = [], []
+            for case in results.of(op):
+                pick, best, library = dispatched(results, case), fastest(case, "*"), fastest(case, "torch_*")
+                if pick is None or best is None:
+                    continue
+                lost.append(pick.ms / best - 1)
+                ratios += [library / pick.ms] if library is not None else []
+            columns = [op, str(len(lost)), f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})"]
+            columns += [f"{min(ratios):.2f}", str(sum(ratio < 0.95 for ratio in ratios)), _spread(lost)]
+            _, seed, _ = path.stem.split("_", 2)
+            records = [json.loads(p.read_text(encoding="utf-8")) for p in path.parent.glob(f"try_out_{seed}_*.json")]
+            most = max((r for r in records if r["op"] == op), key=lambda record: record["most"], default=None)
+            tried, seconds = _outcome_of_trying(most, path)["tried"], _first_call(most) if most else 0.0
+            columns += [_spread(tried), f"{1e3 * seconds:.0f} ms"] if tried else ["", ""]
+            rows.append(f"| {' | '.join(columns)} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def warm_calls(folder: Path) -> str:
+    """Markdown: what call_overhead.json has of calls as dispatched and of torch's own."""
+    lines = ["| call | ours, us of CPU | torch's |", "|---|--:|--:|"]
+    for path in sorted(folder.glob("*/call_overhead.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        for name, ours, theirs in WARM_CALLS:
+            lines.append(f"| {name} | {statistics.median(found[ours]):.1f} | {statistics.median(found[theirs]):.1f} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+WARM_CALLS = (
+    ("attention", "attention: registry, as dispatched", "attention: torch SDPA"),
+    ("attention with gradients", "attention with grad: registry, as dispatched", "attention with grad: torch SDPA"),
+    ("matmul", "matmul: registry, as dispatched", "matmul: torch"),
+    ("attention, compiled", "attention: registry, compiled", "attention: torch SDPA, compiled"),
+    ("matmul, compiled", "matmul: registry, compiled", "matmul: torch, compiled"),
+)
+"""What the overview shows of call_overhead.json: a name, our call, torch's."""
 
 
 def call_overhead(folder: Path) -> str:
@@ -271,15 +334,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
-    parser.add_argument("--page", type=Path, nargs="*", default=[Path("README.md"), Path("docs/results.md")])
-    parser.add_argument("--check", action="store_true", help="exit 1 where the README's tables are not the results'")
+    parser.add_argument("--page", type=Path, nargs="*", default=[Path("README.md"), Path("docs")])
+    parser.add_argument("--check", action="store_true", help="exit 1 where a page's tables are not the results'")
     options = parser.parse_args(arguments)
     all_results = read_results(options.results)
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
-    writers = (call_overhead, matmul_ratios, peer_cells, product_cells, tf32_ratios, regret, tried_out, guided)
-    tables = {writer.__name__: writer(options.results) for writer in (*writers, transformers_door)}
+    tables = {writer.__name__: writer(options.results) for writer in WRITERS}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")
     for op in dict.fromkeys(op for results in all_results for op in results.ops if op in SHOWN):
@@ -292,8 +354,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
             image = options.images / f"{op}.png"
             draw(_table_cases(found, op), f"{op}: {device_line(all_results, op)}", image)
             print(image)
-    old = [page for page in options.page if _write(page, tables, options.check)]
+    old = [page for page in pages_with_tables(options.page) if _write(page, tables, options.check)]
     return 1 if options.check and old else 0
+
+
+WRITERS = (
+    call_overhead,
+    warm_calls,
+    matmul_ratios,
+    peer_cells,
+    product_cells,
+    tf32_ratios,
+    headline,
+    regret,
+    tried_out,
+    guided,
+    transformers_door,
+)
+"""What writes the tables besides those of SHOWN, each by the name of its marker."""
+
+MARKER = re.compile(r"<!-- results:(\w+) -->")
+
+
+def pages_with_tables(places: Sequence[Path]) -> list[Path]:
+    """The pages among files and folders that have a place for a table."""
+    pages = [page for place in places for page in (sorted(place.rglob("*.md")) if place.is_dir() else [place])]
+    return [page for page in pages if MARKER.search(page.read_text(encoding="utf-8"))]
 
 
 def _write(page: Path, tables: Mapping[str, str], check: bool) -> bool:

@@ -27,7 +27,7 @@ import pytest
 from registry.cli._main import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>given|needs|from|\$):? (?P<said>.*?) -->\n+)?^( *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
     re.S | re.M,

@@ -24,10 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [
-    ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/variants.md", "docs/authors.md", "docs/users.md")
-]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *(ROOT / "docs").rglob("*.md")]
 
 
 def in_the_readme(language):
@@ -108,10 +105,42 @@ def test_every_hook_and_every_variable_is_in_the_readme():
     assert not [name for name in (*hooks, *sorted(variables)) if name not in README]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name in a page: its headings, in the way of GitHub."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert not [link for link in links if not link.startswith("https://") and not (page.parent / link).exists()]
+    """To files that are there, and to headings that these have."""
+    lost = []
+    for path, anchor in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        target = page.parent / path if path else page
+        if path.startswith("https://"):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            lost.append(f"{path}#{anchor}" if anchor else path)
+    assert not lost
+
+
+def test_every_table_of_results_has_one_place_in_docs_and_a_writer():
+    import plots
+
+    in_docs = [page.read_text(encoding="utf-8") for page in PAGES if page.parent != ROOT]
+    places = [name for text in in_docs for name in plots.MARKER.findall(text)]
+    written = {writer.__name__ for writer in plots.WRITERS} | set(plots.SHOWN)
+    assert sorted(places) == sorted(written), "two places, or none"
+    assert set(plots.MARKER.findall(README)) <= written
+
+
+def test_every_measured_page_is_in_the_overview():
+    overview = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert not [page for page in (ROOT / "docs" / "measured").iterdir() if f"(measured/{page.name})" not in overview]
 
 
 # --- examples -----------------------------------------------------------------------------------------------------

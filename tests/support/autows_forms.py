@@ -264,7 +264,7 @@ def forms_table() -> str:
 
 
 def speeds_table() -> str:
-    """Markdown: the measured shapes of docs/results.md that the plugin ran, beside its two neighbours."""
+    """Markdown: the measured shapes of docs/measured/attention.md that the plugin ran, beside its two neighbours."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import plots
 

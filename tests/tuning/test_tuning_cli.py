@@ -220,13 +220,18 @@ def test_every_preset_is_measured_on_its_own_configs_too(name, op):
 def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
-    images = tmp_path / "images"
-    where = ["--results", str(Path(tuned[1]["results"]).parent), "--page", str(readme), "--images", str(images)]
+    images, deep = tmp_path / "images", tmp_path / "docs" / "measured" / "attention.md"
+    deep.parent.mkdir(parents=True)
+    deep.write_text(readme.read_text())
+    (tmp_path / "docs" / "other.md").write_text("no table\n")
+    pages = [str(readme), str(tmp_path / "docs")]
+    where = ["--results", str(Path(tuned[1]["results"]).parent), "--page", *pages, "--images", str(images)]
     assert plots.main([*where, "--check"]) == 1
     assert plots.main(where) == 0
     assert (images / "attention.png").read_bytes().startswith(b"\x89PNG")
     text = readme.read_text()
     assert text.startswith("top\n") and text.endswith("end\n") and "old" not in text and "`torch_cpu`" in text
+    assert deep.read_text() == text, "a folder stands for the pages in it that have a place"
     assert plots.main([*where, "--check"]) == 0
     assert plots.main(["--results", str(tmp_path / "nothing")]) == 1
 
