@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
+from registry.ops.attention.lazy_maxima import LOWEST
 from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
 from registry.plugins.gluon_fa3.places import extent_of, queries_of, sums_of
 from registry.plugins.gluon_fa3.products import (
@@ -17,7 +18,7 @@ from registry.plugins.gluon_fa3.products import (
     wait_pv,
 )
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
-from registry.plugins.gluon_fa3.softmax import LN2, LOWEST, mask_block, mask_if_edge, pack, partial_sums, score, softmax
+from registry.plugins.gluon_fa3.softmax import LN2, mask_block, mask_if_edge, pack, partial_sums, score, softmax
 from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, tile_of, wait_tile
 from registry.toolbox import scopes
 from registry.toolbox.hopper import store_wait

@@ -8,8 +8,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from registry.ops.attention.lazy_maxima import rescaled
 from registry.plugins.gluon_fa3.one_product import issue_one_product
-from registry.plugins.gluon_fa3.softmax import rescaled, unpack
+from registry.plugins.gluon_fa3.softmax import unpack
 from registry.plugins.gluon_fa3.tiles import columns_of, send
 from registry.toolbox.hopper import store_wait
 

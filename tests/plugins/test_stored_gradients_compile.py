@@ -60,7 +60,9 @@ def test_shipped_configs_fit_and_do_not_spill(name, arch, features):
             assert matrix_units(one) == (set() if one.name == "row_deltas" else {unit})
 
 
-@pytest.mark.parametrize("features", [PLAIN, EVERYTHING, CAPPED, dict(d=256), dict(d=192, dv=128, softcap=9.0)], ids=str)
+@pytest.mark.parametrize(
+    "features", [PLAIN, EVERYTHING, CAPPED, dict(d=256), dict(d=192, dv=128, softcap=9.0)], ids=str
+)
 def test_the_specialised_kernels_are_what_they_declare(features):
     p, variant = problem(**features), variants()[GLUON]
     slices = -(-p.head_dim // configs.SLICE) + -(-p.head_dim_v // configs.SLICE)

@@ -4,10 +4,11 @@ schedule; here there is no next tile beside the end of one, and Q and K come in 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.ops.attention.lazy_maxima import LOWEST
 from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
 from registry.plugins.gluon_fa3.products import no_output, normalized, scaled, wait_pv
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
-from registry.plugins.gluon_fa3.softmax import LN2, LOWEST, mask_block, mask_if_edge, pack, partial_sums, score, softmax
+from registry.plugins.gluon_fa3.softmax import LN2, mask_block, mask_if_edge, pack, partial_sums, score, softmax
 from registry.plugins.gluon_fa3.wide.products import await_panel, issue_pv, issue_qk, store_output, wait_qk
 from registry.plugins.gluon_fa3.wide.tiles import (
     panel_of,

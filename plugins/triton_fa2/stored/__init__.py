@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from registry import Design, Requires
-from registry.plugins.triton_fa2.stored import configs, host
+from registry.plugins.triton_fa2.stored import configs, forward_host, host
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import specialised, tiled
 
@@ -40,6 +40,23 @@ _CLAIMS: dict[str, Any] = dict(
 _TILE = (128, 256)
 
 VARIANTS = [
+    forward_host.GLUON.variant(
+        "gluon_stored",
+        op="attention",
+        requires=Requires(
+            **{name: claim for name, claim in _CLAIMS.items() if name != "grad_lse"},
+            arch=("sm90",),
+            head_dim=(264, 576),
+            head_dim_v=(64, 1024),
+            shared_memory=configs.forward_shared_memory,
+            registers=configs.gluon_registers,
+        ),
+        design=specialised((128, 128), 3, tasks=3, persistent=True),
+        design_of=lambda config: specialised((128, 128), config["weights_stages"], tasks=3, persistent=True),
+        configs=configs.forward_configs,
+        cost=unknown_cost,
+        summary="Heads over 256 on Hopper: probabilities in memory, in 16 bits, and one product of them",
+    ),
     host.TRITON.variant(
         "triton_stored_backward",
         op="attention_backward",

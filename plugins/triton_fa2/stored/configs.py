@@ -28,6 +28,7 @@ SPECIALISED_PRODUCTS = [(256, 3), (192, 4), (128, 6)]  # columns, stages
 NARROW_PRODUCTS = [(128, 6), (64, 8)]  # of heads up to 128
 IN_VAIN = 1.4  # columns that a tile may compute for each that is worth it, of the tile with the fewest
 STAYING = 256  # head dim up to which rows of Q and dO stay in shared memory while keys pass
+HELD = 2  # slices of a row of Q that the forward keeps in registers, which leaves room for as many more of keys
 CHUNK = 1 << 30
 """Bytes of P and dS that are in memory at a time. Less leaves products too few blocks: see specialised_weights.py."""
 OUTER = 128  # rows or keys that a block of a product writes, unless a tile of P and dS has fewer
@@ -49,7 +50,7 @@ def triton_configs(problem: Any) -> list[dict[str, Any]]:
 
 def gluon_configs(problem: Any) -> list[dict[str, Any]]:
     if rows_stay(problem):
-        room = SHARED_MEMORY - _staying(problem) - 2 * 128 * 128
+        room = SHARED_MEMORY - _staying(problem.head_dim, problem.head_dim_v) - 2 * 128 * 128
         weights = (128, 128, min(8, room // (2 * SLICE * 128)))
     elif problem.softcap:  # what tanh gave is kept in registers, which 256 keys of dP would leave no room for
         weights = (128, 128, 5)
@@ -65,14 +66,34 @@ def gluon_configs(problem: Any) -> list[dict[str, Any]]:
     return [dict(zip(SPECIALISED, (*weights, *product), strict=True)) for product in products]
 
 
+def forward_configs(problem: Any) -> list[dict[str, Any]]:
+    """Rows of Q stay in shared memory; products in tiles of values, those first that compute the fewest columns."""
+    slices = -(-problem.head_dim // SLICE)
+    room = SHARED_MEMORY - _staying(SLICE * (slices - HELD)) - 2 * 128 * 128
+    weights = (128, 128, min(8, room // (2 * SLICE * 128)))
+
+    def computed(product: tuple[int, int]) -> int:
+        return -(-problem.head_dim_v // product[0]) * product[0]
+
+    products = sorted(SPECIALISED_PRODUCTS, key=computed)
+    products = [one for one in products if computed(one) < IN_VAIN * computed(products[0])]
+    return [dict(zip(SPECIALISED, (*weights, *product), strict=True)) for product in products]
+
+
 def rows_stay(problem: Any) -> bool:
     """Of the specialised kernel."""
     return bool(max(problem.head_dim, problem.head_dim_v) <= STAYING)
 
 
-def _staying(problem: Any) -> int:
-    """Bytes of rows of Q and dO."""
-    return 2 * 128 * sum(-(-d // SLICE) * SLICE for d in (problem.head_dim, problem.head_dim_v))
+def slices_a_turn(slices: int, stages: int) -> int:
+    """A whole product, where the ring holds it. Else as many as it holds beside the one that a group, whose turn is
+    over, lets go of in its next, and another that is on its way."""
+    return slices if slices <= stages else max(1, stages - 2)
+
+
+def _staying(*head_dims: int) -> int:
+    """Bytes of rows of Q, and of dO."""
+    return 2 * 128 * sum(-(-d // SLICE) * SLICE for d in head_dims)
 
 
 def _product_memory(config: Config) -> int:
@@ -92,8 +113,15 @@ def gluon_shared_memory(problem: Any, config: Config) -> int:
     m, n, stages, columns, product_stages = (config[name] for name in SPECIALISED)
     weights = 2 * (stages * SLICE * (m + n) + m * n)
     if rows_stay(problem):
-        weights = 2 * (stages * SLICE * n + m * n) + _staying(problem)
+        weights = 2 * (stages * SLICE * n + m * n) + _staying(problem.head_dim, problem.head_dim_v)
     return max(weights, 2 * (product_stages * SLICE * (m + columns) + m * columns)) + 1024
+
+
+def forward_shared_memory(problem: Any, config: Config) -> int:
+    """The same of the forward's kernels."""
+    m, n, stages, columns, product_stages = (config[name] for name in SPECIALISED)
+    scores = _staying(problem.head_dim - SLICE * HELD) + 2 * (stages * SLICE * n + m * n)
+    return max(scores, 2 * (product_stages * SLICE * (m + columns) + m * columns)) + 1024
 
 
 def gluon_registers(problem: Any, config: Config) -> int:
@@ -110,6 +138,8 @@ class WeightsTraits:
     STAGES: int
     ROWS_STAY: bool
     """Of Q and dO, in shared memory, while keys pass; the ring holds slices of keys alone."""
+    TURN: int
+    """Slices of a product that a warp group issues in turn."""
     SOFTCAP: bool
     SLICES: int
     """Of a row of Q or K."""
@@ -147,3 +177,40 @@ class ProductTraits:
         if self.GROUP == 1:
             return heads * max(key_tiles, tiles_q) * (by_keys + by_rows)
         return heads * (key_tiles * by_keys + tiles_q * by_rows)
+
+
+@dataclass(frozen=True)
+class ScoresTraits:
+    """The constants of specialised_scores.py."""
+
+    BLOCK_N: int
+    STAGES: int
+    TURN: int
+    """As of WeightsTraits."""
+    HELD: int
+    """Slices of a row of Q that are in registers."""
+    SLICES: int
+    SOFTCAP: bool
+    LSE: bool
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    ROWS_STAY: bool = True
+    CONSUMER_REGISTERS: int = CONSUMER_REGISTERS
+    PRODUCER_REGISTERS: int = PRODUCER_REGISTERS
+
+
+@dataclass(frozen=True)
+class OutputTraits:
+    """The constants of specialised_output.py."""
+
+    BLOCK_N: int
+    STAGES: int
+    COLUMNS: int
+    FIRST: int
+    """As of ProductTraits."""
+    REST: int
+    PARTS: int
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    CONSUMER_REGISTERS: int = CONSUMER_REGISTERS
+    PRODUCER_REGISTERS: int = PRODUCER_REGISTERS

@@ -20,6 +20,7 @@ from registry.plugins.triton_fa2.stored.configs import (
     ProductTraits,
     WeightsTraits,
     rows_stay,
+    slices_a_turn,
     tiles_of,
 )
 from registry.plugins.triton_fa2.stored.product import weighted_sums
@@ -183,7 +184,8 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk:
         k_map=tensor_map(kept.given["k"], config["WEIGHTS_N"], SLICE),
         v_map=tensor_map(kept.given["v"], config["WEIGHTS_N"], SLICE),
         do_map=tensor_map(kept.given["grad_out"], rows, SLICE),
-        **_kept_maps(kept),
+        p_map=kept_map(kept.p),
+        ds_map=kept_map(kept.ds),
         lse=kept.given["lse"],
         delta=kept.delta,
         counter=Zeroes(COUNTER_WORDS),
@@ -203,6 +205,7 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk:
         BLOCK_N=config["WEIGHTS_N"],
         STAGES=config["weights_stages"],
         ROWS_STAY=rows_stay(problem),
+        TURN=slices_a_turn(-(-max(problem.head_dim, problem.head_dim_v) // SLICE), config["weights_stages"]),
         SOFTCAP=problem.softcap != 0.0,
         SLICES=-(-problem.head_dim // SLICE),
         SLICES_V=-(-problem.head_dim_v // SLICE),
@@ -212,18 +215,15 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk:
     yield Call(specialised_weights, grid, arguments, {"T": traits}, {"num_warps": 4})
 
 
-def _kept_maps(kept: Between) -> dict[str, Any]:
+def kept_map(kept: StandIn) -> Any:
     """Boxes of 64 x 64, one behind the other: `kept_at` says which."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from registry.toolbox.hopper import swizzled
 
     box = [SLICE, SLICE]
-    rows = math.prod(kept.p.shape) // SLICE
-    return {
-        f"{one}_map": TensorDescriptor(of, [rows, SLICE], [SLICE, 1], box, swizzled(box, of.dtype))
-        for one, of in (("p", kept.p), ("ds", kept.ds))
-    }
+    rows = math.prod(kept.shape) // SLICE
+    return TensorDescriptor(kept, [rows, SLICE], [SLICE, 1], box, swizzled(box, kept.dtype))
 
 
 TURNS = 24
@@ -256,7 +256,8 @@ def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk
     of = {"q": kept.given["q"], "k": kept.given["k"], "do": kept.given["grad_out"]}
     of |= {one.name: one for one in kept.outputs}
     arguments = dict(
-        **_kept_maps(kept),
+        p_map=kept_map(kept.p),
+        ds_map=kept_map(kept.ds),
         **{f"{name}_map": tensor_map(one, SLICE, SLICE) for name, one in of.items()},
         sums=kept.sums,
         counter=Zeroes(COUNTER_WORDS),

@@ -3,7 +3,8 @@
 slice        64 columns of Q, K, V or dO: what a swizzle of 128 bytes holds, with K's or V's a stage of a ring
 rows         of Q or dO that stay in shared memory while an item's keys pass (ROWS_STAY)
 turns        where rows stay, a group issues a product when the other has issued its own: one's exponentials run beside
-             the other's products. Left alone both do the same at the same time, for they share the slices
+             the other's products. Left alone both do the same at the same time, for they share the slices. Where the
+             ring holds no whole product, TURN slices of it: no group can be further ahead of the other than the ring
 boxes        P and dS lie in boxes of 64 x 64, each in one piece: `kept_at`
 """
 
@@ -56,13 +57,17 @@ def tiles_seen(row, low, high, sizes, T: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(a_map, rows, number, where, row, COUNT: gl.constexpr, T: gl.constexpr):
-    """Producer: an item's rows of Q or dO, where they stay."""
+def load_rows(
+    a_map, rows, number, where, row, FIRST: gl.constexpr, COUNT: gl.constexpr, BY_GROUP: gl.constexpr = False
+):
+    """Producer: an item's rows of Q or dO, where they stay, from their FIRST slice on: slice by slice, or those of a
+    group in one piece."""
     ready = wait_slot_empty(rows, 0, number)
     mbarrier.expect(ready, GROUPS * ROWS * SLICE * COUNT * 2)
     for c in gl.static_range(COUNT):
         for g in gl.static_range(GROUPS):
-            load_tile(a_map, [where[0], where[1], row + g * ROWS, c * SLICE], ready, rows[0].index(c * GROUPS + g))
+            to = rows[0].index(g * COUNT + c if BY_GROUP else c * GROUPS + g)
+            load_tile(a_map, [where[0], where[1], row + g * ROWS, (FIRST + c) * SLICE], ready, to)
 
 
 @gluon.jit
@@ -83,26 +88,30 @@ def load_slices(maps, r, use, where, row, where_kv, key, COUNT: gl.constexpr, T:
 
 
 @gluon.jit
-def multiplied(GROUP: gl.constexpr, r, rows, turns, own, use, zero, COUNT: gl.constexpr, T: gl.constexpr):
-    """Consumer: the product of the next COUNT slices. Each is let go of when the next is on its way."""
+def multiplied(GROUP: gl.constexpr, r, rows, held, turns, own, use, zero, COUNT: gl.constexpr, T: gl.constexpr):
+    """Consumer: the product of the next COUNT slices. Each is let go of when the next is on its way. What is `held` of
+    the first operand, its first slices, is in registers."""
+    HELD: gl.constexpr = len(held)
     a, b = r[0]
     acc = zero
-    if T.ROWS_STAY:
-        mbarrier.wait(turns.index(GROUP), (own & 1) ^ (1 - GROUP))
     for c in gl.static_range(COUNT):
+        if T.ROWS_STAY and c % T.TURN == 0:
+            mbarrier.wait(turns.index(GROUP), ((own + c // T.TURN) & 1) ^ (1 - GROUP))
         s = slot_of(use + c, r)
         wait_slot_full(r, s, use + c)
-        if T.ROWS_STAY:
-            a_tile = rows[0].index(c * GROUPS + GROUP)
+        if c < HELD:
+            a_slice = held[c]
+        elif T.ROWS_STAY:
+            a_slice = as_matrix(rows[0].index((c - HELD) * GROUPS + GROUP), ROWS, SLICE)
         else:
-            a_tile = a.index(s * GROUPS + GROUP)
+            a_slice = as_matrix(a.index(s * GROUPS + GROUP), ROWS, SLICE)
         b_tile = as_matrix(b.index(s), T.BLOCK_N, SLICE).permute((1, 0))
-        acc = warpgroup_mma(as_matrix(a_tile, ROWS, SLICE), b_tile, acc, use_acc=c > 0, is_async=True)
+        acc = warpgroup_mma(a_slice, b_tile, acc, use_acc=c > 0, is_async=True)
         if c > 0:
             acc = warpgroup_mma_wait(1, [acc])
             release_slot(r, slot_of(use + c - 1, r))
-    if T.ROWS_STAY:
-        mbarrier.arrive(turns.index(1 - GROUP), count=1)
+        if T.ROWS_STAY and (c % T.TURN == T.TURN - 1 or c == COUNT - 1):
+            mbarrier.arrive(turns.index(1 - GROUP), count=1)
     acc = warpgroup_mma_wait(0, [acc])
     release_slot(r, slot_of(use + COUNT - 1, r))
     return acc
@@ -116,8 +125,8 @@ def bent_to_one(x):
 
 
 @gluon.jit
-def hidden_to_zero(p, row, key, rows, keys, sizes, T: gl.constexpr):
-    """Where a tile meets an edge of the mask, or the end of the keys."""
+def hidden(x, row, key, rows, keys, sizes, VALUE: gl.constexpr, T: gl.constexpr):
+    """VALUE for what rows do not see, where a tile meets an edge of the mask, or the end of the keys."""
     seqlen_q, seqlen_k, window_left, window_right = sizes
     own = row + (seqlen_k - seqlen_q)
     last = gl.full([ROWS], 0, gl.int32, layout=rows.type.layout) + (seqlen_k - 1)
@@ -129,10 +138,10 @@ def hidden_to_zero(p, row, key, rows, keys, sizes, T: gl.constexpr):
         edge = edge | (key < own + ROWS - 1 - window_left)
     if edge:
         columns = (key + keys)[None, :]
-        p = gl.where(columns <= last[:, None], p, 0.0)
+        x = gl.where(columns <= last[:, None], x, VALUE)
         if T.HAS_LEFT:
-            p = gl.where(columns >= (own + rows - window_left)[:, None], p, 0.0)
-    return p
+            x = gl.where(columns >= (own + rows - window_left)[:, None], x, VALUE)
+    return x
 
 
 @gluon.jit

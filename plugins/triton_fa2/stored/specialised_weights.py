@@ -49,7 +49,7 @@ from registry.plugins.triton_fa2.stored.pieces import (
     ROWS,
     SLICE,
     bent_to_one,
-    hidden_to_zero,
+    hidden,
     kept_at,
     load_rows,
     load_slices,
@@ -101,11 +101,11 @@ def producer(maps, r, rows, messages, counter, counts, sizes, heads, T: gl.const
         for tile in range(low, high):
             key = tile * T.BLOCK_N
             if T.ROWS_STAY and tile == low:
-                load_rows(q_map, q_rows, number, (batch, head), row, T.SLICES, T)
+                load_rows(q_map, q_rows, number, (batch, head), row, 0, T.SLICES)
             load_slices((q_map, k_map), r, use, (batch, head), row, (batch, head // group), key, T.SLICES, T)
             use += T.SLICES
             if T.ROWS_STAY and tile == low:
-                load_rows(do_map, do_rows, number, (batch, head), row, T.SLICES_V, T)
+                load_rows(do_map, do_rows, number, (batch, head), row, 0, T.SLICES_V)
             load_slices((do_map, v_map), r, use, (batch, head), row, (batch, head // group), key, T.SLICES_V, T)
             use += T.SLICES_V
         number += (low < high).to(gl.int32)
@@ -161,7 +161,7 @@ def consumer(
             at = kept_at(kept_row, (tile - first_tile_k) * T.BLOCK_N, tiles_k * T.BLOCK_N)
             if T.ROWS_STAY and tile == low:
                 wait_slot_full(q_rows, 0, number)
-            s = multiplied(GROUP, r, q_rows, turns, own, use, zero, T.SLICES, T)
+            s = multiplied(GROUP, r, q_rows, (), turns, own, use, zero, T.SLICES, T)
             use += T.SLICES
             if T.ROWS_STAY and tile == high - 1:
                 release_slot(q_rows, 0)
@@ -172,13 +172,13 @@ def consumer(
             else:
                 s = s * scale_log2
             p = gl.exp2(s - lse2[:, None])
-            p = hidden_to_zero(p, row, tile * T.BLOCK_N, rows, keys, sizes, T).to(p_map.dtype)
+            p = hidden(p, row, tile * T.BLOCK_N, rows, keys, sizes, 0.0, T).to(p_map.dtype)
             matrix = take_out(p, p_map, place, at, T)
             if T.SOFTCAP:
                 p = (p.to(gl.float32) * slope.to(gl.float32)).to(p_map.dtype)
             if T.ROWS_STAY and tile == low:
                 wait_slot_full(do_rows, 0, number)
-            dp = multiplied(GROUP, r, do_rows, turns, own + 1, use, zero, T.SLICES_V, T)
+            dp = multiplied(GROUP, r, do_rows, (), turns, own + 1, use, zero, T.SLICES_V, T)
             use += T.SLICES_V
             own += 2
             if T.ROWS_STAY and tile == high - 1:
