@@ -1,13 +1,16 @@
-"""Gradients by way of memory: P and dS are found once, kept in 16 bits, and three products read them.
+"""Attention and gradients by way of memory: P, and dS, are found once, kept in 16 bits, and products read them.
 
-Five matrix products in all, where passes that keep nothing take seven, and for heads over 256 as many again for each
-part of a head that a block can hold. What is kept is as large as the scores, so it comes in chunks of heads and keys.
+Gradients take five matrix products in all, where passes that keep nothing take seven, and for heads over 256 as many
+again for each part of a head that a block can hold; so does attention itself there. What is kept is as large as the
+scores, so it comes in chunks: of heads and keys, or of heads and rows.
 
 `triton_stored_backward`   everything in plain Triton, for any GPU from sm80
 `gluon_stored_backward`    Hopper: two persistent kernels of a producer warp and two warp groups, one that finds P and
                            dS, one for all three products
+`gluon_stored`             attention of heads over 256 on Hopper, in the same way: one that finds P, one for P V
 
-Reading order: weights.py, product.py, specialised_weights.py, specialised_product.py, host.py, configs.py.
+Reading order: weights.py, product.py; pieces.py, specialised_weights.py, specialised_product.py, host.py;
+specialised_scores.py, specialised_output.py, forward_host.py; configs.py.
 """
 
 from __future__ import annotations

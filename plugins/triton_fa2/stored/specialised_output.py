@@ -3,8 +3,8 @@
 item       128 rows of a head, 64 for each warp group, and COLUMNS of their values; drawn from a counter
 ring       64 keys at a time: their probabilities and COLUMNS of their values
 producer   one warp: draws items, brings their slices
-consumer   what was subtracted of a row has risen since the last tile: O *= 2^-rise, behind a branch that hardly any warp
-           takes | O += P V | at the end over the row's sum, to shared memory, and by TMA to memory
+consumer   O *= 2^-rise of what is subtracted of a row, behind a branch that hardly any warp takes | O += P V | at the
+           end over the row's sum, to shared memory, and by TMA to memory
 """
 
 from triton.experimental import gluon

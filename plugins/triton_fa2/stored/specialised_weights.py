@@ -1,4 +1,4 @@
-"""P and dS of weights.py on Hopper: a persistent kernel of a producer warp and two warp groups, 64 rows each (pieces.py).
+"""P and dS of weights.py on Hopper, by pieces.py: a persistent kernel of a producer warp and two warp groups.
 
 item       128 rows of a head, and some tiles of their keys one after the other; drawn from a counter, the longest first
 tile       P and dS of these rows and of 128 keys, or 256
@@ -26,6 +26,9 @@ build, for 512 and 320 beside weights.py and product.py (stored_gradients.txt):
     512, 4k, causal         598  445            524  397
     320, 4k, full           529  429            481  382
 
+With a softcap, beside gluon_fa3_backward: 256, 4k, causal 498 of 377 and 455 of 310; 192, 4k, full 490 of 312 and 435 of
+256.
+
 helped, us of this kernel at 256, 4k, full / causal
   rows stay, turns, 128 keys    1,303 / 820 -> 1,201 / 719
   items of a third the size     1,201 / 719 -> 1,049 / 689: at 12 items an SM the last ones are waited for
@@ -36,6 +39,7 @@ helped, us of the products
                                 product.py, 670 TFLOPS, where there is no mask)
   tiles of 192 columns          head dim 192: 2,744 -> 2,041 us, 461 -> 537 TFLOPS in all; 320: 2,148 -> 2,025
 did not
+  a cap's slope in float32      or of what is left of P with it: 5 to 90 registers spill. It is kept in 16 bits
   three products in product.py  with as many dots in one kernel of 8 warps ptxas makes every wgmma wait (C7515)
   P kept in registers           at 256 keys a tile it spills; it is read back there
 of the whole                    192 is where FlashAttention-3 stays ahead: 0.94 to 1.03 of it
