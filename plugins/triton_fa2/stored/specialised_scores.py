@@ -20,15 +20,15 @@ Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 2 x 16 heads of 4k,
     576, values of 512  545      733    595              443               530              424
 
 helped, TFLOPS of this kernel
-  two slices of Q in registers   512: 473 -> 610, 576: 362 -> 546 (and turns, below), 448: 494 -> 656, 384: 620 -> 643: two
-                                 stages more, and a quarter fewer reads of Q
-  turns of a part of a product   at all: a group that waits for a whole turn of the other's, while the ring is full of
-                                 slices that it has not read, waits forever
-  how large a part               512, six stages: 1, 2, 3, 4, 5 slices 577, 605, 610, 606, 612; 576, five stages: 1 to 4
-                                 slices 546, 546, 545, 522; under a mask, 512: 511, 526, 526, 540, 545
+  two slices of Q in registers  512: 473 -> 610, 576: 362 -> 546 448: 494 -> 656, 384: 620 ->
+                                643: two stages more, and a quarter fewer reads of Q
+  turns of part of a product    at all: a group that waits for the other's whole turn, while the ring is full of slices
+                                that it has not read, waits forever
+  how large a part              512, six stages: 1, 2, 3, 4, 5 slices 577, 605, 610, 606, 612; causal 511, 526, 526,
+                                540, 545; 576, five stages: 1 to 4 slices 546, 546, 545, 522
 did not
-  any of it at 320               whose values are one tile of gluon_fa3_wide: 560 of 635
-  few rows, or few tiles         a row's keys are one block's: at 1k tokens and less, and with 26 or 53 queries, 0.65 to 0.95
+  any of it at 320              whose values are one tile of gluon_fa3_wide: 560 of 635
+  few rows, or few tiles        a row's keys are one block's: 26 or 53 queries, or some 50 tiles: 0.65 to 0.95
 """
 
 from triton.experimental import gluon

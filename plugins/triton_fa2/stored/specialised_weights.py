@@ -26,8 +26,8 @@ build, for 512 and 320 beside weights.py and product.py (stored_gradients.txt):
     512, 4k, causal         598  445            524  397
     320, 4k, full           529  429            481  382
 
-With a softcap, beside gluon_fa3_backward: 256, 4k, causal 498 of 377 and 455 of 310; 192, 4k, full 490 of 312 and 435 of
-256.
+With a softcap, beside gluon_fa3_backward: 256, 4k, causal 498 and 377, at the limit 455 and 310; 192, 4k, full 490 and
+312, 435 and 256.
 
 helped, us of this kernel at 256, 4k, full / causal
   rows stay, turns, 128 keys    1,303 / 820 -> 1,201 / 719
