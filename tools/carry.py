@@ -5,7 +5,8 @@
 A measurement holds for the source that it was made with, by its hash. For each variant whose hash differs between the
 two sides, what was measured (benchmarks/results) is asked of both:
 
-launches  of every measured shape and config: the grid, what the kernel is given in its order, options and clusters
+launches  of every measured shape and config: the grid, what the kernel is given in its order, options and clusters.
+          A number or None at the end that only one side gives is none where the machine code is the same
 builds    all of which the key is the same by which Triton finds what it compiled; of others so many that each config is
           there, and each type, constant and alignment that any of them is specialised on: the compiler's input as in
           tools/replay.py, the machine code where that differs
@@ -20,6 +21,7 @@ compared: see `make replay`.
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import json
 import os
@@ -37,6 +39,10 @@ CONTESTANT = re.compile(rf'\["(?P<variant>[\w.]+)",(?P<config>\{{[^{{}}]*\}}),(?
 """As a journal has it in a line of kind `case`."""
 MOST_COMPILED = 80
 """Of builds with other input, whose machine code takes long to make."""
+
+LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\[.*\]) (?P<options>\[[^\[\]]*\] cluster=\d+)")
+"""As replay_snapshot.py has it in words."""
+UNREAD = re.compile(r"None|-?[\d.]+(e[+-]?\d+)?")
 
 Changed = Mapping[str, tuple[str, str]]
 """Variant -> its hash on the old side, and on the new."""
@@ -108,11 +114,11 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | 
         before, after = was[row[0]], now[row[0]]
         if not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
-        elif before["launches"] != after.get("launches") and apart is not None:
+        elif not (alike := same_launches(before["launches"], after.get("launches"))) and apart is not None:
             apart.add(row[0])
-        elif before["launches"] != after.get("launches"):
+        elif not alike:
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
-        elif before["keys"] != after["keys"]:
+        elif before["keys"] != after["keys"] or before["launches"] != after["launches"]:
             unknown.append(row)
     chosen = covering([row for row in unknown if not found[row[1]]], was)
     asked.write_text(json.dumps(chosen), encoding="utf-8")
@@ -124,6 +130,20 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | 
     for key, lines in report.differing.items():
         found[variant_of[key]] += [key, *lines]
     return found
+
+
+def same_launches(old: list[str], new: list[str] | None) -> bool:
+    """But for numbers, or None, at the end of what a kernel is given, which one side has more of."""
+    return new is not None and len(old) == len(new) and all(map(_same_launch, old, new))
+
+
+def _same_launch(old: str, new: str) -> bool:
+    was, now = LAUNCH.fullmatch(old), LAUNCH.fullmatch(new)
+    if old == new or was is None or now is None:
+        return old == new
+    fewer, more = sorted((ast.literal_eval(one["given"]) for one in (was, now)), key=len)
+    ends = [was[part] == now[part] for part in ("grid", "options")]
+    return all(ends) and more[: len(fewer)] == fewer and all(map(UNREAD.fullmatch, more[len(fewer) :]))
 
 
 def unlike(old: list[str], new: list[str]) -> list[str]:

@@ -199,7 +199,7 @@ def gluon_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk:
         window_right=kept.right,
         # tanh(x) is 1 - 2 / (1 + exp2(2 log2(e) x))
         scale_log2=PerCall("scale", 2 * LOG2_E / problem.softcap if problem.softcap else LOG2_E),
-        softcap_log2=problem.softcap * LOG2_E,
+        softcap_log2=problem.softcap * LOG2_E or None,
     )
     traits = WeightsTraits(
         BLOCK_N=config["WEIGHTS_N"],

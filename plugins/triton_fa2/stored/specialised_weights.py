@@ -227,7 +227,10 @@ def specialised_weights(
     """P and dS of the chunk's query heads. See weights.py for what is counted how."""
     counts = (first_tile_k, tiles_q, tiles_k, tiles_an_item, items)
     sizes = (seqlen_q, seqlen_k, window_left, window_right)
-    scales = (scale_log2, softcap_log2)
+    if T.SOFTCAP:
+        scales = (scale_log2, softcap_log2)
+    else:  # which is None then
+        scales = (scale_log2, scale_log2)
     STAGES: gl.constexpr = T.STAGES
     PANELS: gl.constexpr = T.BLOCK_N // SLICE
     b = gl.allocate_shared_memory(k_map.dtype, [STAGES] + k_map.block_shape, k_map.layout)
