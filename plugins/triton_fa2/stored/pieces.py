@@ -43,10 +43,10 @@ def kept_at(row, key, keys):
 
 
 @gluon.jit
-def tiles_seen(row, low, high, sizes, T: gl.constexpr):
-    """(first, behind the last), of those tiles of keys from `low` to `high` that some rows of an item's see."""
+def tiles_seen(row, shift, low, high, sizes, T: gl.constexpr):
+    """(first, behind the last), of those tiles of keys from `low` to `high` that some rows of an item's see. The
+    diagonal lies `shift` keys to the right."""
     seqlen_q, seqlen_k, window_left, window_right = sizes
-    shift = seqlen_k - seqlen_q
     if T.HAS_RIGHT:
         last = gl.minimum(row + GROUPS * ROWS, seqlen_q) - 1
         end = gl.minimum(seqlen_k, last + shift + window_right + 1)

@@ -74,7 +74,7 @@ def item_at(item, counts, sizes, T: gl.constexpr):
     if T.HAS_RIGHT and not T.HAS_LEFT:  # the longest first
         tile = tiles_q - 1 - tile
     row = (first_tile_q + tile) * (GROUPS * ROWS)
-    low, high = tiles_seen(row, 0, tiles_k, sizes, T)
+    low, high = tiles_seen(row, sizes[1] - sizes[0], 0, tiles_k, sizes, T)
     return head, (head * tiles_q + tile) * (GROUPS * ROWS), row, low, high
 
 

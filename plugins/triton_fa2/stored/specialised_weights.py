@@ -82,9 +82,10 @@ def item_at(item, counts, sizes, T: gl.constexpr):
     if T.HAS_RIGHT and not T.HAS_LEFT:  # the longest first
         tile = tiles_q - 1 - tile
     row = tile * (GROUPS * ROWS)
+    shift = sizes[1] - sizes[0]
     low = first_tile_k + section * tiles_an_item
     high = gl.minimum(low + tiles_an_item, first_tile_k + tiles_k)
-    low, high = tiles_seen(row, low, high, sizes, T)
+    low, high = tiles_seen(row, shift, low, high, sizes, T)
     return head, row, low, high
 
 
