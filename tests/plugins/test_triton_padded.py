@@ -62,7 +62,7 @@ def test_they_stand_before_stored_scores(shape, picked):
 def test_wide_heads_of_groups_are_repeated_for_gradients_of_float32_alone():
     """Of 16 bits there are kernels that take heads over 256 as they are."""
     wide = {"b": 2, "hq": 8, "s": 2048, "d": 512, "hkv": 2}
-    assert explained(AttentionProblem.of_shape(H200, **wide)).variant == "gluon_fa3_wide"
+    assert explained(AttentionProblem.of_shape(H200, **wide)).variant == "gluon_stored"
     assert explained(AttentionBackwardProblem.of_shape(H200, **wide)).variant == "gluon_stored_backward"
     exact = explained(AttentionBackwardProblem.of_shape(H200, **wide, dtype="float32"))
     assert (exact.variant, exact.config["then"]) == ("triton_padded_backward", "torch_efficient_backward")
