@@ -1,7 +1,6 @@
 """Attention by way of memory without a GPU: what the compiler makes of it, its items and chunks, and turns that end."""
 
 import itertools
-import types
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +13,11 @@ pytest.importorskip("triton")
 import triton
 from compiled import loop_spills, resources
 from covering import configs_are_there_and_differ
+from on_numbers import on_numbers
 
 from registry.plugins.triton_fa2.stored import configs, forward_host, pieces, specialised_output, specialised_scores
 
 PINNED = triton.__version__.startswith("3.6.")
-LANGUAGE = SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
 
 
 def problem(**sizes):
@@ -59,13 +58,6 @@ def test_shipped_configs_are_what_they_declare(p):
         assert scores.counts["HGMMA"] == configs.GROUPS * slices * steps, "each slice once, 16 columns a step"
         accumulators = 1 if config["COLUMNS"].bit_count() == 1 else 2
         assert output.counts["HGMMA"] == configs.GROUPS * accumulators * steps
-
-
-def on_numbers(module, name, **called):
-    """A function of a kernel's, on Python's integers, with those that it calls."""
-    plain = getattr(module, name).fn
-    sizes = dict(ROWS=64, SLICE=64, GROUPS=2)
-    return types.FunctionType(plain.__code__, {**plain.__globals__, **sizes, **called, "gl": LANGUAGE})
 
 
 item_at = on_numbers(specialised_scores, "item_at", tiles_seen=on_numbers(pieces, "tiles_seen"))

@@ -1,27 +1,18 @@
 """The items of gradients by way of memory without a GPU: each once, and what is read of P and dS was written."""
 
 import itertools
-import types
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("triton")
 
+from on_numbers import on_numbers
+
 from registry.plugins.triton_fa2.stored import configs, pieces, specialised_product, specialised_weights
 
-LANGUAGE = SimpleNamespace(
-    minimum=min, maximum=max, where=lambda test, a, b: a if test else b, cdiv=lambda a, b: -(-a // b)
-)
-SIZES = dict(ROWS=64, SLICE=64, GROUPS=2, ITEM=128, DV=0, DK=1, DQ=2, NONE=3)
 LENGTHS = [(1, 1), (64, 128), (1000, 1000), (300, 777), (777, 300), (5, 900), (900, 5)]
 BOUNDS = [(-1, -1), (-1, 0), (0, 0), (100, 50), (300, -1), (-1, 300), (0, 700), (2000, 3)]
-
-
-def on_numbers(module, name, **called):
-    """A function of a kernel's, on Python's integers, with those that it calls."""
-    plain = getattr(module, name).fn
-    return types.FunctionType(plain.__code__, {**plain.__globals__, **SIZES, **called, "gl": LANGUAGE})
 
 
 product_at, rows_seeing, keys_seen = (
@@ -42,7 +33,7 @@ def test_each_tile_of_each_gradient_is_one_item(group, key_tiles, tiles_q, heads
     rows = [*itertools.product(range(heads), range(group), range(tiles_q))]
     wanted = [(0, *one, 0) for one in keys] + [(1, *one, part) for one in keys for part in (0, 1)]
     wanted += [(2, *one, part) for one in rows for part in (0, 1)]
-    assert sorted(one for one in found if one[0] != SIZES["NONE"]) == sorted(wanted)
+    assert sorted(one for one in found if one[0] != specialised_product.NONE.value) == sorted(wanted)
     of_rows = [tile for what, head, _, tile, part in found if (what, head, part) == (2, 0, 0)]
     assert of_rows == sorted(of_rows, reverse=True), "under a causal mask the last rows see most"
 
