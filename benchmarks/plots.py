@@ -44,7 +44,7 @@ def read_results(folder: Path) -> list[Results]:
             results = journal.read(path)
         except journal.ResultsError:
             continue
-        if results.cases and results.mode in ("events", "mixed") and not path.stem.startswith(APART):
+        if results.cases and results.mode in ("events", journal.MIXED) and not path.stem.startswith(APART):
             found.append(results)
     return found
 

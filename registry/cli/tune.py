@@ -74,11 +74,20 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--run", "run_name", metavar="NAME", help="What evidence calls the raw results. [default: from --out]")
 @click.option("--per-device", is_flag=True, help="A table for this device instead of its architecture (with --table).")
 @click.option("--fit-only", is_flag=True, help="Measure nothing: make the table from what --out holds.")
+@click.option(
+    "--also",
+    multiple=True,
+    type=EXISTING,
+    metavar="RESULTS",
+    help="With --out: fit the raw results of another device of the same architecture, too.",
+)
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:
     if options["fit_only"] and options["out"] is None:
         raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
+    if options["also"] and options["out"] is None:
+        raise click.UsageError("--also needs --out FILE, the raw results that the others join")
     from registry.tuning.extra import load_plugins
     from registry.tuning.fit import Settings
 
@@ -248,10 +257,15 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     if own:
         results, more = _through_cache(op, results)
         notes += more
-    run = options["run_name"] or f"{path.parent.name}/{path.stem}".lstrip("./")
+    run = options["run_name"] or _run_of(path)
+    also = [journal.read(other) for other in options["also"]]
+    notes += [f"{other.path}: line {number} is damaged and passed over" for other in also for number in other.bad_lines]
+    results = results.joined(also)
     try:
         found = fit(results.of(op), results.machine, settings)
-        fitted = make_table(results, found, run, settings, device=own or options["per_device"])
+        fitted = make_table(
+            results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))
+        )
     except ValueError as error:
         _print(op, raw, report, [*notes, f"no table: {error}", *_failures(raw, op)], None, options)
         return FINDING
@@ -263,6 +277,11 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
         where = str(store.write_table(op, results.machine["device"], fitted.text, fitted.measured))
     _print(op, raw, report, notes, (fitted, where), options)
     return FINDING if report is not None and report.stopped else OK
+
+
+def _run_of(path: Path) -> str:
+    """What evidence calls raw results: their place in the folder of all."""
+    return f"{path.parent.name}/{path.stem}".lstrip("./")
 
 
 def _failures(results: Any, op: str, most: int = 8) -> list[str]:

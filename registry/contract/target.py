@@ -43,7 +43,8 @@ class Target:
 
     @staticmethod
     def named(name: str) -> Target:
-        """A made-up target by architecture ("sm90", "cpu") or device ("H100", "RTX 3090"), case and spaces aside."""
+        """A made-up target by architecture ("sm90", "cpu") or device ("H100", "RTX 3090"), case and spaces aside; also
+        by what a driver calls the device ("NVIDIA H100 80GB HBM3")."""
         found = _CATALOGUE.get(_normal(name)) if isinstance(name, str) else None
         if found is None:
             raise InvalidArgument("target", shown(name), ", ".join(known_names()))
@@ -94,6 +95,7 @@ _DEVICES = (
     _Device("V100", "sm70", 80, 96),
     _Device("T4", "sm75", 40, 64),
     _Device("A100", "sm80", 108, 163),
+    _Device("A100 PCIe", "sm80", 108, 163),
     _Device("A30", "sm80", 56, 163),
     _Device("RTX 3090", "sm86", 82, 99),
     _Device("A10", "sm86", 72, 99),
@@ -104,7 +106,9 @@ _DEVICES = (
     _Device("L40S", "sm89", 142, 99),
     _Device("H100", "sm90", 132, 227),
     _Device("H100 PCIe", "sm90", 114, 227),
+    _Device("H100 NVL", "sm90", 132, 227),
     _Device("H200", "sm90", 132, 227),
+    _Device("H200 NVL", "sm90", 132, 227),
     _Device("GH200", "sm90", 132, 227),
     _Device("H20", "sm90", 78, 227),
     _Device("B200", "sm100", 148, 227),
@@ -113,7 +117,8 @@ _DEVICES = (
 
 
 def _normal(name: str) -> str:
-    return re.sub(r"nvidia|geforce|[\s_-]+", "", name.lower())
+    """Without what makers and drivers add: "NVIDIA A100-SXM4-80GB" and "Tesla T4" are an A100 and a T4."""
+    return re.sub(r"nvidia|geforce|tesla|\d+\s?gb\b|hbm\d\w*|sxm\d*|[\s_-]+", "", name.lower())
 
 
 def _build_catalogue() -> dict[str, Target]:

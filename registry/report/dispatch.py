@@ -151,7 +151,11 @@ def _spelled(condition: Condition) -> str:
 
 def _evidence(rule: Rule) -> str:
     said = rule.evidence
-    return f"{said.cases or '?'} shapes of {said.run}, {said.date}" if said is not None else "none recorded"
+    return (
+        f"{said.cases or '?'} shapes of {', '.join([said.run, *said.also])}, {said.date}"
+        if said is not None
+        else "none recorded"
+    )
 
 
 def _beyond(found: Sheet, rule: Rule, here: Sequence[Pick]) -> list[str]:

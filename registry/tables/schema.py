@@ -33,6 +33,7 @@ ArchPattern = Annotated[
 ]
 Coordinate = Annotated[str, Meta(pattern="^[!-~]+$", max_length=100)]
 Speed = Annotated[float, Meta(gt=0)]
+Run = Annotated[str, Meta(pattern=rf"^{_STEM}(/{_STEM})*$")]
 When = Annotated[
     dict[str, Any],
     Meta(
@@ -73,9 +74,13 @@ class Evidence(_Strict, frozen=True):
 
     device: Annotated[str, Meta(min_length=1, description='The device as the driver names it, such as "NVIDIA H200".')]
     tflops: Annotated[float, Meta(gt=0, description="Speed of the rule's first pick.")]
-    run: Annotated[str, Meta(pattern=rf"^{_STEM}(/{_STEM})*$", description="The run's raw results.")]
+    run: Annotated[Run, Meta(description="The run's raw results.")]
     date: datetime.date
     torch: str
+    also: Annotated[
+        list[Run],
+        Meta(description="Raw results of other devices of the architecture that the rule was fitted to, too."),
+    ] = []
     triton: str | None = None
     driver: str | None = None
     runner_up: RunnerUp | None = None

@@ -123,15 +123,19 @@ def regret_of(picks: Sequence[Pick], settings: Settings) -> Regret:
     return Regret(len(picks), sum(lost) / len(lost), quantile(lost, 0.95), worst, shape, uncovered)
 
 
-def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settings) -> dict[str, Any]:
-    """Geometric mean speed of what is picked on shapes left out, and of the best single variant there."""
+def evidence(
+    results: Results, picks: Sequence[Pick], run: str, settings: Settings, also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Geometric mean speed of what is picked on shapes left out, and of the best single variant there: of those shapes
+    that were measured on the table's own device. `also` names the raw results of others."""
     machine = results.machine
     missing = [name for name in ("device", "date", "torch") if not machine.get(name)]
     if missing:
         raise journal.ResultsError(
             f"{results.path}: its machine has no {', '.join(missing)}: no table can be made of it"
         )
-    entries = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
+    timed = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
+    entries = [(case, entry) for case, entry in timed if case.machine is None]
     speed = speed_of(entries)
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}
     best: dict[str, list[tuple[CaseResults, Entry]]] = {}
@@ -146,9 +150,10 @@ def evidence(results: Results, picks: Sequence[Pick], run: str, settings: Settin
             found["runner_up"] = {"variant": name, "tflops": rivals[name]}
         else:
             found["note"] = f"{name} alone, each time with its best config, reaches {rivals[name]:g}"
-    found |= {"run": run, "date": datetime.date.fromisoformat(machine["date"]), "torch": machine["torch"]}
+    found |= {"run": run} | ({"also": list(also)} if also else {})
+    found |= {"date": datetime.date.fromisoformat(machine["date"]), "torch": machine["torch"]}
     found |= {name: machine[name] for name in ("triton", "driver") if machine.get(name)}
-    return {**found, "sources": _sources(picks, settings), "cases": max(1, len(entries))}
+    return {**found, "sources": _sources(picks, settings), "cases": max(1, len(timed))}
 
 
 def _sources(picks: Sequence[Pick], settings: Settings) -> dict[str, str]:
@@ -185,7 +190,7 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
         if rule.evidence is None:
             continue
         run = rule.evidence.run
-        results = _raw_results(Path(results_folder) / f"{run}.jsonl")
+        results = _raw_results(Path(results_folder), [run, *rule.evidence.also])
         if isinstance(results, str):
             problems = [results]
         elif rule.nearest is None or beside is None:
@@ -196,11 +201,15 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
     return found
 
 
-def _raw_results(path: Path) -> Results | str:
-    if not path.is_file():
-        return f"no raw results at {path}"
+def _raw_results(folder: Path, runs: Sequence[str]) -> Results | str:
+    """Those of the first run with those of the others, or why there are none."""
+    paths = [folder / f"{run}.jsonl" for run in runs]
+    for path in paths:
+        if not path.is_file():
+            return f"no raw results at {path}"
     try:
-        return journal.read(path)
+        results, *others = map(journal.read, paths)
+        return results.joined(others)
     except (journal.ResultsError, OSError) as error:
         return f"raw results cannot be read: {error}"
 
@@ -216,7 +225,7 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     found = []
     if fitted.beside != beside:
         found.append(f"the measured shapes beside the table are not those of {run}")
-    actual = evidence(results, picks_left_out(fitted, settings), run, settings)
+    actual = evidence(results, picks_left_out(fitted, settings), run, settings, claimed.also)
     for name in ("device", "torch", "triton", "driver", "sources", "cases"):
         said = getattr(claimed, name)
         if said is not None and said != actual.get(name):

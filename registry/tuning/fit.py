@@ -7,6 +7,7 @@ for what was fastest on it. Where there are shapes enough, trees are fitted: to 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -108,7 +109,8 @@ def fit(
     settings: Settings | None = None,
     before: Earlier | None = None,
 ) -> Fit:
-    """Fit the cases of one op, measured on one machine; with `before`, the shapes for what was fitted before.
+    """Fit the cases of one op, measured on this machine where they name no other; with `before`, the shapes for what
+    was fitted before.
 
     Raises ValueError where nothing was measured.
     """
@@ -118,7 +120,7 @@ def fit(
     if not fair:
         raise ValueError("no shape has been measured with all its contestants")
     op, target = fair[0].op, target_of(machine)
-    problems = [problem_of(case, target) for case in fair]
+    problems = [problem_of(case, target_of(case.machine) if case.machine else target) for case in fair]
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
     points = [tuple(round(found.get(name, 0.0), 3) for name in coordinates) for found in likenesses]
@@ -163,12 +165,15 @@ def fit(
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:
-    """The device of a results file, whether it is here or not."""
-    try:
-        return Target.named(str(machine["device"]))
-    except InvalidArgument:
-        arch, sms = str(machine.get("arch", "cpu")), int(machine.get("sm_count") or 1)
-        return dataclasses.replace(Target.named("cpu"), arch=arch, name=str(machine["device"]), sm_count=sms)
+    """The device of a results file, whether it is here or not; of one that nobody has heard of, what others of its
+    architecture are like."""
+    name, arch = str(machine["device"]), str(machine.get("arch", "cpu"))
+    for known in (name, arch):
+        with contextlib.suppress(InvalidArgument):
+            found = Target.named(known)
+            sms = int(machine.get("sm_count") or found.sm_count)
+            return found if known == name else dataclasses.replace(found, name=name, sm_count=sms)
+    return Target(arch, name, int(machine.get("sm_count") or 1))
 
 
 def problem_of(case: CaseResults, target: Target) -> Any:

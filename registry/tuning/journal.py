@@ -2,8 +2,7 @@
 
 Kinds of line: `run` (what was measured on), `case` (a shape, its facts, who may run it), `check` (the accuracy gate),
 `sample` (one turn of one contestant in one round), `failed`, `done` (a case is complete), `limits` (what the card
-reaches at best). A line that was cut off by a
-crash is passed over; a writer begins on a fresh line after it.
+reaches at best). A line that was cut off by a crash is passed over; a writer begins on a fresh line after it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import datetime
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ from registry.tables.match import kind_of
 from registry.tuning.timing import quantile
 
 FORMAT = 1
+MIXED = "mixed"
+"""The mode of a file that was joined from several: each of its cases says how it was timed."""
 
 
 class ResultsError(RegistryError):
@@ -162,6 +163,8 @@ class CaseResults:
     mode: str = "events"
     """How it was timed; a file that was joined from several says it of each case."""
     done: bool = False
+    machine: Mapping[str, Any] | None = None
+    """What it was measured on, where that is not what its results were."""
 
     @property
     def timed(self) -> dict[str, Entry]:
@@ -207,6 +210,20 @@ class Results:
     @property
     def ops(self) -> list[str]:
         return list(dict.fromkeys(case.op for case in self.cases.values()))
+
+    def joined(self, others: Sequence[Results]) -> Results:
+        """With the cases of other devices of the same architecture that this one was not measured on: what is fastest
+        on one is mostly fastest on the other. Raises ResultsError for another architecture."""
+        cases = dict(self.cases)
+        for other in others:
+            if other.machine.get("arch") != self.machine.get("arch"):
+                is_not = f"{self.machine.get('arch')}, which {self.path} is of"
+                raise ResultsError(
+                    f"{other.path}: was measured on {other.machine.get('arch', 'nothing')}, not {is_not}"
+                )
+            for name, case in other.cases.items():
+                cases.setdefault(name, replace(case, machine=other.machine))
+        return replace(self, cases=cases)
 
 
 def _complete(case: CaseResults) -> None:
@@ -362,6 +379,8 @@ def take(found: Results, record: dict[str, Any]) -> None:
         found.limits = checked_limits(record["limits"])
         return
     if kind == "case":
+        if found.mode == MIXED and "mode" not in record:
+            raise ValueError("does not say how it was timed")
         known = found.cases.get(record["case"])
         fresh = CaseResults(
             record["op"],

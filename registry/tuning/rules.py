@@ -6,7 +6,7 @@ shape is asked about as if it had not been measured: its neighbours answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,20 @@ class Fitted:
 
 
 def make_table(
-    results: Results, found: Fit, run: str, settings: Settings | None = None, *, device: bool = False
+    results: Results,
+    found: Fit,
+    run: str,
+    settings: Settings | None = None,
+    *,
+    device: bool = False,
+    also: Sequence[str] = (),
 ) -> Fitted:
-    """The table of a fit. `run` names the raw results in evidence; `device` narrows the table to that device."""
+    """The table of a fit. `run` names the raw results in evidence, `also` those of other devices; `device` narrows the
+    table to the first."""
     settings = settings or Settings()
     picks = picks_left_out(found, settings)
     rule: dict[str, Any] = {"when": _base(found), "nearest": found.weights, "use": _uses(found, settings)}
-    rule["evidence"] = evidence(results, picks, run, settings)
+    rule["evidence"] = evidence(results, picks, run, settings, also)
     head: dict[str, Any] = {"op": found.op, "arch": results.machine["arch"]}
     if device:
         head["device"] = results.machine["device"]
@@ -125,9 +132,10 @@ def _failures(case: CaseResults, settings: Settings) -> list[str]:
 
 
 def _summary(found: Fit, results: Results) -> str:
+    devices = dict.fromkeys(str((case.machine or results.machine)["device"]) for case in found.cases)
     return (
         f"# Made by `kreg tune {found.op}` from {Path(results.path).name}: {len(found.shapes)} shapes on "
-        f"{results.machine['device']}, which lie\n# beside it. Edit the measurements, not this file.\n"
+        f"{' and '.join(devices)}, which lie\n# beside it. Edit the measurements, not this file.\n"
     )
 
 

@@ -19,6 +19,13 @@ def test_architectures_can_be_named(name):
         ("RTX 3090", "sm86"),
         ("GeForce RTX 4090", "sm89"),
         ("rtx-5090", "sm120"),
+        ("NVIDIA H100 80GB HBM3", "sm90"),  # as drivers call them
+        ("NVIDIA GH200 480GB", "sm90"),
+        ("NVIDIA H100 NVL", "sm90"),
+        ("NVIDIA A100-SXM4-80GB", "sm80"),
+        ("NVIDIA A100-PCIE-40GB", "sm80"),
+        ("NVIDIA A100 80GB PCIe", "sm80"),
+        ("Tesla V100-SXM2-16GB", "sm70"),
     ],
 )
 def test_devices_can_be_named_case_and_spaces_aside(name, arch):
@@ -27,6 +34,10 @@ def test_devices_can_be_named_case_and_spaces_aside(name, arch):
     assert target.sm == int(arch[2:])
     assert target.sm_count > 1
     assert target.shared_memory > 90 * 1024
+
+
+def test_a_driver_tells_cards_of_one_chip_apart():
+    assert [Target.named(f"NVIDIA H100 {form}").sm_count for form in ("80GB HBM3", "PCIe")] == [132, 114]
 
 
 def test_an_unknown_device_lists_the_known_ones():

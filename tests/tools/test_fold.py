@@ -1,0 +1,71 @@
+"""tools/fold.py takes sweeps into the journals that tables are fitted to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fold
+import pytest
+
+from registry.tuning import journal
+from registry.tuning.journal import ResultsError
+
+MACHINE = {"device": "NVIDIA H200", "arch": "sm90", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-02"}
+
+
+def sweep(path: Path, times: dict[str, float], *, finished: bool = True, **machine: str) -> Path:
+    lines: list[dict[str, object]] = [{"kind": "run", "format": 1, "machine": MACHINE | machine, "mode": "graph"}]
+    for text, ms in times.items():
+        shape = {"op": "matmul", "shape": {"m": int(text[2:]), "n": 8, "k": 8}}
+        case = {"case": text, "op": "matmul", "text": text, "shape": shape, "facts": {}, "flops": 1.0}
+        lines.append({"kind": "case", **case, "contestants": {"one": ["acme", {}, True, "0123456789ab"]}})
+        lines.append({"kind": "check", "case": text, "key": "one"})
+        lines.append({"kind": "sample", "case": text, "key": "one", "round": 0, "ms": ms})
+        lines += [{"kind": "done", "case": text}] * finished
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def times(folder: Path) -> dict[str, float]:
+    return {case.text: case.entries["one"].ms for case in journal.read(folder / "matmul.jsonl").cases.values()}
+
+
+def test_cases_say_how_they_were_timed_and_are_replaced_where_they_stand(tmp_path):
+    assert fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0, "m=2": 2.0})]) == {"matmul": (2, 0)}
+    assert fold.fold(tmp_path, [sweep(tmp_path / "b.jsonl", {"m=3": 3.0, "m=1": 9.0})]) == {"matmul": (1, 1)}
+    found = journal.read(tmp_path / "matmul.jsonl")
+    assert found.mode == journal.MIXED and not found.bad_lines
+    assert {case.mode for case in found.cases.values()} == {"graph"} and all(c.done for c in found.cases.values())
+    assert list(times(tmp_path).items()) == [("m=1", 9.0), ("m=2", 2.0), ("m=3", 3.0)]
+
+
+def test_what_was_measured_elsewhere_is_refused_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0})])
+    other = sweep(tmp_path / "b.jsonl", {"m=2": 2.0}, device="NVIDIA H100 80GB HBM3")
+    with pytest.raises(ResultsError, match="device NVIDIA H100 80GB HBM3"):
+        fold.fold(tmp_path, [sweep(tmp_path / "c.jsonl", {"m=4": 2.0}), other])
+    assert times(tmp_path) == {"m=1": 1.0}
+    monkeypatch.setattr("sys.argv", ["fold.py", str(tmp_path), str(other)])
+    assert fold.main() == 1 and "H100" in capsys.readouterr().err
+
+
+def test_unfinished_cases_are_left(tmp_path):
+    assert fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0}, finished=False)]) == {}
+    assert not (tmp_path / "matmul.jsonl").exists()
+
+
+def test_a_damaged_sweep_is_refused(tmp_path):
+    path = sweep(tmp_path / "a.jsonl", {"m=1": 1.0})
+    path.write_text(path.read_text(encoding="utf-8") + '{"kind":"sam', encoding="utf-8")
+    with pytest.raises(ResultsError, match="line 6 is damaged"):
+        fold.fold(tmp_path, [path])
+
+
+def test_a_case_in_a_joined_file_that_does_not_say_how_it_was_timed_is_damaged(tmp_path):
+    """It would pass for one timed by single launches, and short ones of those take no part in a fit."""
+    fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0, "m=2": 2.0})])
+    path = tmp_path / "matmul.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace(',"mode":"graph"', "", 1), encoding="utf-8")
+    found = journal.read(path)
+    assert found.bad_lines and list(times(tmp_path)) == ["m=2"]

@@ -1,0 +1,102 @@
+"""Take sweeps into the journals that tables are fitted to:
+
+    python tools/fold.py benchmarks/results/h200 new/random_1_matmul.jsonl new/random_1_attention.jsonl
+
+Each finished case goes to FOLDER/OP.jsonl with how it was timed, for such a file holds cases that were timed in several
+ways. A case that is there already is replaced where it stands: the order of cases decides which trees of a fit see
+which. Measurements of another device, driver, torch or triton than the file's are refused, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from registry.tuning import journal
+from registry.tuning.journal import MIXED, ResultsError
+
+SAME = ("device", "driver", "torch", "triton")
+Lines = list[dict[str, Any]]
+
+
+class Measured:
+    """A journal's lines by case, in its order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heads: Lines = []
+        """What is about the run."""
+        self.cases: dict[str, Lines] = {}
+        for number, line in journal.records(path) if path.is_file() else ():
+            if line is None:
+                raise ResultsError(f"{path}: line {number} is damaged")
+            (self.cases.setdefault(line["case"], []) if "case" in line else self.heads).append(line)
+
+    @property
+    def run(self) -> dict[str, Any]:
+        found = next((line for line in self.heads if line["kind"] == "run"), None)
+        if found is None:
+            raise ResultsError(f"{self.path}: does not say what it was measured on")
+        return found
+
+    def finished(self) -> dict[str, Lines]:
+        """Cases of which every contestant had its turn, each with how it was timed."""
+        mode, found = self.run["mode"], {}
+        for case, lines in self.cases.items():
+            if any(line["kind"] == "done" for line in lines):
+                found[case] = [
+                    {**line, "mode": line.get("mode", mode)} if line["kind"] == "case" else line for line in lines
+                ]
+        return found
+
+    def text(self) -> str:
+        every = [*self.heads, *(line for lines in self.cases.values() for line in lines)]
+        return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in every)
+
+
+def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """Per op, how many cases are new and how many replaced others. Raises ResultsError before anything is written."""
+    held: dict[str, Measured] = {}
+    counts: dict[str, tuple[int, int]] = {}
+    for path in sweeps:
+        sweep = Measured(path)
+        machine = sweep.run["machine"]
+        for case, lines in sweep.finished().items():
+            op = next(line["op"] for line in lines if line["kind"] == "case")
+            into = held.setdefault(op, Measured(folder / f"{op}.jsonl"))
+            into.heads = into.heads or [{**line, "mode": MIXED} if "mode" in line else line for line in sweep.heads]
+            theirs = into.run["machine"]
+            differing = [f"{name} {machine.get(name)}" for name in SAME if machine.get(name) != theirs.get(name)]
+            if differing or into.run["mode"] != MIXED:
+                what = ", ".join(differing) or f"a file of mode {into.run['mode']!r} holds no others"
+                raise ResultsError(f"{path} into {into.path}: {what}; its own are of {theirs}")
+            new, again = counts.get(op, (0, 0))
+            counts[op] = (new, again + 1) if case in into.cases else (new + 1, again)
+            into.cases[case] = lines
+    for into in held.values():
+        into.path.parent.mkdir(parents=True, exist_ok=True)
+        into.path.write_text(into.text(), encoding="utf-8")
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP")
+    given = parser.parse_args()
+    try:
+        counts = fold(given.folder, given.sweeps)
+    except ResultsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for op, (new, again) in counts.items():
+        print(f"{op}: {new} new, {again} measured again")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
