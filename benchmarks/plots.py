@@ -142,11 +142,16 @@ def matmul_ratios(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def card_of(results: Results) -> str:
+    """ "H100" of "NVIDIA H100 80GB HBM3"."""
+    return str(results.machine["device"]).removeprefix("NVIDIA ").split()[0]
+
+
 def regret(folder: Path) -> str:
     """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
     table was fitted to and no setting of the fit was chosen by (judged_*.jsonl)."""
-    lines = ["| op | drawn shapes | mean | 95th percentile | worst | mean of the best library kernel |"]
-    lines += ["|---|--:|--:|--:|--:|--:|"]
+    lines = ["| op | card | drawn shapes | mean | 95th percentile | worst | mean of the best library kernel |"]
+    lines += ["|---|---|--:|--:|--:|--:|--:|"]
     worst: list[str] = []
     for path in sorted(folder.rglob("judged_*.jsonl")):
         results = journal.read(path)
@@ -167,10 +172,13 @@ def regret(folder: Path) -> str:
             lost.sort(reverse=True)
             shares = [share for share, _, _ in lost]
             columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
-            lines.append(f"| {op} | {len(shares)} | " + " | ".join(f"{100 * x:.1f}%" for x in columns) + " |")
-            worst += [f"- {op} `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
+            card = card_of(results)
+            lines.append(f"| {op} | {card} | {len(shares)} | " + " | ".join(f"{100 * x:.1f}%" for x in columns) + " |")
+            worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
             worst += (
-                [f"- {op}: not counted, for what is picked was not measured: {len(unmeasured)}"] if unmeasured else []
+                [f"- {op}, {card}, not counted, for what is picked was not measured: {len(unmeasured)}"]
+                if unmeasured
+                else []
             )
     return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
 
@@ -248,9 +256,9 @@ def headline(folder: Path) -> str:
     """Per draw that no table was fitted to (judged_*.jsonl): what is dispatched over the fastest library kernel, what
     it loses to the best of all, and what `try_out` leaves of that, by the run that tried most."""
     rows = [
-        "| op | shapes | over the fastest library kernel | least | under 0.95 | lost: mean, 95th percentile, worst "
-        "| tried out | first call, tried out |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| op | card | shapes | over the fastest library kernel | least | under 0.95 "
+        "| lost: mean, 95th percentile, worst | tried out | first call, tried out |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for path in sorted(folder.rglob("judged_*.jsonl")):
         results = journal.read(path)
@@ -262,7 +270,7 @@ def headline(folder: Path) -> str:
                     continue
                 lost.append(pick.ms / best - 1)
                 ratios += [library / pick.ms] if library is not None else []
-            columns = [op, str(len(lost)), f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})"]
+            columns = [op, card_of(results), str(len(lost)), f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})"]
             columns += [f"{min(ratios):.2f}", str(sum(ratio < 0.95 for ratio in ratios)), _spread(lost)]
             _, seed, _ = path.stem.split("_", 2)
             records = [json.loads(p.read_text(encoding="utf-8")) for p in path.parent.glob(f"try_out_{seed}_*.json")]

@@ -30,6 +30,8 @@ class Target:
     """Bytes of shared memory that one block may ask for."""
     registers: int = 65536
     """32-bit registers that one block may hold."""
+    memory_gbs: int = 0
+    """What its memory gives by its data sheet, in GB/s; of a card that nobody has listed, as others of its kind."""
     torch: str = ""
     triton: str = ""
     driver: str = ""
@@ -88,31 +90,32 @@ class _Device:
     arch: str
     sm_count: int
     shared_memory_kib: int
+    memory_gbs: int
 
 
 # The first device of an architecture also answers for the bare arch name.
 _DEVICES = (
-    _Device("V100", "sm70", 80, 96),
-    _Device("T4", "sm75", 40, 64),
-    _Device("A100", "sm80", 108, 163),
-    _Device("A100 PCIe", "sm80", 108, 163),
-    _Device("A30", "sm80", 56, 163),
-    _Device("RTX 3090", "sm86", 82, 99),
-    _Device("A10", "sm86", 72, 99),
-    _Device("A10G", "sm86", 80, 99),
-    _Device("A40", "sm86", 84, 99),
-    _Device("RTX 4090", "sm89", 128, 99),
-    _Device("L4", "sm89", 58, 99),
-    _Device("L40S", "sm89", 142, 99),
-    _Device("H100", "sm90", 132, 227),
-    _Device("H100 PCIe", "sm90", 114, 227),
-    _Device("H100 NVL", "sm90", 132, 227),
-    _Device("H200", "sm90", 132, 227),
-    _Device("H200 NVL", "sm90", 132, 227),
-    _Device("GH200", "sm90", 132, 227),
-    _Device("H20", "sm90", 78, 227),
-    _Device("B200", "sm100", 148, 227),
-    _Device("RTX 5090", "sm120", 170, 99),
+    _Device("V100", "sm70", 80, 96, 900),
+    _Device("T4", "sm75", 40, 64, 320),
+    _Device("A100", "sm80", 108, 163, 2039),
+    _Device("A100 PCIe", "sm80", 108, 163, 1935),
+    _Device("A30", "sm80", 56, 163, 933),
+    _Device("RTX 3090", "sm86", 82, 99, 936),
+    _Device("A10", "sm86", 72, 99, 600),
+    _Device("A10G", "sm86", 80, 99, 600),
+    _Device("A40", "sm86", 84, 99, 696),
+    _Device("RTX 4090", "sm89", 128, 99, 1008),
+    _Device("L4", "sm89", 58, 99, 300),
+    _Device("L40S", "sm89", 142, 99, 864),
+    _Device("H100", "sm90", 132, 227, 3352),
+    _Device("H100 PCIe", "sm90", 114, 227, 2039),
+    _Device("H100 NVL", "sm90", 132, 227, 3938),
+    _Device("H200", "sm90", 132, 227, 4800),
+    _Device("H200 NVL", "sm90", 132, 227, 4800),
+    _Device("GH200", "sm90", 132, 227, 4000),
+    _Device("H20", "sm90", 78, 227, 4000),
+    _Device("B200", "sm100", 148, 227, 8000),
+    _Device("RTX 5090", "sm120", 170, 99, 1792),
 )
 
 
@@ -124,7 +127,8 @@ def _normal(name: str) -> str:
 def _build_catalogue() -> dict[str, Target]:
     catalogue = {"cpu": Target(arch="cpu", name="cpu")}
     for device in _DEVICES:
-        target = Target(device.arch, device.name, device.sm_count, device.shared_memory_kib * KIB)
+        shared_memory, gbs = device.shared_memory_kib * KIB, device.memory_gbs
+        target = Target(device.arch, device.name, device.sm_count, shared_memory, memory_gbs=gbs)
         catalogue.setdefault(device.arch, replace(target, name=device.arch))
         catalogue[_normal(device.name)] = target
     return catalogue
@@ -151,11 +155,14 @@ def _cuda_target(index: int) -> Target:
     import torch
 
     props = torch.cuda.get_device_properties(index)
+    arch = f"sm{props.major}{props.minor}"
+    listed = _CATALOGUE.get(_normal(props.name)) or _CATALOGUE.get(arch)
     return Target(
-        arch=f"sm{props.major}{props.minor}",
+        arch=arch,
         name=props.name,
         sm_count=props.multi_processor_count,
         shared_memory=props.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        memory_gbs=listed.memory_gbs if listed is not None else 0,
         torch=_version("torch"),
         triton=_version("triton"),
         driver=_driver_version(),

@@ -18,7 +18,7 @@ them. Where it can be divided decides much: of 2,825 gradients, each asked of th
 
 def coordinates(problem: Any) -> dict[str, float]:
     """Lengths, heads and rows in octaves, how full rounds of tiles are, how the heads that share keys can be divided or
-    lie in one tile, and the masks."""
+    lie in one tile, what an SM has of the memory, and the masks."""
     queries, keys, dim = problem.seqlen_q, problem.seqlen_k, problem.head_dim
     heads, sms = problem.batch * problem.heads_q, problem.target.sm_count
     group = problem.heads_q // max(problem.heads_kv, 1)
@@ -49,6 +49,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "other_lengths": float(queries != keys),
         "short": 2.0 * (queries <= SHORT),
         "grouped": float(group > 1),
+        "memory": octaves(problem.target.memory_gbs / max(sms, 1)),
         "bits_32": 4.0 * (problem.dtype == "float32"),
         "lse": 0.5 * problem.lse,
         **({"deterministic": 2.0 * problem.deterministic} if problem.op == "attention_backward" else {}),
