@@ -30,8 +30,9 @@ def of_best(cell: Cell) -> float:
 
 
 def peer_cells(folder: Path) -> str:
-    """Markdown: for each run and what was timed, ours over the best peer and over each."""
-    return "\n\n".join("\n".join(table(*read_cells(path))) for path in sorted(folder.rglob("peer_cells_*.jsonl")))
+    """Markdown: for each run and what was timed, ours over the best peer and over each; in the order of their names."""
+    paths = sorted(folder.rglob("peer_cells_*.jsonl"), key=lambda path: path.stem)
+    return "\n\n".join("\n".join(table(*read_cells(path))) for path in paths)
 
 
 def table(run: Cell, cells: list[Cell]) -> Iterator[str]:

@@ -153,7 +153,7 @@ def regret(folder: Path) -> str:
     lines = ["| op | card | drawn shapes | mean | 95th percentile | worst | mean of the best library kernel |"]
     lines += ["|---|---|--:|--:|--:|--:|--:|"]
     worst: list[str] = []
-    for path in sorted(folder.rglob("judged_*.jsonl")):
+    for path in sorted(folder.rglob("judged_*.jsonl"), key=lambda path: path.stem):
         results = journal.read(path)
         for op in results.ops:
             lost: list[tuple[float, str, str]] = []
@@ -260,7 +260,7 @@ def headline(folder: Path) -> str:
         "| lost: mean, 95th percentile, worst | tried out | first call, tried out |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for path in sorted(folder.rglob("judged_*.jsonl")):
+    for path in sorted(folder.rglob("judged_*.jsonl"), key=lambda path: path.stem):
         results = journal.read(path)
         for op in results.ops:
             ratios, lost = [], []

@@ -23,7 +23,7 @@ SAME = ("device", "driver", "torch", "triton")
 Lines = list[dict[str, Any]]
 
 
-class Measured:
+class JournalLines:
     """A journal's lines by case, in its order."""
 
     def __init__(self, path: Path) -> None:
@@ -60,14 +60,14 @@ class Measured:
 
 def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
     """Per op, how many cases are new and how many replaced others. Raises ResultsError before anything is written."""
-    held: dict[str, Measured] = {}
+    held: dict[str, JournalLines] = {}
     counts: dict[str, tuple[int, int]] = {}
     for path in sweeps:
-        sweep = Measured(path)
+        sweep = JournalLines(path)
         machine = sweep.run["machine"]
         for case, lines in sweep.finished().items():
             op = next(line["op"] for line in lines if line["kind"] == "case")
-            into = held.setdefault(op, Measured(folder / f"{op}.jsonl"))
+            into = held.setdefault(op, JournalLines(folder / f"{op}.jsonl"))
             into.heads = into.heads or [{**line, "mode": MIXED} if "mode" in line else line for line in sweep.heads]
             theirs = into.run["machine"]
             differing = [f"{name} {machine.get(name)}" for name in SAME if machine.get(name) != theirs.get(name)]
