@@ -105,11 +105,9 @@ class ConfigTrees:
     ) -> list[tuple[float, Config]]:
         """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless."""
         order = own_order(configs, cost)
-        asked, total = order[:ASKED], self.trees.total
+        asked = order[:ASKED]
         here = self.trees.at(likeness)[: self.trees.shared]
-        expected = [
-            (math.exp(total(here + told, unseen)) * guess, config)
-            for told, (config, guess) in zip(self.told(asked), asked, strict=True)
-        ]
+        totals = self.trees.totals(here, self.told(asked), unseen)
+        expected = [(math.exp(total) * guess, config) for total, (config, guess) in zip(totals, asked, strict=True)]
         expected.sort(key=lambda pair: pair[0])
         return expected + [(math.inf, config) for config, _ in order[ASKED:]]

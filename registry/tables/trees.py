@@ -38,8 +38,8 @@ class Trees:
     parts: Sequence[tuple[Tree, ...]]
     """The first was fitted to all shapes, and is all that a dispatcher asks."""
     _functions: tuple[Callable[..., Any], ...] = field(default=(), init=False, repr=False, compare=False)
-    """The first trees of the first part as code. Of one variant each adds the sum of some trees; of several each gives
-    the leaves that it comes to."""
+    """The first trees of the first part as code. Of one variant each adds what some trees say of its configs; of
+    several each gives the leaves that it comes to."""
     _asked: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
     """One for each time since."""
 
@@ -69,25 +69,31 @@ class Trees:
             reached.append(tree[1])
         return list(map(sum, zip(*reached, strict=True)))
 
-    def total(self, here: Sequence[float], unseen: int | None = None) -> float:
-        """Their only sum, where they are of one variant: it is asked about each of its configs, so this is quick."""
-        found, trees = 0.0, self._part(unseen)
+    def totals(
+        self, here: Sequence[float], each: Sequence[tuple[float, ...]], unseen: int | None = None
+    ) -> list[float]:
+        """Their only sum, where they are of one variant, for each of its configs, which lie at `each` of one problem's
+        `here`."""
+        found, trees = [0.0] * len(each), self._part(unseen)
         if unseen is None:
             functions = self._functions
             for function in functions:
-                found = function(found, here)
-            trees = self._in_no_code(trees, functions)
-        for tree in trees:
-            while (place := tree[0]) >= 0:
-                tree = tree[2] if here[place] < tree[1] else tree[3]
-            found += tree[1][0]
+                function(found, here, each)
+            trees = self._in_no_code(trees, functions, len(each))
+        for at, own in enumerate(each) if trees else ():
+            place_of, sums = (*here, *own), found[at]
+            for tree in trees:
+                while (place := tree[0]) >= 0:
+                    tree = tree[2] if place_of[place] < tree[1] else tree[3]
+                sums += tree[1][0]
+            found[at] = sums
         return found
 
-    def _in_no_code(self, trees: tuple[Tree, ...], functions: Sequence[Any]) -> tuple[Tree, ...]:
+    def _in_no_code(self, trees: tuple[Tree, ...], functions: Sequence[Any], times: int = 1) -> tuple[Tree, ...]:
         """The trees of the first part that these functions leave; from time to time there are more functions."""
         left = trees[TOGETHER * len(functions) :]
         if left:
-            self._asked.append(None)
+            self._asked.extend([None] * times)
             if len(self._asked) >= OFTEN:
                 self._write_more()
         return left
@@ -97,8 +103,9 @@ class Trees:
         with _writing:
             if len(self._asked) >= OFTEN:
                 at = TOGETHER * len(self._functions)
-                write = _adding if len(self.variants) == 1 else _reaching
-                function = write(self.parts[0][at : at + TOGETHER], len(self.coordinates))
+                trees, shared = self.parts[0][at : at + TOGETHER], self.shared
+                own = len(self.coordinates) - shared
+                function = _adding(trees, shared, own) if len(self.variants) == 1 else _reaching(trees, shared)
                 object.__setattr__(self, "_functions", (*self._functions, function))
                 self._asked.clear()
 
@@ -156,22 +163,28 @@ class _Parts(Sequence[tuple[Tree, ...]]):
 _writing = threading.Lock()
 
 
-def _adding(trees: Sequence[Tree], coordinates: int) -> Callable[..., Any]:
-    """A function that adds what these trees of one variant say of one place to a sum."""
+def _adding(trees: Sequence[Tree], shared: int, own: int) -> Callable[..., Any]:
+    """A function that adds what these trees of one variant say of each of its configs to a list of sums."""
+    lines = [f"{_names(0, shared)}= here", f"for at, ({_names(shared, own)}) in enumerate(each):", " sums = found[at]"]
     return _written(
-        "found, here", [f"found += {_code(tree, _alone)}" for tree in trees] + ["return found"], coordinates
+        "found, here, each", [*lines, *(f" sums += {_code(t, _alone)}" for t in trees), " found[at] = sums"]
     )
 
 
-def _reaching(trees: Sequence[Tree], coordinates: int) -> Callable[..., Any]:
+def _reaching(trees: Sequence[Tree], shared: int) -> Callable[..., Any]:
     """A function that gives the leaves that these trees come to from one place."""
-    return _written("here", [f"return {', '.join(_code(tree, repr) for tree in trees)},"], coordinates)
+    reached = ", ".join(_code(tree, repr) for tree in trees)
+    return _written("here", [f"{_names(0, shared)}= here", f"return {reached},"])
 
 
-def _written(takes: str, lines: Sequence[str], coordinates: int) -> Callable[..., Any]:
-    names = "".join(f"x{place}, " for place in range(coordinates))
+def _names(first: int, count: int) -> str:
+    """Of so many coordinates, each with a comma, so that one is a tuple, too."""
+    return "".join(f"x{place}, " for place in range(first, first + count))
+
+
+def _written(takes: str, lines: Sequence[str]) -> Callable[..., Any]:
     scope: dict[str, Any] = {}
-    exec("\n ".join([f"def function({takes}):", f"{names}= here", *lines]), scope)
+    exec("\n ".join([f"def function({takes}):", *lines]), scope)
     function: Callable[..., Any] = scope["function"]
     return function
 

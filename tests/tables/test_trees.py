@@ -9,7 +9,7 @@ import pytest
 
 from registry.tables import measured
 from registry.tables.nearest import CAP, NEVER, Neighbours, Result, Shape
-from registry.tables.trees import OFTEN, TOGETHER, Trees, trees_of
+from registry.tables.trees import OFTEN, OWN, TOGETHER, Trees, trees_of
 
 TREE = [0, 2.5, [0.0, 0.2], [1, 0.5, [0.3, 0.0], [0.1, 0.1]]]
 OTHER = [[0.05, 0.0]]
@@ -170,14 +170,16 @@ def test_trees_that_are_asked_often_become_code_that_says_the_same():
         return [draw.randrange(3), round(draw.uniform(-2, 2), 3), grown(depth - 1), grown(depth - 1)]
 
     listed = [grown(6) for _ in range(2 * TOGETHER + 1)]
-    trees = trees_of(["a", "b", "c"], ["ours"], [lambda: listed, lambda: listed])
+    trees = trees_of(["a", OWN + "place", OWN + "guess"], ["ours"], [lambda: listed, lambda: listed])
     written = set()
-    for _ in range(4 * OFTEN):
-        here = tuple(round(draw.uniform(-2, 2), 3) for _ in range(3))
-        assert trees.total(here) == pytest.approx(trees.sums(here)[0], abs=1e-12)
-        assert trees.total(here) == trees.total(here, unseen=0), "to the last bit, by code and by steps"
+    for _ in range(4 * OFTEN // 2):
+        here, *each = (tuple(round(draw.uniform(-2, 2), 3) for _ in range(count)) for count in (1, 2, 2))
+        totals = trees.totals(here, each)
+        assert totals == pytest.approx([trees.sums((*here, *own))[0] for own in each], abs=1e-12)
+        assert totals == trees.totals(here, each, unseen=0), "to the last bit, by code and by steps"
         written.add(len(trees._functions))
     assert written == {0, 1, 2, 3}
+    assert trees.totals(here, []) == []
 
 
 def test_trees_of_several_variants_become_code_too():
