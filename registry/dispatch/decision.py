@@ -55,7 +55,9 @@ def _few(reasons: Sequence[Reason], shown: int = 2) -> list[str]:
 def evidence_text(evidence: Mapping[str, Any]) -> str:
     """The measurement behind a table row in one line. Means over many cases say nothing of the one asked about."""
     means = ("tflops", "runner_up") if evidence.get("cases", 1) > 1 else ()
-    shown = {name: value for name, value in evidence.items() if name not in means}
+    shown = {name: value for name, value in evidence.items() if name not in (*means, "also")}
+    if also := evidence.get("also"):
+        shown["run"] = " and ".join([shown["run"], *also])
     text = ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, Mapping))
     runner_up = shown.get("runner_up")
     if runner_up:

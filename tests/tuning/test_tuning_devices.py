@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from registry.cli import main
+from registry.dispatch.decision import evidence_text
 from registry.ops.parts.cases import Case, digest
 from registry.tuning import evidence, journal
 from registry.tuning.fit import fit, target_of
@@ -68,6 +70,7 @@ def test_a_table_of_two_devices_names_both_runs_and_proves_against_both(raw, tmp
     said = table.rules[0].evidence
     assert (said.device, said.run, said.also, said.cases) == ("NVIDIA H200", "h200/attention", ["h100/attention"], 5)
     assert "NVIDIA H200 and NVIDIA H100 PCIe" in path.read_text(encoding="utf-8").replace("\n# ", " ")
+    assert "run h200/attention and h100/attention, " in evidence_text(to_builtins(said))
     assert evidence.verify(table, tmp_path) == []
     path.write_text(path.read_text(encoding="utf-8").replace("also: [h100/attention], ", ""), encoding="utf-8")
     assert any("measured shapes" in problem for problem in evidence.verify(load_files([path]).tables[0], tmp_path))
