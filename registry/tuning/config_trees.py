@@ -13,19 +13,21 @@ from registry.tuning.boosting import PARTS, Extent, boosted
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
 EXTENTS = {
-    0: Extent(trees=12, leaves=64, rate=0.4, columns=1.0),
-    2000: Extent(trees=12, leaves=128, rate=0.4, columns=1.0),
-    3000: Extent(trees=24, leaves=128, rate=0.3, columns=1.0),
+    0: Extent(trees=24, leaves=128, rate=0.3, columns=0.7),
+    5000: Extent(trees=36, leaves=256, rate=0.2, columns=0.7),
 }
-"""By the fewest shapes that a variant was timed on. Asked about shapes left out, `triton_matmul` with 7,141 of them
-loses 2.7% by its choice with the largest, 3.05 and 3.5% with those before, `gluon_matmul_ws` with 4,137 1.2, 1.3 and
-1.4, `gluon_fa3_backward` with 2,323 0.9, 0.9 and 1.0. With fewer shapes there is no more to learn (`gluon_decode` 2.15
-and 2.18%, `gluon_grouped_ws` 3.0 and 2.4), and each config is asked about by itself. A guess that they could correct
-(`Variant.cost`) has `triton_matmul` lose 0.3% less, but a decision takes 60 us longer: its answers are no longer those
-of all problems that lie in the same place."""
+"""By the fewest shapes that a variant was timed on. Asked about shapes left out, smaller ones (12 trees of 64 leaves,
+of 128 from 2,000 shapes on, 24 from 3,000, each of all coordinates) had lost more: `triton_matmul` with 7,755 shapes
+2.7% for 2.4, `triton_gemv` (1,097) 2.7 for 2.3, `triton_split` (2,329) 2.2 for 2.0, `gluon_matmul_padded` (2,804) 1.2
+for 1.0, `gluon_fa3_backward` (2,681) 0.8 for 0.7, `gluon_decode` (1,176) 2.1 for 2.0; `gluon_grouped_ws` (1,318) 2.4
+for 2.5. A half more trees at a rate of 0.2 find 0.1% more here and there, and take as much longer. A guess that they
+could correct (`Variant.cost`) has `triton_matmul` lose 0.3% less, but a decision takes 60 us longer: its answers are no
+longer those of all problems that lie in the same place."""
+MANY = 3000
+"""Shapes, from which on a variant that guesses has the following."""
 GUESSED = Extent(trees=12, leaves=256, rate=0.4, columns=1.0)
-"""Instead of the largest, where a variant guesses costs: its configs are asked about anew for each problem, which takes
-25 us longer by 24 trees (`gluon_fa3` with 3,369 shapes loses 0.32% with these and 0.33% with those)."""
+"""Where a variant guesses costs its configs are asked about anew for each problem, which 24 trees would have take 25 us
+longer (`gluon_fa3` with 3,563 shapes loses 0.33% with these, 0.33 to 0.37 with those and with more and larger ones)."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)
@@ -95,7 +97,7 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
     rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
     parts = []
     least = max(least for least in EXTENTS if least <= len(shapes))
-    guessed = least == max(EXTENTS) and any(timed.cost is not None for timed in shapes.values())
+    guessed = len(shapes) >= MANY and any(timed.cost is not None for timed in shapes.values())
     extent = GUESSED if guessed else EXTENTS[least]
     for seed in range(PARTS + 1):
         seen = whose % PARTS != seed - 1

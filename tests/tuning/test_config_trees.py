@@ -59,6 +59,7 @@ def test_there_are_more_trees_for_more_shapes_and_other_ones_where_costs_are_gue
     of = lambda trees: Extent(trees=trees, leaves=4, rate=0.5)  # noqa: E731
     monkeypatch.setattr(fitting, "EXTENTS", {0: of(2), 60: of(3), 70: of(4)})
     monkeypatch.setattr(fitting, "GUESSED", of(5))
+    monkeypatch.setattr(fitting, "MANY", 70)
     guess = lambda config: 1.0  # noqa: E731
     asked = ((59, None), (60, None), (60, guess), (70, None), (70, guess))
     fitted = [fitted_config_trees(COORDINATES, shapes(count, cost))["ours"] for count, cost in asked]
