@@ -26,6 +26,7 @@ from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_
 
 from registry.ops.parts.cases import Case
 from registry.tuning import journal
+from registry.tuning.fit import target_of
 from registry.tuning.grids import grid
 from registry.tuning.journal import CaseResults, Results
 
@@ -144,7 +145,7 @@ def matmul_ratios(folder: Path) -> str:
 
 def card_of(results: Results) -> str:
     """ "H100" of "NVIDIA H100 80GB HBM3"."""
-    return str(results.machine["device"]).removeprefix("NVIDIA ").split()[0]
+    return target_of(results.machine).name
 
 
 def regret(folder: Path) -> str:

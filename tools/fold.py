@@ -18,8 +18,8 @@ from typing import Any
 
 from registry.tuning import journal
 from registry.tuning.journal import MIXED, ResultsError
+from registry.tuning.store import KEYED, write_atomic
 
-SAME = ("device", "driver", "torch", "triton")
 Lines = list[dict[str, Any]]
 
 
@@ -31,9 +31,10 @@ class JournalLines:
         self.heads: Lines = []
         """What is about the run."""
         self.cases: dict[str, Lines] = {}
-        for number, line in journal.records(path) if path.is_file() else ():
-            if line is None:
-                raise ResultsError(f"{path}: line {number} is damaged")
+        if damaged := journal.read(path).bad_lines:
+            raise ResultsError(f"{path}: line {damaged[0]} is damaged")
+        for _, line in journal.records(path) if path.is_file() else ():
+            assert line is not None
             (self.cases.setdefault(line["case"], []) if "case" in line else self.heads).append(line)
 
     @property
@@ -67,10 +68,12 @@ def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
         machine = sweep.run["machine"]
         for case, lines in sweep.finished().items():
             op = next(line["op"] for line in lines if line["kind"] == "case")
-            into = held.setdefault(op, JournalLines(folder / f"{op}.jsonl"))
+            if op not in held:
+                held[op] = JournalLines(folder / f"{op}.jsonl")
+            into = held[op]
             into.heads = into.heads or [{**line, "mode": MIXED} if "mode" in line else line for line in sweep.heads]
             theirs = into.run["machine"]
-            differing = [f"{name} {machine.get(name)}" for name in SAME if machine.get(name) != theirs.get(name)]
+            differing = [f"{name} {machine.get(name)}" for name in KEYED if machine.get(name) != theirs.get(name)]
             if differing or into.run["mode"] != MIXED:
                 what = ", ".join(differing) or f"a file of mode {into.run['mode']!r} holds no others"
                 raise ResultsError(f"{path} into {into.path}: {what}; its own are of {theirs}")
@@ -78,8 +81,7 @@ def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
             counts[op] = (new, again + 1) if case in into.cases else (new + 1, again)
             into.cases[case] = lines
     for into in held.values():
-        into.path.parent.mkdir(parents=True, exist_ok=True)
-        into.path.write_text(into.text(), encoding="utf-8")
+        write_atomic(into.path, into.text())
     return counts
 
 

@@ -81,10 +81,10 @@ class Trees:
                 function(found, here, each)
             trees = self._in_no_code(trees, functions, len(each))
         for at, own in enumerate(each) if trees else ():
-            place_of, sums = (*here, *own), found[at]
+            point, sums = (*here, *own), found[at]
             for tree in trees:
                 while (place := tree[0]) >= 0:
-                    tree = tree[2] if place_of[place] < tree[1] else tree[3]
+                    tree = tree[2] if point[place] < tree[1] else tree[3]
                 sums += tree[1][0]
             found[at] = sums
         return found

@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from registry import InvalidArgument, Target
-from registry.contract.target import known_names
+from registry.contract.target import _cuda_target, known_names
 
 
 @pytest.mark.parametrize("name", ["sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "cpu"])
@@ -34,6 +36,16 @@ def test_devices_can_be_named_case_and_spaces_aside(name, arch):
     assert target.sm == int(arch[2:])
     assert target.sm_count > 1
     assert target.shared_memory > 90 * 1024
+
+
+@pytest.mark.parametrize(("name", "gbs"), [("NVIDIA H200", 4800), ("NVIDIA H999", Target.named("sm90").memory_gbs)])
+def test_a_real_card_has_the_memory_that_is_listed_or_that_of_its_kind(monkeypatch, name, gbs):
+    about = {"name": name, "major": 9, "minor": 0, "multi_processor_count": 132, "shared_memory_per_block_optin": 1}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**about))
+    _cuda_target.cache_clear()
+    found = Target.of(torch.device("cuda", 7))
+    _cuda_target.cache_clear()
+    assert (found.name, found.arch, found.memory_gbs) == (name, "sm90", gbs)
 
 
 def test_a_driver_tells_cards_of_one_chip_apart():

@@ -62,6 +62,13 @@ def test_a_damaged_sweep_is_refused(tmp_path):
         fold.fold(tmp_path, [path])
 
 
+def test_a_joined_sweep_that_does_not_say_it_of_a_case_is_refused(tmp_path):
+    path = sweep(tmp_path / "a.jsonl", {"m=1": 1.0})
+    path.write_text(path.read_text(encoding="utf-8").replace('"mode": "graph"', '"mode": "mixed"'), encoding="utf-8")
+    with pytest.raises(ResultsError, match="line 2 is damaged"):
+        fold.fold(tmp_path, [path])
+
+
 def test_a_case_in_a_joined_file_that_does_not_say_how_it_was_timed_is_damaged(tmp_path):
     """It would pass for one timed by single launches, and short ones of those take no part in a fit."""
     fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0, "m=2": 2.0})])
