@@ -13,6 +13,7 @@ from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, wi
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS
+from registry.toolbox.sections import section_of
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
@@ -28,7 +29,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     heads, group = problem.batch * problem.heads_q, problem.heads_q // problem.heads_kv
     kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     tiles = row_blocks * heads
-    grid = min(problem.target.sm_count * t.blocks_per_sm, tiles)
+    slots = problem.target.sm_count * t.blocks_per_sm
+    grid = min(slots, tiles)
     if grid == tiles:  # one tile a block: there is nothing to draw
         t = dataclasses.replace(t, schedule="static")
     # softcap is cap * tanh(x / cap) = cap - 2 cap / (1 + 2^(2 x log2(e) / cap))
@@ -49,7 +51,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, heads),
+        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, slots) * group,
         "scale": PerCall("scale", factor),
         "cap": problem.softcap * LOG2E,
     }

@@ -22,9 +22,11 @@ from registry.plugins.triton_fa2.query_pass import query_gradients
 from registry.toolbox import integers as math
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
+from registry.toolbox.sections import section_of
 
 LOG2_E = 1.4426950408889634
 ACCUMULATORS = 2**12
+BLOCKS_AN_SM = 2  # about: what tile, head dim and card make of it
 """Of one warp: half of its registers, for wide values. What is more goes to other programs."""
 SWIZZLE_16_BIT = 64  # elements of the widest swizzle, 128 bytes
 
@@ -46,11 +48,13 @@ def _l2_bytes() -> int:
     return torch.cuda.get_device_properties().L2_cache_size if torch.cuda.is_available() else 50 << 20
 
 
-def heads_per_section(masked: bool, row_bytes: int, rows: int, group: int, heads: int) -> int:
-    """How many heads share L2 while their tiles run longest first; 1 where all tiles are equally long."""
+def heads_per_section(problem: Any, masked: bool, head_bytes: int, heads: int, tiles: int, group: int = 1) -> int:
+    """How many heads share L2 while their tiles run longest first; 1 where all tiles are equally long. `group` of them
+    read the same `head_bytes`, and have `tiles` tiles each."""
     if not masked:
         return 1
-    return max(1, min(heads, _l2_bytes() // 2 // (row_bytes * rows) * group))
+    slots = BLOCKS_AN_SM * problem.target.sm_count
+    return section_of(heads // group, _l2_bytes() // 2 // head_bytes, tiles * group, slots) * group
 
 
 def strides_of(names: str, tensors: list[StandIn], outputs: int) -> tuple[dict[str, int], dict[str, Any]]:
@@ -114,6 +118,7 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
     if not scale > 0 and not scale < 0:
         sizes["scale_log2"] = max(scale, 1e-30) * sizes["scale_log2"].factor
     heads, group = problem.batch * problem.heads_q, problem.heads_q // problem.heads_kv
+    tiles, kv_bytes = triton.cdiv(problem.seqlen_q, config["BLOCK_M"]), _row_bytes(k, v) * problem.seqlen_k
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -125,7 +130,7 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         heads_q=problem.heads_q,
         group=group,
         heads=heads,
-        heads_per_section=heads_per_section(right >= 0 > left, _row_bytes(k, v), problem.seqlen_k, group, heads),
+        heads_per_section=heads_per_section(problem, right >= 0 > left, kv_bytes, heads, tiles, group),
     )
     constants = dict(
         **_common(problem, left, right),
@@ -146,7 +151,7 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         "CHUNKS": chunks,
         "PADDED_V": constants["PADDED_V"] // chunks,
     }
-    grid = (triton.cdiv(problem.seqlen_q, config["BLOCK_M"]) * heads, chunks)
+    grid = (tiles * heads, chunks)
     return [Call(attention_forward, grid, arguments, constants, options_of(config))]
 
 
@@ -160,7 +165,8 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
     group, row_bytes = problem.heads_q // problem.heads_kv, _row_bytes(k, v)
 
     strides, layout = strides_of("q k v out do dq", [q, k, v, out, grad_out, dq], outputs=1)
-    heads = problem.batch * problem.heads_q
+    heads, tiles = problem.batch * problem.heads_q, triton.cdiv(problem.seqlen_q, config["QUERY_M"])
+    kv_bytes = row_bytes * problem.seqlen_k
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -176,7 +182,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         heads_q=problem.heads_q,
         group=group,
         heads=heads,
-        heads_per_section=heads_per_section(right >= 0 > left, row_bytes, problem.seqlen_k, group, heads),
+        heads_per_section=heads_per_section(problem, right >= 0 > left, kv_bytes, heads, tiles, group),
     )
     constants = dict(
         **common,
@@ -186,11 +192,12 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         BLOCK_M=config["QUERY_M"],
         BLOCK_N=config["QUERY_N"],
     )
-    grid = (triton.cdiv(problem.seqlen_q, config["QUERY_M"]) * heads,)
+    grid = (tiles * heads,)
     query_pass = Call(query_gradients, grid, arguments, constants, options_of(config, QUERY))
 
     strides, layout = strides_of("q k v do dk dv", [q, k, v, grad_out, dk, dv], outputs=2)
     heads, masked = problem.batch * problem.heads_kv, (left >= 0) != (right >= 0)
+    tiles = triton.cdiv(problem.seqlen_k, config["KEY_N"])
     arguments = dict(
         q_ptr=q,
         k_ptr=k,
@@ -204,7 +211,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         **sizes,
         heads_kv=problem.heads_kv,
         heads=heads,
-        heads_per_section=heads_per_section(masked, row_bytes, problem.seqlen_q * group, 1, heads),
+        heads_per_section=heads_per_section(problem, masked, row_bytes * problem.seqlen_q * group, heads, tiles),
     )
     constants = dict(
         **common,
@@ -214,7 +221,7 @@ def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: fl
         BLOCK_M=config["KEY_M"],
         BLOCK_N=config["KEY_N"],
     )
-    grid, options = (triton.cdiv(problem.seqlen_k, config["KEY_N"]) * heads,), options_of(config, KEY)
+    grid, options = (tiles * heads,), options_of(config, KEY)
     wanted = [(True, False), (False, True)] if config["KEY_SPLIT"] else [(True, True)]
     key_passes = [
         Call(key_gradients, grid, arguments, {**constants, "WANT_DK": with_dk, "WANT_DV": with_dv}, options)

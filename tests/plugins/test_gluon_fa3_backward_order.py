@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from registry import Target
 from registry.ops.attention.problem import AttentionBackwardProblem
 from registry.plugins.gluon_fa3.backward import VARIANT, schedule
-from registry.plugins.gluon_fa3.backward.host import section_of
+from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import mask_kind, traits_of
 from registry.plugins.gluon_fa3.traits import window_bounds
 
@@ -66,7 +66,7 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
     for config in VARIANT.legal_configs(p):
         t = traits_of(p, config)
         heads, key_blocks = b * hkv * t.parts, -(-s // t.block_n)
-        section = min(section_of(p, key_blocks, 1 << 20, True), heads)
+        section = heads_in_turns(p, config, t.parts)
         work = (hkv * t.parts, hq // hkv // t.parts, 0, key_blocks, heads, section, 0)
         started = {}
         for tile in range(heads * key_blocks):
@@ -74,3 +74,26 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
             assert started.get((batch, head), 0) == n, "the tiles of a head start in the order in which they add"
             started[batch, head] = n + 1
         assert set(started.values()) == {key_blocks} and len(started) == heads
+
+
+@pytest.mark.parametrize(
+    "sizes, shared, cached",
+    [
+        (dict(b=4, hq=32, hkv=8, s=8192, causal=True), 16, 4),
+        (dict(hq=32, d=64, s=16384), 16, 2),  # alike
+        (dict(b=16, hq=16, s=1024), 16, 16),
+        (dict(b=7, hq=3, s=1997, d=80, causal=True), 16, 11),  # 21 heads: no five of them are left for the end
+        (dict(hq=17, s=2121, causal=True), 16, 17),
+        (dict(hq=4, s=4096), 4, 4),
+    ],
+)
+def test_how_many_heads_take_turns(sizes, shared, cached):
+    p = problem(**sizes)
+    found = VARIANT.configs_for(p)
+    plain = next(config for config in found if config["order"] == "any" and "sections" not in config)
+    parts = traits_of(p, plain).parts
+    assert heads_in_turns(p, plain, parts) == shared
+    assert heads_in_turns(p, {**plain, "sections": "cached"}, parts) == cached
+    assert (found[0].get("sections") == "cached") == (cached != shared), "listed where it is another number, and first"
+    assert found[0]["order"] == "any" and not list(VARIANT.requires.rule(p, found[0]))
+    assert list(VARIANT.requires.rule(p, {**plain, "sections": "few"}))

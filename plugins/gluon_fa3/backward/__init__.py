@@ -2,7 +2,7 @@
 
 TMA producer -> two matrix warp groups, each with its keys -> a warp for each that takes the gradients to memory and
 adds dQ up: a chain of three tasks. Reading order: traits.py, kernel.py, group.py, terms.py, scores.py, signals.py,
-helpers.py, schedule.py, sums.py, host.py.
+helpers.py, schedule.py, sections.py, sums.py, host.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from registry import Design, Requires
 from registry.plugins.gluon_fa3.backward import host
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, configs, registers, rule, shared_memory
+from registry.plugins.gluon_fa3.backward.sections import configs, rule
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, registers, shared_memory
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import specialised

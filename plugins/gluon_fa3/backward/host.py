@@ -9,6 +9,7 @@ from registry.ops.attention.calls import BACKWARD, dense_like, tensor_map
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward.arguments import BEFORE_ROWS, Arguments, statistics, strides
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
+from registry.plugins.gluon_fa3.backward.sections import SECTION, heads_in_turns
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
@@ -16,23 +17,9 @@ from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
 
-SHARE_A_HEAD = 8  # blocks
-SECTION = 32 << 20  # bytes of Q, dO and dQ's sums that a section of heads may take: what stays in a 50 MB L2 cache
 OPTIONS = {"num_warps": 4, "launch_pdl": True}
 DIMS = ("batch", "head", "row")
 Outputs = tuple[StandIn, ...]
-
-
-def section_of(problem: Any, key_blocks: int, head_bytes: int, ordered: bool) -> int:
-    """Heads whose tiles take turns. With an eighth of the SMs, some blocks work on one head at a time, and share what
-    they read and add to in the L2 cache. In a fixed order they wait for each other, so that short heads are better
-    more at once: a quarter, or what fits the cache; `head_bytes` is what the tiles of one head read besides their own.
-    """
-    sm_count = problem.target.sm_count
-    shared = max(sm_count // SHARE_A_HEAD, 1)
-    if not ordered:
-        return shared
-    return max(shared, min(sm_count * SHARE_A_HEAD // max(key_blocks, 1), sm_count // 4), SECTION // head_bytes)
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -54,14 +41,13 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     key_units = heads * key_blocks * GROUPS * (t.head + t.head_v) // t.dq_columns if t.parts > 1 else 0
     sums = StandIn((units + key_units, t.dq_columns // 4, 256), "float32", name="sums")
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
-    head_bytes = max(group * problem.seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
     more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
     first, stats = _before(problem, t.block_m, given, sums, turns, t.folded, more)
     arguments = {
         **of.main(t, given, outputs, (stats, sums, turns), tensor_map),
         "heads_kv": problem.heads_kv * t.parts,
         "key_blocks": key_blocks,
-        **_sizes(problem, row_blocks, heads * t.parts, group, section_of(problem, key_blocks, head_bytes, t.ordered)),
+        **_sizes(problem, row_blocks, heads * t.parts, group, heads_in_turns(problem, config, t.parts)),
         "last_first": int(not t.ordered and _ends_early(problem)),
     }
     tiles = key_blocks * heads * t.parts

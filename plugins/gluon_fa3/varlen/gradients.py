@@ -7,6 +7,7 @@ from typing import Any
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward.arguments import strides
+from registry.plugins.gluon_fa3.backward.sections import SECTION, head_bytes, shared_section
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
@@ -34,8 +35,8 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
     last_first = not t.ordered and left < UNLIMITED <= right
     listed = list_call(problem, given, t.block_n, t.block_m, of_keys=True, last_first=last_first)
     key_list = listed.arguments["row_blocks"]
-    head_bytes = max(group * problem.max_seqlen_q, 1) * (6 * t.head + 2 * t.head_v)
-    section = dense.section_of(problem, -(-problem.max_seqlen_k // t.block_n), head_bytes, t.ordered)
+    of_a_head = head_bytes(problem, group * problem.max_seqlen_q)
+    section = shared_section(problem, -(-problem.max_seqlen_k // t.block_n), of_a_head, t.ordered)
     arguments = {
         **of.main(t, given, outputs, (stats, sums, turns), tensor_map),
         "key_blocks": key_list,
@@ -79,7 +80,7 @@ def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operan
         listed, heads, total, others = keys, problem.heads_kv, problem.total_k, problem.max_seqlen_q * group
         if t.of_queries:
             listed, heads, total, others = queries, problem.heads_q, problem.total_q, problem.max_seqlen_k
-        section = max(dense.SECTION // max(others * 2 * (t.head + t.head_v), 1), 1)
+        section = max(SECTION // max(others * 2 * (t.head + t.head_v), 1), 1)
         arguments = {
             **of.sweep(t, given, out, stats, tensor_map),
             "listed": listed.arguments["row_blocks"],

@@ -14,6 +14,7 @@ from registry.plugins.gluon_fa3.wide.traits import traits_of
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS
+from registry.toolbox.sections import section_of
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -24,8 +25,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     row_blocks = -(-problem.seqlen_q // t.block_m)
     heads, group = problem.batch * problem.heads_q * t.halves, problem.heads_q // problem.heads_kv * t.halves
     kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
-    tiles = row_blocks * heads
-    grid = min(problem.target.sm_count, tiles)
+    tiles, slots = row_blocks * heads, problem.target.sm_count
+    grid = min(slots, tiles)
     if grid == tiles:  # one tile a block: there is nothing to draw
         t = dataclasses.replace(t, schedule="static")
     arguments = {
@@ -44,7 +45,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, heads),
+        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, slots) * group,
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }

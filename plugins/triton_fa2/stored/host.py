@@ -28,6 +28,7 @@ from registry.plugins.triton_fa2.stored.weights import attention_weights, row_de
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS, Zeroes
+from registry.toolbox.sections import section_of
 
 ROWS_OF_DELTA = 16
 
@@ -267,7 +268,7 @@ def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk
         first_tile_k=chunk.tile,
         tiles_q=tiles_q,
         tiles_k=chunk.tiles,
-        section_heads=min(chunk.heads, max(1, SECTION // head_bytes)),
+        section_heads=section_of(chunk.heads, SECTION // head_bytes, items // chunk.heads, problem.target.sm_count),
         items=items,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,

@@ -1,0 +1,21 @@
+"""Heads whose tiles take turns, so that what they share stays in the L2 cache: how many make a section."""
+
+from __future__ import annotations
+
+ROUNDS = 1.5  # of tiles for all SMs: of so many, from the longest to the shortest, blocks end at about the same time
+
+
+def section_of(heads: int, fitting: int, tiles: int, slots: int) -> int:
+    """Heads of a section, of which `fitting` fit the cache. A head has `tiles` tiles, and `slots` of them run at once.
+
+    Sections come one after the other, each from its longest tiles to its shortest, and so the last one decides when
+    the first and the last SM are done. Where what remains for it is too few for that (9 heads in sections of 8 took a
+    third longer than the work, had it been shared), all sections are of about one size instead, and may be by half
+    larger than what fits.
+    """
+    fitting = max(fitting, 1)
+    remaining = heads % fitting
+    if heads <= fitting or remaining == 0 or remaining * tiles >= ROUNDS * slots:
+        return min(fitting, heads)
+    sections = max(round(heads / fitting), 1)
+    return -(-heads // sections)

@@ -1,0 +1,42 @@
+"""Sections of heads: as many as fit, and none at the end that would leave most SMs idle."""
+
+import heapq
+
+import pytest
+
+from registry.toolbox.sections import section_of
+
+
+@pytest.mark.parametrize(
+    "heads, fitting, tiles, found",
+    [
+        (8, 0, 100, 1),
+        (8, 16, 100, 8),
+        (16, 8, 10, 8),
+        (9, 8, 64, 9),  # one head would be left
+        (21, 16, 16, 21),
+        (24, 10, 4, 12),
+        (20, 8, 64, 8),  # four are left, whose tiles are enough
+        (10**6, 7, 1, 8),
+    ],
+)
+def test_a_remainder_is_shared_out_where_it_is_too_small(heads, fitting, tiles, found):
+    section = section_of(heads, fitting, tiles, 132)
+    assert section == found
+    assert section <= max(1.5 * fitting + 1, 1), "what fits the cache, or half more"
+
+
+@pytest.mark.parametrize("heads", range(5, 70, 3))
+@pytest.mark.parametrize("fitting, tiles", [(8, 16), (16, 16), (4, 40), (12, 41)])
+def test_blocks_of_a_triangle_end_together(heads, fitting, tiles):
+    """As hardware hands out blocks: the next one to the first SM that is free."""
+
+    def span(section):
+        ends = [0.0] * 132
+        for first in range(0, heads, section):
+            for length in range(tiles, 0, -1):
+                for _ in range(min(section, heads - first)):
+                    heapq.heapreplace(ends, ends[0] + length)
+        return max(ends) / max(sum(ends) / 132, tiles)
+
+    assert span(section_of(heads, fitting, tiles, 132)) <= span(min(fitting, heads)) + 0.05
