@@ -70,7 +70,7 @@ def measured_rows(files: Iterable[Path], changed: Changed) -> list[Row]:
         target = ""
         for line in file.read_text(encoding="utf-8").splitlines():
             if line.startswith('{"kind":"run"'):
-                target = json.loads(line)["machine"]["device"].split()[-1]
+                target = json.loads(line)["machine"]["device"]
             elif line.startswith('{"kind":"case"') and any(one in line for one in hashes):
                 record = json.loads(line)
                 for variant, config, _, source in record["contestants"].values():
