@@ -10,12 +10,14 @@ def section_of(heads: int, fitting: int, tiles: int, slots: int) -> int:
 
     Sections come one after the other, each from its longest tiles to its shortest, and so the last one decides when
     the first and the last SM are done. Where what remains for it is too few for that (9 heads in sections of 8 took a
-    third longer than the work, had it been shared), all sections are of about one size instead, and may be by half
-    larger than what fits.
+    third longer than the work, had it been shared), sections are larger, at most twice what fits, so that enough
+    remains, or the most that can.
     """
     fitting = max(fitting, 1)
-    remaining = heads % fitting
-    if heads <= fitting or remaining == 0 or remaining * tiles >= ROUNDS * slots:
+    enough = ROUNDS * slots / tiles
+    if heads <= fitting or heads % fitting == 0 or heads % fitting >= enough:
         return min(fitting, heads)
-    sections = max(round(heads / fitting), 1)
-    return -(-heads // sections)
+    sizes = range(fitting, min(2 * fitting, heads) + 1)
+    return next((size for size in sizes if (heads % size or size) >= enough), None) or max(
+        sizes, key=lambda size: heads % size or size
+    )

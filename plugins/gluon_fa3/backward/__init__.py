@@ -12,8 +12,7 @@ from typing import Any
 
 from registry import Design, Requires
 from registry.plugins.gluon_fa3.backward import host
-from registry.plugins.gluon_fa3.backward.sections import configs, rule
-from registry.plugins.gluon_fa3.backward.traits import GROUPS, registers, shared_memory
+from registry.plugins.gluon_fa3.backward.traits import GROUPS, configs, registers, rule, shared_memory
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import specialised

@@ -1,7 +1,6 @@
 """What shapes the machine code of one build of the backward: tiles, masks, options. No import of Triton.
 
-A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages, order}, and in some sections (sections.py). The
-methods:
+A config is the searchable part: {method, BLOCK_M, BLOCK_N, stages, order}. The methods:
 
 sums    one kernel for all gradients, dQ added up in memory, in any order or in a fixed one (the same bits every time)
 sweeps  a kernel for each gradient, for head dims beyond 128: always in a fixed order

@@ -7,7 +7,7 @@ from typing import Any
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward.arguments import strides
-from registry.plugins.gluon_fa3.backward.sections import SECTION, head_bytes, shared_section
+from registry.plugins.gluon_fa3.backward.sections import SECTION, head_bytes, packed_heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
@@ -36,7 +36,7 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
     listed = list_call(problem, given, t.block_n, t.block_m, of_keys=True, last_first=last_first)
     key_list = listed.arguments["row_blocks"]
     of_a_head = head_bytes(problem, group * problem.max_seqlen_q)
-    section = shared_section(problem, -(-problem.max_seqlen_k // t.block_n), of_a_head, t.ordered)
+    section = packed_heads_in_turns(problem, -(-problem.max_seqlen_k // t.block_n), of_a_head, t.ordered)
     arguments = {
         **of.main(t, given, outputs, (stats, sums, turns), tensor_map),
         "key_blocks": key_list,
