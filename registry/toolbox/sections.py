@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+FILLED = 0.75  # of a section, as much as a last one needs at most
 ROUNDS = 1.5  # of tiles for all SMs: of so many, from the longest to the shortest, blocks end at about the same time
 
 
@@ -14,7 +15,7 @@ def section_of(heads: int, fitting: int, tiles: int, slots: int) -> int:
     remains, or the most that can.
     """
     fitting = max(fitting, 1)
-    enough = ROUNDS * slots / tiles
+    enough = min(ROUNDS * slots / tiles, FILLED * fitting)
     if heads <= fitting or heads % fitting == 0 or heads % fitting >= enough:
         return min(fitting, heads)
     sizes = range(fitting, min(2 * fitting, heads) + 1)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from registry import Target
 from registry.ops.attention.problem import AttentionBackwardProblem
 from registry.plugins.gluon_fa3.backward import VARIANT, schedule
-from registry.plugins.gluon_fa3.backward.sections import head_bytes, heads_in_turns
+from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import mask_kind, traits_of
 from registry.plugins.gluon_fa3.traits import window_bounds
 
@@ -66,7 +66,7 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
     for config in VARIANT.legal_configs(p):
         t = traits_of(p, config)
         heads, key_blocks = b * hkv * t.parts, -(-s // t.block_n)
-        section = heads_in_turns(p, heads, key_blocks, 1 << 20, True)
+        section = heads_in_turns(p, heads, key_blocks, s * hq // hkv, True)
         work = (hkv * t.parts, hq // hkv // t.parts, 0, key_blocks, heads, section, 0)
         started = {}
         for tile in range(heads * key_blocks):
@@ -80,11 +80,11 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
     "sizes, any_order, fixed_order",
     [
         (dict(b=4, hq=32, hkv=8, s=8192, causal=True), 4, 4),
-        (dict(hq=32, d=64, s=16384), 2, 8),  # alike
-        (dict(b=16, hq=16, s=1024), 16, 64),
-        (dict(b=7, hq=3, s=1997, d=80, causal=True), 11, 21),  # no five of the 21 heads are left for the end
+        (dict(hq=32, d=64, s=16384), 4, 8),  # alike
+        (dict(b=16, hq=16, s=1024), 4, 64),
+        (dict(b=7, hq=3, s=1997, d=80, causal=True), 11, 21),  # no three of the 21 heads are left for the end
         (dict(hq=17, s=2121, causal=True), 9, 17),
-        (dict(hq=4, s=4096), 4, 4),
+        (dict(hq=3, s=4096), 3, 3),
     ],
 )
 def test_how_many_heads_take_turns(sizes, any_order, fixed_order):
@@ -93,5 +93,5 @@ def test_how_many_heads_take_turns(sizes, any_order, fixed_order):
         (config, *_) = (c for c in VARIANT.legal_configs(p) if (c["order"] == "fixed") == ordered)
         t = traits_of(p, config)
         heads, key_blocks = p.batch * p.heads_kv * t.parts, -(-p.seqlen_k // t.block_n)
-        of_a_head = head_bytes(p, p.seqlen_q * p.heads_q // p.heads_kv // t.parts)
-        assert heads_in_turns(p, heads, key_blocks, of_a_head, ordered) == found
+        queries = p.seqlen_q * p.heads_q // p.heads_kv // t.parts
+        assert heads_in_turns(p, heads, key_blocks, queries, ordered) == found

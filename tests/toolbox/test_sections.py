@@ -6,6 +6,8 @@ import pytest
 
 from registry.toolbox.sections import section_of
 
+ALL = range(9, 80)
+
 
 @pytest.mark.parametrize(
     "heads, fitting, tiles, found",
@@ -27,12 +29,11 @@ def test_a_remainder_is_shared_out_where_it_is_too_small(heads, fitting, tiles, 
     assert section <= max(2 * fitting, 1)
 
 
-@pytest.mark.parametrize("heads", range(5, 70, 3))
-@pytest.mark.parametrize("fitting, tiles", [(8, 16), (16, 16), (4, 40), (12, 41)])
-def test_blocks_of_a_triangle_end_together(heads, fitting, tiles):
+@pytest.mark.parametrize("fitting, tiles", [(8, 16), (16, 16), (4, 40), (12, 41), (40, 5)])
+def test_blocks_of_triangles_end_together(fitting, tiles):
     """As hardware hands out blocks: the next one to the first SM that is free."""
 
-    def span(section):
+    def span(heads, section):
         ends = [0.0] * 132
         for first in range(0, heads, section):
             for length in range(tiles, 0, -1):
@@ -40,4 +41,7 @@ def test_blocks_of_a_triangle_end_together(heads, fitting, tiles):
                     heapq.heapreplace(ends, ends[0] + length)
         return max(ends) / max(sum(ends) / 132, tiles)
 
-    assert span(section_of(heads, fitting, tiles, 132)) <= span(min(fitting, heads)) + 0.05
+    found = [(span(heads, section_of(heads, fitting, tiles, 132)), span(heads, min(fitting, heads))) for heads in ALL]
+    ours, plain = zip(*found, strict=True)
+    assert max(ours) <= max(plain) and sum(ours) < sum(plain)
+    assert sum(ours) / len(ours) < 1.15

@@ -9,7 +9,7 @@ from registry.ops.attention.calls import BACKWARD, dense_like, tensor_map
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward.arguments import BEFORE_ROWS, Arguments, statistics, strides
 from registry.plugins.gluon_fa3.backward.kernel import attention_backward
-from registry.plugins.gluon_fa3.backward.sections import SECTION, head_bytes, heads_in_turns
+from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.sums import after, before
 from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
@@ -17,6 +17,7 @@ from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
 
+SECTION = 32 << 20  # bytes of the other side that a section of heads may take: what stays in a 50 MB L2 cache
 OPTIONS = {"num_warps": 4, "launch_pdl": True}
 DIMS = ("batch", "head", "row")
 Outputs = tuple[StandIn, ...]
@@ -43,8 +44,7 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
     turns = StandIn((GROUPS * blocks,), "int32", name="turns" if t.ordered else "")
     more = key_units * KEYS * t.dq_columns // (BEFORE_ROWS * t.head)
     first, stats = _before(problem, t.block_m, given, sums, turns, t.folded, more)
-    of_a_head = head_bytes(problem, group * problem.seqlen_q)
-    section = heads_in_turns(problem, heads * t.parts, key_blocks, of_a_head, t.ordered)
+    section = heads_in_turns(problem, heads * t.parts, key_blocks, group * problem.seqlen_q, t.ordered)
     arguments = {
         **of.main(t, given, outputs, (stats, sums, turns), tensor_map),
         "heads_kv": problem.heads_kv * t.parts,

@@ -7,7 +7,7 @@ from typing import Any
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward.arguments import strides
-from registry.plugins.gluon_fa3.backward.sections import SECTION, head_bytes, packed_heads_in_turns
+from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
@@ -35,13 +35,13 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
     last_first = not t.ordered and left < UNLIMITED <= right
     listed = list_call(problem, given, t.block_n, t.block_m, of_keys=True, last_first=last_first)
     key_list = listed.arguments["row_blocks"]
-    of_a_head = head_bytes(problem, group * problem.max_seqlen_q)
-    section = packed_heads_in_turns(problem, -(-problem.max_seqlen_k // t.block_n), of_a_head, t.ordered)
+    longest = -(-problem.max_seqlen_k // t.block_n)
+    section = heads_in_turns(problem, heads, longest, group * problem.max_seqlen_q, t.ordered)
     arguments = {
         **of.main(t, given, outputs, (stats, sums, turns), tensor_map),
         "key_blocks": key_list,
         "heads_kv": heads,
-        **of.scores(problem, group, row_blocks, min(section, heads)),
+        **of.scores(problem, group, row_blocks, section),
     }
     tiles = key_blocks * heads
     grid = (min(tiles, problem.target.sm_count) if t.drawn else tiles,)
@@ -80,7 +80,7 @@ def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operan
         listed, heads, total, others = keys, problem.heads_kv, problem.total_k, problem.max_seqlen_q * group
         if t.of_queries:
             listed, heads, total, others = queries, problem.heads_q, problem.total_q, problem.max_seqlen_k
-        section = max(SECTION // max(others * 2 * (t.head + t.head_v), 1), 1)
+        section = max(dense.SECTION // max(others * 2 * (t.head + t.head_v), 1), 1)
         arguments = {
             **of.sweep(t, given, out, stats, tensor_map),
             "listed": listed.arguments["row_blocks"],
