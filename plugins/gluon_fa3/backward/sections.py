@@ -8,14 +8,14 @@ blocks work on each, and what is left to the end may be too few tiles for all SM
 Measured facts. NVIDIA H100, torch 2.11, triton 3.6.0, bf16; ratios of times to those of 16 heads (where tiles wait for
 each other: 16 to 33), single launches back to back, the median of 3 or 4 shuffled rounds (results/h100/sections.json)
   tiles alike             29 shapes, long and random: 1, 2, 3, 4, 8, 33 heads 0.945, 0.946, 0.940, 0.943, 0.963, 1.15 by
-                          geometric mean; D64 16k 0.77 to 0.81, 0.79; 4 heads 1.02 at most
+                          geometric mean, 4 heads 0.71 to 1.02; D64 16k 0.77 to 0.81 with 1 to 12
   unlike                  49 shapes: last sections of 0.75, 1, 1.5 tiles an SM 0.979, 0.957 (0.70 to 1.04), 0.961; 4 x
                           32/8 heads of 8k, causal, 0.71; all of 16k 0.94 to 1.05 with any number from 1 to 16
   two speeds              23 x 8/2 heads of 5,314: 16 heads 0.95 to 1.41 of their own median, 4 heads 0.91 to 0.99
   as many as the cache    16 MiB of what a head's tiles read and add to: the same for long heads; for short ones, many
   holds                   heads: 64 of 469 1.12, 400 of 160 1.09, for the tiles of one no longer run at the same time
-  in a fixed order        64 MiB 0.970 (48 shapes; some by the nearest number measured), 16 MiB 0.975 and up to 1.16 at
-                          head dim 64
+  in a fixed order        16 MiB 0.975 (48 shapes), but up to 1.16 at head dim 64; 64 MiB 1.25 for 640 short heads of 287.
+                          What stands here was not measured by itself
   packed sequences        22 batches: 0.97 (0.86 to 1.02), in a fixed order 0.99 (0.87 to 1.02)
 """
 
@@ -27,17 +27,19 @@ from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.toolbox.sections import section_of
 
 ALIKE = 4
-HELD = 64 << 20  # bytes of Q, dO and dQ's sums, in a fixed order, where tiles stay together for longer
+HELD = 32 << 20  # bytes of Q, dO and dQ's sums that stay in a 50 MB L2 cache
+SHARED = 8  # blocks of a head, at least
 
 
 def heads_in_turns(problem: Any, heads: int, key_blocks: int, queries: int, ordered: bool) -> int:
     """Few; where tiles are unlike, so many that their tiles are one for each SM. `queries` are those that see a key, of
-    all heads that share it."""
+    all heads that share it. In a fixed order tiles follow each other closely: then more, as far as what they read and
+    add to fits the cache, and up to three times that where some blocks share a head."""
     sms = problem.target.sm_count
     left, right = window_bounds(problem.causal, problem.window)
     unlike = (left < UNLIMITED) != (right < UNLIMITED)
     least = max(-(-sms // max(key_blocks, 1)), 2) if unlike else ALIKE
     if ordered:
         of_a_head = max(queries, 1) * (6 * padded(problem.head_dim) + 2 * padded(problem.head_dim_v))
-        least = max(HELD // of_a_head, least)
+        least = max(HELD // of_a_head, min(3 * HELD // of_a_head, sms // SHARED), least)
     return section_of(heads, least, key_blocks, sms) if unlike else min(least, heads)
