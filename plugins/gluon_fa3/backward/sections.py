@@ -14,7 +14,7 @@ each other: 16 to 33), single launches back to back, the median of 3 or 4 shuffl
   two speeds              23 x 8/2 heads of 5,314: 16 heads 0.95 to 1.41 of their own median, 4 heads 0.91 to 0.99
   as many as the cache    16 MiB of what a head's tiles read and add to: the same for long heads; for short ones, many
   holds                   heads: 64 of 469 1.12, 400 of 160 1.09, for the tiles of one no longer run at the same time
-  in a fixed order        16 MiB 0.975 (48 shapes), but up to 1.16 at head dim 64; 64 MiB 1.25 for 640 short heads of 287.
+  in a fixed order        16 MiB 0.975 (48 shapes), but up to 1.16 at head dim 64; 64 MiB 1.25 for 640 heads of 287.
                           What stands here was not measured by itself
   packed sequences        22 batches: 0.97 (0.86 to 1.02), in a fixed order 0.99 (0.87 to 1.02)
 """
