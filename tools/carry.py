@@ -46,6 +46,8 @@ UNREAD = re.compile(r"None|-?[\d.]+(e[+-]?\d+)?")
 
 Changed = Mapping[str, tuple[str, str]]
 """Variant -> its hash on the old side, and on the new."""
+Apart = tuple[str, str]
+"""A variant, and the op and text of a shape."""
 Row = list[Any]
 """[key, variant, case, config, target], as replay_snapshot.py takes it."""
 
@@ -102,9 +104,9 @@ def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | None = None) -> dict[str, list[str]]:
-    """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
-    where it is given, and count as no difference."""
+def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[Apart] | None = None) -> dict[str, list[str]]:
+    """Variant -> what differs, nothing where nothing does. Of which shapes a variant is launched in another way goes to
+    `apart`, where it is given, and counts as no difference."""
     found: dict[str, list[str]] = {row[1]: [] for row in rows}
     asked = old.work / "asked.json"
     asked.write_text(json.dumps(rows), encoding="utf-8")
@@ -115,7 +117,7 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | 
         if not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
         elif not (alike := same_launches(before["launches"], after.get("launches"))) and apart is not None:
-            apart.add(row[0])
+            apart.add((row[1], row[0].removeprefix(f"{_key(row[1], row[3])} ")))
         elif not alike:
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
         elif before["keys"] != after["keys"] or before["launches"] != after["launches"]:
@@ -156,15 +158,16 @@ def unlike(old: list[str], new: list[str]) -> list[str]:
 # --- carrying -----------------------------------------------------------------------------------------------------
 
 
-def carried(text: str, changed: Changed, apart: Collection[str] = ()) -> str:
-    """A journal or a table with the new hashes, but those of rows apart."""
+def carried(text: str, changed: Changed, apart: Collection[Apart] = ()) -> str:
+    """A journal or a table with the new hashes, but those of shapes apart: there a variant's configs were compared with
+    each other, and so all of them keep the old one."""
     shape = ""
 
     def contestant(found: re.Match[str]) -> str:
         old, new = changed.get(found["variant"], ("", ""))
         if found["source"] != old:
             return found[0]
-        if apart and f"{_key(found['variant'], json.loads(found['config']))} {shape}" in apart:
+        if (found["variant"], shape) in apart:
             return found[0]
         return found[0].replace(f'"{old}"]', f'"{new}"]')
 
@@ -185,7 +188,7 @@ def in_yaml(source: str) -> str:
     return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
 
 
-def carry(files: Iterable[Path], changed: Changed, apart: Collection[str] = ()) -> Iterator[Path]:
+def carry(files: Iterable[Path], changed: Changed, apart: Collection[Apart] = ()) -> Iterator[Path]:
     """Write the files anew that name an old source; those are given."""
     for file in files:
         was = file.read_text(encoding="utf-8")
@@ -209,10 +212,10 @@ def main(arguments: list[str] | None = None) -> int:
         changed = changed_sources(old, new)
         changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
-        apart: set[str] | None = set() if options.where_alike else None
+        apart: set[Apart] | None = set() if options.where_alike else None
         found = compare(old, new, rows, options.jobs, apart) if rows else {}
     if apart is not None:
-        print(f"{len(apart)} launches differ, and keep the old hash")
+        print(f"{len(apart)} shapes of a variant are launched in another way, and keep the old hash")
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}

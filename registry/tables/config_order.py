@@ -106,7 +106,7 @@ class ConfigTrees:
         """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless."""
         order = own_order(configs, cost)
         asked = order[:ASKED]
-        here = self.trees.at(likeness)[: self.trees.shared]
+        here = self.trees.at(likeness)
         totals = self.trees.totals(here, self.told(asked), unseen)
         expected = [(math.exp(total) * guess, config) for total, (config, guess) in zip(totals, asked, strict=True)]
         expected.sort(key=lambda pair: pair[0])

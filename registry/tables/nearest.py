@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
-from registry.tables.trees import Trees
+from registry.tables.trees import Trees, picker
 
 Config = Mapping[str, Any]
 Key = frozenset[tuple[str, Any]]
@@ -260,7 +261,8 @@ class Neighbours:
         self._used = [name for name in self.names if self.weights.get(name)]
         self._scale = [float(self.weights[name]) for name in self._used]
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
-        self._told = sorted({*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])})
+        told = {*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])}
+        self._place, self._key = picker(self._used), picker(sorted(told))
 
     @functools.cached_property
     def _tree(self) -> Tree:
@@ -271,11 +273,10 @@ class Neighbours:
         """What the shapes say of a problem, leaving out that at one place; None where there are none."""
         if not self.shapes:
             return None
-        get = likeness.get
-        here = tuple([w * get(name, 0.0) for w, name in zip(self._scale, self._used, strict=True)])
+        here = tuple(map(operator.mul, self._scale, self._place(likeness)))
         if without is not None:
             return Advice(self, here, without, self._expected(likeness, without), likeness)
-        key = tuple([get(name, 0.0) for name in self._told])
+        key = self._key(likeness)
         found = self._answers.get(key)
         if found is None:
             if len(self._answers) >= ANSWERS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,12 @@ class Trees:
     """One for each time since."""
 
     def at(self, likeness: Mapping[str, float]) -> tuple[float, ...]:
-        """Where a problem lies, in the coordinates that are asked about."""
-        get = likeness.get
-        return tuple([get(name, 0.0) for name in self.coordinates])
+        """Where a problem lies, in the coordinates of problems that are asked about."""
+        return self._place(likeness)
+
+    @functools.cached_property
+    def _place(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
+        return picker(self.coordinates[: self.shared])
 
     @functools.cached_property
     def shared(self) -> int:
@@ -122,6 +126,21 @@ class Trees:
         """As plain data: a question is [place of its coordinate, edge, below, from there on], a leaf its numbers."""
         parts = [[_listed(tree) for tree in part] for part in self.parts]
         return {"coordinates": list(self.coordinates), "variants": list(self.variants), "parts": parts}
+
+
+def picker(names: Sequence[str]) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
+    """What a mapping holds under these names, in their order; 0 under one that it lacks."""
+    all_there = operator.itemgetter(*names) if len(names) > 1 else None  # of a single name it gives no tuple
+
+    def pick(likeness: Mapping[str, float]) -> tuple[float, ...]:
+        if all_there is not None:
+            try:
+                return all_there(likeness)  # type: ignore[no-any-return]
+            except KeyError:
+                pass
+        return tuple([likeness.get(name, 0.0) for name in names])
+
+    return pick
 
 
 def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Callable[[], Any]]) -> Trees:

@@ -85,7 +85,7 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
         order = own_order(timed.configs, timed.cost)[:ASKED]
         places = {id(config): at for at, config in enumerate(timed.configs)}
         least = math.log(min(timed.ms.values()))
-        here = untold.trees.at(timed.likeness)[: len(coordinates)]
+        here = untold.trees.at(timed.likeness)
         for told, (config, guess) in zip(untold.told(order), order, strict=True):
             if (at := places[id(config)]) in timed.ms:
                 took = timed.ms[at]

@@ -94,7 +94,7 @@ def _by_parts(
     if trees is None or len(configs) < 2:
         return [[0.0]]
     order = own_order(configs, functools.partial(cost, problem) if cost is not None else None)[:ASKED]
-    here = trees.trees.at(likeness)[: trees.trees.shared]
+    here = trees.trees.at(likeness)
     found = []
     for part in range(len(trees.trees.parts) - 1):
         pairs = zip(trees.told(order), order, strict=True)

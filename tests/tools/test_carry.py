@@ -50,7 +50,7 @@ def test_journals_and_tables_carry_the_new_hash_of_the_variant_that_has_it(journ
 
 def test_rows_are_those_of_the_old_source_and_the_chosen_show_each_feature_and_config(journal):
     rows = carry.measured_rows([journal], {"acme": (OLD, NEW)})
-    assert len(rows) == 4 and {row[1] for row in rows} == {"acme"} and {row[4] for row in rows} == {"H200"}
+    assert len(rows) == 4 and {row[1] for row in rows} == {"acme"} and {row[4] for row in rows} == {"NVIDIA H200"}
     answers = {row[0]: {"features": ["a"]} for row in rows}
     assert len(carry.covering(rows, answers)) == 2  # each config
     answers[rows[-1][0]] = {"features": ["a", "b"]}
@@ -108,13 +108,13 @@ def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_pat
     after = {**before, other: was | {"launches": ["(2,) [8]"]}}
     monkeypatch.setattr(carry, "both", lambda *_: (before, after))
     monkeypatch.setattr(carry, "compare_builds", lambda *_: Comparison("builds", 0, differing={}))
-    apart: set[str] = set()
+    apart: set[carry.Apart] = set()
     sides = Side("old", tmp_path), Side("new", tmp_path)
-    assert carry.compare(*sides, rows, 2, apart) == {"acme": []} and apart == {other}
+    assert carry.compare(*sides, rows, 2, apart) == {"acme": []} and apart == {("acme", "matmul m=2")}
     assert list(carry.carry([journal], {"acme": (OLD, NEW)}, apart)) == [journal]
     cases = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()][1:]
     hashes = [[one[3] for one in case["contestants"].values()] for case in cases]
-    assert hashes == [[NEW, NEW, OLD, OTHER], [NEW, OLD, OLD, OTHER]]
+    assert hashes == [[NEW, NEW, OLD, OTHER], [OLD, OLD, OLD, OTHER]]
 
 
 def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
