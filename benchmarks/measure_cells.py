@@ -279,22 +279,21 @@ def main() -> int:
         how = f"CUDA events, median of {ROUNDS} shuffled rounds of {WINDOW_MS:g} ms; bfloat16; operations of the "
         how += "forward times 2.5 for gradients and 3.5 for training, half of them under a causal mask"
         say("run", machine=machine["device"], versions=versions(machine), date=date, of=given.of, how=how)
-        with registry.use(*(name for names in OURS.values() for name in names)):
-            ahead = [case for op in OURS for case in cells(op)]
-            ahead += [Case.of(case.op, **case.sizes, lse=True) for case in cells("attention")]
-            registry.warm(ahead, launch=False, jobs=os.cpu_count())
-            for what in given.what:
-                timer = clock(what)
-                for case in cells("attention" if what in ("forward", "single") else "attention_backward"):
-                    why = "not reached in the time"
-                    if time.monotonic() < deadline:
-                        try:
-                            why = measure(case, what, timer, say)
-                        except Exception as error:  # of the inputs or the oracle: the other cells go on
-                            why = f"{type(error).__name__}: {error}"[:400]
-                        torch.cuda.empty_cache()
-                    if why:
-                        say("failed", timed=TIMED[what], **described(case), who="cell", why=why)
+        ahead = [case for op in OURS for case in cells(op)]
+        ahead += [Case.of(case.op, **case.sizes, lse=True) for case in cells("attention")]
+        registry.warm(ahead, launch=False, jobs=os.cpu_count())
+        for what in given.what:
+            timer = clock(what)
+            for case in cells("attention" if what in ("forward", "single") else "attention_backward"):
+                why = "not reached in the time"
+                if time.monotonic() < deadline:
+                    try:
+                        why = measure(case, what, timer, say)
+                    except Exception as error:  # of the inputs or the oracle: the other cells go on
+                        why = f"{type(error).__name__}: {error}"[:400]
+                    torch.cuda.empty_cache()
+                if why:
+                    say("failed", timed=TIMED[what], **described(case), who="cell", why=why)
     print(table(path))
     return 0
 

@@ -16,7 +16,7 @@ each other: 16 to 33), single launches back to back, the median of 3 or 4 shuffl
   holds                   heads: 64 of 469 1.12, 400 of 160 1.09, for the tiles of one no longer run at the same time
   in a fixed order        16 MiB 0.975 (48 shapes), but up to 1.16 at head dim 64; 64 MiB 1.25 for 640 heads of 287.
                           What stands here was not measured by itself
-  packed sequences        22 batches: 0.97 (0.86 to 1.02), in a fixed order 0.99 (0.87 to 1.02)
+  packed sequences        20 batches: 0.97 (0.86 to 1.02), in a fixed order 0.99 (0.87 to 1.02)
 """
 
 from __future__ import annotations
