@@ -24,6 +24,8 @@ from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, varia
 from peer_cells import peer_cells
 from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
 
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.ops.parts.cases import Case
 from registry.tuning import journal
 from registry.tuning.fit import target_of
@@ -151,8 +153,11 @@ def card_of(results: Results) -> str:
 def regret(folder: Path) -> str:
     """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
     table was fitted to and no setting of the fit was chosen by (judged_*.jsonl)."""
-    lines = ["| op | card | drawn shapes | mean | 95th percentile | worst | mean of the best library kernel |"]
-    lines += ["|---|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| op | card | drawn shapes | with picks that are launched so today "
+        "| mean | 95th percentile | worst | mean of the best library kernel |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
     worst: list[str] = []
     for path in sorted(folder.rglob("judged_*.jsonl"), key=lambda path: path.stem):
         results = journal.read(path)
@@ -160,6 +165,7 @@ def regret(folder: Path) -> str:
             lost: list[tuple[float, str, str]] = []
             alone: list[float] = []
             unmeasured: list[str] = []
+            todays = 0
             for case in results.of(op):
                 pick, best = dispatched(results, case), fastest(case, "*")
                 if best is None:
@@ -168,13 +174,15 @@ def regret(folder: Path) -> str:
                     unmeasured.append(case.text)
                     continue
                 lost.append((pick.ms / best - 1, case.text, pick.variant))
+                todays += pick.fingerprint == fingerprint_of(catalog.get().variants[pick.variant])
                 library = fastest(case, "torch_*")
                 alone += [library / best - 1] if library is not None else []
             lost.sort(reverse=True)
             shares = [share for share, _, _ in lost]
             columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
             card = card_of(results)
-            lines.append(f"| {op} | {card} | {len(shares)} | " + " | ".join(f"{100 * x:.1f}%" for x in columns) + " |")
+            figures = " | ".join(f"{100 * x:.1f}%" for x in columns)
+            lines.append(f"| {op} | {card} | {len(shares)} | {todays} | {figures} |")
             worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
             worst += (
                 [f"- {op}, {card}, not counted, for what is picked was not measured: {len(unmeasured)}"]

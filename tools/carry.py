@@ -37,6 +37,8 @@ from replay import ROOT, SHOWN, Side, both, compare_builds, in_short, laid_out
 HASH = r"[0-9a-f]{12}"
 CONTESTANT = re.compile(rf'\["(?P<variant>[\w.]+)",(?P<config>\{{[^{{}}]*\}}),(?:true|false),"(?P<source>{HASH})"\]')
 """As a journal has it in a line of kind `case`."""
+JUDGED = "judged_"
+"""How files begin that no table is fitted to."""
 MOST_COMPILED = 80
 """Of builds with other input, whose machine code takes long to make."""
 
@@ -46,8 +48,6 @@ UNREAD = re.compile(r"None|-?[\d.]+(e[+-]?\d+)?")
 
 Changed = Mapping[str, tuple[str, str]]
 """Variant -> its hash on the old side, and on the new."""
-Apart = tuple[str, str]
-"""A variant, and the op and text of a shape."""
 Row = list[Any]
 """[key, variant, case, config, target], as replay_snapshot.py takes it."""
 
@@ -82,6 +82,11 @@ def measured_rows(files: Iterable[Path], changed: Changed) -> list[Row]:
     return [found[key] for key in sorted(found)]
 
 
+def _without_config(key: str) -> str:
+    """The variant, the op and the shape of a row's key."""
+    return f"{key.split(' ', 1)[0]} {key.rpartition('} ')[2]}"
+
+
 def _key(variant: str, config: Mapping[str, Any]) -> str:
     return f"{variant} {json.dumps(config, sort_keys=True)}"
 
@@ -104,9 +109,9 @@ def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[Apart] | None = None) -> dict[str, list[str]]:
-    """Variant -> what differs, nothing where nothing does. Of which shapes a variant is launched in another way goes to
-    `apart`, where it is given, and counts as no difference."""
+def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | None = None) -> dict[str, list[str]]:
+    """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
+    where it is given, and count as no difference."""
     found: dict[str, list[str]] = {row[1]: [] for row in rows}
     asked = old.work / "asked.json"
     asked.write_text(json.dumps(rows), encoding="utf-8")
@@ -117,7 +122,7 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[Apart] 
         if not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
         elif not (alike := same_launches(before["launches"], after.get("launches"))) and apart is not None:
-            apart.add((row[1], row[0].removeprefix(f"{_key(row[1], row[3])} ")))
+            apart.add(row[0])
         elif not alike:
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
         elif before["keys"] != after["keys"] or before["launches"] != after["launches"]:
@@ -158,16 +163,18 @@ def unlike(old: list[str], new: list[str]) -> list[str]:
 # --- carrying -----------------------------------------------------------------------------------------------------
 
 
-def carried(text: str, changed: Changed, apart: Collection[Apart] = ()) -> str:
-    """A journal or a table with the new hashes, but those of shapes apart: there a variant's configs were compared with
-    each other, and so all of them keep the old one."""
+def carried(text: str, changed: Changed, apart: Collection[str] = (), alone: bool = False) -> str:
+    """A journal or a table with the new hashes, but those of rows apart, and of the variant's other configs on the same
+    shape, unless each stands `alone`: a fit compares them with each other."""
     shape = ""
+    among = set() if alone else {_without_config(key) for key in apart}
 
     def contestant(found: re.Match[str]) -> str:
         old, new = changed.get(found["variant"], ("", ""))
         if found["source"] != old:
             return found[0]
-        if (found["variant"], shape) in apart:
+        key = f"{_key(found['variant'], json.loads(found['config']))} {shape}"
+        if key in apart or (among and _without_config(key) in among):
             return found[0]
         return found[0].replace(f'"{old}"]', f'"{new}"]')
 
@@ -188,11 +195,11 @@ def in_yaml(source: str) -> str:
     return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
 
 
-def carry(files: Iterable[Path], changed: Changed, apart: Collection[Apart] = ()) -> Iterator[Path]:
+def carry(files: Iterable[Path], changed: Changed, apart: Collection[str] = ()) -> Iterator[Path]:
     """Write the files anew that name an old source; those are given."""
     for file in files:
         was = file.read_text(encoding="utf-8")
-        now = carried(was, changed, apart)
+        now = carried(was, changed, apart, alone=file.name.startswith(JUDGED))
         if now != was:
             file.write_text(now, encoding="utf-8")
             yield file
@@ -212,10 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
         changed = changed_sources(old, new)
         changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
-        apart: set[Apart] | None = set() if options.where_alike else None
+        apart: set[str] | None = set() if options.where_alike else None
         found = compare(old, new, rows, options.jobs, apart) if rows else {}
     if apart is not None:
-        print(f"{len(apart)} shapes of a variant are launched in another way, and keep the old hash")
+        print(f"{len(apart)} launches differ, and keep the old hash")
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}

@@ -108,13 +108,16 @@ def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_pat
     after = {**before, other: was | {"launches": ["(2,) [8]"]}}
     monkeypatch.setattr(carry, "both", lambda *_: (before, after))
     monkeypatch.setattr(carry, "compare_builds", lambda *_: Comparison("builds", 0, differing={}))
-    apart: set[carry.Apart] = set()
+    apart: set[str] = set()
     sides = Side("old", tmp_path), Side("new", tmp_path)
-    assert carry.compare(*sides, rows, 2, apart) == {"acme": []} and apart == {("acme", "matmul m=2")}
-    assert list(carry.carry([journal], {"acme": (OLD, NEW)}, apart)) == [journal]
-    cases = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()][1:]
-    hashes = [[one[3] for one in case["contestants"].values()] for case in cases]
-    assert hashes == [[NEW, NEW, OLD, OTHER], [OLD, OLD, OLD, OTHER]]
+    assert carry.compare(*sides, rows, 2, apart) == {"acme": []} and apart == {other}
+    judged = journal.with_name(f"judged_{journal.name}")
+    judged.write_text(journal.read_text(encoding="utf-8"), encoding="utf-8")
+    for file, expected in ((journal, [OLD, OLD, OLD, OTHER]), (judged, [NEW, OLD, OLD, OTHER])):
+        assert list(carry.carry([file], {"acme": (OLD, NEW)}, apart)) == [file]
+        cases = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][1:]
+        hashes = [[one[3] for one in case["contestants"].values()] for case in cases]
+        assert hashes == [[NEW, NEW, OLD, OTHER], expected]
 
 
 def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
