@@ -14,8 +14,9 @@ builds    all of which the key is the same by which Triton finds what it compile
 A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
 Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
 variant, and ends with status 1. With `--where-alike` launches may differ: what was measured of those keeps the old
-hash, and is no measurement of today's source. What a launch does on the host besides (copies, choosing configs) is not
-compared: see `make replay`.
+hash, and is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are
+fitted anew then. Files of draws that no table is fitted to (judged_*) keep the rest, launch by launch. What a launch
+does on the host besides (copies, choosing configs) is not compared: see `make replay`.
 """
 
 from __future__ import annotations
