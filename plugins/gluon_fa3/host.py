@@ -31,6 +31,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     tiles = row_blocks * heads
     slots = problem.target.sm_count * t.blocks_per_sm
     grid = min(slots, tiles)
+    unlike = slots if t.longest_first else 0
     if grid == tiles:  # one tile a block: there is nothing to draw
         t = dataclasses.replace(t, schedule="static")
     # softcap is cap * tanh(x / cap) = cap - 2 cap / (1 + 2^(2 x log2(e) / cap))
@@ -51,7 +52,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, slots) * group,
+        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, unlike) * group,
         "scale": PerCall("scale", factor),
         "cap": problem.softcap * LOG2E,
     }

@@ -7,7 +7,8 @@ ROUNDS = 1.5  # of tiles for all SMs: of so many, from the longest to the shorte
 
 
 def section_of(heads: int, fitting: int, tiles: int, slots: int) -> int:
-    """Heads of a section, of which `fitting` fit the cache. A head has `tiles` tiles, and `slots` of them run at once.
+    """Heads of a section, of which `fitting` fit the cache. A head has `tiles` tiles, and `slots` of them run at once,
+    or 0 where tiles are alike: then it does not matter how many heads remain.
 
     Sections come one after the other, each from its longest tiles to its shortest, and so the last one decides when
     the first and the last SM are done. Where what remains for it is too few for that (9 heads in sections of 8 took a

@@ -9,7 +9,7 @@ import pytest
 
 from registry.tables import measured
 from registry.tables.nearest import CAP, NEVER, Neighbours, Result, Shape
-from registry.tables.trees import OFTEN, OWN, TOGETHER, Trees, trees_of
+from registry.tables.trees import OFTEN, OWN, TOGETHER, Trees, picker, trees_of
 
 TREE = [0, 2.5, [0.0, 0.2], [1, 0.5, [0.3, 0.0], [0.1, 0.1]]]
 OTHER = [[0.05, 0.0]]
@@ -37,6 +37,14 @@ def shapes(lost: float = 0.1) -> tuple[Shape, ...]:
 def test_leaves_add_up(likeness, ours, library):
     trees = three_parts()
     assert trees.lost(trees.at(likeness)) == pytest.approx({"ours": ours, "library": library})
+
+
+@pytest.mark.parametrize(
+    "names, found", [(("size", "flag"), (2.0, 0.0)), (("size",), (2.0,)), (("a", "size"), (0.0, 2.0))]
+)
+def test_what_a_place_lacks_is_nought(names, found):
+    assert picker(names)({"size": 2.0, "flag": 0.0}) == found
+    assert picker(())({"size": 2.0}) == ()
 
 
 def test_a_measured_shape_is_told_by_the_part_that_has_not_seen_it():

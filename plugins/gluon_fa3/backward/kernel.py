@@ -3,9 +3,11 @@
 A tile is `block_n` keys: a block walks over all queries that see them, of all query heads that share the keys. dK and
 dV stay in registers, and dQ is added up in memory. All tiles walk the same way, from the last queries to the first, and
 through all heads of a block of queries before the next block: those of one head, of which several run at a time, read
-and add to the same memory at about the same time (sections.py has how many heads take turns, and what was measured). Roles: a producer warp, two matrix warp groups of 64 keys each
-(group.py), and for each of them a sender, a warp that takes what the group hands over to memory (helpers.py): dQ's part
-of each step, at a tile's end dV and dK. Group 0 is the default partition.
+and add to the same memory at about the same time (how many heads take turns, and what was measured: sections.py).
+
+Roles: a producer warp, two matrix warp groups of 64 keys each (group.py), and for each of them a sender, a warp that
+takes what the group hands over to memory (helpers.py): dQ's part of each step, at a tile's end dV and dK. Group 0 is
+the default partition.
 
 A block takes one tile, or a block of each SM draws one after the other: the producer draws, tells the rest, and brings
 the next tile's Q, dO and V while the groups still end the last one. Where tiles are few, the query heads that share

@@ -27,6 +27,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     tiles, slots = row_blocks * heads, problem.target.sm_count
     grid = min(slots, tiles)
+    unlike = slots if t.longest_first else 0
     if grid == tiles:  # one tile a block: there is nothing to draw
         t = dataclasses.replace(t, schedule="static")
     arguments = {
@@ -45,7 +46,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, slots) * group,
+        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, unlike) * group,
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }

@@ -253,6 +253,7 @@ def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk
     )
     head_bytes = 2 * (group * problem.seqlen_q * (problem.head_dim + problem.head_dim_v))
     head_bytes += 2 * problem.seqlen_k * problem.head_dim
+    unlike = problem.target.sm_count if problem.causal or problem.window is not None else 0
     items = traits.items(chunk.heads, chunk.tiles * (config["WEIGHTS_N"] // config["WEIGHTS_M"]), tiles_q)
     of = {"q": kept.given["q"], "k": kept.given["k"], "do": kept.given["grad_out"]}
     of |= {one.name: one for one in kept.outputs}
@@ -268,7 +269,7 @@ def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk
         first_tile_k=chunk.tile,
         tiles_q=tiles_q,
         tiles_k=chunk.tiles,
-        section_heads=section_of(chunk.heads, SECTION // head_bytes, items // chunk.heads, problem.target.sm_count),
+        section_heads=section_of(chunk.heads, SECTION // head_bytes, items // chunk.heads, unlike),
         items=items,
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
