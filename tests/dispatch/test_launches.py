@@ -146,9 +146,9 @@ def test_host_code_that_takes_integers_alone_is_bound_each_time(gpu, counted, mo
 
     plain = host.heads_per_section
 
-    def only_integers(masked, row_bytes, rows, group, heads):
-        assert type(rows) is int
-        return plain(masked, row_bytes, rows, group, heads)
+    def only_integers(problem, masked, head_bytes, heads, tiles, group=1):
+        assert type(tiles) is int
+        return plain(problem, masked, head_bytes, heads, tiles, group)
 
     monkeypatch.setattr(host, "heads_per_section", only_integers)
     with registry.use("triton_fa2"):

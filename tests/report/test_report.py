@@ -208,11 +208,11 @@ def test_results_of_another_machine_or_mode_are_said_to_be(read):
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def one_of_sixteen(folder: Path) -> Path:
-    """Every file of raw results, with one of sixteen of its shapes."""
+def one_of_many(folder: Path) -> Path:
+    """Every file of raw results, with one of 32 of its shapes."""
     for path in RESULTS.rglob("*.jsonl"):
         with path.open(encoding="utf-8") as file:
-            kept = [line for line in file if (found := CASE.search(line)) is None or int(found[1], 16) % 16 == 0]
+            kept = [line for line in file if (found := CASE.search(line)) is None or int(found[1], 16) % 32 == 0]
         made = folder / path.relative_to(RESULTS)
         made.parent.mkdir(exist_ok=True)
         made.write_text("".join(kept), encoding="utf-8")
@@ -221,7 +221,7 @@ def one_of_sixteen(folder: Path) -> Path:
 
 def test_the_page_of_raw_results_is_small_and_names_no_other_place(monkeypatch, tmp_path):
     """Every view has rows, of the raw results under an op's own name."""
-    everything = sources.read([one_of_sixteen(tmp_path)])
+    everything = sources.read([one_of_many(tmp_path)])
     made = sheets_of(everything)
     monkeypatch.setattr("registry.report.page.sheets_of", lambda _: made)
     of_op = {found.op: found for found, *_ in made.found if found.run in (found.op, f"h200/{found.op}")}
