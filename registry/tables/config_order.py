@@ -74,7 +74,8 @@ class ConfigTrees:
 
     def _said(self, config: Config) -> tuple[float, ...]:
         """What a config says: its numbers, then which words."""
-        key = None if Noted in map(type, config.values()) else (*config, *config.values())  # to look one up would fix it
+        noted = Noted in map(type, config.values())  # to look one up would fix it
+        key = None if noted else (*config, *config.values())
         found = None if key is None else self._known.get(key)
         if found is None:
             numbers = [config.get(name, 0) for name in self._numbers]
