@@ -95,3 +95,10 @@ def test_how_many_heads_take_turns(sizes, any_order, fixed_order):
         heads, key_blocks = p.batch * p.heads_kv * t.parts, -(-p.seqlen_k // t.block_n)
         queries = p.seqlen_q * p.heads_q // p.heads_kv // t.parts
         assert heads_in_turns(p, heads, key_blocks, queries, ordered) == found
+
+
+@pytest.mark.parametrize("heads, key_blocks", [(1, 1), (64, 1), (3, 40), (200, 16)])
+def test_some_heads_take_turns_on_a_card_of_no_known_size(heads, key_blocks):
+    p = AttentionBackwardProblem.of_shape(Target.named("sm90"), b=1, hq=8, s=2048, d=128, lse=True, causal=True)
+    for ordered in (False, True):
+        assert 1 <= heads_in_turns(p, heads, key_blocks, 2048, ordered) <= heads

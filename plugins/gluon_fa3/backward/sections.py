@@ -35,7 +35,7 @@ def heads_in_turns(problem: Any, heads: int, key_blocks: int, queries: int, orde
     """Few; where tiles are unlike, so many that their tiles are one for each SM. `queries` are those that see a key, of
     all heads that share it. In a fixed order tiles follow each other closely: then more, as far as what they read and
     add to fits the cache, and up to three times that where some blocks share a head."""
-    sms = problem.target.sm_count
+    sms = max(problem.target.sm_count, SHARED)
     if key_blocks <= 1 or heads * key_blocks <= sms:  # all start at once, or by heads: in any order
         return heads if ordered else min(heads, sms // SHARED)
     left, right = window_bounds(problem.causal, problem.window)
