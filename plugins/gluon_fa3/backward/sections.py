@@ -6,10 +6,11 @@ long, and then each brings the queries for itself: of 16 heads an H100's memory 
 blocks work on each, and what is left to the end may be too few tiles for all SMs.
 
 Measured facts. NVIDIA H100, torch 2.11, triton 3.6.0, bf16; ratios of times to those of 16 heads (where tiles wait for
-each other: 16 to 33), single launches back to back, the median of 3 or 4 shuffled rounds (results/h100/sections.json)
+each other: 16 to 33), single launches back to back, the median of 3 or 4 shuffled rounds (sections.json; the way of it
+is benchmarks/head_sections.py)
   tiles alike             29 shapes, long and random: 1, 2, 3, 4, 8, 33 heads 0.945, 0.946, 0.940, 0.943, 0.963, 1.15 by
-                          geometric mean, 4 heads 0.71 to 1.02; D64 16k 0.77 to 0.81 with 1 to 12
-  unlike                  49 shapes: last sections of 0.75, 1, 1.5 tiles an SM 0.979, 0.957 (0.70 to 1.04), 0.961; 4 x
+                          geometric mean, 4 heads 0.72 to 1.02; D64 16k 0.77 to 0.81 with 1 to 12
+  unlike                  49 shapes: last sections of 0.75, 1, 1.5 tiles an SM 0.979, 0.957 (0.71 to 1.04), 0.961; 4 x
                           32/8 heads of 8k, causal, 0.71; all of 16k 0.94 to 1.05 with any number from 1 to 16
   two speeds              23 x 8/2 heads of 5,314: 16 heads 0.95 to 1.41 of their own median, 4 heads 0.91 to 0.99
   as many as the cache    16 MiB of what a head's tiles read and add to: the same for long heads; for short ones, many

@@ -1,0 +1,124 @@
+"""How long gradients take by how many heads take turns (plugins/gluon_fa3/backward/sections.py):
+
+    python benchmarks/head_sections.py SHAPES.txt OUT.json    on a GPU: a shape a line, such as b=4,hq=16,s=4096,d=128
+    python benchmarks/head_sections.py                        without one: measured causal shapes, simulated
+
+On a GPU the first config is launched with each number of heads, and by the rule in force, in rounds in an order that is
+shuffled anew; launches are timed one by one, for what they differ by tells of two speeds. The simulation hands out
+blocks as hardware does, the next one to the first SM that is free, and knows nothing of memory: it says how much longer
+than the work, had it been shared, the last SM takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import registry
+from registry.dispatch.catalog import catalog
+from registry.ops.parts.cases import Case, from_file
+from registry.ops.parts.workload import workload
+from registry.plugins.gluon_fa3.backward import host
+from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
+from registry.plugins.gluon_fa3.backward.traits import TILE_STEPS, SumsTraits, traits_of
+from registry.tuning import journal
+from registry.tuning.machine import describe
+
+HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 33)
+ROUNDS = 4
+RULE = "rule"
+BEFORE = 16
+RESULTS = Path(__file__).with_name("results")
+VARIANT = catalog.get().variants["gluon_fa3_backward"]
+
+
+def launches(case: Case) -> dict[str, Callable[[], Any]]:
+    """A launch by the rule, and one for each number of heads."""
+    load = workload(case, "cuda")
+    problem = load.problem()
+    config = dict(VARIANT.configs_for(problem)[0])
+    found = {}
+    for count in (None, *HEADS):
+        host.heads_in_turns = heads_in_turns if count is None else lambda _, heads, *more, most=count: min(most, heads)
+        bound = load.launches(load.op.bind(VARIANT, problem, config), [load.tensors])[0]
+        bound()  # asks how many
+        found[RULE if count is None else str(count)] = bound
+    host.heads_in_turns = heads_in_turns
+    return found
+
+
+def measured(case: Case) -> dict[str, list[float]]:
+    """[least, median, most] milliseconds of a launch, by how many heads take turns."""
+    import torch
+
+    runs = launches(case)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(7)]
+    took: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name in random.sample(sorted(runs), len(runs)):
+            runs[name]()
+            events[0].record()
+            for event in events[1:]:
+                runs[name]()
+                event.record()
+            torch.cuda.synchronize()
+            took[name] += [one.elapsed_time(other) for one, other in zip(events, events[1:], strict=False)]
+    return {name: [min(ms), statistics.median(ms), max(ms)] for name, ms in took.items()}
+
+
+def span(problem: Any, t: SumsTraits, section: int) -> float:
+    """When the last SM is done, over when all would be, had the work been shared; in steps of a causal mask."""
+    rows = -(-problem.seqlen_q // t.block_m)
+    heads, group = problem.batch * problem.heads_kv * t.parts, problem.heads_q // problem.heads_kv // t.parts
+    ends = [0.0] * problem.target.sm_count
+    for first in range(0, heads, section):
+        for key in range(0, problem.seqlen_k, t.block_n):
+            hidden = min(max(key - (problem.seqlen_k - problem.seqlen_q), 0) // t.block_m, rows - 1)
+            for _ in range(min(section, heads - first)):
+                heapq.heapreplace(ends, ends[0] + (rows - hidden) * group + TILE_STEPS)
+    return max(ends) / statistics.mean(ends)
+
+
+def simulated(target: registry.Target) -> list[tuple[float, float]]:
+    """Of measured causal shapes with more tiles than SMs, and not too many for this: before, and by the rule."""
+    found = []
+    for case in journal.read(RESULTS / "h100" / "attention_backward.jsonl").of("attention_backward"):
+        problem = Case.parse(case.op, case.text).problem(target)
+        config = dict(VARIANT.configs_for(problem)[0])
+        if config["method"] != "sums" or not problem.causal or problem.window is not None:
+            continue
+        t = traits_of(problem, config)
+        heads, blocks = problem.batch * problem.heads_kv * t.parts, -(-problem.seqlen_k // t.block_n)
+        queries = problem.heads_q // problem.heads_kv // t.parts * problem.seqlen_q
+        if blocks > 1 and target.sm_count < heads * blocks <= 20000:
+            section = heads_in_turns(problem, heads, blocks, queries, t.ordered)
+            found.append((span(problem, t, min(BEFORE, heads)), span(problem, t, section)))
+    return found
+
+
+def main() -> int:
+    if len(sys.argv) == 1:
+        spans = simulated(registry.Target.named("H100"))
+        for name, each in zip(("16 heads", "the rule"), zip(*spans, strict=True), strict=True):
+            print(f"{name}: mean {statistics.mean(each):.3f}, worst {max(each):.2f} of {len(each)} shapes")
+        return 0
+    cases, out = from_file("attention_backward", Path(sys.argv[1])), Path(sys.argv[2])
+    import torch
+
+    if not torch.cuda.is_available():
+        print("skipped: there is no CUDA GPU")
+        return 0
+    rows = [{"text": case.text, "ms": measured(case)} for case in cases]
+    machine = describe(registry.Target.of(torch.device("cuda")))
+    out.write_text(json.dumps({"about": __doc__, "machine": machine, "shapes": rows}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
