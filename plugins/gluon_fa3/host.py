@@ -13,7 +13,7 @@ from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, wi
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS
-from registry.toolbox.sections import section_of
+from registry.toolbox.sections import ROUNDS, section_of
 
 KV_SECTION = 32 << 20  # bytes of K and V that a section of heads may take: what stays in a 50 MB L2 cache
 LOG2E = math.log2(math.e)
@@ -27,7 +27,6 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     left, right = window_bounds(problem.causal, problem.window)
     row_blocks = -(-problem.seqlen_q // t.block_m)
     heads, group = problem.batch * problem.heads_q, problem.heads_q // problem.heads_kv
-    kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     tiles = row_blocks * heads
     slots = problem.target.sm_count * t.blocks_per_sm
     grid = min(slots, tiles)
@@ -52,11 +51,21 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, unlike) * group,
+        "section_heads": heads_in_turns(problem, heads // group, row_blocks * group, unlike) * group,
         "scale": PerCall("scale", factor),
         "cap": problem.softcap * LOG2E,
     }
     return [Call(attention_forward, (grid,), arguments, {"T": t}, options(t))]
+
+
+def heads_in_turns(problem: Any, heads: int, tiles: int, slots: int) -> int:
+    """Key heads, each of so many tiles, whose tiles take turns: all that fit the L2 cache, but where tiles are unlike
+    (then `slots` says how many run at once) no more than keep the SMs busy. The longest tiles of a section come first
+    and read all of its keys, so that many heads ask for much memory at once and then for none."""
+    fitting = KV_SECTION // (problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2)
+    if slots:
+        fitting = min(fitting, math.ceil(ROUNDS * slots / tiles))
+    return section_of(heads, fitting, tiles, slots)
 
 
 def options(t: Traits) -> dict[str, int]:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
-from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E
+from registry.plugins.gluon_fa3.host import LOG2E, heads_in_turns
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, window_bounds
 from registry.plugins.gluon_fa3.wide.kernel import attention_wide
 from registry.plugins.gluon_fa3.wide.traits import traits_of
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS
-from registry.toolbox.sections import section_of
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -24,7 +23,6 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     left, right = window_bounds(problem.causal, problem.window)
     row_blocks = -(-problem.seqlen_q // t.block_m)
     heads, group = problem.batch * problem.heads_q * t.halves, problem.heads_q // problem.heads_kv * t.halves
-    kv_bytes = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
     tiles, slots = row_blocks * heads, problem.target.sm_count
     grid = min(slots, tiles)
     unlike = slots if t.longest_first else 0
@@ -46,7 +44,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "row_blocks": row_blocks,
         "heads": heads,
-        "section_heads": section_of(heads // group, KV_SECTION // kv_bytes, row_blocks * group, unlike) * group,
+        "section_heads": heads_in_turns(problem, heads // group, row_blocks * group, unlike) * group,
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }
