@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 Cell = Mapping[str, Any]
+PEERS = {"FlashAttention-3": "fa3", "FlashAttention-4": "fa4"}
+"""How a cell names those that have a version of their own."""
 
 
 def read_cells(path: Path) -> tuple[Cell, list[Cell]]:
@@ -38,7 +40,8 @@ def peer_cells(folder: Path) -> str:
 def table(run: Cell, cells: list[Cell]) -> Iterator[str]:
     """Markdown, line by line, of one run."""
     peers = list(dict.fromkeys(name for cell in cells for name in cell["tflops"] if name != "ours"))
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    absent = {name for name, peer in PEERS.items() if peer not in peers}
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if name not in absent)
     yield f"{run['machine']}; {versions}; {run['of']}"
     yield ""
     yield f"| timed | heads | cells | over the best | least | {' | '.join(f'over {name}' for name in peers)} |"

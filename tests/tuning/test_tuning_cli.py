@@ -184,6 +184,11 @@ def test_cells_beside_peers_become_a_table(tmp_path):
     *_, alike, grouped = plots.peer_cells(tmp_path).splitlines()
     assert alike == "| backward | alike | 2 | 0.500 | 0.250 | 0.500 | 1.000 |  |"
     assert grouped == "| backward | grouped | 1 | 1.500 | 1.500 |  |  | 1.500 |"
+    run["versions"]["FlashAttention-4"] = "4.0"
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
+    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11, FlashAttention-4 4.0; these sources")
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells[:2]])))
+    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11; these sources"), "it was not there"
     (tmp_path / "peer_cells_2.jsonl").write_text(json.dumps(cell))
     with pytest.raises(ValueError, match="kind 'cell', not 'run'"):
         plots.peer_cells(tmp_path)
