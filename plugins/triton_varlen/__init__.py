@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from registry import Design, Requires, Variant, hookimpl
-from registry.plugins.triton_varlen import configs, dense_host, host
+from registry.plugins.triton_varlen import configs, dense_cost, dense_host, host
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import tiled
 
@@ -87,7 +87,7 @@ def registry_variants() -> list[Variant]:
             design=Design(pipeline_stages=3, persistent=True),
             design_of=partial(tiled, persistent=True),
             configs=dense_host.tiles,
-            cost=unknown_cost,
+            cost=dense_cost.cost,
             summary="few queries over many keys, shared out equally among all SMs in one launch: decoding",
         ),
         host.BACKWARD.variant(

@@ -6,7 +6,7 @@ Nothing here hangs on the length but numbers: a cache that grows by a token runs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from registry import Reason
 from registry.ops.attention import calls
@@ -99,23 +99,40 @@ def _rows_first(tensor: StandIn) -> StandIn:
     return StandIn((b, s, h, d), tensor.dtype, (outer, row, head, column), tensor.alignment, tensor.name)
 
 
-def _line(cfg: Any, problem: Any, chunks: int, lines: int, least: int) -> dict[str, int]:
-    """What there is to do in a line, and the share of each program."""
+class Work(NamedTuple):
+    """What there is to do in each line, and the share of each program."""
+
+    lines: int
+    chunks: int
+    """Programs of a line, at most."""
+    heads_in_line: int
+    first_block: int
+    blocks: int
+    """Of a tile."""
+    filling: int
+    share: int
+    total: int
+    tiles: int
+
+    @property
+    def programs(self) -> int:
+        """Of a line."""
+        return -(-self.total // self.share)
+
+
+def work_of(problem: Any, config: Mapping[str, Any]) -> Work:
+    """How the blocks of keys are shared out."""
+    at_once, columns = problem.target.sm_count * config["PER_SM"], config["BLOCK_N"]  # programs
+    lines = lines_of(problem.heads_kv, at_once)
+    chunks = max(1, at_once // lines)
     left, _ = bounds(problem)
-    first = max(problem.seqlen_k - problem.seqlen_q - left, 0) // cfg.BLOCK_N if cfg.LEFT else 0
+    first = max(problem.seqlen_k - problem.seqlen_q - left, 0) // columns if left >= 0 else 0
     # A tile has at least one block, so that it is somebody's and its output is written.
-    blocks = max(-(-problem.seqlen_k // cfg.BLOCK_N) - first, 1)
-    heads_in_line = problem.heads_kv // lines
-    number = problem.batch * heads_in_line * -(-problem.seqlen_q * cfg.GROUP // cfg.BLOCK_M)
-    filling, share = shares(blocks, number, chunks, least)
-    return dict(
-        heads_in_line=heads_in_line,
-        first_block=first,
-        blocks=blocks,
-        filling=filling,
-        share=share,
-        total=(filling + blocks) * number,
-    )
+    blocks = max(-(-problem.seqlen_k // columns) - first, 1)
+    heads_in_line, group = problem.heads_kv // lines, problem.heads_q // problem.heads_kv
+    number = problem.batch * heads_in_line * -(-problem.seqlen_q * group // config["BLOCK_M"])
+    filling, share = shares(blocks, number, chunks, config["LEAST"])
+    return Work(lines, chunks, heads_in_line, first, blocks, filling, share, (filling + blocks) * number, number)
 
 
 def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -135,10 +152,8 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         SIGNED=not scale > 0,
     )
     cfg, options = for_parts(asked, config, cfg)
-    at_once = problem.target.sm_count * config["PER_SM"]  # programs
-    lines = lines_of(problem.heads_kv, at_once)
-    chunks = max(1, at_once // lines)
-    line = _line(cfg, problem, chunks, lines, config["LEAST"])
+    work = work_of(problem, config)
+    parts = work.lines * work.chunks
     left, right = bounds(problem)
     arguments = dict(
         q_ptr=q,
@@ -146,20 +161,25 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
         v_ptr=v,
         out_ptr=out,
         lse_ptr=row_sums(q, "lse") if problem.lse else NOTHING,
-        parts_ptr=StandIn((2 * lines * chunks * cfg.ROWS * (cfg.PADDED_V + 2),), "float32", name="parts"),
-        counters_ptr=Zeroes(lines * chunks),
+        parts_ptr=StandIn((2 * parts * cfg.ROWS * (cfg.PADDED_V + 2),), "float32", name="parts"),
+        counters_ptr=Zeroes(parts),
         **q_strides,
         **k_strides,
         queries=problem.seqlen_q,
         keys=problem.seqlen_k,
         heads=problem.heads_q,
-        **line,
+        heads_in_line=work.heads_in_line,
+        first_block=work.first_block,
+        blocks=work.blocks,
+        filling=work.filling,
+        share=work.share,
+        total=work.total,
         scale_log2=PerCall("scale", 1.0 / problem.softcap if problem.softcap else LOG2_E),
         cap_log2=problem.softcap * LOG2_E,
         window_left=left,
         window_right=right,
     )
-    return [Call(split_dense, (lines, -(-line["total"] // line["share"])), arguments, {"cfg": cfg}, options)]
+    return [Call(split_dense, (work.lines, work.programs), arguments, {"cfg": cfg}, options)]
 
 
 FORWARD = Host(calls.FORWARD, forward)
