@@ -26,6 +26,8 @@ _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
 _PLAIN_TYPES = frozenset(_PLAIN)
 
+GUESSED = 8
+"""Configs, the first ones, whose least guess is the variant's."""
 Configs = Sequence[Config] | Callable[[Any], Sequence[Config]]
 Order = Callable[[Sequence[Config]], Sequence[Config]]
 """What sorts configs, the best guess first."""
@@ -106,6 +108,17 @@ class Variant:
             if type(config) is not dict and not isinstance(config, Mapping):
                 self._check_config(config)
         return found
+
+    def guess(self, problem: Problem) -> Any:
+        """The least that it guesses one of its configs to take; None where it guesses nothing of such problems."""
+        if self.cost is None:
+            return None
+        try:
+            return min([self.cost(problem, config) for config in self.configs_for(problem)[:GUESSED]], default=None)
+        except Exception:  # a problem that it does not run, mostly
+            if noting():
+                raise
+            return None
 
     def reasons(self, problem: Problem) -> list[Reason]:
         """Every reason why this variant may not run the problem with any config."""

@@ -24,6 +24,7 @@ from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
 
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
     from registry.tables import Match, Rule, Table, TableSet, Use
+    from registry.tables.closer import Guess
     from registry.tables.nearest import Advice
 
 
@@ -236,7 +237,20 @@ def advice_of(table: Table, rule: Rule, problem: Problem, likeness: Mapping[str,
     from registry.tables.measured import neighbours_of
 
     neighbours = neighbours_of(table, rule)
-    return neighbours.ask(likeness or problem.likeness()) if neighbours is not None else None
+    if neighbours is None:
+        return None
+    return neighbours.ask(likeness or problem.likeness(), guess=guesses_of(problem))
+
+
+def guesses_of(problem: Problem) -> Guess:
+    """What each variant guesses of a problem; None where there is none of that name."""
+    variants = catalog.get().variants
+
+    def guess(name: str) -> Any:
+        variant = variants.get(name)
+        return variant.guess(problem) if variant is not None else None
+
+    return guess
 
 
 def _nearest(match: Match, problem: Problem) -> str:

@@ -24,6 +24,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from registry import garbage, notices
+from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
@@ -66,6 +67,8 @@ class MeasuredSizes:
     """Of rules that rank by them."""
     config_trees: Mapping[int, Mapping[str, ConfigTrees]] = field(default_factory=dict)
     """Of rules that pick configs by them, by variant."""
+    closer: Mapping[int, Closer] = field(default_factory=dict)
+    """Of rules that take a closer look."""
     _sorted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def wrong_parts(self) -> list[str]:
@@ -74,7 +77,8 @@ class MeasuredSizes:
         chosen = [
             (f" for configs of {name}", one.trees) for of in self.config_trees.values() for name, one in of.items()
         ]
-        for what, trees in [*(("", trees) for trees in self.trees.values()), *chosen]:
+        looks = [(" of a closer look", one.trees) for one in self.closer.values()]
+        for what, trees in [*(("", trees) for trees in self.trees.values()), *looks, *chosen]:
             for at in range(len(trees.parts)):
                 try:
                     trees.parts[at]
@@ -88,7 +92,8 @@ class MeasuredSizes:
         if not rule.nearest or not shapes or not set(rule.nearest) <= set(self.coordinates):
             return None
         trees, config_trees = self.trees.get(rule.index), self.config_trees.get(rule.index, {})
-        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes, trees, config_trees)
+        closer = self.closer.get(rule.index)
+        return Neighbours(self.coordinates, rule.nearest, self.contestants, shapes, trees, config_trees, closer)
 
     def nearest(self, rule: Rule, facts: Mapping[str, Any]) -> Nearest | None:
         """The shape behind a rule that these facts are nearest to, None where the rule has none."""
@@ -236,6 +241,7 @@ class _File(Struct, forbid_unknown_fields=True):
     contestants: list[tuple[Name, dict[str, int | str | bool]]]
     rules: dict[str, list[_Flat]]
     trees: dict[str, _Trees] = {}
+    closer: dict[str, _Trees] = {}
     config_trees: dict[str, dict[Name, _Trees]] = {}
 
 
@@ -264,6 +270,7 @@ def _checked(file: _File) -> MeasuredSizes:
             int(i): {name: ConfigTrees(one.made()) for name, one in found.items()}
             for i, found in file.config_trees.items()
         },
+        {int(index): Closer(found.made()) for index, found in file.closer.items()},
     )
 
 
@@ -292,7 +299,8 @@ def _trees_text(found: MeasuredSizes) -> str:
         chosen.append(
             f'"{index}": {{\n' + ",\n".join(f'"{name}": {_listed(each[name].trees)}' for name in sorted(each)) + "}"
         )
-    named = (("trees", rules), ("config_trees", chosen))
+    looks = [f'"{index}": {_listed(one.trees)}' for index, one in sorted(found.closer.items())]
+    named = (("trees", rules), ("closer", looks), ("config_trees", chosen))
     return "".join(f',\n"{name}": {{\n' + ",\n".join(parts) + "\n}" for name, parts in named if parts)
 
 

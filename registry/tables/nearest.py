@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from registry.tables.closer import Closer, Guess, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
 from registry.tables.trees import Trees, picker
@@ -86,7 +87,7 @@ class Advice:
     without: int | None = None
     """The place of a shape that must not answer."""
     expected: Mapping[str, float] | None = None
-    """What trees expect each variant to lose, where the rule has any."""
+    """What trees expect each variant to lose, where the rule has any; by a closer look, where that was taken."""
     likeness: Mapping[str, float] = field(default_factory=dict)
     """Of the problem: what trees for configs ask about."""
     _orders: dict[Any, Sequence[Config]] = field(default_factory=dict, init=False, compare=False)
@@ -195,6 +196,11 @@ class Advice:
             found = self._orders[key] = self._by_trees(variant, trees, configs, None)
         return found
 
+    @functools.cached_property
+    def close(self) -> bool:
+        """Whether it takes a closer look to tell who is first."""
+        return self.expected is not None and close(self.expected) and not self.measured
+
     @property
     def measured(self) -> bool:
         """Whether the problem counts as one that was measured itself."""
@@ -252,9 +258,11 @@ class Neighbours:
     """What ranks the variants, where the rule has them; else the nearest do."""
     config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
     """By variant, what ranks its configs; else the nearest do."""
+    closer: Closer | None = None
+    """What ranks variants that are expected to take about as long."""
     _known: dict[int, dict[str, _Known]] = field(init=False, default_factory=dict)
     """By the place of a shape, once it was near."""
-    _answers: dict[Point, Advice] = field(init=False, default_factory=dict)
+    _answers: dict[Any, Advice] = field(init=False, default_factory=dict)
     """Sizes count in steps, so that many a new problem lies where another did."""
 
     def __post_init__(self) -> None:
@@ -269,8 +277,25 @@ class Neighbours:
         pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
         return tree_of([tuple([w * shape.point[place] for w, place in pairs]) for shape in self.shapes])
 
-    def ask(self, likeness: Mapping[str, float], without: int | None = None) -> Advice | None:
-        """What the shapes say of a problem, leaving out that at one place; None where there are none."""
+    def ask(
+        self, likeness: Mapping[str, float], without: int | None = None, guess: Guess | None = None
+    ) -> Advice | None:
+        """What the shapes say of a problem of which variants guess so much, leaving out the shape at one place; None
+        where there are none."""
+        found = self._answer(likeness, without)
+        if self.closer is None or guess is None or found is None or not found.close:
+            return found
+        at = self.closer.at(likeness, guess)
+        key = at if without is None else None
+        closer = self._answers.get(key)
+        if closer is None:
+            expected = self.closer.trees.lost(at, without)
+            closer = Advice(self, found.here, without, {**(found.expected or {}), **expected}, likeness)
+            if key is not None:
+                self._answers[key] = closer
+        return closer
+
+    def _answer(self, likeness: Mapping[str, float], without: int | None) -> Advice | None:
         if not self.shapes:
             return None
         here = tuple(map(operator.mul, self._scale, self._place(likeness)))

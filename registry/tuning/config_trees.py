@@ -23,11 +23,12 @@ for 1.0, `gluon_fa3_backward` (2,681) 0.8 for 0.7, `gluon_decode` (1,176) 2.1 fo
 for 2.5. A half more trees at a rate of 0.2 find 0.1% more here and there, and take as much longer. A guess that they
 could correct (`Variant.cost`) has `triton_matmul` lose 0.3% less, but a decision takes 60 us longer: its answers are no
 longer those of all problems that lie in the same place."""
-MANY = 3000
+MANY = 2000
 """Shapes, from which on a variant that guesses has the following."""
 GUESSED = Extent(trees=12, leaves=256, rate=0.4, columns=1.0)
 """Where a variant guesses costs its configs are asked about anew for each problem, which 24 trees would have take 25 us
-longer (`gluon_fa3` with 3,563 shapes loses 0.33% with these, 0.33 to 0.37 with those and with more and larger ones)."""
+longer (`gluon_fa3` with 3,563 shapes loses 0.33% with these, 0.33 to 0.37 with those and with more and larger ones;
+`triton_split` with 2,437 1.26, and 1.27 with 24)."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)

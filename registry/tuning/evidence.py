@@ -17,6 +17,7 @@ from typing import Any
 from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.dispatch.catalog import catalog
+from registry.dispatch.select import guesses_of
 from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
@@ -75,7 +76,7 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     for place, case in enumerate(found.cases):
         shape = found.shapes[place]
         here = dict(zip(found.coordinates, shape.point, strict=True))
-        advice = neighbours.ask(here, without=place) if neighbours is not None else None
+        advice = neighbours.ask(here, place, guesses_of(found.problems[place])) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
         entry = _picked(found, place, ranked, advice, settings)
         told = {found.contestants[result.contestant][0] for result in shape.results}
@@ -218,7 +219,12 @@ def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, s
     claimed: Any = rule.evidence
     run = claimed.run
     try:
-        before = Earlier(rule.nearest or {}, beside.trees.get(rule.index), beside.config_trees.get(rule.index, {}))
+        before = Earlier(
+            rule.nearest or {},
+            beside.trees.get(rule.index),
+            beside.config_trees.get(rule.index, {}),
+            beside.closer.get(rule.index),
+        )
         fitted = fit(results.of(op), results.machine, settings, before)
     except ValueError as error:
         return [f"{run}: {error}"]

@@ -24,10 +24,12 @@ from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
+from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.measured import MeasuredSizes
 from registry.tables.nearest import NEVER, Config, Result, Shape
 from registry.tables.trees import Trees
+from registry.tuning.closer import closer_look
 from registry.tuning.config_trees import Timed, fitted_config_trees
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.trees import fitted_trees
@@ -78,6 +80,7 @@ class Fit:
     weights: dict[str, float]
     trees: Trees | None
     config_trees: Mapping[str, ConfigTrees]
+    closer: Closer | None
     libraries: frozenset[str]
     """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     target: Target
@@ -91,7 +94,9 @@ class Fit:
         facts = op_named(self.op).tuning.leading
         trees = {0: self.trees} if self.trees is not None else {}
         chosen = {0: self.config_trees} if self.config_trees else {}
-        return MeasuredSizes(facts, sizes, self.coordinates, {0: tuple(self.shapes)}, self.contestants, trees, chosen)
+        closer = {0: self.closer} if self.closer is not None else {}
+        shapes = {0: tuple(self.shapes)}
+        return MeasuredSizes(facts, sizes, self.coordinates, shapes, self.contestants, trees, chosen, closer)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Earlier:
     weights: Mapping[str, float]
     trees: Trees | None = None
     config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
+    closer: Closer | None = None
 
 
 def fit(
@@ -152,16 +158,19 @@ def fit(
         each = zip(itertools.count(), shapes, timed, strict=False)
         chosen = [_as_chosen(*one, named, config_trees) for one in each]
         weights = found_weights(coordinates, named, chosen)
-        before = Earlier(weights, fitted_trees(coordinates, named, chosen, weights))
+        trees = fitted_trees(coordinates, named, chosen, weights)
+        closer = closer_look(trees, coordinates, named, chosen, problems) if trees is not None else None
+        before = Earlier(weights, trees, closer=closer)
     every = [one.trees for one in config_trees.values()] + ([before.trees] if before.trees is not None else [])
+    every += [before.closer.trees] if before.closer is not None else []
     asked_about = {*before.weights, *(name for trees in every for name in trees.coordinates)}
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]
     coordinates = tuple(coordinates[place] for place in kept)
     taken, could = {id(case) for case in fair}, {id(case) for case in whole}
     skipped = {case.text: BY_LAUNCHES if id(case) in could else UNEVEN for case in cases if id(case) not in taken}
-    found = coordinates, named, dict(before.weights), before.trees, config_trees, libraries, target, skipped
-    return Fit(op, fair, shapes, problems, declared, timed, *found)
+    found = coordinates, named, dict(before.weights), before.trees, config_trees, before.closer
+    return Fit(op, fair, shapes, problems, declared, timed, *found, libraries, target, skipped)
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
+from registry.contract.noted import Notes
 from registry.ops.attention.problem import AttentionProblem
 
 H100 = Target.named("H100")
@@ -176,6 +177,19 @@ def test_a_variant_is_legal_if_one_config_is():
     assert variant.legal_configs(problem()) == [{"bytes": 10}]
     tight = Variant("test.v", op="attention", run=lambda: None, requires=requires, configs=[{"bytes": 10**6}])
     assert [r.code for r in tight.reasons(problem())] == ["resources"]
+
+
+def test_a_variant_guesses_by_its_best_config_and_nothing_of_what_it_does_not_know():
+    def cost(asked, config):
+        return {64: 3.0, 128: 2.0}[config["rows"]] * asked.head_dim
+
+    known = [{"rows": 64}, {"rows": 128}]
+    variant = Variant("test.v", op="attention", run=lambda: None, requires=Requires(), configs=known, cost=cost)
+    assert variant.guess(problem(d=8)) == 16.0
+    assert replace(variant, configs=[{"rows": 32}]).guess(problem()) is None
+    assert replace(variant, cost=None).guess(problem()) is None
+    with Notes(), pytest.raises(KeyError):  # what fails then says nothing of the question
+        replace(variant, configs=[{"rows": 32}]).guess(problem())
 
 
 @pytest.mark.parametrize(
