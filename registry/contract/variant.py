@@ -54,8 +54,9 @@ class Variant:
               where such a variant is chosen, compiled graphs hold those operations.
     waits     optional: `waits(problem)`, whether `run` reads values of the device on the host, and so waits for it: in
               the capture of a CUDA graph, which cannot hold that, the call is refused.
-    cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit. A table corrects it by
-              what was measured on the shapes nearest to a problem, and takes the config that is left with the least.
+    cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit, best in microseconds. A
+              table corrects it by what was measured, and takes the config that is left with the least. Where variants
+              are expected to take about as long, tables ask what each of them guesses, too.
     builds_each_size
               whether its library builds a kernel for each size at the first call of it, which takes milliseconds and is
               in no measurement. Where sizes are likely to be new at every call (`Problem.growing`), it goes behind the

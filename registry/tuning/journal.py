@@ -212,8 +212,8 @@ class Results:
         return list(dict.fromkeys(case.op for case in self.cases.values()))
 
     def joined(self, others: Sequence[Results]) -> Results:
-        """With the cases of other devices of the same architecture that this one was not measured on: what is fastest
-        on one is mostly fastest on the other. Raises ResultsError for another architecture."""
+        """With the cases of other devices of the same architecture: what is fastest on one is mostly fastest on the
+        other. A shape that was measured on several is a case of each. Raises ResultsError for another architecture."""
         cases = dict(self.cases)
         for other in others:
             if other.machine.get("arch") != self.machine.get("arch"):
@@ -222,7 +222,8 @@ class Results:
                     f"{other.path}: was measured on {other.machine.get('arch', 'nothing')}, not {is_not}"
                 )
             for name, case in other.cases.items():
-                cases.setdefault(name, replace(case, machine=other.machine))
+                here = f"{name} on {other.machine.get('device', other.path)}" if name in self.cases else name
+                cases.setdefault(here, replace(case, machine=other.machine))
         return replace(self, cases=cases)
 
 

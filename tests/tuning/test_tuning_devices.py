@@ -45,15 +45,17 @@ def raw(tmp_path):
     )
 
 
-def test_cases_of_another_device_join_where_this_one_has_none_and_are_problems_of_that_device(raw):
+def test_cases_of_another_device_join_beside_those_of_the_same_shape_and_are_problems_of_that_device(raw):
     own, other = map(journal.read, raw)
     joined = own.joined([other])
-    assert [case.machine for case in joined.of("attention")] == [None, None, None, H100, H100]
+    assert [case.machine for case in joined.of("attention")] == [None, None, None, H100, H100, H100]
     assert len(own.cases) == 3  # as it was
     found = fit(joined.of("attention"), joined.machine)
-    assert [problem.target.sm_count for problem in found.problems] == [132, 132, 132, 114, 114]
-    lost = {case.text: [r.lost for r in shape.results] for case, shape in zip(found.cases, found.shapes, strict=True)}
-    assert lost["b=2,hq=8,s=1024,d=64"][0] == 0 < lost["b=2,hq=8,s=9000,d=64"][0]
+    assert [problem.target.sm_count for problem in found.problems] == [132, 132, 132, 114, 114, 114]
+    each = zip(found.cases, found.shapes, strict=True)
+    lost = {(case.text, case.machine is None): shape.results[0].lost for case, shape in each}
+    assert lost["b=2,hq=8,s=1024,d=64", True] == 0 < lost["b=2,hq=8,s=1024,d=64", False]
+    assert lost["b=2,hq=8,s=9000,d=64", False] > 0
 
 
 def test_another_architecture_does_not_join(raw, tmp_path):
@@ -68,7 +70,7 @@ def test_a_table_of_two_devices_names_both_runs_and_proves_against_both(raw, tmp
     assert main(["tune", "attention", "--fit-only", *given]) == 0
     table = load_files([path]).tables[0]
     said = table.rules[0].evidence
-    assert (said.device, said.run, said.also, said.cases) == ("NVIDIA H200", "h200/attention", ["h100/attention"], 5)
+    assert (said.device, said.run, said.also, said.cases) == ("NVIDIA H200", "h200/attention", ["h100/attention"], 6)
     assert "NVIDIA H200 and NVIDIA H100 PCIe" in path.read_text(encoding="utf-8").replace("\n# ", " ")
     assert "run h200/attention and h100/attention, " in evidence_text(to_builtins(said))
     assert evidence.verify(table, tmp_path) == []
