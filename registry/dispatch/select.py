@@ -267,6 +267,9 @@ def _nearest(match: Match, problem: Problem) -> str:
         question = Question(problem, Moment.now(), ())
         may_run = [n for n in advice.lost if n in question.variants and not question.reasons(question.variants[n])]
         said = f"; {'near' if advice.expected is None else 'expected'} here {advice.text(may_run)}" if may_run else ""
+        guess = guesses_of(problem) if advice.guessing else None
+        guessed = [f"{name} {one:.3g}" for name in advice.guessing if guess and (one := guess(name)) is not None]
+        said += f", by a closer look at what they guess: {', '.join(guessed)}" if guessed and said else ""
     return f"{found}{said}" if found is not None else "none: the rule was not measured"
 
 

@@ -90,8 +90,12 @@ class Advice:
     """What trees expect each variant to lose, where the rule has any; by a closer look, where that was taken."""
     likeness: Mapping[str, float] = field(default_factory=dict)
     """Of the problem: what trees for configs ask about."""
+    guessing: tuple[str, ...] = ()
+    """The variants whose guesses a closer look asked for."""
     _orders: dict[Any, Sequence[Config]] = field(default_factory=dict, init=False, compare=False)
     """Of variants that guess no cost: what they were answered before, for problems that lie here, too."""
+    _ranked: dict[Any, list[str]] = field(default_factory=dict, init=False, compare=False)
+    """What was answered of variants."""
 
     @functools.cached_property
     def _found(self) -> list[tuple[float, int]]:
@@ -173,9 +177,14 @@ class Advice:
         """These variants, that which is expected to lose least first; a library's where others are expected to gain
         little, which is no more than that: on a shape that was measured itself it is known. Ties stay in the order
         given."""
-        far, little = self.far, LITTLE if self.expected is not None and self._same is None else 0.0
-        expected = {name: self.lost.get(name, UNKNOWN) + (0.0 if name in libraries else little) for name in names}
-        return sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
+        asked = (*names, None, *libraries)
+        ranked = self._ranked.get(asked)
+        if ranked is None:
+            far, little = self.far, LITTLE if self.expected is not None and self._same is None else 0.0
+            expected = {name: self.lost.get(name, UNKNOWN) + (0.0 if name in libraries else little) for name in names}
+            ranked = sorted(names, key=lambda name: (far and name not in libraries, expected[name]))
+            self._ranked[asked] = ranked
+        return list(ranked)
 
     def configs(
         self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
@@ -290,7 +299,8 @@ class Neighbours:
         closer = self._answers.get(key)
         if closer is None:
             expected = self.closer.trees.lost(at, without)
-            closer = Advice(self, found.here, without, {**(found.expected or {}), **expected}, likeness)
+            expected = {**(found.expected or {}), **expected}
+            closer = Advice(self, found.here, without, expected, likeness, self.closer.names)
             if key is not None:
                 self._answers[key] = closer
         return closer

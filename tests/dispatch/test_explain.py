@@ -8,8 +8,9 @@ import pytest
 from registry.cli import main
 from registry.contract.target import Target
 from registry.dispatch import in_force
-from registry.dispatch.select import decide
+from registry.dispatch.select import decide, guesses_of
 from registry.ops.known import all_ops, op_named
+from registry.ops.parts.cases import Case
 from registry.tables.measured import read_beside
 
 TARGETS = ("H200", "RTX 3090", "cpu")
@@ -72,3 +73,18 @@ def test_the_command_says_it_once_for_each_rule(name, shape, capsys):
         label = "nearest" if because == found["because"] else f"{because}; nearest measured shape:"
         measured = "measured " if because == found["because"] and not nearest.startswith("none") else ""
         assert text.count(f"{label} {measured}{nearest}") == 1
+
+
+def test_a_closer_look_says_what_was_guessed():
+    shapes = [
+        {"hq": 32, "hkv": 8, "s": queries, "sk": 3000 * queries, "d": 128} for queries in (1, 2, 8, 17, 32, 64, 128)
+    ]
+    said = 0
+    for shape in shapes:
+        problem = Case.of("attention", **shape).problem(Target.named("H200"))
+        nearest = decide(problem).nearest
+        if "by a closer look at what they guess" in nearest:
+            said += 1
+            for name in ("gluon_fa3", "triton_split"):
+                assert f"{name} {guesses_of(problem)(name):.3g}" in nearest
+    assert 0 < said < len(shapes), "only where two are expected to take about as long"

@@ -43,6 +43,8 @@ def test_guesses_count_in_steps_alone_and_over_the_least():
 def test_where_the_first_two_are_close_guesses_decide(guess, first):
     ranked = neighbours().ask({"size": 1.4}, guess=guess.get).ranked(["library", "theirs", "ours"], ["library"])
     assert ranked[0] == first
+    assert neighbours().ask({"size": 1.4}, guess=guess.get).guessing == ("ours", "theirs")
+    assert neighbours().ask({"size": 1.4}).guessing == ()
 
 
 def test_nobody_is_asked_where_one_is_far_ahead_or_the_shape_was_measured():
