@@ -1,8 +1,8 @@
 """Which of a variant's configs is expected to be fastest on a problem: trees that ask about both tell it.
 
 What they add up is the log time of a config beyond what its variant guesses (`Variant.cost`), if it guesses anything.
-A config is told by its place in the order that its variant would try them in, by how many times the shortest its
-guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them was
+A config is told by its place in the order that its variant would try them in, by how many octaves above the shortest
+its guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them was
 measured.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from registry.contract.likeness import octaves
 from registry.contract.noted import Noted, noting
 from registry.tables.trees import OWN, Trees
 
@@ -68,9 +69,10 @@ class ConfigTrees:
         return [(name, word) for name, _, word in pairs]
 
     def told(self, order: Sequence[tuple[Config, float]]) -> list[tuple[float, ...]]:
-        """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs."""
+        """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs.
+        Guesses count in steps, as sizes do: what is learnt of a noted one is between which edges it lies."""
         least = order[0][1]
-        return [(place, guess / least, *self._said(config)) for place, (config, guess) in enumerate(order)]
+        return [(place, octaves(guess / least), *self._said(config)) for place, (config, guess) in enumerate(order)]
 
     def _said(self, config: Config) -> tuple[float, ...]:
         """What a config says: its numbers, then which words."""

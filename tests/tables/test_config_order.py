@@ -30,12 +30,17 @@ def _tree(listed):
 def test_what_is_asked_of_configs():
     assert coordinates_of(CONFIGS) == (PLACE, GUESS, "config.BLOCK", "config.MODE=coop", "config.MODE=pingpong")
     trees = config_trees(SMALL_IS_FAST)
-    assert trees.told(own_order(CONFIGS, None)) == [(0, 1.0, 128, False), (1, 1.0, 64, False), (2, 1.0, 64, True)]
+    assert trees.told(own_order(CONFIGS, None)) == [(0, 0.0, 128, False), (1, 0.0, 64, False), (2, 0.0, 64, True)]
+
+
+def test_a_guess_counts_in_octaves_above_the_least():
+    guessed = [({"BLOCK": 64}, 3.0), ({"BLOCK": 64}, 6.0), ({"BLOCK": 64}, 12.1)]
+    assert [one[1] for one in config_trees(SMALL_IS_FAST).told(guessed)] == [0.0, 1.0, 2.0]
 
 
 def test_a_config_that_lacks_a_value_or_has_others_is_asked_about_all_the_same():
     (told,) = config_trees(SMALL_IS_FAST).told([({"WIDTH": 8, "DEEP": True}, 3.0)])
-    assert told == (0, 1.0, 0, False)
+    assert told == (0, 0.0, 0, False)
 
 
 def test_the_fastest_is_first_and_ties_stay_in_the_variants_order():
