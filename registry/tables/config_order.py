@@ -2,8 +2,8 @@
 
 What they add up is the log time of a config beyond what its variant guesses (`Variant.cost`), if it guesses anything.
 A config is told by its place in the order that its variant would try them in, by how many octaves above the shortest
-its guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them was
-measured.
+its guess is, and by its values. So what was learnt of one config counts for those like it, on shapes where none of them
+was measured.
 """
 
 from __future__ import annotations
