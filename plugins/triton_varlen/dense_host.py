@@ -112,7 +112,6 @@ class Work(NamedTuple):
     filling: int
     share: int
     total: int
-    tiles: int
 
     @property
     def programs(self) -> int:
@@ -132,7 +131,7 @@ def work_of(problem: Any, config: Mapping[str, Any]) -> Work:
     heads_in_line, group = problem.heads_kv // lines, problem.heads_q // problem.heads_kv
     number = problem.batch * heads_in_line * -(-problem.seqlen_q * group // config["BLOCK_M"])
     filling, share = shares(blocks, number, chunks, config["LEAST"])
-    return Work(lines, chunks, heads_in_line, first, blocks, filling, share, (filling + blocks) * number, number)
+    return Work(lines, chunks, heads_in_line, first, blocks, filling, share, (filling + blocks) * number)
 
 
 def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:

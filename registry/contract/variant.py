@@ -115,7 +115,8 @@ class Variant:
         if self.cost is None:
             return None
         try:
-            return min([self.cost(problem, config) for config in self.configs_for(problem)[:GUESSED]], default=None)
+            configs = self.configs_for(problem)[:GUESSED]
+            return max(min([self.cost(problem, config) for config in configs]), 1e-9)
         except Exception:  # a problem that it does not run, mostly
             if noting():
                 raise

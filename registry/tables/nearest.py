@@ -291,33 +291,30 @@ class Neighbours:
     ) -> Advice | None:
         """What the shapes say of a problem of which variants guess so much, leaving out the shape at one place; None
         where there are none."""
-        found = self._answer(likeness, without)
-        if self.closer is None or guess is None or found is None or not found.close:
-            return found
-        at = self.closer.at(likeness, guess)
-        key = at if without is None else None
-        closer = self._answers.get(key)
-        if closer is None:
-            expected = self.closer.trees.lost(at, without)
-            expected = {**(found.expected or {}), **expected}
-            closer = Advice(self, found.here, without, expected, likeness, self.closer.names)
-            if key is not None:
-                self._answers[key] = closer
-        return closer
-
-    def _answer(self, likeness: Mapping[str, float], without: int | None) -> Advice | None:
         if not self.shapes:
             return None
-        here = tuple(map(operator.mul, self._scale, self._place(likeness)))
-        if without is not None:
-            return Advice(self, here, without, self._expected(likeness, without), likeness)
-        key = self._key(likeness)
+        key: Any = self._key(likeness) if without is None else None
         found = self._answers.get(key)
         if found is None:
+            here = tuple(map(operator.mul, self._scale, self._place(likeness)))
+            found = self._kept(key, Advice(self, here, without, self._expected(likeness, without), likeness))
+        if self.closer is None or guess is None or not found.close:
+            return found
+        at = self.closer.at(likeness, guess)
+        key = (key, at) if without is None else None
+        closer = self._answers.get(key)
+        if closer is None:
+            expected = {**(found.expected or {}), **self.closer.trees.lost(at, without)}
+            closer = self._kept(key, Advice(self, found.here, without, expected, likeness, self.closer.names))
+        return closer
+
+    def _kept(self, key: Any, answer: Advice) -> Advice:
+        """Kept for others that lie here and, where it was asked, guess as much; not what leaves a shape out."""
+        if key is not None:
             if len(self._answers) >= ANSWERS:
                 self._answers = {}
-            found = self._answers[key] = Advice(self, here, None, self._expected(likeness), likeness)
-        return found
+            self._answers[key] = answer
+        return answer
 
     def _expected(self, likeness: Mapping[str, float], without: int | None = None) -> Mapping[str, float] | None:
         return self.trees.lost(self.trees.at(likeness), without) if self.trees is not None else None

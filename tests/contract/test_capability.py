@@ -188,6 +188,9 @@ def test_a_variant_guesses_by_its_best_config_and_nothing_of_what_it_does_not_kn
     assert variant.guess(problem(d=8)) == 16.0
     assert replace(variant, configs=[{"rows": 32}]).guess(problem()) is None
     assert replace(variant, cost=None).guess(problem()) is None
+    assert replace(variant, configs=lambda asked: []).guess(problem()) is None
+    assert replace(variant, cost=lambda asked, config: "long").guess(problem()) is None
+    assert replace(variant, cost=lambda asked, config: 0).guess(problem()) > 0
     with Notes(), pytest.raises(KeyError):  # what fails then says nothing of the question
         replace(variant, configs=[{"rows": 32}]).guess(problem())
 

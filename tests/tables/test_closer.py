@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from registry.contract.noted import Notes
-from registry.tables import measured
+from registry.tables import measured, nearest
 from registry.tables.closer import CLOSE, NO_GUESS, Closer, close, coordinates_of, told
 from registry.tables.nearest import Neighbours, Result, Shape
 from registry.tables.trees import trees_of
@@ -66,6 +66,16 @@ def test_problems_in_one_place_are_told_by_their_own_guesses():
     ):
         assert asked.ask({"size": 1.4}, guess=guess.get).ranked(["theirs", "ours"], [])[0] == first
     assert asked.ask({"size": 1.4}).ranked(["theirs", "ours"], [])[0] == "ours", "without guesses"
+
+
+def test_answers_are_kept_and_not_too_many(monkeypatch):
+    monkeypatch.setattr(nearest, "ANSWERS", 8)
+    asked, first = neighbours(), {"ours": 4.0, "theirs": 2.0}
+    assert asked.ask({"size": 1.4}, guess=first.get) is asked.ask({"size": 1.4}, guess=first.get)
+    for more in range(100):
+        asked.ask({"size": 1.4}, guess={"ours": 4.0, "theirs": 2.0 + more}.get)
+        assert 0 < len(asked._answers) <= 8
+    assert asked.ask({"size": 1.4}, without=1, guess=first.get).guessing and len(asked._answers) <= 8
 
 
 def test_close_is_a_difference_of_the_first_two():
