@@ -22,13 +22,19 @@ from slow_cores import arithmetic, many_functions, slower_by
 
 import registry
 from registry.dispatch.plan_cache import ENTRIES, forget_plans
+from registry.dispatch.scope import EMPTY
 from registry.ops.attention.op import attention
+from registry.ops.known import op_named
 from registry.ops.matmul.op import matmul
+from registry.tuning.grids import grid
 
 DECISION_US = 2.0
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
 NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
+RANDOM_US, SLOWEST_US = 300.0, 600.0
+"""The same for shapes drawn at random, each of another kind than the one before: in the median, and at the 95th
+percentile, where more of the tables is looked at for the first time."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
 LAUNCHED_US = 40.0
@@ -128,6 +134,37 @@ def test_a_new_shape_is_within_its_budget(op):
     new = new_shapes()[op]
     new()
     check_budget(NEW_SHAPE_US, lambda: best_us(new, number=50, repeat=40)[0])
+
+
+DRAWS = [f"random:{seed}:500" for seed in range(660101, 660104)]
+"""Shapes that no table was fitted to; by the first hundred most variants were asked about once."""
+
+
+def random_shapes(op, draw, first=100):
+    """What a plan took of each of these shapes but the first, in microseconds: in the median and at the 95th
+    percentile."""
+    found, asked = [], op_named(op)
+    gc.collect()
+    for problem in [case.problem(H200) for case in grid(op, draw)]:
+        begun = time.thread_time()
+        asked._plan(problem, EMPTY, False)
+        found.append((time.thread_time() - begun) * 1e6)
+    found = sorted(found[first:])
+    return found[len(found) // 2], found[int(len(found) * 0.95)]
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+def test_random_shapes_are_within_their_budget(op):
+    """Each is asked about once, as in a process that serves: what the best of many runs takes is another matter."""
+    tried = []
+    for draw in DRAWS:
+        slower = slower_by(arithmetic, many_functions)
+        median, late = random_shapes(op, draw)
+        slower = max(slower, slower_by(arithmetic, many_functions), 1.0)
+        if median / slower < RANDOM_US and late / slower < SLOWEST_US:
+            return
+        tried.append(f"{median:.0f}, {late:.0f} on a core {slower:.2f} times as slow as that of the budget")
+    pytest.fail("us in the median and at the 95th percentile: " + "; ".join(tried))
 
 
 def grown_lengths(monkeypatch, length=1000, launched=False):

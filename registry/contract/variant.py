@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from registry.contract.capability import (
     Config,
@@ -31,6 +32,15 @@ GUESSED = 8
 Configs = Sequence[Config] | Callable[[Any], Sequence[Config]]
 Order = Callable[[Sequence[Config]], Sequence[Config]]
 """What sorts configs, the best guess first."""
+
+
+class _Asked(NamedTuple):
+    """What a variant has answered about one problem: a decision asks for it several times."""
+
+    problem: Problem
+    configs: list[Config]
+    costs: dict[int, Any]
+    """By the id of one of those, what it is guessed to take: of the first, once a guess was asked for."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class Variant:
     builds_each_size: bool = False
     summary: str = ""
     origin: str = field(default="", compare=False)
+    _last: list[_Asked] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What was asked last, if anything was."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -102,21 +114,40 @@ class Variant:
 
     def configs_for(self, problem: Problem) -> list[Config]:
         """The declared configs for a problem, best first, legal or not."""
-        if not callable(self.configs):
-            return list(self.configs)
-        found = list(self.configs(problem))
+        return list(self._asked(problem).configs if callable(self.configs) else self.configs)
+
+    def _asked(self, problem: Problem) -> _Asked:
+        """Kept for the problem that was asked about last."""
+        for asked in self._last:
+            if asked.problem is problem:
+                return asked
+        found = list(self.configs(problem) if callable(self.configs) else self.configs)
         for config in found:
             if type(config) is not dict and not isinstance(config, Mapping):
                 self._check_config(config)
-        return found
+        asked = _Asked(problem, found, {})
+        self._last[:] = [asked]
+        return asked
+
+    def costs(self, problem: Problem) -> Callable[[Config], Any] | None:
+        """What guesses how long each config takes; None where it guesses nothing."""
+        cost = self.cost
+        if cost is None:
+            return None
+        for asked in self._last:
+            if asked.problem is problem and asked.costs:
+                return functools.partial(_guessed, asked.costs, cost, problem)
+        return functools.partial(cost, problem)
 
     def guess(self, problem: Problem) -> Any:
         """The least that it guesses one of its configs to take; None where it guesses nothing of such problems."""
         if self.cost is None:
             return None
         try:
-            configs = self.configs_for(problem)[:GUESSED]
-            return max(min([self.cost(problem, config) for config in configs]), 1e-9)
+            asked = self._asked(problem)
+            for config in asked.configs[:GUESSED]:
+                asked.costs[id(config)] = self.cost(problem, config)
+            return max(min(asked.costs.values()), 1e-9)
         except Exception:  # a problem that it does not run, mostly
             if noting():
                 raise
@@ -208,3 +239,9 @@ class Variant:
             raise DeclarationError(
                 f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools"
             )
+
+
+def _guessed(costs: Mapping[int, Any], cost: Callable[[Any, Config], Any], problem: Problem, config: Config) -> Any:
+    """What was guessed before, if it was."""
+    found = costs.get(id(config))
+    return cost(problem, config) if found is None else found

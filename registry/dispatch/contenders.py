@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -74,7 +73,7 @@ def _of_variant(question: Question, rank: int, pick: Ranked, place: Ranked, conf
     if place.advice is None:
         told = [(at * UNTOLD, one) for at, one in enumerate(legal)]
     else:
-        cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+        cost = variant.costs(problem)
         told = place.advice.behind(variant.name, legal, cost)
     for more, one in told:
         yield Contender(variant, one, lost + more)

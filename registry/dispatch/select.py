@@ -355,5 +355,5 @@ def _order_of(variant: Variant, problem: Problem, place: Ranked) -> Order | None
     advice = place.advice
     if place.config is not None or advice is None:
         return None
-    cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+    cost = variant.costs(problem)
     return functools.partial(advice.configs, variant.name, cost=cost)

@@ -35,6 +35,13 @@ def own_order(configs: Sequence[Config], cost: Callable[[Config], float] | None)
     return sorted(found, key=lambda pair: pair[1])
 
 
+def _standing(order: Sequence[tuple[Config, float]]) -> list[tuple[float, float]]:
+    """Where each stands. Guesses count in steps, as sizes do: what is learnt of a noted one is between which edges it
+    lies."""
+    least = order[0][1] if order else 1.0
+    return [(place, octaves(guess / least)) for place, (_, guess) in enumerate(order)]
+
+
 def coordinates_of(configs: Sequence[Config]) -> tuple[str, ...]:
     """What trees may ask about these configs: where they stand, their numbers, and which words they say."""
     numbers = {OWN + name for config in configs for name, value in config.items() if not isinstance(value, str)}
@@ -47,8 +54,8 @@ class ConfigTrees:
     """The trees of one variant; raises ValueError where they do not ask as `coordinates_of` says."""
 
     trees: Trees
-    _known: dict[Any, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What configs say that were asked about: the same few, again and again."""
+    _known: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Which leaves are left by what configs say that were asked about: the same few, again and again."""
 
     def __post_init__(self) -> None:
         own = self.trees.coordinates[self.trees.shared :]
@@ -69,24 +76,32 @@ class ConfigTrees:
         return [(name, word) for name, _, word in pairs]
 
     def told(self, order: Sequence[tuple[Config, float]]) -> list[tuple[float, ...]]:
-        """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs.
-        Guesses count in steps, as sizes do: what is learnt of a noted one is between which edges it lies."""
-        least = order[0][1]
-        return [(place, octaves(guess / least), *self._said(config)) for place, (config, guess) in enumerate(order)]
+        """Where each of these configs lies, which stand in their variant's own order, in the coordinates of configs."""
+        return [(*stands, *self._said(config)) for stands, (config, _) in zip(_standing(order), order, strict=True)]
 
     def _said(self, config: Config) -> tuple[float, ...]:
         """What a config says: its numbers, then which words."""
-        noted = noting() and Noted in map(type, config.values())  # to look one up would fix it
-        key = None if noted else (*config, *config.values())
-        found = None if key is None else self._known.get(key)
-        if found is None:
-            numbers = [config.get(name, 0) for name in self._numbers]
-            found = (*numbers, *[config.get(name) == word for name, word in self._words])
-            if key is not None:
-                if len(self._known) >= KNOWN:
-                    self._known.clear()
-                self._known[key] = found
-        return found
+        numbers = [config.get(name, 0) for name in self._numbers]
+        return (*numbers, *[config.get(name) == word for name, word in self._words])
+
+    def totals(
+        self, likeness: Mapping[str, float], order: Sequence[tuple[Config, float]], unseen: int | None = None
+    ) -> list[float]:
+        """What trees say of each of these configs."""
+        leaves, known = self.trees.leaves(unseen), self._known if unseen is None else {}
+        left, totals = leaves.left(self.trees.at(likeness)), []
+        for stands, (config, _) in zip(_standing(order), order, strict=True):
+            noted = noting() and Noted in map(type, config.values())  # to look one up would fix it
+            key = None if noted else (*config, *config.values())
+            said = known.get(key) if key is not None else None
+            if said is None:
+                said = leaves.left(self._said(config), 2)
+                if key is not None:
+                    if len(known) >= KNOWN:
+                        known.clear()
+                    known[key] = said
+            totals.append(leaves.total(left & said & leaves.left(stands, 1)))
+        return totals
 
     def in_order(
         self,
@@ -109,8 +124,7 @@ class ConfigTrees:
         """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless."""
         order = own_order(configs, cost)
         asked = order[:ASKED]
-        here = self.trees.at(likeness)
-        totals = self.trees.totals(here, self.told(asked), unseen)
+        totals = self.totals(likeness, asked, unseen)
         expected = [(math.exp(total) * guess, config) for total, (config, guess) in zip(totals, asked, strict=True)]
         expected.sort(key=lambda pair: pair[0])
         return expected + [(math.inf, config) for config, _ in order[ASKED:]]

@@ -12,11 +12,10 @@ import bisect
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
-from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,16 +27,16 @@ from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
-from registry.tables.nearest import Config, Neighbours, Result, Shape
+from registry.tables.nearest import DIGITS, Config, Neighbours
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE
 from registry.tables.schema import Coordinate, Name
+from registry.tables.shapes import Shape, Shapes, Sizes
 from registry.tables.trees import Trees, trees_of
 
 SUFFIX = ".measured.json"
 MOST_BYTES = 64 * MAX_BYTES
 MOST = 1e6
 """Of coordinates, which are logs and shares, and of log times: what is beyond was not measured."""
-Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class MeasuredSizes:
     facts: tuple[str, ...]
     rules: Mapping[int, tuple[Sizes, ...]]
     coordinates: tuple[str, ...] = ()
-    shapes: Mapping[int, tuple[Shape, ...]] = field(default_factory=dict)
+    shapes: Mapping[int, Sequence[Shape]] = field(default_factory=dict)
     contestants: tuple[tuple[str, Config], ...] = ()
     trees: Mapping[int, Trees] = field(default_factory=dict)
     """Of rules that rank by them."""
@@ -218,7 +217,7 @@ def _read(table: Table) -> MeasuredSizes | str:
 
 
 _Number = Annotated[float, Meta(ge=-MOST, le=MOST)]
-_Flat = tuple[list[Annotated[int, Meta(ge=0)]], list[_Number], list[_Number]]
+_Row = tuple[tuple[Annotated[int, Meta(ge=0)], ...], tuple[_Number, ...], tuple[_Number, ...]]
 
 
 class _Trees(Struct, forbid_unknown_fields=True):
@@ -239,7 +238,7 @@ class _File(Struct, forbid_unknown_fields=True):
     facts: list[Name]
     coordinates: list[Coordinate]
     contestants: list[tuple[Name, dict[str, int | str | bool]]]
-    rules: dict[str, list[_Flat]]
+    rules: dict[str, list[_Row]]
     trees: dict[str, _Trees] = {}
     closer: dict[str, _Trees] = {}
     config_trees: dict[str, dict[Name, _Trees]] = {}
@@ -249,8 +248,7 @@ def _checked(file: _File) -> MeasuredSizes:
     """What was read, held against itself."""
     if len(set(file.coordinates)) < len(file.coordinates):
         raise ValueError("a coordinate is listed twice")
-    shapes: dict[int, tuple[Shape, ...]] = {}
-    for index, listed in file.rules.items():
+    for listed in file.rules.values():
         for sizes, point, flat in listed:
             if len(sizes) != len(file.facts) or len(point) != len(file.coordinates):
                 raise ValueError("a shape has not one size for each fact, or not one value for each coordinate")
@@ -258,12 +256,11 @@ def _checked(file: _File) -> MeasuredSizes:
                 raise ValueError("a result is not of three numbers")
             if not all(c.is_integer() and 0 <= c < len(file.contestants) for c in flat[::3]):
                 raise ValueError("a shape names a contestant that is not listed")
-        shapes[int(index)] = tuple(starmap(_shape, listed))
     return MeasuredSizes(
         tuple(file.facts),
-        {i: tuple(shape.sizes for shape in found) for i, found in shapes.items()},
+        {int(index): tuple([sizes for sizes, *_ in listed]) for index, listed in file.rules.items()},
         tuple(file.coordinates),
-        shapes,
+        {int(index): Shapes(listed) for index, listed in file.rules.items()},
         tuple(file.contestants),
         {int(index): found.made() for index, found in file.trees.items()},
         {
@@ -272,11 +269,6 @@ def _checked(file: _File) -> MeasuredSizes:
         },
         {int(index): Closer(found.made()) for index, found in file.closer.items()},
     )
-
-
-def _shape(sizes: list[int], point: list[float], flat: list[float]) -> Shape:
-    results = zip(map(int, flat[::3]), flat[1::3], flat[2::3], strict=True)
-    return Shape(tuple(sizes), tuple(point), tuple(starmap(Result, results)))
 
 
 def text(found: MeasuredSizes) -> str:
@@ -313,4 +305,4 @@ def _listed(trees: Trees) -> str:
 
 def _flat(shape: Shape) -> list[list[float]]:
     results = [x for r in shape.results for x in (r.contestant, round(r.lost, 4), round(r.guess, 4))]
-    return [list(shape.sizes), [round(value, 3) for value in shape.point], results]
+    return [list(shape.sizes), [round(value, DIGITS) for value in shape.point], results]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from registry.tables.closer import Closer, Guess, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
+from registry.tables.shapes import Shape, Shapes
 from registry.tables.trees import Trees, picker
 
 Config = Mapping[str, Any]
@@ -34,8 +35,6 @@ LITTLE = 0.02
 Of shapes left out in turn it costs next to nothing (products 2.96% for 2.89, attention 1.91 for 1.91, grouped products
 2.32 for 2.33), and what is chosen is more than 2% slower than a library's kernel on 1.8% of attentions (2.0 without)
 and 2.7% of grouped products (3.6)."""
-SAME = 0.05
-"""As near as this a shape counts as measured: what was fastest there is served, whatever the trees say."""
 CAP = 0.7
 """Most that one shape holds against a variant, in log time: what is twice as slow is bad enough."""
 UNKNOWN = 0.75
@@ -44,28 +43,10 @@ NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03
 """What a config is expected to lose to others of its variant where it was not measured itself."""
+DIGITS = 3
+"""Of a coordinate that are kept of a measured shape, in its `point`."""
 ANSWERS = 4096
 """Answers kept; they go when there are more."""
-
-
-class Result(NamedTuple):
-    """One contestant on one measured shape."""
-
-    contestant: int
-    lost: float
-    """Log time over the fastest contestant of the shape."""
-    guess: float
-    """The log of what its variant guessed (`Variant.cost`); 0 where it guesses nothing."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One measured shape."""
-
-    sizes: tuple[int, ...]
-    """The facts that people know it by."""
-    point: tuple[float, ...]
-    results: tuple[Result, ...]
 
 
 class _Known(NamedTuple):
@@ -116,16 +97,7 @@ class Advice:
     def _same(self) -> int | None:
         """The place of the shape that counts as this problem, where one does: in all coordinates, those too that weigh
         nothing between different sizes (the number of bits, say)."""
-        asked = self.asked
-        wanted = [self.likeness.get(name, 0.0) for name in asked.names]
-        for count in (1, COUNT):  # mostly there is none, or it is the first
-            found = asked.found(self.here, count, self.without, SAME)
-            for _, place in found:
-                if all(abs(a - b) <= SAME for a, b in zip(wanted, asked.shapes[place].point, strict=True)):
-                    return place
-            if len(found) < count:
-                break
-        return None
+        return self.asked.same(self.likeness, self.without)
 
     @property
     def distance(self) -> float:
@@ -280,11 +252,13 @@ class Neighbours:
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
         told = {*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])}
         self._place, self._key = picker(self._used), picker(sorted(told))
+        self._point = picker(self.names)
+        self.shapes = self._rows = Shapes.of(self.shapes)
 
     @functools.cached_property
     def _tree(self) -> Tree:
         pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
-        return tree_of([tuple([w * shape.point[place] for w, place in pairs]) for shape in self.shapes])
+        return tree_of([tuple([w * point[place] for w, place in pairs]) for point in self._rows.points])
 
     def ask(
         self, likeness: Mapping[str, float], without: int | None = None, guess: Guess | None = None
@@ -322,11 +296,25 @@ class Neighbours:
     @functools.cached_property
     def failing(self) -> frozenset[str]:
         """Variants that gave a wrong result, hung or crashed on one of the shapes."""
-        return frozenset(self.contestants[r.contestant][0] for s in self.shapes for r in s.results if r.lost >= NEVER)
+        return frozenset(self.contestants[one][0] for one in self._rows.losers(NEVER))
 
     def reaches(self, here: Point) -> bool:
         """Whether any shape is near."""
         return reaches(self._tree, here, REACH)
+
+    def same(self, likeness: Mapping[str, float], without: int | None) -> int | None:
+        """The first shape that lies where a problem does, to the digits that are kept of it: it counts as measured, and
+        what was fastest there is served, whatever the trees say."""
+        point = tuple([round(value, DIGITS) for value in self._point(likeness)])
+        places = self._there.get(point, ())
+        return next((place for place in places if place != without), None)
+
+    @functools.cached_property
+    def _there(self) -> dict[Point, list[int]]:
+        there: dict[Point, list[int]] = {}
+        for place, point in enumerate(self._rows.points):
+            there.setdefault(point, []).append(place)
+        return there
 
     def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:
         """(distance, place) of so many shapes that are no farther than this, nearest first."""

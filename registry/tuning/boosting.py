@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry.tables.trees import Tree
+from registry.tables.leaves import Tree
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,8 @@ from typing import Any
 
 from registry.dispatch.select import guesses_of
 from registry.tables.closer import Closer, close, coordinates_of, told
-from registry.tables.nearest import CAP, Config, Shape
+from registry.tables.nearest import CAP, Config
+from registry.tables.shapes import Shape
 from registry.tables.trees import Trees
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import lost_of

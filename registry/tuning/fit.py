@@ -27,7 +27,8 @@ from registry.ops.parts.cases import Case
 from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.measured import MeasuredSizes
-from registry.tables.nearest import NEVER, Config, Result, Shape
+from registry.tables.nearest import DIGITS, NEVER, Config
+from registry.tables.shapes import Result, Shape
 from registry.tables.trees import Trees
 from registry.tuning.closer import closer_look
 from registry.tuning.config_trees import Timed, fitted_config_trees
@@ -129,7 +130,7 @@ def fit(
     problems = [problem_of(case, target_of(case.machine) if case.machine else target) for case in fair]
     likenesses = [problem.likeness() for problem in problems]
     coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
-    points = [tuple(round(found.get(name, 0.0), 3) for name in coordinates) for found in likenesses]
+    points = [tuple(round(found.get(name, 0.0), DIGITS) for name in coordinates) for found in likenesses]
     sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
     configs = [_configs(case, problem) for case, problem in zip(fair, problems, strict=True)]
     declared = [_declared(own, problem) for own, problem in zip(configs, problems, strict=True)]
@@ -216,7 +217,7 @@ def _timed(
         configs = declared[name] if len(took) > 1 else []
         ms = {at: took[key] for at, config in enumerate(configs) if (key := (name, tuple(config.items()))) in took}
         if len(ms) > 1 and min(ms.values()) < math.inf:
-            cost = functools.partial(variant.cost, problem) if variant.cost is not None else None
+            cost = variant.costs(problem)
             found[name] = Timed(likeness, configs, cost, ms)
     return found
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from registry.tables.nearest import CAP, NEVER, Config, Shape
+from registry.tables.nearest import CAP, NEVER, Config
+from registry.tables.shapes import Shape
 from registry.tables.trees import Trees
 from registry.tuning.boosting import PARTS, Extent, boosted
 

@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from registry.tables.nearest import CAP, COUNT, NEVER, UNKNOWN, Config, Shape
+from registry.tables.nearest import CAP, COUNT, NEVER, UNKNOWN, Config
+from registry.tables.shapes import Shape
 
 if TYPE_CHECKING:
     import torch

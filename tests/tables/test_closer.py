@@ -7,7 +7,8 @@ import pytest
 from registry.contract.noted import Notes
 from registry.tables import measured, nearest
 from registry.tables.closer import CLOSE, NO_GUESS, Closer, close, coordinates_of, told
-from registry.tables.nearest import Neighbours, Result, Shape
+from registry.tables.nearest import Neighbours
+from registry.tables.shapes import Result, Shape
 from registry.tables.trees import trees_of
 
 CONTESTANTS = (("ours", {}), ("theirs", {}), ("library", {}))

@@ -8,7 +8,8 @@ import pytest
 from registry.contract.noted import Notes
 from registry.tables import measured
 from registry.tables.config_order import ASKED, GUESS, PLACE, ConfigTrees, coordinates_of, own_order
-from registry.tables.nearest import Neighbours, Result, Shape
+from registry.tables.nearest import Neighbours
+from registry.tables.shapes import Result, Shape
 from registry.tables.trees import Trees
 
 CONFIGS = [{"BLOCK": 128, "MODE": "coop"}, {"BLOCK": 64, "MODE": "coop"}, {"BLOCK": 64, "MODE": "pingpong"}]

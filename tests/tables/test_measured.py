@@ -11,7 +11,7 @@ from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.tables import Layer, Rule, Table, measured
 from registry.tables.match import compile_condition
-from registry.tables.nearest import Result, Shape
+from registry.tables.shapes import Result, Shape
 from registry.tuning.lint import coverage, lint_tables, load_files
 
 TABLE = """op: matmul

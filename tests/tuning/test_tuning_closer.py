@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from registry.tables.nearest import Result, Shape
+from registry.tables.shapes import Result, Shape
 from registry.tuning import closer as fitting
 from registry.tuning import trees as fitting_trees
 from registry.tuning.boosting import Extent

@@ -15,7 +15,8 @@ from registry import Target
 from registry.contract.variant import Variant
 from registry.ops.parts.cases import Case, digest
 from registry.tables.lint import Known, lint
-from registry.tables.nearest import COUNT, REACH, Advice, Neighbours, Result, Shape
+from registry.tables.nearest import COUNT, REACH, Advice, Neighbours
+from registry.tables.shapes import Result, Shape
 from registry.tuning import evidence, journal
 from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key

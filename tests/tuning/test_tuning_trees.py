@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from registry.tables.nearest import NEVER, Neighbours, Result, Shape
+from registry.tables.nearest import NEVER, Neighbours
+from registry.tables.shapes import Result, Shape
 from registry.tuning import trees as fitting
 from registry.tuning.boosting import Extent
 
