@@ -44,7 +44,7 @@ from registry.tuning.grids import grid
 from registry.tuning.machine import Monitor, describe
 from registry.tuning.timing import CudaTimer, GraphTimer, Timing, turn_order
 
-ROUNDS, SETTLE_MS, WINDOW_MS, HEAT_MS = 3, 8.0, 60.0, 100.0
+ROUNDS, SETTLE_MS, WINDOW_MS, HEAT_MS = 9, 8.0, 60.0, 100.0
 GROUPED = [(b, s) for b in (1, 4) for s in (2048, 8192, 32768)]
 OURS = {"attention": ["gluon_fa3"], "attention_backward": ["gluon_fa3_backward", "gluon_stored_backward"]}
 PEERS = {"cudnn": "torch_cudnn", "fa3": "peer.fa3", "fa4": "peer.fa4"}
