@@ -23,8 +23,9 @@ from typing import Any
 Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
 Leaf = tuple[float, ...]
-HALF, UNIT = 1 << 62, 2.0**-40
-"""Numbers of a leaf lie side by side in one integer, each in a lane of 64 bits, in these units and above that half."""
+HALF, UNIT = 1 << 62, 1e-9
+"""Numbers of a leaf lie side by side in one integer, each in a lane of 64 bits, in these units, which are decimal as
+those of leaves in a file: what is equal there adds up to the same. Sums are kept above that half."""
 
 
 class Leaves:
@@ -54,7 +55,8 @@ class Leaves:
             for low, high in itertools.pairwise(begins)
         ]
         lanes = len(leaves[0])
-        self._halves, self._lanes = _side_by_side([HALF * UNIT] * lanes), struct.Struct(f"<{lanes}Q")
+        self._halves = sum([HALF << (64 * lane) for lane in range(lanes)])
+        self._lanes = struct.Struct(f"<{lanes}Q")
 
     def _looked_up(self, taken: dict[float, int]) -> tuple[Sequence[float], list[int]]:
         """The edges of one coordinate, and what is left below the first, between any two, from the last on."""
