@@ -2,21 +2,26 @@
 
     python benchmarks/head_sections.py SHAPES.txt OUT.json    on a GPU: a shape a line, such as b=4,hq=16,s=4096,d=128
     python benchmarks/head_sections.py                        without one: measured causal shapes, simulated
+    python benchmarks/head_sections.py SHAPES.txt             these shapes, simulated with an L2 cache
 
-On a GPU the first config is launched with each number of heads, and by the rule in force, in rounds in an order that is
-shuffled anew; launches are timed one by one, for what they differ by tells of two speeds. The simulation hands out
-blocks as hardware does, the next one to the first SM that is free, and knows nothing of memory: it says how much longer
-than the work, had it been shared, the last SM takes.
+On a GPU the first config is launched with each number of heads and each division of the heads that share keys, and by
+the rule in force, in rounds in an order that is shuffled anew; launches are timed one by one, for what they differ by
+tells of two speeds. The simulation hands out blocks as hardware does, the next one to the first SM that is free: it
+says how much longer than the work, had it been shared, the last SM takes. With a cache, which keeps what was used last,
+it says in how many steps the queries have to come from memory: where that is half of them, memory decides.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +29,17 @@ import registry
 from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case, from_file
 from registry.ops.parts.workload import workload
-from registry.plugins.gluon_fa3.backward import host
+from registry.plugins.gluon_fa3.backward import host, traits
 from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
-from registry.plugins.gluon_fa3.backward.traits import TILE_STEPS, SumsTraits, traits_of
+from registry.plugins.gluon_fa3.backward.traits import TILE_STEPS, SumsTraits, parts_of, traits_of
+from registry.plugins.gluon_fa3.traits import padded
 from registry.tuning import journal
 from registry.tuning.machine import describe
 
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 33)
+PARTS = (1, 2, 4)
+CACHE = 40 << 20
+"""Bytes of an L2 cache of 50 MB that hold Q, dO and dQ's sums."""
 ROUNDS = 4
 RULE = "rule"
 BEFORE = 16
@@ -38,18 +47,24 @@ RESULTS = Path(__file__).with_name("results")
 VARIANT = catalog.get().variants["gluon_fa3_backward"]
 
 
+def divisions(problem: Any) -> list[int]:
+    """In how many parts the heads that share keys may go."""
+    return [parts for parts in PARTS if problem.heads_q // problem.heads_kv % parts == 0]
+
+
 def launches(case: Case) -> dict[str, Callable[[], Any]]:
-    """A launch by the rule, and one for each number of heads."""
+    """A launch by the rule, and one for each division and number of heads."""
     load = workload(case, "cuda")
     problem = load.problem()
     config = dict(VARIANT.configs_for(problem)[0])
     found = {}
-    for count in (None, *HEADS):
+    for parts, count in [(None, None), *itertools.product(divisions(problem), HEADS)]:
         host.heads_in_turns = heads_in_turns if count is None else lambda _, heads, *more, most=count: min(most, heads)
+        traits.parts_of = parts_of if parts is None else lambda *_, parts=parts: parts
         bound = load.launches(load.op.bind(VARIANT, problem, config), [load.tensors])[0]
         bound()  # asks how many
-        found[RULE if count is None else str(count)] = bound
-    host.heads_in_turns = heads_in_turns
+        found[RULE if count is None else f"{count} of 1/{parts}"] = bound
+    host.heads_in_turns, traits.parts_of = heads_in_turns, parts_of
     return found
 
 
@@ -85,6 +100,61 @@ def span(problem: Any, t: SumsTraits, section: int) -> float:
     return max(ends) / statistics.mean(ends)
 
 
+def from_memory(problem: Any, section: int, parts: int, block_m: int, block_n: int) -> float:
+    """The share of steps whose queries no tile has used for so long that the cache lost them. All steps take as long,
+    whether they wait for memory or not."""
+    blocks, group = -(-problem.seqlen_q // block_m), problem.heads_q // problem.heads_kv // parts
+    heads, room = problem.batch * problem.heads_kv * parts, CACHE // (block_m * 8 * padded(problem.head_dim))
+    tiles = (
+        (head, key)
+        for first in range(0, heads, section)
+        for key in range(0, problem.seqlen_k, block_n)
+        for head in range(first, min(first + section, heads))
+    )
+
+    def steps(head: int, key: int) -> Iterator[tuple[int, int]]:
+        hidden = min(max(key - (problem.seqlen_k - problem.seqlen_q), 0) // block_m, blocks - 1)
+        return ((head * group + g, m) for m in range(blocks - 1, hidden - 1, -1) for g in range(group))
+
+    waiting = (steps(*tile) for tile in tiles)
+    running = list(itertools.islice(waiting, problem.target.sm_count))
+    cache: OrderedDict[tuple[int, int], None] = OrderedDict()
+    count = missed = 0
+    while running:
+        ended = []
+        for at, tile in enumerate(running):
+            queries = next(tile, None)
+            if queries is None:
+                ended.append(at)
+                continue
+            count, missed = count + 1, missed + (queries not in cache)
+            cache[queries] = None
+            cache.move_to_end(queries)
+            if len(cache) > room:
+                cache.popitem(last=False)
+        for at in reversed(ended):
+            running[at : at + 1] = itertools.islice(waiting, 1)
+    return missed / count
+
+
+def with_a_cache(target: registry.Target, cases: Sequence[Case]) -> None:
+    """What each division and number of heads asks of memory, and by how much the last SM is late."""
+    for case in cases:
+        problem = case.problem(target)
+        config = dict(VARIANT.configs_for(problem)[0])
+        t = traits_of(problem, config)
+        blocks, own = -(-problem.seqlen_k // t.block_n), problem.heads_q // problem.heads_kv // t.parts
+        heads = problem.batch * problem.heads_kv
+        rule = heads_in_turns(problem, heads * t.parts, blocks, own * problem.seqlen_q, t.ordered)
+        print(f"{case.text}, by the rule {rule} of 1/{t.parts}:")
+        for parts in divisions(problem):
+            found = []
+            for count in sorted({*HEADS, rule}):
+                late = span(problem, replace(t, parts=parts), min(count, heads * parts))
+                found.append(f"{count}: {from_memory(problem, count, parts, t.block_m, t.block_n):.2f}, {late:.2f}")
+            print(f"  1/{parts}  {'   '.join(found)}")
+
+
 def simulated(target: registry.Target) -> list[tuple[float, float]]:
     """Of measured causal shapes with more tiles than SMs, and not too many for this: before, and by the rule."""
     found = []
@@ -108,7 +178,11 @@ def main() -> int:
         for name, each in zip(("16 heads", "the rule"), zip(*spans, strict=True), strict=True):
             print(f"{name}: mean {statistics.mean(each):.3f}, worst {max(each):.2f} of {len(each)} shapes")
         return 0
-    cases, out = from_file("attention_backward", Path(sys.argv[1])), Path(sys.argv[2])
+    cases = from_file("attention_backward", Path(sys.argv[1]))
+    if len(sys.argv) == 2:
+        with_a_cache(registry.Target.named("H100"), cases)
+        return 0
+    out = Path(sys.argv[2])
     import torch
 
     if not torch.cuda.is_available():
