@@ -194,6 +194,14 @@ def test_a_grown_length_is_within_its_budget(monkeypatch):
     check_budget(GROWN_US, lambda: best_us(grown, number=50, repeat=40)[0])
 
 
+def test_a_cache_that_grows_costs_little_in_the_mean(monkeypatch, tokens=1000):
+    """With all tokens at which it is decided anew, and by what is noted of each such decision."""
+    grown = grown_lengths(monkeypatch, length=4000)
+    for _ in range(tokens // 2):
+        grown()
+    check_budget(2 * GROWN_US, lambda: best_us(grown, number=tokens, repeat=1)[0], attempts=3)
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """Triton's own driver over one that launches nothing; what it is given is looked at in tests/dispatch."""

@@ -7,10 +7,12 @@ sizes that meet all conditions take the same way through the same code, and so t
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
 import threading
+import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ class Unnoted(Exception):
     """Something was asked of a size that cannot be noted."""
 
 
-LONGEST = 40
+LONGEST = 400
 """Steps in the code of one number."""
 
 _here = threading.local()
@@ -166,12 +168,17 @@ class Following:
         """Code for sizes that differ in these places: each number is worked out once, what is as it was not at all."""
         lines: list[str] = []
         names: dict[int, str] = {}
+        numbers: list[Any] = []
+
+        def number(value: Any) -> str:
+            numbers.append(value)
+            return f"k{len(numbers) - 1}"
 
         def text(one: Any) -> str:
             if type(one) is not Noted:
-                return _literal(one)
+                return number(one)
             if not one.places & differing and one.value == one.value:
-                return _literal(one.value)
+                return number(one.value)
             if not one.operands:
                 return one.form
             name = names.get(id(one))
@@ -193,12 +200,21 @@ class Following:
             }
             for group in self._numbers
         ]
-        numbers = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
-        lines.append(f"return ({numbers})")
-        scope = dict(_FUNCTIONS)
-        exec("def following(x):\n " + "\n ".join(lines), scope)
-        written: Callable[[tuple[int, ...]], Any] = scope["following"]
-        return written
+        made = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
+        lines.append(f"return ({made})")
+        known = "".join(f", k{at}" for at in range(len(numbers)))
+        code = _code_of(f"def following(x{known}):\n " + "\n ".join(lines))
+        return types.FunctionType(code, _FUNCTIONS, "following", tuple(numbers))
+
+
+@functools.lru_cache(maxsize=256)
+def _code_of(function: str) -> types.CodeType:
+    """Of a function's text. Answers that lie next to each other differ in the numbers that they were noted for alone,
+    which are no part of it: to compile it took most of what one costs."""
+    scope: dict[str, Any] = {}
+    exec(function, scope)
+    found: types.CodeType = scope["following"].__code__
+    return found
 
 
 _PLACE = re.compile(r"\bx\[(\d+)\]")
@@ -210,7 +226,12 @@ def _literal(value: Any) -> str:
 
 def compiled(code: str, scope: dict[str, Any]) -> Any:
     """A function of the sizes from code that was noted."""
-    return eval(f"lambda x: {code}", {**_FUNCTIONS, **scope})
+    return eval(_expression(code), {**_FUNCTIONS, **scope})
+
+
+@functools.lru_cache(maxsize=256)
+def _expression(code: str) -> types.CodeType:
+    return compile(f"lambda x: {code}", "<noted>", "eval")
 
 
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
