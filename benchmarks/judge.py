@@ -21,7 +21,7 @@ from registry.tuning.contestants import Selection
 from registry.tuning.grids import grid
 from registry.tuning.measure import Effort, Sweep
 
-SKIP = ("torch_math*", "torch_efficient*", "triton_autows", "triton_padded*", "triton_matmul_tma")
+SKIP = ("torch_*math*", "torch_efficient*", "triton_autows", "triton_padded*", "triton_matmul_tma")
 CONFIGS = 4
 
 
