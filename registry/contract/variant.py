@@ -91,6 +91,8 @@ class Variant:
     origin: str = field(default="", compare=False)
     _last: list[_Asked] = field(default_factory=list, init=False, repr=False, compare=False)
     """What was asked last, if anything was."""
+    _met: list[tuple[Problem, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The same of its claims."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -164,6 +166,25 @@ class Variant:
         nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
         return self.config_refusals(problem) or [nothing]
 
+    def may_run(self, problem: Problem) -> bool:
+        """Whether what it claims lets the problem through, whatever the config."""
+        found: list[bool] = []
+
+        def find() -> list[Reason]:
+            found.append(self._meets(problem))
+            return []
+
+        self.answer(problem, find)
+        return bool(found and found[0])
+
+    def _meets(self, problem: Problem) -> bool:
+        for asked, met in self._met:
+            if asked is problem:
+                return met
+        met = meets(self.requires, problem)
+        self._met[:] = [(problem, met)]
+        return met
+
     def first_legal(self, problem: Problem, order: Order | None = None) -> Config | None:
         """The first config that may run the problem, of all in the order declared or in this one; None exactly where
         `reasons` gives some. Stops as early as it can.
@@ -173,7 +194,7 @@ class Variant:
         found: list[Config] = []
 
         def find() -> list[Reason]:
-            first = self._first_config(problem, order) if meets(self.requires, problem) else None
+            first = self._first_config(problem, order) if self._meets(problem) else None
             found.extend([] if first is None else [first])
             return []
 

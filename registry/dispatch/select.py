@@ -24,7 +24,7 @@ from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
 
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
     from registry.tables import Match, Rule, Table, TableSet, Use
-    from registry.tables.closer import Guess
+    from registry.tables.closer import Guess, Runs
     from registry.tables.nearest import Advice
 
 
@@ -239,7 +239,7 @@ def advice_of(table: Table, rule: Rule, problem: Problem, likeness: Mapping[str,
     neighbours = neighbours_of(table, rule)
     if neighbours is None:
         return None
-    return neighbours.ask(likeness or problem.likeness(), guess=guesses_of(problem))
+    return neighbours.ask(likeness or problem.likeness(), guess=guesses_of(problem), runs=runs_of(problem))
 
 
 def guesses_of(problem: Problem) -> Guess:
@@ -251,6 +251,17 @@ def guesses_of(problem: Problem) -> Guess:
         return variant.guess(problem) if variant is not None else None
 
     return guess
+
+
+def runs_of(problem: Problem) -> Runs:
+    """Whether the variant of a name may run a problem, by what it claims; not, where there is none of that name."""
+    variants = catalog.get().variants
+
+    def runs(name: str) -> bool:
+        variant = variants.get(name)
+        return variant is not None and variant.may_run(problem)
+
+    return runs
 
 
 def _nearest(match: Match, problem: Problem) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from registry.tables.closer import Closer, Guess, close
+from registry.tables.closer import Closer, Guess, Runs, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
 from registry.tables.shapes import Shape, Shapes
@@ -177,11 +177,6 @@ class Advice:
             found = self._orders[key] = self._by_trees(variant, trees, configs, None)
         return found
 
-    @functools.cached_property
-    def close(self) -> bool:
-        """Whether it takes a closer look to tell who is first."""
-        return self.expected is not None and close(self.expected) and not self.measured
-
     @property
     def measured(self) -> bool:
         """Whether the problem counts as one that was measured itself."""
@@ -261,10 +256,14 @@ class Neighbours:
         return tree_of([tuple([w * point[place] for w, place in pairs]) for point in self._rows.points])
 
     def ask(
-        self, likeness: Mapping[str, float], without: int | None = None, guess: Guess | None = None
+        self,
+        likeness: Mapping[str, float],
+        without: int | None = None,
+        guess: Guess | None = None,
+        runs: Runs | None = None,
     ) -> Advice | None:
-        """What the shapes say of a problem of which variants guess so much, leaving out the shape at one place; None
-        where there are none."""
+        """What the shapes say of a problem of which variants guess so much and that these run, leaving out the shape at
+        one place; None where there are none."""
         if not self.shapes:
             return None
         key: Any = self._key(likeness) if without is None else None
@@ -272,13 +271,15 @@ class Neighbours:
         if found is None:
             here = tuple(map(operator.mul, self._scale, self._place(likeness)))
             found = self._kept(key, Advice(self, here, without, self._expected(likeness, without), likeness))
-        if self.closer is None or guess is None or not found.close:
+        if self.closer is None or guess is None or found.expected is None or found.measured:
+            return found
+        if not close(found.expected, runs):
             return found
         at = self.closer.at(likeness, guess)
         key = (key, at) if without is None else None
         closer = self._answers.get(key)
         if closer is None:
-            expected = {**(found.expected or {}), **self.closer.trees.lost(at, without)}
+            expected = {**found.expected, **self.closer.trees.lost(at, without)}
             closer = self._kept(key, Advice(self, found.here, without, expected, likeness, self.closer.names))
         return closer
 

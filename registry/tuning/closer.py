@@ -53,7 +53,7 @@ def _lost(
     whole = 0.0
     for place, took in enumerate(ran):
         expected = trees.lost(shapes[place].point, place)
-        if closer is not None and close(expected):
+        if closer is not None and close(expected, took.__contains__):
             expected = closer.trees.lost(seen[place].point, place)
         legal = [name for name in took if name in expected]
         if legal:

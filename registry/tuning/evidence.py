@@ -17,7 +17,7 @@ from typing import Any
 from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.dispatch.catalog import catalog
-from registry.dispatch.select import guesses_of
+from registry.dispatch.select import guesses_of, runs_of
 from registry.tables import Layer, LayerFile, TableSet, kind_of, load_tables
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
@@ -76,7 +76,8 @@ def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     for place, case in enumerate(found.cases):
         shape = found.shapes[place]
         here = dict(zip(found.coordinates, shape.point, strict=True))
-        advice = neighbours.ask(here, place, guesses_of(found.problems[place])) if neighbours is not None else None
+        problem = found.problems[place]
+        advice = neighbours.ask(here, place, guesses_of(problem), runs_of(problem)) if neighbours is not None else None
         ranked = advice.ranked(names, found.libraries) if advice is not None else names
         entry = _picked(found, place, ranked, advice, settings)
         told = {found.contestants[result.contestant][0] for result in shape.results}

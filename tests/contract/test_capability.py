@@ -195,6 +195,31 @@ def test_a_variant_guesses_by_its_best_config_and_nothing_of_what_it_does_not_kn
         replace(variant, configs=[{"rows": 32}]).guess(problem())
 
 
+def test_a_variant_works_out_once_what_a_decision_asks_several_times():
+    asked = []
+
+    def configs(about):
+        asked.append("configs")
+        return [{"rows": 64}, {"rows": 128}]
+
+    def cost(about, config):
+        asked.append(config["rows"])
+        return float(config["rows"])
+
+    requires = Requires(arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), layouts=("bhsd",))
+    variant = Variant("test.v", op="attention", run=lambda: None, requires=requires, configs=configs, cost=cost)
+    one, other = problem(), problem()
+    assert variant.may_run(one) and variant.guess(one) == 64.0
+    assert [variant.costs(one)(config) for config in variant.configs_for(one)] == [64.0, 128.0]
+    assert variant.first_legal(one) == {"rows": 64} and asked == ["configs", 64, 128]
+    variant.configs_for(one).clear()
+    assert len(variant.configs_for(one)) == 2, "each has a list of its own"
+    assert [variant.costs(other)(config) for config in variant.configs_for(other)] == [64.0, 128.0]
+    assert asked == ["configs", 64, 128] * 2 and variant.costs(one)({"rows": 3}) == 3.0
+    assert replace(variant, requires=Requires(arch=("sm75",))).may_run(one) is False
+    assert replace(variant, cost=None).costs(one) is None
+
+
 @pytest.mark.parametrize(
     ("claims", "arch", "expected"),
     [

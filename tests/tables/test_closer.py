@@ -83,6 +83,16 @@ def test_close_is_a_difference_of_the_first_two():
     assert close({"a": 0.0, "b": CLOSE / 2, "c": 1.0}) and not close({"a": 0.0, "b": CLOSE}) and not close({"a": 0.0})
 
 
+def test_who_does_not_run_is_none_of_the_first_two():
+    expected = {"wide": 0.0, "ours": CLOSE / 2, "theirs": CLOSE}
+    assert close(expected) and close(expected, {"ours", "theirs"}.__contains__)
+    assert not close(expected, {"wide", "theirs"}.__contains__)
+    assert not close(expected, {"ours"}.__contains__) and not close(expected, set().__contains__)
+    asked, guess = neighbours(), {"ours": 4.0, "theirs": 2.0}.get
+    assert asked.ask({"size": 1.4}, guess=guess, runs={"ours", "theirs"}.__contains__).guessing
+    assert not asked.ask({"size": 1.4}, guess=guess, runs={"ours"}.__contains__).guessing
+
+
 def test_a_guess_of_a_noted_size_holds_for_sizes_that_lie_between_the_same_edges():
     with Notes() as notes:
         (size,) = notes.sizes([1000])
