@@ -23,6 +23,7 @@ from typing import Any
 Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
 Leaf = tuple[float, ...]
+_number: Any = int.from_bytes
 HALF, UNIT = 1 << 62, 1e-9
 """Numbers of a leaf lie side by side in one integer, each in a lane of 64 bits, in these units, which are decimal as
 those of leaves in a file: what is equal there adds up to the same. Sums are kept above that half."""
@@ -83,7 +84,7 @@ class Leaves:
 
     def _added(self, left: int) -> int:
         bits = self._cut(left.to_bytes(self._length, "big"))
-        found = bits if self._words else [int.from_bytes(one, "big") for one in bits]
+        found = bits if self._words else map(_number, bits, itertools.repeat("big"))
         return sum(map(operator.getitem, self._leaves, map(int.bit_length, found)), self._halves)
 
 
