@@ -162,7 +162,8 @@ def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
         return None
     if rule.index not in table.asked:
         beside_it = read_beside(table)
-        found = table.asked[rule.index] = beside_it.neighbours(rule) if beside_it is not None else None
+        found = beside_it.neighbours(rule) if beside_it is not None else None
+        table.asked[rule.index] = found.ready() if found is not None else None
         if found is None:
             notices.notice(f"{table.file}:{rule.line} rules[{rule.index}]: {without_shapes(table, rule)}")
     return table.asked[rule.index]

@@ -255,6 +255,14 @@ class Neighbours:
         pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
         return tree_of([tuple([w * point[place] for w, place in pairs]) for point in self._rows.points])
 
+    def ready(self) -> Neighbours:
+        """Itself, with what finds leaves built: else the first problem of each variant would wait for it."""
+        closer = [self.closer.trees] if self.closer is not None else []
+        for trees in (self.trees, *closer, *(one.trees for one in self.config_trees.values())):
+            if trees is not None:
+                trees.leaves()
+        return self
+
     def ask(
         self,
         likeness: Mapping[str, float],

@@ -231,3 +231,11 @@ def test_equal_sums_are_equal_to_the_last_bit():
     listed = [[[0.1, 0.3]], [[0.2, 0.0]], [[0.0632, 0.0632]]]
     trees = trees_of(["a"], ["ours", "theirs"], [lambda: [one for (one,) in listed]] * 2)
     assert len(set(trees.sums((0.0,)))) == 1
+
+
+def test_what_finds_leaves_is_built_before_the_first_problem(monkeypatch):
+    neighbours = asked(three_parts()).ready()
+    monkeypatch.setattr("registry.tables.trees.Leaves", None)
+    assert neighbours.ask({"size": 3.2}).lost["library"] == 0.0
+    with pytest.raises(TypeError):
+        neighbours.ask({"size": 3.2}, without=1)  # parts that only a fit asks are built when it does
