@@ -48,7 +48,9 @@ VARIANT = catalog.get().variants["gluon_fa3_backward"]
 
 
 def divisions(problem: Any) -> list[int]:
-    """In how many parts the heads that share keys may go."""
+    """In how many parts the heads that share keys may go (traits.parts_of)."""
+    if padded(problem.head_dim_v) > padded(problem.head_dim):
+        return [1]
     return [parts for parts in PARTS if problem.heads_q // problem.heads_kv % parts == 0]
 
 
@@ -87,36 +89,39 @@ def measured(case: Case) -> dict[str, list[float]]:
     return {name: [min(ms), statistics.median(ms), max(ms)] for name, ms in took.items()}
 
 
-def span(problem: Any, t: SumsTraits, section: int) -> float:
-    """When the last SM is done, over when all would be, had the work been shared; in steps of a causal mask."""
-    rows = -(-problem.seqlen_q // t.block_m)
-    heads, group = problem.batch * problem.heads_kv * t.parts, problem.heads_q // problem.heads_kv // t.parts
-    ends = [0.0] * problem.target.sm_count
+def is_simulated(problem: Any, config: Any) -> bool:
+    """One launch of causal tiles."""
+    return config["method"] == "sums" and problem.causal and problem.window is None
+
+
+def tiles_of(problem: Any, t: SumsTraits, section: int) -> Iterator[tuple[int, int]]:
+    """(head, blocks of queries that see the tile's keys), in the order in which tiles start."""
+    heads, blocks = problem.batch * problem.heads_kv * t.parts, -(-problem.seqlen_q // t.block_m)
     for first in range(0, heads, section):
         for key in range(0, problem.seqlen_k, t.block_n):
-            hidden = min(max(key - (problem.seqlen_k - problem.seqlen_q), 0) // t.block_m, rows - 1)
-            for _ in range(min(section, heads - first)):
-                heapq.heapreplace(ends, ends[0] + (rows - hidden) * group + TILE_STEPS)
+            hidden = max(key - (problem.seqlen_k - problem.seqlen_q), 0) // t.block_m
+            for head in range(first, min(first + section, heads)):
+                yield head, max(blocks - hidden, 1)
+
+
+def span(problem: Any, t: SumsTraits, section: int) -> float:
+    """When the last SM is done, over when all would be, had the work been shared; in steps of a causal mask."""
+    group, ends = problem.heads_q // problem.heads_kv // t.parts, [0.0] * problem.target.sm_count
+    for _, seen in tiles_of(problem, t, section):
+        heapq.heapreplace(ends, ends[0] + seen * group + TILE_STEPS)
     return max(ends) / statistics.mean(ends)
 
 
-def from_memory(problem: Any, section: int, parts: int, block_m: int, block_n: int) -> float:
+def from_memory(problem: Any, t: SumsTraits, section: int) -> float:
     """The share of steps whose queries no tile has used for so long that the cache lost them. All steps take as long,
     whether they wait for memory or not."""
-    blocks, group = -(-problem.seqlen_q // block_m), problem.heads_q // problem.heads_kv // parts
-    heads, room = problem.batch * problem.heads_kv * parts, CACHE // (block_m * 8 * padded(problem.head_dim))
-    tiles = (
-        (head, key)
-        for first in range(0, heads, section)
-        for key in range(0, problem.seqlen_k, block_n)
-        for head in range(first, min(first + section, heads))
-    )
+    blocks, group = -(-problem.seqlen_q // t.block_m), problem.heads_q // problem.heads_kv // t.parts
+    room = CACHE // (t.block_m * 8 * padded(problem.head_dim))
 
-    def steps(head: int, key: int) -> Iterator[tuple[int, int]]:
-        hidden = min(max(key - (problem.seqlen_k - problem.seqlen_q), 0) // block_m, blocks - 1)
-        return ((head * group + g, m) for m in range(blocks - 1, hidden - 1, -1) for g in range(group))
+    def steps(head: int, seen: int) -> Iterator[tuple[int, int]]:
+        return ((head * group + g, m) for m in range(blocks - 1, blocks - 1 - seen, -1) for g in range(group))
 
-    waiting = (steps(*tile) for tile in tiles)
+    waiting = (steps(*tile) for tile in tiles_of(problem, t, section))
     running = list(itertools.islice(waiting, problem.target.sm_count))
     cache: OrderedDict[tuple[int, int], None] = OrderedDict()
     count = missed = 0
@@ -142,17 +147,25 @@ def with_a_cache(target: registry.Target, cases: Sequence[Case]) -> None:
     for case in cases:
         problem = case.problem(target)
         config = dict(VARIANT.configs_for(problem)[0])
+        if not is_simulated(problem, config):
+            print(f"{case.text}: not simulated, which is for causal masks and head dims up to 128")
+            continue
         t = traits_of(problem, config)
-        blocks, own = -(-problem.seqlen_k // t.block_n), problem.heads_q // problem.heads_kv // t.parts
-        heads = problem.batch * problem.heads_kv
-        rule = heads_in_turns(problem, heads * t.parts, blocks, own * problem.seqlen_q, t.ordered)
+        rule = by_the_rule(problem, t)
         print(f"{case.text}, by the rule {rule} of 1/{t.parts}:")
         for parts in divisions(problem):
-            found = []
-            for count in sorted({*HEADS, rule}):
-                late = span(problem, replace(t, parts=parts), min(count, heads * parts))
-                found.append(f"{count}: {from_memory(problem, count, parts, t.block_m, t.block_n):.2f}, {late:.2f}")
-            print(f"  1/{parts}  {'   '.join(found)}")
+            divided = replace(t, parts=parts)
+            figures = {n: (from_memory(problem, divided, n), span(problem, divided, n)) for n in sorted({*HEADS, rule})}
+            print(
+                f"  1/{parts}  {'   '.join(f'{n}: {memory:.2f}, {late:.2f}' for n, (memory, late) in figures.items())}"
+            )
+
+
+def by_the_rule(problem: Any, t: SumsTraits) -> int:
+    """Heads that take turns."""
+    heads, blocks = problem.batch * problem.heads_kv * t.parts, -(-problem.seqlen_k // t.block_n)
+    queries = problem.heads_q // problem.heads_kv // t.parts * problem.seqlen_q
+    return heads_in_turns(problem, heads, blocks, queries, t.ordered)
 
 
 def simulated(target: registry.Target) -> list[tuple[float, float]]:
@@ -161,14 +174,12 @@ def simulated(target: registry.Target) -> list[tuple[float, float]]:
     for case in journal.read(RESULTS / "h100" / "attention_backward.jsonl").of("attention_backward"):
         problem = Case.parse(case.op, case.text).problem(target)
         config = dict(VARIANT.configs_for(problem)[0])
-        if config["method"] != "sums" or not problem.causal or problem.window is not None:
+        if not is_simulated(problem, config):
             continue
         t = traits_of(problem, config)
         heads, blocks = problem.batch * problem.heads_kv * t.parts, -(-problem.seqlen_k // t.block_n)
-        queries = problem.heads_q // problem.heads_kv // t.parts * problem.seqlen_q
         if blocks > 1 and target.sm_count < heads * blocks <= 20000:
-            section = heads_in_turns(problem, heads, blocks, queries, t.ordered)
-            found.append((span(problem, t, min(BEFORE, heads)), span(problem, t, section)))
+            found.append((span(problem, t, min(BEFORE, heads)), span(problem, t, by_the_rule(problem, t))))
     return found
 
 

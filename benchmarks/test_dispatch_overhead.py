@@ -33,8 +33,8 @@ DECISION_US = 2.0
 NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
 RANDOM_US, SLOWEST_US = 300.0, 600.0
-"""The same for shapes drawn at random, each of another kind than the one before: in the median, and at the 95th
-percentile."""
+"""The same without checks, for shapes drawn at random, each of another kind than the one before: in the median, and at
+the 95th percentile."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
 LAUNCHED_US = 40.0

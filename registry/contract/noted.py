@@ -24,7 +24,8 @@ class Unnoted(Exception):
 
 
 LONGEST = 400
-"""Steps in the code of one number."""
+"""Steps in the code of one number, what it is made of counted wherever it stands. With 40 what a variant guesses was
+too long: its cost was asked to be the same, not to lie between the same two edges."""
 
 _here = threading.local()
 

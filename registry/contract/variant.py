@@ -147,8 +147,8 @@ class Variant:
             return None
         try:
             asked = self._asked(problem)
-            for config in asked.configs[:GUESSED]:
-                asked.costs[id(config)] = self.cost(problem, config)
+            if not asked.costs:
+                asked.costs.update([(id(config), self.cost(problem, config)) for config in asked.configs[:GUESSED]])
             return max(min(asked.costs.values()), 1e-9)
         except Exception:  # a problem that it does not run, mostly
             if noting():

@@ -35,8 +35,7 @@ class Leaves:
 
     def __init__(self, trees: Sequence[Tree], begins: Sequence[int] = ()) -> None:
         counts = [_count(tree) for tree in trees]
-        size = -(-max(counts) // 64) * 8
-        """Bytes for the leaves of one tree: a word of the machine, or several."""
+        size = -(-max(counts) // 64) * 8  # bytes for the leaves of one tree: a word of the machine, or several
         self._length = size * len(trees)
         self._cut = struct.Struct(f">{len(trees)}Q" if size == 8 else f"{size}s" * len(trees)).unpack
         self._words = size == 8

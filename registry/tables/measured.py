@@ -27,10 +27,10 @@ from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.model import Layer, Rule, Table
-from registry.tables.nearest import DIGITS, Config, Neighbours
+from registry.tables.nearest import Config, Neighbours
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE
 from registry.tables.schema import Coordinate, Name
-from registry.tables.shapes import Shape, Shapes, Sizes
+from registry.tables.shapes import DIGITS, Shape, Shapes, Sizes
 from registry.tables.trees import Trees, trees_of
 
 SUFFIX = ".measured.json"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from registry.tables.closer import Closer, Guess, Runs, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
-from registry.tables.shapes import Shape, Shapes
+from registry.tables.shapes import DIGITS, Shape, Shapes
 from registry.tables.trees import Trees, picker
 
 Config = Mapping[str, Any]
@@ -43,8 +43,6 @@ NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03
 """What a config is expected to lose to others of its variant where it was not measured itself."""
-DIGITS = 3
-"""Of a coordinate that are kept of a measured shape, in its `point`."""
 ANSWERS = 4096
 """Answers kept; they go when there are more."""
 
@@ -248,7 +246,7 @@ class Neighbours:
         told = {*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])}
         self._place, self._key = picker(self._used), picker(sorted(told))
         self._point = picker(self.names)
-        self.shapes = self._rows = Shapes.of(self.shapes)
+        self._rows = Shapes.of(self.shapes)
 
     @functools.cached_property
     def _tree(self) -> Tree:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, NamedTuple
 
+from registry.tables.search import Point
+
 Sizes = tuple[int, ...]
-Point = tuple[float, ...]
+DIGITS = 3
+"""Of a coordinate that are kept of a measured shape."""
 Row = tuple[Sizes, Point, tuple[float, ...]]
 """A shape as a file has it: three numbers for each result."""
 

@@ -27,8 +27,8 @@ from registry.ops.parts.cases import Case
 from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
 from registry.tables.measured import MeasuredSizes
-from registry.tables.nearest import DIGITS, NEVER, Config
-from registry.tables.shapes import Result, Shape
+from registry.tables.nearest import NEVER, Config
+from registry.tables.shapes import DIGITS, Result, Shape
 from registry.tables.trees import Trees
 from registry.tuning.closer import closer_look
 from registry.tuning.config_trees import Timed, fitted_config_trees

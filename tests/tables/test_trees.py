@@ -228,8 +228,8 @@ def test_trees_of_any_size_fit(leaves):
 
 def test_equal_sums_are_equal_to_the_last_bit():
     """Who stands first among equals is told by the table's order, not by how sums are rounded."""
-    listed = [[[0.1, 0.3]], [[0.2, 0.0]], [[0.0632, 0.0632]]]
-    trees = trees_of(["a"], ["ours", "theirs"], [lambda: [one for (one,) in listed]] * 2)
+    listed = [[0.1, 0.3], [0.2, 0.0], [0.0632, 0.0632]]
+    trees = trees_of(["a"], ["ours", "theirs"], [lambda: listed] * 2)
     assert len(set(trees.sums((0.0,)))) == 1
 
 
