@@ -37,7 +37,7 @@ from registry.tuning import journal
 from registry.tuning.machine import describe
 
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 33)
-PARTS = (1, 2, 4)
+PARTS = range(1, 13)
 CACHE = 40 << 20
 """Bytes of an L2 cache of 50 MB that hold Q, dO and dQ's sums."""
 ROUNDS = 4
@@ -48,7 +48,7 @@ VARIANT = catalog.get().variants["gluon_fa3_backward"]
 
 
 def divisions(problem: Any) -> list[int]:
-    """In how many parts the heads that share keys may go (traits.parts_of)."""
+    """In how many parts the heads that share keys can go; traits.parts_of picks one."""
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         return [1]
     return [parts for parts in PARTS if problem.heads_q // problem.heads_kv % parts == 0]

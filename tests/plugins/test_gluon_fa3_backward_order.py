@@ -85,6 +85,7 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
         (dict(b=7, hq=3, s=1997, d=80, causal=True), 11, 21),  # no three of the 21 heads are left for the end
         (dict(hq=17, s=2121, causal=True), 9, 17),
         (dict(hq=3, s=4096), 3, 3),
+        (dict(b=24, hq=64, hkv=8, s=753, causal=True), 8, 24),  # many share keys: fewer turns than a tile an SM
     ],
 )
 def test_how_many_heads_take_turns(sizes, any_order, fixed_order):

@@ -18,6 +18,9 @@ is benchmarks/head_sections.py)
   in a fixed order        16 MiB 0.975 (48 shapes), but up to 1.16 at head dim 64; 64 MiB 1.25 for 640 heads of 287.
                           What stands here was not measured by itself
   packed sequences        20 batches: 0.97 (0.86 to 1.02), in a fixed order 0.99 (0.87 to 1.02)
+  many heads share keys   36 causal shapes on an H200, to what was launched before (shared_keys.json): 12 and more
+                          heads to a key head 0.92 (0.82 to 1.03), 7 to 11 0.97 (0.85 to 1.06), 5 and 6 0.97. The best
+                          division and number of each shape: 0.88, 0.93, 0.95
 """
 
 from __future__ import annotations
@@ -30,6 +33,28 @@ from registry.toolbox.sections import section_of
 ALIKE = 4
 HELD = 32 << 20  # bytes of Q, dO and dQ's sums that stay in a 50 MB L2 cache
 SHARED = 8  # blocks of a head, at least
+TURNS = 8
+WALKED = 36 << 20  # bytes of them that running tiles of a causal mask walk over, and that still cost nothing
+MANY = 2  # tiles an SM: of fewer most start together, and have no time to drift apart
+
+
+def _unlike(problem: Any) -> bool:
+    left, right = window_bounds(problem.causal, problem.window)
+    return (left < UNLIMITED) != (right < UNLIMITED)
+
+
+def _row_bytes(problem: Any) -> int:
+    return 6 * padded(problem.head_dim) + 2 * padded(problem.head_dim_v)
+
+
+def ask_memory(problem: Any, heads: int, key_blocks: int, queries: int) -> bool:
+    """Whether the tiles that run at a time walk over more than the cache holds, where they drift apart. The mean tile
+    sees half of its head's queries. It is a matter of how many heads share keys and not of lengths, for long heads have
+    as many tiles more."""
+    sms = problem.target.sm_count
+    if heads * key_blocks < MANY * sms or not _unlike(problem):
+        return False
+    return sms / key_blocks * queries * _row_bytes(problem) / 2 > WALKED
 
 
 def heads_in_turns(problem: Any, heads: int, key_blocks: int, queries: int, ordered: bool) -> int:
@@ -39,10 +64,11 @@ def heads_in_turns(problem: Any, heads: int, key_blocks: int, queries: int, orde
     sms = max(problem.target.sm_count, SHARED)
     if key_blocks <= 1 or heads * key_blocks <= sms:  # all start at once, or by heads: in any order
         return heads if ordered else min(heads, sms // SHARED)
-    left, right = window_bounds(problem.causal, problem.window)
-    unlike = (left < UNLIMITED) != (right < UNLIMITED)
+    unlike = _unlike(problem)
     least = max(-(-sms // max(key_blocks, 1)), 2) if unlike else ALIKE
     if ordered:
-        of_a_head = max(queries, 1) * (6 * padded(problem.head_dim) + 2 * padded(problem.head_dim_v))
+        of_a_head = max(queries, 1) * _row_bytes(problem)
         least = max(HELD // of_a_head, min(3 * HELD // of_a_head, sms // SHARED), least)
+    elif ask_memory(problem, heads, key_blocks, queries):
+        least = min(least, TURNS)
     return section_of(heads, least, key_blocks, sms) if unlike else min(least, heads)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry import Reason
+from registry.plugins.gluon_fa3.backward.sections import ask_memory
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 
 GROUPS = 2  # matrix warp groups
@@ -27,6 +28,7 @@ FEW_STEPS = 16
 # 25%; rounds of tiles alone, without these costs, 5.8%, at most 102% (backward_parts.json).
 TILE_STEPS = 4  # a part's begin and end
 SUMS_STEPS = 12  # at 128 columns: for dK and dV to be zeroed, added up and read again
+MEMORY = 1.2  # times as long, where queries come from memory (sections.py)
 LAUNCH_REGISTERS = 168  # per thread of the launch: 504 of an SM's 512, over three warp groups
 
 
@@ -156,7 +158,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     shared, and not before the longest tile: rounds of them where all are alike, one where a bound cuts. What parts add
     up to passes through memory. In a fixed order at most two, for a + b is b + a."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
-    choices = [parts for parts in (1, 2, 4) if group % parts == 0]
+    choices = [parts for parts in (1, 2, 3, 4) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         choices = [1]  # dV leaves in two halves at most
     elif config["order"] == "fixed":
@@ -173,6 +175,9 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     for parts in choices:
         rounds = -(-tiles * parts // sms) if alike else 1
         shared = tiles * (share * steps + TILE_STEPS * parts) / sms
+        heads, queries = problem.batch * problem.heads_kv * parts, problem.seqlen_q * group // parts
+        if ask_memory(problem, heads, key_blocks, queries):
+            shared *= MEMORY
         times[parts] = max(shared, rounds * (steps / parts + TILE_STEPS)) + (sums if parts > 1 else 0.0)
     return min(choices, key=lambda parts: times[parts])
 
