@@ -176,7 +176,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
         rounds = -(-tiles * parts // sms) if alike else 1
         shared = tiles * (share * steps + TILE_STEPS * parts) / sms
         heads, queries = problem.batch * problem.heads_kv * parts, problem.seqlen_q * group // parts
-        if ask_memory(problem, heads, key_blocks, queries):
+        if config["order"] != "fixed" and ask_memory(problem, heads, key_blocks, queries):
             shared *= MEMORY
         times[parts] = max(shared, rounds * (steps / parts + TILE_STEPS)) + (sums if parts > 1 else 0.0)
     return min(choices, key=lambda parts: times[parts])
