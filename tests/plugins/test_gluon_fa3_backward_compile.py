@@ -123,7 +123,7 @@ def test_deterministic_problems_run_in_a_fixed_order(d):
         (dict(b=1, hq=32, hkv=8, s=8192, causal=True), 1, 1),
         (dict(b=1, hq=32, hkv=8, s=2048), 1, 1),  # all tiles alike, about as many as SMs
         (dict(b=1, hq=16, s=1024, causal=True), 1, 1),  # no head to spare
-        (dict(b=1, hq=6, hkv=1, s=256), 3, 2),
+        (dict(b=1, hq=6, hkv=1, s=256), 6, 2),
         (dict(b=15, hq=48, hkv=4, s=2870, causal=True), 3, 1),  # tiles of 12 heads would walk over 12 heads' queries
         (dict(b=19, hq=40, hkv=10, s=2811, causal=True), 1, 1),  # four heads' queries fit the cache
         (dict(b=24, hq=64, hkv=8, s=753, causal=True), 1, 1),  # short: parts cost more than they save
