@@ -156,11 +156,22 @@ def library_kernel(case: CaseResults) -> float | None:
     return min((e.ms for e in kernels), default=None)
 
 
+def launched_so_today(results: Results, op: str) -> list[CaseResults]:
+    """The shapes of which every launch that was timed is today's: what the best of all is was not measured of others,
+    nor, often, what is picked."""
+    todays = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
+    return [
+        case
+        for case in results.of(op)
+        if all(entry.fingerprint == todays.get(entry.variant, entry.fingerprint) for entry in case.timed.values())
+    ]
+
+
 def regret(folder: Path) -> str:
     """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
     table was fitted to and no setting of the fit was chosen by (judged_*.jsonl)."""
     lines = [
-        "| op | card | drawn shapes | with picks that are launched so today "
+        "| op | card | drawn shapes | counted: all is launched so today "
         "| mean | 95th percentile | worst | mean of the best library kernel |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
@@ -171,8 +182,8 @@ def regret(folder: Path) -> str:
             lost: list[tuple[float, str, str]] = []
             alone: list[float] = []
             unmeasured: list[str] = []
-            todays = 0
-            for case in results.of(op):
+            drawn = sum(bool(case.timed) for case in results.of(op))
+            for case in launched_so_today(results, op):
                 pick, best = dispatched(results, case), fastest(case, "*")
                 if best is None:
                     continue
@@ -180,7 +191,6 @@ def regret(folder: Path) -> str:
                     unmeasured.append(case.text)
                     continue
                 lost.append((pick.ms / best - 1, case.text, pick.variant))
-                todays += pick.fingerprint == fingerprint_of(catalog.get().variants[pick.variant])
                 library = library_kernel(case)
                 alone += [library / best - 1] if library is not None else []
             lost.sort(reverse=True)
@@ -188,7 +198,7 @@ def regret(folder: Path) -> str:
             columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
             card = card_of(results)
             figures = " | ".join(f"{100 * x:.1f}%" for x in columns)
-            lines.append(f"| {op} | {card} | {len(shares)} | {todays} | {figures} |")
+            lines.append(f"| {op} | {card} | {drawn} | {len(shares)} | {figures} |")
             worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
             worst += (
                 [f"- {op}, {card}, not counted, for what is picked was not measured: {len(unmeasured)}"]
@@ -279,7 +289,7 @@ def headline(folder: Path) -> str:
         results = journal.read(path)
         for op in results.ops:
             ratios, lost = [], []
-            for case in results.of(op):
+            for case in launched_so_today(results, op):
                 pick, best, library = dispatched(results, case), fastest(case, "*"), library_kernel(case)
                 if pick is None or best is None:
                     continue
