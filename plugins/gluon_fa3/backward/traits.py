@@ -156,9 +156,10 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
 
 def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
-    to be busy alike. The fewest of those that take least, in steps. All SMs are done when the work is, if it can be
-    shared, and not before the longest tile: rounds of them where all are alike, one where a bound cuts. What parts add
-    up to passes through memory. In a fixed order at most two, for a + b is b + a."""
+    to be busy alike, or would ask memory for queries (sections.py). The fewest of those that take least, in steps. All
+    SMs are done when the work is, if it can be shared, and not before the longest tile: rounds of them where all are
+    alike, one where a bound cuts. What parts add up to passes through memory. In a fixed order at most two, for a + b
+    is b + a."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     choices = [parts for parts in range(1, group + 1) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
