@@ -38,7 +38,8 @@ WALKED = 36 << 20  # bytes of them that running tiles of a causal mask walk over
 MANY = 2  # tiles an SM: of fewer most start together, and have no time to drift apart
 
 
-def _unlike(problem: Any) -> bool:
+def unlike(problem: Any) -> bool:
+    """Whether a mask lets some tiles see more queries than others, which then drift apart."""
     left, right = window_bounds(problem.causal, problem.window)
     return (left < UNLIMITED) != (right < UNLIMITED)
 
@@ -52,7 +53,7 @@ def ask_memory(problem: Any, heads: int, key_blocks: int, queries: int) -> bool:
     sees half of its head's queries. It is a matter of how many heads share keys and not of lengths, for long heads have
     as many tiles more."""
     sms = problem.target.sm_count
-    if heads * key_blocks < MANY * sms or not _unlike(problem):
+    if heads * key_blocks < MANY * sms or not unlike(problem):
         return False
     return sms / key_blocks * queries * _row_bytes(problem) / 2 > WALKED
 
@@ -64,11 +65,11 @@ def heads_in_turns(problem: Any, heads: int, key_blocks: int, queries: int, orde
     sms = max(problem.target.sm_count, SHARED)
     if key_blocks <= 1 or heads * key_blocks <= sms:  # all start at once, or by heads: in any order
         return heads if ordered else min(heads, sms // SHARED)
-    unlike = _unlike(problem)
-    least = max(-(-sms // max(key_blocks, 1)), 2) if unlike else ALIKE
+    differ = unlike(problem)
+    least = max(-(-sms // max(key_blocks, 1)), 2) if differ else ALIKE
     if ordered:
         of_a_head = max(queries, 1) * _row_bytes(problem)
         least = max(HELD // of_a_head, min(3 * HELD // of_a_head, sms // SHARED), least)
     elif ask_memory(problem, heads, key_blocks, queries):
         least = min(least, TURNS)
-    return section_of(heads, least, key_blocks, sms) if unlike else min(least, heads)
+    return section_of(heads, least, key_blocks, sms) if differ else min(least, heads)

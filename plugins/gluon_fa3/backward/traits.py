@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry import Reason
-from registry.plugins.gluon_fa3.backward.sections import ask_memory
+from registry.plugins.gluon_fa3.backward.sections import ask_memory, unlike
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 
 GROUPS = 2  # matrix warp groups
@@ -170,8 +170,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
         return 1
     key_blocks = -(-problem.seqlen_k // config["BLOCK_N"])
     tiles, steps = problem.batch * problem.heads_kv * key_blocks, -(-problem.seqlen_q // config["BLOCK_M"]) * group
-    left, right = window_bounds(problem.causal, problem.window)
-    alike = (left < UNLIMITED) == (right < UNLIMITED) or key_blocks == 1
+    alike = not unlike(problem) or key_blocks == 1
     share = 1.0 if alike else (1 + 1 / key_blocks) / 2
     sums = SUMS_STEPS * max(padded(problem.head_dim), padded(problem.head_dim_v)) / 128 * tiles / sms
     times = {}

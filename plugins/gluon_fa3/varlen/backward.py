@@ -17,6 +17,7 @@ from registry import Reason, Requires
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
+from registry.plugins.gluon_fa3.backward.sections import unlike
 from registry.plugins.gluon_fa3.backward.traits import KEYS, SUMS_STEPS, TILE_STEPS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
@@ -76,8 +77,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     are alike, any of them where one bound cuts. Short sequences' tiles are divided too, which costs more than it
     brings. Of the lengths the host knows the longest and the sum: the others are taken to be even."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
-    left, right = window_bounds(problem.causal, problem.window)
-    alike = (left < UNLIMITED) == (right < UNLIMITED)
+    alike = not unlike(problem)
     choices = [parts for parts in (1, 2, 4, 8) if group % parts == 0]
     if padded(problem.head_dim_v) > padded(problem.head_dim):
         choices = [1]  # dV leaves in two halves at most
