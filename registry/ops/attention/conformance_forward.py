@@ -87,8 +87,7 @@ class AttentionKit(AttentionLikeKit):
         dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
         heads = [(2, 2), (1, 1), *([] if size.slow else [(3, 3)]), *([(16, 16)] if size.large else [])]
         if requires.gqa:
-            shared = [(3, 1)] if size.slow else [(6, 1), (6, 2), (7, 1)]
-            heads += [(4, 2), *shared, *([(32, 8)] if size.large else [])]
+            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2)]), *([(32, 8)] if size.large else [])]
         return {
             "dtype": list(requires.dtypes),
             "batch": [2, 1, 3][: 2 if size.slow else 3],
