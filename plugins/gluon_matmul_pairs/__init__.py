@@ -22,9 +22,7 @@ FEW = 128
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
-    """Best first. With fewer rows than `_rule` lets through there is but one, for it to refuse."""
-    if problem.m <= FEW // 2:
-        return [config(128, 128, 2)]
+    """Best first."""
     return candidates(problem)[:MOST]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from registry.plugins.gluon_matmul_pairs import host
@@ -54,8 +54,7 @@ def _exact(width: int, pair: int) -> dict[str, Any]:
 
 def candidates(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
-    guess = _guesses(problem)
-    found = [(guess(one), at, one) for at, one in enumerate(_all(problem))]
+    found = [(cost(problem, one), at, one) for at, one in enumerate(_all(problem))]
     return [dict(one) for _, _, one in sorted(found, key=lambda each: each[:2])]
 
 
@@ -139,21 +138,12 @@ def _block(high: int, width: int, side_by_side: bool, exact: bool = False) -> fl
 
 def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
-    return _guesses(problem)(config)
-
-
-def _guesses(problem: Any) -> Callable[[Mapping[str, Any]], float]:
-    """The same for one problem: what is alike for all configs is worked out once."""
-    return functools.partial(_rounds, problem, host.exact(problem), host.depth(problem), _slots(problem))
-
-
-def _rounds(problem: Any, exact: bool, depth: int, slots: int, config: Mapping[str, Any]) -> float:
     high, width, pair, swap, ways = config["HIGH"], config["WIDTH"], config["PAIR"], config["SWAP"], config["WAYS"]
     down, across = _pairs(problem, high, width, pair, swap)
-    items = down * across * ways
+    items, slots = down * across * ways, _slots(problem)
     rounds = -(-items // slots)
-    multiplied: float = rounds * int(-(-problem.k // (depth * ways)))
-    multiplied *= _block(high, width, pair == 1 and not swap, exact)
+    multiplied: float = rounds * int(-(-problem.k // (host.depth(problem) * ways)))
+    multiplied *= _block(high, width, pair == 1 and not swap, host.exact(problem))
     if 2 * items <= slots:
         multiplied *= _HALF
     if ways > 1:
