@@ -31,13 +31,12 @@ from registry.ops.parts.cases import Case, from_file
 from registry.ops.parts.workload import workload
 from registry.plugins.gluon_fa3.backward import host, traits
 from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
-from registry.plugins.gluon_fa3.backward.traits import TILE_STEPS, SumsTraits, parts_of, traits_of
+from registry.plugins.gluon_fa3.backward.traits import TILE_STEPS, SumsTraits, divisions, parts_of, traits_of
 from registry.plugins.gluon_fa3.traits import padded
 from registry.tuning import journal
 from registry.tuning.machine import describe
 
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 33)
-PARTS = range(1, 13)
 CACHE = 40 << 20
 """Bytes of an L2 cache of 50 MB that hold Q, dO and dQ's sums."""
 ROUNDS = 4
@@ -47,20 +46,13 @@ RESULTS = Path(__file__).with_name("results")
 VARIANT = catalog.get().variants["gluon_fa3_backward"]
 
 
-def divisions(problem: Any) -> list[int]:
-    """In how many parts the heads that share keys can go; traits.parts_of picks one."""
-    if padded(problem.head_dim_v) > padded(problem.head_dim):
-        return [1]
-    return [parts for parts in PARTS if problem.heads_q // problem.heads_kv % parts == 0]
-
-
 def launches(case: Case) -> dict[str, Callable[[], Any]]:
     """A launch by the rule, and one for each division and number of heads."""
     load = workload(case, "cuda")
     problem = load.problem()
     config = dict(VARIANT.configs_for(problem)[0])
     found = {}
-    for parts, count in [(None, None), *itertools.product(divisions(problem), HEADS)]:
+    for parts, count in [(None, None), *itertools.product(divisions(problem, ordered=False), HEADS)]:
         host.heads_in_turns = heads_in_turns if count is None else lambda _, heads, *more, most=count: min(most, heads)
         traits.parts_of = parts_of if parts is None else lambda *_, parts=parts: parts
         bound = load.launches(load.op.bind(VARIANT, problem, config), [load.tensors])[0]
@@ -153,7 +145,7 @@ def with_a_cache(target: registry.Target, cases: Sequence[Case]) -> None:
         t = traits_of(problem, config)
         rule = by_the_rule(problem, t)
         print(f"{case.text}, by the rule {rule} of 1/{t.parts}:")
-        for parts in divisions(problem):
+        for parts in divisions(problem, t.ordered):
             divided = replace(t, parts=parts)
             figures = {n: (from_memory(problem, divided, n), span(problem, divided, n)) for n in sorted({*HEADS, rule})}
             print(

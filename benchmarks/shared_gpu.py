@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from registry.dispatch.catalog import catalog
-from registry.ops.parts.cases import Case
+from registry.ops.parts.cases import Case, from_file
 from registry.ops.parts.workload import workload
 from registry.toolbox.call import Call, Host
 
@@ -105,7 +105,7 @@ def main() -> int:
         return 0
     if given.shapes is None:
         parser.error("name a file of shapes")
-    texts = [line for line in given.shapes.read_text(encoding="utf-8").split() if not line.startswith("#")]
+    texts = [case.text for case in from_file(catalog.get().variants[given.variant].op, given.shapes)]
     for text, how in beside(given.variant, texts, given.without).items():
         print(f"{text}: {how}", flush=True)
     return 0

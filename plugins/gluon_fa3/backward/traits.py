@@ -154,18 +154,23 @@ def traits_of(problem: Any, config: Mapping[str, Any]) -> SumsTraits:
     return sums_with(problem, config, mask=mask, parts=parts_of(problem, config), drawn=draws(problem, steps))
 
 
+def divisions(problem: Any, ordered: bool) -> list[int]:
+    """In how many parts a tile can go. dV leaves in two halves at most; in a fixed order two parts at most add to a
+    sum, for a + b is b + a."""
+    if padded(problem.head_dim_v) > padded(problem.head_dim):
+        return [1]
+    group = problem.heads_q // problem.heads_kv
+    return [parts for parts in range(1, (min(group, 2) if ordered else group) + 1) if group % parts == 0]
+
+
 def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     """Blocks for a tile: each takes a part of the query heads that share its keys, where tiles are too few for all SMs
     to be busy alike, or would ask memory for queries (sections.py). The fewest of those that take least, in steps. All
     SMs are done when the work is, if it can be shared, and not before the longest tile: rounds of them where all are
-    alike, one where a bound cuts. What parts add up to passes through memory. In a fixed order at most two, for a + b
-    is b + a."""
+    alike, one where a bound cuts. What parts add up to passes through memory."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
-    choices = [parts for parts in range(1, group + 1) if group % parts == 0]
-    if padded(problem.head_dim_v) > padded(problem.head_dim):
-        choices = [1]  # dV leaves in two halves at most
-    elif config["order"] == "fixed":
-        choices = [parts for parts in choices if parts <= 2]
+    ordered = config["order"] == "fixed"
+    choices = divisions(problem, ordered)
     if len(choices) == 1:
         return 1
     key_blocks = -(-problem.seqlen_k // config["BLOCK_N"])
@@ -178,7 +183,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
         rounds = -(-tiles * parts // sms) if alike else 1
         shared = tiles * (share * steps + TILE_STEPS * parts) / sms
         heads, queries = problem.batch * problem.heads_kv * parts, problem.seqlen_q * group // parts
-        if config["order"] != "fixed" and ask_memory(problem, heads, key_blocks, queries):
+        if not ordered and ask_memory(problem, heads, key_blocks, queries):
             shared *= MEMORY
         times[parts] = max(shared, rounds * (steps / parts + TILE_STEPS)) + (sums if parts > 1 else 0.0)
     return min(choices, key=lambda parts: times[parts])

@@ -18,7 +18,7 @@ from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.sections import unlike
-from registry.plugins.gluon_fa3.backward.traits import KEYS, SUMS_STEPS, TILE_STEPS, SumsTraits, SweepTraits
+from registry.plugins.gluon_fa3.backward.traits import KEYS, SUMS_STEPS, TILE_STEPS, SumsTraits, SweepTraits, divisions
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
@@ -27,6 +27,7 @@ from registry.toolbox.call import Call, Host, Operands
 
 FEW_STEPS = 64  # of the longest sequence's tiles
 NEAR = 1.15
+TIMED = (1, 2, 4, 8)  # parts
 # What a tile in parts costs was fitted to the times of 33 batches with 1, 2 and 4 parts; 12 with 8 agree
 # (varlen_backward_gluon.txt)
 
@@ -78,11 +79,7 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     brings. Of the lengths the host knows the longest and the sum: the others are taken to be even."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     alike = not unlike(problem)
-    choices = [parts for parts in (1, 2, 4, 8) if group % parts == 0]
-    if padded(problem.head_dim_v) > padded(problem.head_dim):
-        choices = [1]  # dV leaves in two halves at most
-    elif config["order"] == "fixed":
-        choices = [parts for parts in choices if parts <= 2]
+    choices = [parts for parts in divisions(problem, config["order"] == "fixed") if parts in TIMED]
     rest = max(problem.batch - 1, 1)
     others_q = max(problem.total_q - problem.max_seqlen_q, 0) / rest
     others_k = max(problem.total_k - problem.max_seqlen_k, 0) / rest
