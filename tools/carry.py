@@ -17,6 +17,9 @@ variant, and ends with status 1. With `--where-alike` launches may differ: what 
 hash, and is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are
 fitted anew then. Files of draws that no table is fitted to (judged_*) keep the rest, launch by launch. What a launch
 does on the host besides (copies, choosing configs) is not compared: see `make replay`.
+
+With `--where-loops-alike` machine code may differ outside of loops, and in the addresses of what lies in shared memory:
+each loop is to have as many of each instruction. For a change that takes away from what a kernel sets up.
 """
 
 from __future__ import annotations
@@ -25,15 +28,18 @@ import argparse
 import ast
 import itertools
 import json
+import operator
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from replay import ROOT, SHOWN, Side, both, compare_builds, in_short, laid_out
+
+from registry.toolbox.sass import loops
 
 HASH = r"[0-9a-f]{12}"
 CONTESTANT = re.compile(rf'\["(?P<variant>[\w.]+)",(?P<config>\{{[^{{}}]*\}}),(?:true|false),"(?P<source>{HASH})"\]')
@@ -42,6 +48,9 @@ JUDGED = "judged_"
 """How files begin that no table is fitted to."""
 MOST_COMPILED = 80
 """Of builds with other input, whose machine code takes long to make."""
+
+LITTLE = 256
+"""Bytes of shared memory, of which an SM has 228 KiB in portions of 1 KiB."""
 
 LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\[.*\]) (?P<options>\[[^\[\]]*\] cluster=\d+)")
 """As replay_snapshot.py has it in words."""
@@ -110,7 +119,14 @@ def covering(rows: Iterable[Row], answers: Mapping[str, Any]) -> list[Row]:
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | None = None) -> dict[str, list[str]]:
+def compare(
+    old: Side,
+    new: Side,
+    rows: list[Row],
+    jobs: int,
+    apart: set[str] | None = None,
+    same_code: Callable[[str, str], bool] = operator.eq,
+) -> dict[str, list[str]]:
     """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
     where it is given, and count as no difference."""
     found: dict[str, list[str]] = {row[1]: [] for row in rows}
@@ -131,13 +147,25 @@ def compare(old: Side, new: Side, rows: list[Row], jobs: int, apart: set[str] | 
     chosen = covering([row for row in unknown if not found[row[1]]], was)
     asked.write_text(json.dumps(chosen), encoding="utf-8")
     options = argparse.Namespace(jobs=jobs, sample=["--asked", str(asked)])
-    report = compare_builds(old, new, options, MOST_COMPILED)
+    report = compare_builds(old, new, options, MOST_COMPILED, same_code)
     others = f", {len(chosen)} of {len(unknown)} builds with another key compared: {report.note}" if unknown else ""
     print(f"{len(rows)} launches compared{others}")
     variant_of = {row[0]: row[1] for row in rows}
     for key, lines in report.differing.items():
         found[variant_of[key]] += [key, *lines]
     return found
+
+
+def same_loops(old: str, new: str) -> bool:
+    """What a launch takes from the compiler, but for some bytes of shared memory, and each loop's instructions."""
+    (was, *before), (now, *after) = old.split("\n"), new.split("\n")
+    facts, others = json.loads(was), json.loads(now)
+    apart = abs(int(facts.pop("shared") or 0) - int(others.pop("shared") or 0))
+    return apart <= LITTLE and facts == others and _loops(before) == _loops(after)
+
+
+def _loops(code: Iterable[str]) -> list[tuple[int, dict[str, int]]]:
+    return [(loop.instructions, dict(loop.counts)) for loop in loops("\n".join(code))]
 
 
 def same_launches(old: list[str], new: list[str] | None) -> bool:
@@ -213,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="VARIANT", help="may be given more than once")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--where-alike", action="store_true", help="leave out what is launched in another way")
+    parser.add_argument("--where-loops-alike", action="store_true", help="outside of loops machine code may differ")
     parser.add_argument("--dry-run", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="carry-") as work:
@@ -221,7 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
         changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
         apart: set[str] | None = set() if options.where_alike else None
-        found = compare(old, new, rows, options.jobs, apart) if rows else {}
+        same_code = same_loops if options.where_loops_alike else operator.eq
+        found = compare(old, new, rows, options.jobs, apart, same_code) if rows else {}
     if apart is not None:
         print(f"{len(apart)} launches differ, and keep the old hash")
     for variant, lines in found.items():

@@ -24,6 +24,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import operator
 import os
 import re
 import shutil
@@ -190,8 +191,15 @@ def facts(data: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield from facts(value, f"{at}.{name}" if at else str(name))
 
 
-def compare_builds(old: Side, new: Side, options: argparse.Namespace, most: int | None = None) -> Comparison:
-    """Those of which the input differs are compiled, `most` of them where that is given."""
+def compare_builds(
+    old: Side,
+    new: Side,
+    options: argparse.Namespace,
+    most: int | None = None,
+    same: Callable[[str, str], bool] = operator.eq,
+) -> Comparison:
+    """Those of which the input differs are compiled, `most` of them where that is given; their machine code is to be
+    the `same`."""
     was, now = both(old, new, options.jobs, "builds", *options.sample)
     unlike = differing(was, now)
     changed = unlike[:most]
@@ -202,19 +210,19 @@ def compare_builds(old: Side, new: Side, options: argparse.Namespace, most: int 
         keys.write_text(json.dumps(changed), encoding="utf-8")
         was, now = both(old, new, options.jobs, "code", "--keys", str(keys), *options.sample)
         for key in changed:
-            if (lines := code_difference(was.get(key), now.get(key))) is not None:
+            if (lines := code_difference(was.get(key), now.get(key), same)) is not None:
                 report.differing[key] = lines
         report.note = f"the input of {len(unlike)} configs differs, {len(changed)} of them compiled on both sides"
     return report
 
 
-def code_difference(was: Any, now: Any) -> list[str] | None:
+def code_difference(was: Any, now: Any, same: Callable[[str, str], bool] = operator.eq) -> list[str] | None:
     """None where both compiled to the same kernels, else what to print."""
     if not isinstance(was, list) or not isinstance(now, list) or len(was) != len(now):
         texts = [f"{len(it)} kernels" if isinstance(it, list) else in_short(it) for it in (was, now)]
         return [f"old: {texts[0]}", f"new: {texts[1]}"]
     for a, b in zip(was, now, strict=True):
-        if a["machine code"] != b["machine code"]:
+        if not same(a["machine code"], b["machine code"]):
             first = [
                 difflib.unified_diff(a[part].splitlines(), b[part].splitlines(), "old", "new", n=0, lineterm="")
                 for part in ("input", "machine code")

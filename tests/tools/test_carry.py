@@ -71,7 +71,7 @@ def test_a_variant_is_the_same_only_where_launches_and_builds_are(monkeypatch, t
     old = {"launches": ["(1,) [8]"], "keys": ["x"], "features": ["a"]}
     compared = []
 
-    def compare_builds(_old: Side, _new: Side, options: object, _most: int) -> Comparison:
+    def compare_builds(_old: Side, _new: Side, options: object, _most: int, _same: object) -> Comparison:
         compared.extend(json.loads((tmp_path / "asked.json").read_text(encoding="utf-8")))
         return Comparison("builds", len(compared), differing=builds)
 
@@ -148,3 +148,21 @@ def registry_variants():
         found.append(replay_snapshot.code_beside_declarations(SimpleNamespace(run=module.run)))
         del sys.modules[path.stem]
     assert (found[0] == found[1]) is same
+
+
+def machine_code(inside, before, shared):
+    """A kernel that sets up what is `before`, and then goes round a loop."""
+    body = [*before, ".L_x_0:", *inside, "BRA `(.L_x_0)", "EXIT"]
+    lines, at = [], 0
+    for line in body:
+        lines.append(line if line.startswith(".L") else f"/*{at:04x}*/ {line} ;")
+        at += 0 if line.startswith(".L") else 16
+    return "\n".join([json.dumps({"num_warps": "4", "shared": str(shared)}), *lines])
+
+
+def test_loops_alike_are_those_of_the_same_instructions_wherever_they_lie():
+    inside = ["HGMMA R0, R4", "FADD R1, R2"]
+    old = machine_code(inside, ["SYNCS.EXCH R0", "BAR.SYNC 0x0"], 1024)
+    assert carry.same_loops(old, machine_code(inside, [], 1008))
+    assert not carry.same_loops(old, machine_code(inside[:1], [], 1008)), "the loop has lost one"
+    assert not carry.same_loops(old, machine_code(inside, [], 4096)), "another share of shared memory"
