@@ -54,8 +54,12 @@ class Tolerance:
     limit: float
     absolute: bool = False
     """A bound on each element instead, for results on a logarithmic scale."""
+    rows_first: bool = False
+    """Results are [row, head, column], not [..., row, column]."""
 
     def measure(self, got: torch.Tensor, want: torch.Tensor) -> Measured:
+        if self.rows_first:
+            got, want = got.transpose(0, 1), want.transpose(0, 1)
         error = _log_error(got, want) if self.absolute else block_error(got, want)
         complaints = [] if error <= self.limit else [f"error {error:.3g}, allowed {self.limit:.3g}"]
         return Measured(error, 0.0, self.limit, complaints)
