@@ -164,5 +164,6 @@ def test_loops_alike_are_those_of_the_same_instructions_wherever_they_lie():
     inside = ["HGMMA R0, R4", "FADD R1, R2"]
     old = machine_code(inside, ["SYNCS.EXCH R0", "BAR.SYNC 0x0"], 1024)
     assert carry.same_loops(old, machine_code(inside, [], 1008))
-    assert not carry.same_loops(old, machine_code(inside[:1], [], 1008)), "the loop has lost one"
+    assert not carry.same_loops(old, machine_code(inside[:1], [], 1008)), "the loop has lost one of a few"
+    assert not carry.same_loops(old, machine_code(inside[1:], [], 1008)), "the loop does not multiply"
     assert not carry.same_loops(old, machine_code(inside, [], 4096)), "another share of shared memory"
