@@ -16,7 +16,7 @@ import faulthandler
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from registry.dispatch.catalog import catalog
-from registry.ops.parts.cases import Case, from_file
+from registry.ops.parts.cases import Case, from_file, parse_words
 from registry.ops.parts.workload import workload
 from registry.toolbox.call import Call, Host
 
@@ -51,12 +51,13 @@ def strip(kernels: Sequence[str]) -> None:
     Host._calls = calls  # type: ignore[method-assign]
 
 
-def launch(name: str, text: str, seconds: float) -> str:
-    """One process: how often it was launched, or what was wrong."""
+def launch(name: str, text: str, wanted: Mapping[str, Any], seconds: float) -> str:
+    """One process: how often the first config with what is `wanted` was launched, or what was wrong."""
     variant = catalog.get().variants[name]
     load = workload(Case.parse(variant.op, text), "cuda")
     problem = load.problem()
-    run = load.launches(load.op.bind(variant, problem, dict(variant.configs_for(problem)[0])), [load.tensors])[0]
+    config = next(c for c in map(dict, variant.configs_for(problem)) if wanted.items() <= c.items())
+    run = load.launches(load.op.bind(variant, problem, config), [load.tensors])[0]
     first = [one.clone() for one in _tensors(run())]
     torch.cuda.synchronize()
     begin, count = time.monotonic(), 1
@@ -73,10 +74,9 @@ def _tensors(results: object) -> list[torch.Tensor]:
     return [one.float() for one in found if isinstance(one, torch.Tensor)]
 
 
-def beside(name: str, texts: Sequence[str], without: Sequence[str]) -> dict[str, str]:
+def beside(name: str, texts: Sequence[str], more: Sequence[str]) -> dict[str, str]:
     """How each shape's process ended, of all at once."""
     command = [sys.executable, "-W", "ignore", __file__, name, "--alone"]
-    more = ["--without", *without] if without else []
     pipe = subprocess.PIPE
     running = {text: subprocess.Popen([*command, text, *more], stdout=pipe, stderr=pipe, text=True) for text in texts}
     ended = {}
@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("shapes", nargs="?", type=Path)
     parser.add_argument("--alone", help="one shape, in this process")
     parser.add_argument("--without", nargs="*", default=[], help="kernels, by how their names begin")
+    parser.add_argument("--config", default="", help='what the config must have, as "MODE=coop,SPLIT_K=2"')
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: there is no CUDA GPU")
@@ -101,12 +102,13 @@ def main() -> int:
         faulthandler.dump_traceback_later(STANDS_STILL, exit=True)
         if given.without:
             strip(given.without)
-        print(launch(given.variant, given.alone, SECONDS))
+        print(launch(given.variant, given.alone, parse_words(given.config), SECONDS))
         return 0
     if given.shapes is None:
         parser.error("name a file of shapes")
     texts = [case.text for case in from_file(catalog.get().variants[given.variant].op, given.shapes)]
-    for text, how in beside(given.variant, texts, given.without).items():
+    more = [*(["--without", *given.without] if given.without else []), "--config", given.config]
+    for text, how in beside(given.variant, texts, more).items():
         print(f"{text}: {how}", flush=True)
     return 0
 

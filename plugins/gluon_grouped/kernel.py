@@ -237,9 +237,11 @@ def grouped_ws(
     bar: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
     empty = gl.allocate_shared_memory(gl.int64, [ring, 1], bar)
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
-    for i in gl.static_range(2):
-        mbarrier.init(turn.index(i), count=1)
+    turn = full
+    if cfg.PARTS == 1:  # for nobody waits for one in the other mode: see toolbox.hopper
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+        for i in gl.static_range(2):
+            mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(ring):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=cfg.PARTS)

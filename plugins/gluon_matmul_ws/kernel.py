@@ -179,8 +179,11 @@ def matmul_ws(
     c_shape: gl.constexpr = [1, cfg.EN, cfg.GM] if cfg.SWAP else [1, cfg.GM, cfg.EN]
     c_block: gl.constexpr = gl.NVMMASharedLayout.get_default_for(c_shape, c_ptr.dtype.element_ty)
     c_s = gl.allocate_shared_memory(c_ptr.dtype.element_ty, [2 * cfg.STORES] + c_shape, c_block)
-    full, empty, turns = barriers(STAGES), barriers(STAGES), barriers(2)
-    init_barriers(turns, 1)
+    full, empty = barriers(STAGES), barriers(STAGES)
+    turns = full
+    if cfg.PARTS == 1:  # for nobody waits for one in the other mode: see toolbox.hopper
+        turns = barriers(2)
+        init_barriers(turns, 1)
     stages = ring_over(b0_s, full, empty, cfg.PARTS)
     if cfg.ROUND:
         rounded = barriers(STAGES)

@@ -149,6 +149,12 @@ def builds_compile(subject: Subject, trial: Trial) -> Finding:
         if made.shared > subject.target.shared_memory:
             allowed = subject.target.shared_memory
             complaints.append(f"{build.name} takes {made.shared} bytes of shared memory of {allowed}: {trial.about}")
+        if made.lent_barriers:
+            where = f"at bytes {', '.join(map(str, made.lent_barriers))} of shared memory"
+            complaints.append(
+                f"{build.name} sets up a barrier {where} for which nobody waits, and the compiler keeps data there that"
+                f" are lost where processes share a GPU (registry.toolbox.hopper): {trial.about}"
+            )
     return Finding(tuple(complaints))
 
 

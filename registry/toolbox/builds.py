@@ -232,7 +232,27 @@ class Resources:
     def loops(self) -> list[Loop]:
         return loops(self.sass)
 
+    @functools.cached_property
+    def lent_barriers(self) -> list[int]:
+        """Bytes of shared memory where a barrier is set up, and data lie later: see `toolbox.hopper`. Seen where their
+        address is spelled, at the beginning of what the allocator gave out."""
+        sums = {found[1]: found[2] for found in _SUM.finditer(self.ptx)}
+        barriers: dict[str | None, int] = {}
+        for found in _BARRIER.finditer(self.ptx):
+            barriers.setdefault(sums.get(found[1]), found.start())
+        lent = set()
+        for found in _DATA.finditer(self.ptx):
+            at = found[2] if found[2] not in (None, "0") else sums.get(found[1])
+            if at is not None and barriers.get(at, len(self.ptx)) < found.start():
+                lent.add(int(at))
+        return sorted(lent)
 
+
+_SUM = re.compile(r"add\.s32\s+(%r\d+), %r\d+, (\d+);")
+_BARRIER = re.compile(r"mbarrier\.init\S* \[(%r\d+)\]")
+_DATA = re.compile(
+    r"(?:ld\.shared|st\.shared|stmatrix|ldmatrix)\S*\s.*?\[\s*(%r\d+|global_smem)\s*(?:\+\s*(\d+))?\s*\]"
+)
 _WARNING = re.compile(r"warning|\bC7\d{3}\b|serializ", re.IGNORECASE)
 
 

@@ -10,7 +10,8 @@ rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes s
 barriers     `barriers` and `init_barriers`: those in shared memory. `FREE_BARRIERS` are the hardware barriers that the
              compiler leaves alone: give them names in an enum, and `barrier_asm` of one to `gl.inline_asm_elementwise`.
              Set up no barrier in shared memory that nobody waits for: the allocator lends its bytes to other data, and
-             that data is not safe there (rows were lost that way; `lent_barriers` in tests/support finds it)
+             that data is not safe there. Rows were lost that way; where processes take turns on a GPU, a kernel read a
+             wrong number of tiles (docs/measured/ragged.md). `Resources.lent_barriers` finds it, and the kit asks that
 launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True`
 """
 

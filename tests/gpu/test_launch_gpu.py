@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from registry.errors import CaptureError, InvalidArgument  # noqa: E402
 from registry.toolbox.launch import Launcher, StandIn  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
 )
@@ -273,3 +277,12 @@ def test_other_device():
                 bound(x, y, 2.0)
                 assert torch.equal(y, x * 2)
                 assert torch.cuda.current_device() == current
+
+
+@hopper
+def test_processes_may_take_turns_on_a_gpu():
+    """Data that lay in the memory of a barrier were lost there: docs/measured/ragged.md."""
+    script, shapes = BENCHMARKS / "shared_gpu.py", BENCHMARKS / "shapes" / "shared_gpu.txt"
+    command = [sys.executable, "-W", "ignore", script, "gluon_fa3_varlen_backward", shapes]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(ended) == 5 and all(": well" in line for line in ended), ended

@@ -90,6 +90,7 @@ from triton.experimental.gluon import language as gl
 
 from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, sender
+from registry.plugins.gluon_fa3.backward.signals import emptied
 from registry.plugins.gluon_fa3.backward.terms import COLUMNS
 from registry.toolbox.drawn import messages_for
 from registry.toolbox.hopper import after_previous_kernel, ring
@@ -118,9 +119,15 @@ def differentiate(inputs, outputs, dq_map, turns, counter, extent, work, scale, 
     k = ring(k_tile, 1, 2)
     v = ring(v_tile, 1, 2)
     q = ring(q_tiles, STAGES, 2)
-    ds = (ring(ds_tiles, 2, 1), ring(ds_tiles, 2, 1))  # for what each group writes, which the other one reads
+    if T.packed:  # dense kernels lend no barrier's memory (toolbox.hopper), and are as they were measured
+        ds = (emptied(ds_tiles), emptied(ds_tiles))  # for what each group writes, which the other one reads
+    else:
+        ds = (ring(ds_tiles, 2, 1), ring(ds_tiles, 2, 1))
     do = ring(do_tiles, T.do_stages, 2)
-    messages = messages_for(4)
+    if T.drawn or not T.packed:
+        messages = messages_for(4)
+    else:
+        messages = ds  # which nobody asks
     after_previous_kernel()
     # Written out: a constexpr inside a tuple variable would lose its value.
     gl.warp_specialize(

@@ -62,17 +62,19 @@ def tiles_of(work):
 @gluon.jit
 def announce_next(messages, turn, counter, work, T: gl.constexpr):
     """Producer: draw the tile after this one, tell the others, and give it; `tiles_of` or more when there is none."""
-    if not T.drawn:
+    if T.drawn:
+        return announce_drawn(messages, turn, counter, tiles_of(work))
+    else:
         return tiles_of(work)
-    return announce_drawn(messages, turn, counter, tiles_of(work))
 
 
 @gluon.jit
 def learn_next(messages, turn, work, WARPS: gl.constexpr, T: gl.constexpr):
     """The others: that tile."""
-    if not T.drawn:
+    if T.drawn:
+        return learn_drawn(messages, turn, WARPS)
+    else:
         return tiles_of(work)
-    return learn_drawn(messages, turn, WARPS)
 
 
 @gluon.jit

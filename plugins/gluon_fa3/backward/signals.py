@@ -13,7 +13,7 @@ import enum
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm
+from registry.toolbox.hopper import FREE_BARRIERS, barrier_asm, barriers, init_barriers
 
 
 class Signal(enum.IntEnum):
@@ -48,6 +48,15 @@ def _other(group):
 @gluon.jit
 def _do(ASM: gl.constexpr):
     gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def emptied(tiles):
+    """A ring of tiles that a hardware barrier announces, each for one reader: `empty` alone is set up, for one that
+    nobody waits for must not be (toolbox.hopper)."""
+    empty = barriers(tiles.shape[0])
+    init_barriers(empty, 1)
+    return tiles, empty, empty
 
 
 @gluon.jit

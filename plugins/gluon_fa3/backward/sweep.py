@@ -39,6 +39,8 @@ from registry.plugins.gluon_fa3.softmax import pack, unpack
 from registry.toolbox.hopper import (
     after_previous_kernel,
     as_matrix,
+    barriers,
+    init_barriers,
     load_tile,
     release,
     ring,
@@ -284,7 +286,6 @@ def sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T: gl.cons
     """Shared memory, barriers and roles: all of the kernel, whichever way its tile is found."""
     x_map, y_map, u_map, w_map, stats_map = maps
     DTYPE: gl.constexpr = x_map.dtype
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     B: gl.constexpr = T.block
     x_tiles = gl.allocate_shared_memory(DTYPE, _tiles(2, x_map, T.tile_columns), x_map.layout)
     u_tiles = gl.allocate_shared_memory(DTYPE, _tiles(T.stages, u_map), u_map.layout)
@@ -294,11 +295,13 @@ def sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T: gl.cons
     else:
         y_tiles = gl.allocate_shared_memory(DTYPE, _tiles(2, y_map), y_map.layout)
     stats_tiles = gl.allocate_shared_memory(gl.float32, [T.stages, 1, 2, B], stats_map.layout)
-    x_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    y_ready = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    for g in gl.static_range(2):
-        mbarrier.init(x_ready.index(g), count=1)
-        mbarrier.init(y_ready.index(g), count=1)
+    x_ready = barriers(2)
+    init_barriers(x_ready, 1)
+    if T.packed and T.gradient == "dv":
+        y_ready = x_ready
+    else:
+        y_ready = barriers(2)
+        init_barriers(y_ready, 1)
     u = ring(u_tiles, T.stages, 2)
     w = ring(w_tiles, T.w_stages, 2)
     own = (x_tiles, x_ready, y_tiles, y_ready)

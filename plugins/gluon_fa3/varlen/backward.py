@@ -17,8 +17,16 @@ from registry import Reason, Requires
 from registry.ops.attention_varlen.calls import BACKWARD
 from registry.plugins.gluon_fa3.backward import VARIANT as DENSE
 from registry.plugins.gluon_fa3.backward import traits
-from registry.plugins.gluon_fa3.backward.sections import unlike
-from registry.plugins.gluon_fa3.backward.traits import KEYS, SUMS_STEPS, TILE_STEPS, SumsTraits, SweepTraits, divisions
+from registry.plugins.gluon_fa3.backward.sections import ask_memory, unlike
+from registry.plugins.gluon_fa3.backward.traits import (
+    KEYS,
+    MEMORY,
+    SUMS_STEPS,
+    TILE_STEPS,
+    SumsTraits,
+    SweepTraits,
+    divisions,
+)
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.traits import UNLIMITED, padded, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import rows_rule
@@ -27,9 +35,9 @@ from registry.toolbox.call import Call, Host, Operands
 
 FEW_STEPS = 64  # of the longest sequence's tiles
 NEAR = 1.15
-TIMED = (1, 2, 4, 8)  # parts
-# What a tile in parts costs was fitted to the times of 33 batches with 1, 2 and 4 parts; 12 with 8 agree
-# (varlen_backward_gluon.txt)
+# What a tile in parts costs was fitted to the times of 33 batches with 1, 2 and 4 parts (varlen_backward_gluon.txt).
+# With any divisor, 16 others take 1.025 of their best number's time, at most 1.19 (varlen_parts.json); with powers of
+# two 1.51, up to 5.7
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -79,19 +87,25 @@ def parts_of(problem: Any, config: Mapping[str, Any]) -> int:
     brings. Of the lengths the host knows the longest and the sum: the others are taken to be even."""
     group, sms = problem.heads_q // problem.heads_kv, max(problem.target.sm_count, 1)
     alike = not unlike(problem)
-    choices = [parts for parts in divisions(problem, config["order"] == "fixed") if parts in TIMED]
+    ordered = config["order"] == "fixed"
     rest = max(problem.batch - 1, 1)
     others_q = max(problem.total_q - problem.max_seqlen_q, 0) / rest
     others_k = max(problem.total_k - problem.max_seqlen_k, 0) / rest
     steps = max(-(-problem.max_seqlen_q // config["BLOCK_M"]), 1) * group
-    long_tiles = -(-problem.max_seqlen_k // config["BLOCK_N"]) * problem.heads_kv
+    longest = -(-problem.max_seqlen_k // config["BLOCK_N"])
+    long_tiles = longest * problem.heads_kv
     short_tiles = rest * math.ceil(others_k / config["BLOCK_N"]) * problem.heads_kv
     tiles = long_tiles + short_tiles
     work = (steps * long_tiles + others_q / config["BLOCK_M"] * group * short_tiles) * (1.0 if alike else 0.5)
     times = {}
-    for parts in choices:
+    for parts in divisions(problem, ordered):
         rounds = -(-long_tiles * parts // sms) if alike else 1
-        times[parts] = max((work + TILE_STEPS * parts * tiles) / sms, rounds * (steps / parts + TILE_STEPS))
+        shared = (work + TILE_STEPS * parts * tiles) / sms
+        if not ordered and ask_memory(
+            problem, problem.heads_kv * parts, longest, problem.max_seqlen_q * group // parts
+        ):
+            shared *= MEMORY
+        times[parts] = max(shared, rounds * (steps / parts + TILE_STEPS))
         times[parts] += SUMS_STEPS * _wide(problem) / 128 * tiles / sms if parts > 1 else 0.0
     return next(parts for parts, time in times.items() if time <= NEAR * min(times.values()))
 
