@@ -43,6 +43,9 @@ NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03
 """What a config is expected to lose to others of its variant where it was not measured itself."""
+TELLING, SAMPLE = 4, 300
+"""Coordinates by which a problem is told from nearly all measured shapes before all are compared, and of how many
+shapes they are chosen."""
 ANSWERS = 4096
 """Answers kept; they go when there are more."""
 
@@ -312,15 +315,37 @@ class Neighbours:
     def same(self, likeness: Mapping[str, float], without: int | None) -> int | None:
         """The first shape that lies where a problem does, to the digits that are kept of it: it counts as measured, and
         what was fastest there is served, whatever the trees say."""
+        told = tuple([round(value, DIGITS) for value in self._telling(likeness)])
+        there = self._there.get(told)
+        if there is None:
+            return None
         point = tuple([round(value, DIGITS) for value in self._point(likeness)])
-        places = self._there.get(point, ())
-        return next((place for place in places if place != without), None)
+        return next((place for place in there if place != without and self._rows.point(place) == point), None)
+
+    @functools.cached_property
+    def _told_apart(self) -> list[int]:
+        """Few coordinates that tell shapes apart: hardly a problem lies where a shape does, and these say so."""
+        rows = self._rows.rows[:: -(-len(self._rows) // SAMPLE)]
+        columns = list(zip(*[point for _, point, _ in rows], strict=True))
+        found: list[int] = []
+        groups = [0] * len(rows)
+        for _ in range(TELLING):
+            best = max(range(len(columns)), key=lambda place: len(set(zip(groups, columns[place], strict=True))))
+            numbers: dict[Any, int] = {}
+            groups = [numbers.setdefault(pair, len(numbers)) for pair in zip(groups, columns[best], strict=True)]
+            found.append(best)
+        return found
+
+    @functools.cached_property
+    def _telling(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
+        return picker([self.names[place] for place in self._told_apart])
 
     @functools.cached_property
     def _there(self) -> dict[Point, list[int]]:
+        """The places of shapes, by what tells them apart."""
         there: dict[Point, list[int]] = {}
         for place, point in enumerate(self._rows.points):
-            there.setdefault(point, []).append(place)
+            there.setdefault(tuple([point[one] for one in self._told_apart]), []).append(place)
         return there
 
     def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:

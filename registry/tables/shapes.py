@@ -70,6 +70,9 @@ class Shapes(Sequence[Shape]):
     def points(self) -> list[Point]:
         return [point for _, point, _ in self.rows]
 
+    def point(self, place: int) -> Point:
+        return self.rows[place][1]
+
     def losers(self, least: float) -> set[int]:
         """Contestants that lost so much on one of them."""
         found = [flat for *_, flat in self.rows if max(flat[1::3], default=0.0) >= least]
