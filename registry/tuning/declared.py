@@ -84,8 +84,7 @@ def _asked(op: Op, target: Target) -> list[tuple[Problem, Mapping[str, Any]]]:
     """The problems that are asked about, with their facts: the same in every run of lint."""
     chance = random.Random(0)
     cases = [case for grid in op.tuning.grids.values() for case in grid(op.name)]
-    if op.tuning.draw is not None:
-        cases += [op.tuning.draw(chance) for _ in range(DRAWN)]
+    cases += [draw(chance) for draw in op.tuning.draws.values() for _ in range(DRAWN)]
     problems = [case.problem(target) for case in dict.fromkeys(cases)]
     return [(problem, problem.facts()) for problem in problems]
 

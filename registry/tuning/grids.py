@@ -23,14 +23,18 @@ def names(op: str) -> list[str]:
 
 
 def random_grid(op: str, name: str) -> list[Case]:
-    """The shapes of "random:SEED:COUNT": no grid holds them, and none was ever looked at before a table was fitted."""
-    draw = op_named(op).tuning.draw
-    words = name.split(":")[1:]
+    """The shapes of "KIND:SEED:COUNT": no grid holds them, and none was ever looked at before a table was fitted."""
+    draws = op_named(op).tuning.draws
+    kind, *words = name.split(":")
     whole = len(words) == 2 and all(word.isdecimal() and len(word) < 10 for word in words)
-    if draw is None or not whole or not 0 < int(words[1]) <= MOST_DRAWN:
-        allowed = f"random:SEED:COUNT, two whole numbers, COUNT of 1 to {MOST_DRAWN}"
-        raise InvalidArgument("grid", repr(name), allowed if draw else f"grids of {op}, which draws no shapes")
-    return drawn(draw, *map(int, words))
+    if kind not in draws or not whole or not 0 < int(words[1]) <= MOST_DRAWN:
+        allowed = f"{_drawn(op)}, two whole numbers, COUNT of 1 to {MOST_DRAWN}"
+        raise InvalidArgument("grid", repr(name), allowed if draws else f"grids of {op}, which draws no shapes")
+    return drawn(draws[kind], *map(int, words))
+
+
+def _drawn(op: str) -> str:
+    return " or ".join(f"{kind}:SEED:COUNT" for kind in op_named(op).tuning.draws)
 
 
 def grid(op: str, name: str) -> list[Case]:
@@ -38,11 +42,11 @@ def grid(op: str, name: str) -> list[Case]:
     every = [n for n in names(op) if n not in TRIAL]
     found: list[Case] = []
     for one in (n for part in name.split("+") for n in (every if part == "all" else [part])):
-        if one.startswith("random:"):
+        if ":" in one:
             found += random_grid(op, one)
             continue
         if one not in names(op):
-            known = ", ".join([*names(op), "all", "random:SEED:COUNT"])
+            known = ", ".join([*names(op), "all", *filter(None, [_drawn(op)])])
             raise InvalidArgument("grid", repr(one), f"{known} for {op}, joined by +")
         found += spread(op_named(op).tuning.grids[one](op))
     return unique(found)

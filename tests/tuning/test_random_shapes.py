@@ -10,7 +10,7 @@ from registry.ops.known import all_ops
 from registry.ops.parts.cases import Case
 from registry.tuning.grids import grid, select
 
-DRAWN = sorted(name for name, op in all_ops().items() if op.tuning.draw is not None)
+DRAWN = sorted(name for name, op in all_ops().items() if op.tuning.draws)
 
 
 @pytest.mark.parametrize("op", DRAWN)

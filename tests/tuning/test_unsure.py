@@ -10,7 +10,7 @@ from registry.tuning import unsure
 from registry.tuning.grids import grid
 
 H200 = Target.named("H200")
-MEASURED = sorted(name for name, op in all_ops().items() if op.tuning.draw is not None)
+MEASURED = sorted(name for name, op in all_ops().items() if op.tuning.draws)
 
 
 def opinion(**lost: float) -> dict[tuple[str, int], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -304,6 +305,12 @@ def tiny(op: str) -> list[Case]:
 
 GRIDS = {"quick": quick, "tiny": tiny, "paper18": paper18, "gqa": gqa, "single": single, "lengths": lengths}
 _REDUNDANT = ("batch", "heads_q", "heads_kv", "tokens", "ieee")
+
+
+def _draws(op: str) -> dict[str, Callable[[random.Random], Case]]:
+    return {"random": partial(draw, op=op), "float32": partial(draw, op=op, kind="float32")}
+
+
 _FORWARD = Tuning(
     {**FIELDS, "lse": "lse"},
     defaults,
@@ -327,7 +334,7 @@ _FORWARD = Tuning(
     leading=("seqlen_q", "seqlen_k", "blocks"),
     over="seqlen_q",
     panels=("head_dim", "causal"),
-    draw=draw,
+    draws=_draws("attention"),
 )
 BY_OP = {
     "attention": _FORWARD,
@@ -337,6 +344,6 @@ BY_OP = {
         workload=AttentionBackwardWorkload,
         grids={"training": training, **GRIDS},
         redundant=(*_REDUNDANT, "lse"),
-        draw=partial(draw, op="attention_backward"),
+        draws=_draws("attention_backward"),
     ),
 }

@@ -317,7 +317,7 @@ _FORWARD = Tuning(
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
     panels=("kv_layout", "head_dim"),
-    draw=draw,
+    draws={"random": draw},
 )
 BY_OP = {
     "attention_varlen": _FORWARD,
@@ -327,6 +327,6 @@ BY_OP = {
         workload=VarlenBackwardWorkload,
         grids=grids.BACKWARD,
         redundant=(*_FORWARD.redundant, "lse", "kv_layout", "page_size", "kv_dtype", "kv_scale"),
-        draw=partial(draw, op="attention_varlen_backward"),
+        draws={"random": partial(draw, op="attention_varlen_backward")},
     ),
 }

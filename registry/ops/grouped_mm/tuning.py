@@ -209,7 +209,7 @@ BY_OP = {
         defaults,
         GroupedMmWorkload,
         {"quick": quick, "tiny": tiny, "moe": moe, "fused": fused, "gradients": gradients, "fp8": fp8},
-        draw=draw,
+        draws={"random": draw},
         order=("form", "pitch", "each", "groups", "m", "n", "k", "layout", "dtype"),
         redundant=("ieee",),
         leading=("m", "n", "k"),

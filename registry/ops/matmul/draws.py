@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 from registry.ops.parts.cases import Case
 from registry.ops.parts.draws import log_uniform
@@ -14,11 +16,55 @@ MOST_BYTES = 4 << 30
 
 def draw(rng: random.Random) -> Case:
     """One product: half of them of any size, half a layer of a model at any number of tokens."""
+    return _drawn(rng, lambda: {"dtype": "float16" if rng.random() < 0.2 else "bfloat16"})
+
+
+def float32(rng: random.Random) -> Case:
+    """The same of 32 bits, which torch rounds to tf32 or not, as it was told."""
+    return _drawn(rng, lambda: {"dtype": "float32", "ieee": rng.random() < 0.2})
+
+
+def quantised(rng: random.Random, dtype: str) -> Case:
+    """The same of 8 bits, with scales, and sizes that libraries can take. Whole numbers may go without."""
+
+    def kind() -> dict[str, Any]:
+        scaling = rng.choice(("rowwise", "rowwise", "scalar") if dtype != "int8" else ("", "", "rowwise"))
+        return {"dtype": dtype, "layout": "nt", "scaling": scaling, **({"out_dtype": "bfloat16"} if scaling else {})}
+
+    return _drawn(rng, kind, multiple=16)
+
+
+def batched(rng: random.Random) -> Case:
+    """Several small products at once, one in five of them of 32 bits."""
+    while True:
+        batch, m = log_uniform(rng, 2, 256), log_uniform(rng, 1, 4096)
+        n, k, layout = log_uniform(rng, 16, 4096), log_uniform(rng, 16, 4096), rng.choice(("nn", "nt", "tn"))
+        dtype = rng.choice(("bfloat16", "bfloat16", "bfloat16", "float16", "float32"))
+        if rng.random() < 0.5:  # as sizes of heads and hidden layers are
+            n, k = _up_to(n, 64), _up_to(k, 64)
+        if 2.0 * batch * m * n * k <= MOST_FLOPS / 4 and 2 * batch * (m * n + m * k + n * k) <= MOST_BYTES / 2:
+            return Case.of("matmul", b=batch, m=m, n=n, k=k, layout=layout, dtype=dtype)
+
+
+DRAWS = {
+    "random": draw,
+    "batched": batched,
+    "float32": float32,
+    "float8": lambda rng: quantised(rng, "float8_e4m3fn"),
+    "int8": lambda rng: quantised(rng, "int8"),
+}
+
+
+def _drawn(rng: random.Random, kind: Callable[[], dict[str, Any]], multiple: int = 1) -> Case:
     while True:
         m, n, k, layout = _any_size(rng) if rng.random() < 0.5 else _layer(rng)
+        n, k = _up_to(n, multiple), _up_to(k, multiple)
         if 2.0 * m * n * k <= MOST_FLOPS and 2 * (m * n + m * k + n * k) <= MOST_BYTES:
-            dtype = "float16" if rng.random() < 0.2 else "bfloat16"
-            return Case.of("matmul", m=m, n=n, k=k, layout=layout, dtype=dtype)
+            return Case.of("matmul", **{"m": m, "n": n, "k": k, "layout": layout, **kind()})
+
+
+def _up_to(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _any_size(rng: random.Random) -> tuple[int, int, int, str]:

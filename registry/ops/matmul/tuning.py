@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry.ops.matmul.draws import draw
+from registry.ops.matmul.draws import DRAWS
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
@@ -144,7 +144,7 @@ BY_OP = {
         defaults,
         MatmulWorkload,
         {"quick": quick, "tiny": tiny, "llm": llm, "squares": squares, "fp8": fp8, "fused": fused},
-        draw=draw,
+        draws=DRAWS,
         order=("pitch", "m", "n", "k", "layout", "dtype", "batch", "elements"),
         redundant=("batched", "ieee"),
         leading=("m", "n", "k"),

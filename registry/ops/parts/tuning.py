@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from registry.ops.parts.cases import Case
@@ -33,8 +33,9 @@ class Tuning:
     grids: Mapping[str, Callable[[str], list[Case]]]
     """Named grids of shapes as functions of the op's name, in the order in which "all" measures them. Every op has
     "quick" (a few minutes' worth) and "tiny" (shapes that a CPU finishes at once), which "all" leaves out."""
-    draw: Callable[[random.Random], Case] | None = None
-    """One random shape that no grid holds: what a table is judged by, as the grid "random:SEED:COUNT"."""
+    draws: Mapping[str, Callable[[random.Random], Case]] = field(default_factory=dict)
+    """One random shape that no grid holds, by the kind of shapes: what a table is judged by, as the grid
+    "KIND:SEED:COUNT". The kind "random" is what is mostly asked; where an op has any, it comes first."""
     order: tuple[str, ...] = ()
     """Facts in the order in which a reader of a table would ask them; others follow."""
     redundant: tuple[str, ...] = ()

@@ -31,7 +31,9 @@ ODD = {
 @pytest.mark.parametrize("op", OPS)
 def test_a_recorded_call_is_the_same_problem_again(op):
     tuning, rng = op_named(op).tuning, random.Random(1)
-    cases = [case for grid in tuning.grids.values() for case in grid(op)] + [tuning.draw(rng) for _ in range(20)]
+    cases = [case for grid in tuning.grids.values() for case in grid(op)] + [
+        tuning.draws["random"](rng) for _ in range(20)
+    ]
     for case in cases:
         assert Case.parse(op, case.text) == case
         problem = case.problem(H100)
