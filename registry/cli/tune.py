@@ -246,7 +246,7 @@ def _stoppable() -> Iterator[None]:
 def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any) -> int:
     from registry.tuning import journal, store
     from registry.tuning.extra import load_plugins
-    from registry.tuning.fit import fit
+    from registry.tuning.kinds import fits
     from registry.tuning.rules import make_table
 
     load_plugins(options["plugins"])
@@ -262,7 +262,7 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     notes += [f"{other.path}: line {number} is damaged and passed over" for other in also for number in other.bad_lines]
     results = results.joined(also)
     try:
-        found = fit(results.of(op), results.machine, settings)
+        found = fits(results.of(op), results.machine, settings)
         fitted = make_table(
             results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))
         )

@@ -23,8 +23,9 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Earlier, Fit, Settings, candidates, excluded, fit, guess_of, is_wrong, own_first
+from registry.tuning.fit import Earlier, Fit, Settings, candidates, excluded, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
+from registry.tuning.kinds import beside_of, fits
 from registry.tuning.timing import quantile
 
 Pick = tuple[CaseResults, Entry | None]
@@ -70,7 +71,7 @@ def load_text(text: str, op: str) -> TableSet:
 
 def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
     """What the other shapes make the dispatcher run on each shape; None where that was timed as it no longer is."""
-    neighbours = found.beside.neighbours(Rule(0, 0, (), (), nearest=found.weights))
+    neighbours = beside_of([found]).neighbours(Rule(0, 0, (), (), nearest=found.weights))
     names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
     picks: list[Pick] = []
     for place, case in enumerate(found.cases):
@@ -129,15 +130,17 @@ def evidence(
     results: Results, picks: Sequence[Pick], run: str, settings: Settings, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Geometric mean speed of what is picked on shapes left out, and of the best single variant there: of those shapes
-    that were measured on the table's own device. `also` names the raw results of others."""
-    machine = results.machine
+    that were measured on the table's own device, or where there are none, on the first of others. `also` names the raw
+    results of those."""
+    timed = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
+    there = None if not timed or any(case.machine is None for case, _ in timed) else timed[0][0].machine
+    entries = [(case, entry) for case, entry in timed if case.machine == there]
+    machine = there or results.machine
     missing = [name for name in ("device", "date", "torch") if not machine.get(name)]
     if missing:
         raise journal.ResultsError(
             f"{results.path}: its machine has no {', '.join(missing)}: no table can be made of it"
         )
-    timed = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
-    entries = [(case, entry) for case, entry in timed if case.machine is None]
     speed = speed_of(entries)
     found: dict[str, Any] = {"device": machine["device"], "tflops": speed}
     best: dict[str, list[tuple[CaseResults, Entry]]] = {}
@@ -185,22 +188,16 @@ def verify(table: Table, results_folder: Path, settings: Settings | None = None)
 
     `evidence.run` names the file: "h200/attention" is results_folder/h200/attention.jsonl.
     """
-    settings = settings or Settings()
-    found: list[str] = []
-    beside = read_beside(table)
-    for rule in table.rules:
-        if rule.evidence is None:
-            continue
-        run = rule.evidence.run
-        results = _raw_results(Path(results_folder), [run, *rule.evidence.also])
-        if isinstance(results, str):
-            problems = [results]
-        elif rule.nearest is None or beside is None:
-            problems = ["it has evidence, but no measured shapes to rank by"]
-        else:
-            problems = _differences(results, table.op, rule, beside, settings)
-        found += [f"rules[{rule.index}]: {problem}" for problem in problems]
-    return found
+    told = [rule for rule in table.rules if rule.evidence is not None]
+    if not told:
+        return []
+    beside, claimed = read_beside(table), told[0].evidence
+    results = _raw_results(Path(results_folder), [claimed.run, *claimed.also])  # type: ignore[union-attr]
+    if isinstance(results, str):
+        return [f"rules[{rule.index}]: {results}" for rule in told]
+    if beside is None or any(rule.nearest is None for rule in told):
+        return [f"rules[{rule.index}]: it has evidence, but no measured shapes to rank by" for rule in told]
+    return _unproven(results, table, told, beside, settings or Settings())
 
 
 def _raw_results(folder: Path, runs: Sequence[str]) -> Results | str:
@@ -216,22 +213,36 @@ def _raw_results(folder: Path, runs: Sequence[str]) -> Results | str:
         return f"raw results cannot be read: {error}"
 
 
-def _differences(results: Results, op: str, rule: Rule, beside: MeasuredSizes, settings: Settings) -> list[str]:
-    claimed: Any = rule.evidence
-    run = claimed.run
-    try:
-        before = Earlier(
+def _unproven(
+    results: Results, table: Table, told: Sequence[Rule], beside: MeasuredSizes, settings: Settings
+) -> list[str]:
+    earlier = [
+        Earlier(
             rule.nearest or {},
             beside.trees.get(rule.index),
             beside.config_trees.get(rule.index, {}),
             beside.closer.get(rule.index),
         )
-        fitted = fit(results.of(op), results.machine, settings, before)
+        for rule in told
+    ]
+    run = Path(results.path).stem
+    try:
+        fitted = fits(results.of(table.op), results.machine, settings, earlier)
     except ValueError as error:
-        return [f"{run}: {error}"]
+        return [f"rules[{told[0].index}]: {run}: {error}"]
+    if len(fitted) != len(told):
+        return [f"{len(told)} rules have evidence, {run} has shapes of {len(fitted)} kinds"]
     found = []
-    if fitted.beside != beside:
-        found.append(f"the measured shapes beside the table are not those of {run}")
+    if beside_of(fitted) != beside:
+        found.append(f"rules[{told[0].index}]: the measured shapes beside the table are not those of {run}")
+    for rule, one in zip(told, fitted, strict=True):
+        found += [f"rules[{rule.index}]: {problem}" for problem in _differences(results, rule, one, settings)]
+    return found
+
+
+def _differences(results: Results, rule: Rule, fitted: Fit, settings: Settings) -> list[str]:
+    claimed: Any = rule.evidence
+    run, found = claimed.run, []
     actual = evidence(results, picks_left_out(fitted, settings), run, settings, claimed.also)
     for name in ("device", "torch", "triton", "driver", "sources", "cases"):
         said = getattr(claimed, name)

@@ -26,7 +26,6 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
-from registry.tables.measured import MeasuredSizes
 from registry.tables.nearest import NEVER, Config
 from registry.tables.shapes import DIGITS, Result, Shape
 from registry.tables.trees import Trees
@@ -87,17 +86,8 @@ class Fit:
     target: Target
     skipped: dict[str, str] = field(default_factory=dict)
     """Shapes that are left out, and why."""
-
-    @property
-    def beside(self) -> MeasuredSizes:
-        """What lies beside the table."""
-        sizes = {0: tuple(shape.sizes for shape in self.shapes)}
-        facts = op_named(self.op).tuning.leading
-        trees = {0: self.trees} if self.trees is not None else {}
-        chosen = {0: self.config_trees} if self.config_trees else {}
-        closer = {0: self.closer} if self.closer is not None else {}
-        shapes = {0: tuple(self.shapes)}
-        return MeasuredSizes(facts, sizes, self.coordinates, shapes, self.contestants, trees, chosen, closer)
+    apart: Mapping[str, Any] = field(default_factory=dict)
+    """What tells problems of this kind from others of the op, which have fits of their own (tuning/kinds.py)."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ shape is asked about as if it had not been measured: its neighbours answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,10 @@ import yaml
 
 from registry.ops.known import op_named
 from registry.tables import measured
-from registry.tuning.evidence import Regret, evidence, load_text, picks_left_out, regret_of
+from registry.tuning.evidence import Pick, Regret, evidence, load_text, picks_left_out, regret_of
 from registry.tuning.fit import Fit, Settings, candidates, excluded, is_wrong
 from registry.tuning.journal import CaseResults, Results
+from registry.tuning.kinds import beside_of
 
 HALVES = ["bfloat16", "float16"]
 HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
@@ -42,38 +44,41 @@ class Fitted:
 
 def make_table(
     results: Results,
-    found: Fit,
+    found: Sequence[Fit],
     run: str,
     settings: Settings | None = None,
     *,
     device: bool = False,
     also: Sequence[str] = (),
 ) -> Fitted:
-    """The table of a fit. `run` names the raw results in evidence, `also` those of other devices; `device` narrows the
-    table to the first."""
-    settings = settings or Settings()
-    picks = picks_left_out(found, settings)
-    rule: dict[str, Any] = {"when": _base(found), "nearest": found.weights, "use": _uses(found, settings)}
-    rule["evidence"] = evidence(results, picks, run, settings, also)
-    head: dict[str, Any] = {"op": found.op, "arch": results.machine["arch"]}
+    """The table of the fits of an op, a rule for each. `run` names the raw results in evidence, `also` those of other
+    devices; `device` narrows the table to the first."""
+    settings, op = settings or Settings(), found[0].op
+    picks: list[Pick] = []
+    alone: list[Pick] = []
+    rules: list[dict[str, Any]] = []
+    for one in found:
+        own = picks_left_out(one, settings)
+        rule: dict[str, Any] = {"when": _base(one), "nearest": one.weights, "use": _uses(one, settings)}
+        rules.append({**rule, "evidence": evidence(results, own, run, settings, also)})
+        best = min((use["variant"] for use in rule["use"]), key=functools.partial(_mean_lost, one))
+        picks += own
+        alone += [(case, min(_of(case, best, settings), key=lambda e: e.ms, default=None)) for case in one.cases]
+    head: dict[str, Any] = {"op": op, "arch": results.machine["arch"]}
     if device:
         head["device"] = results.machine["device"]
-    text = HEADER + _summary(found, results) + dump({**head, "rules": [rule]})
-    load_text(text, found.op)  # what is written must load
-    best = min(rule["use"], key=lambda use: _mean_lost(found, use["variant"]))
-    alone = [
-        (case, min(_of(case, best["variant"], settings), key=lambda e: e.ms, default=None)) for case in found.cases
-    ]
+    text = HEADER + _summary(found, results) + dump({**head, "rules": rules})
+    load_text(text, op)  # what is written must load
     fitted = Fitted(
-        found.op,
+        op,
         text,
-        measured.text(found.beside),
-        [rule],
+        measured.text(beside_of(found)),
+        rules,
         regret_of(picks, settings),
         regret_of(alone, settings),
-        found.skipped,
+        {text: why for one in found for text, why in one.skipped.items()},
     )
-    fitted.warnings = [w for case in found.cases for w in _failures(case, settings)]
+    fitted.warnings = [w for one in found for case in one.cases for w in _failures(case, settings)]
     return fitted
 
 
@@ -105,11 +110,11 @@ def _mean_lost(found: Fit, variant: str) -> float:
 
 
 def _base(found: Fit) -> dict[str, Any]:
-    """What the rule is about: the dtypes measured, and what was the same in all measurements."""
+    """What the rule is about: the dtypes measured, what was the same in all measurements, and of what kind they are."""
     dtypes = _with_its_half(sorted({str(case.facts["dtype"]) for case in found.cases}))
     same = {name: {case.facts[name] for case in found.cases} for name in op_named(found.op).tuning.as_measured}
     always = {name: values.pop() for name, values in same.items() if len(values) == 1}
-    return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0], **always}
+    return {"dtype": dtypes if len(dtypes) > 1 else dtypes[0], **always, **found.apart}
 
 
 def _with_its_half(dtypes: list[str]) -> list[str]:
@@ -131,10 +136,11 @@ def _failures(case: CaseResults, settings: Settings) -> list[str]:
     ]
 
 
-def _summary(found: Fit, results: Results) -> str:
-    devices = dict.fromkeys(str((case.machine or results.machine)["device"]) for case in found.cases)
+def _summary(found: Sequence[Fit], results: Results) -> str:
+    devices = dict.fromkeys(str((case.machine or results.machine)["device"]) for one in found for case in one.cases)
+    count = sum(len(one.shapes) for one in found)
     return (
-        f"# Made by `kreg tune {found.op}` from {Path(results.path).name}: {len(found.shapes)} shapes on "
+        f"# Made by `kreg tune {found[0].op}` from {Path(results.path).name}: {count} shapes on "
         f"{' and '.join(devices)}, which lie\n# beside it. Edit the measurements, not this file.\n"
     )
 

@@ -20,6 +20,7 @@ from registry.tables.shapes import Result, Shape
 from registry.tuning import evidence, journal
 from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
+from registry.tuning.kinds import beside_of, fits
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
 from registry.tuning.worker import explain_failure
@@ -60,7 +61,7 @@ def one(variant, config=()):
 
 
 def table_of(results, settings=ALL):
-    return make_table(results, fit(results.of("attention"), results.machine, settings), "h200/0001", settings)
+    return make_table(results, fits(results.of("attention"), results.machine, settings), "h200/0001", settings)
 
 
 def picks_of(results, settings=ALL):
@@ -139,14 +140,14 @@ def test_short_shapes_timed_by_single_launches_are_left_out_beside_replayed_grap
 def test_a_batch_or_a_dtype_that_nobody_measured_is_not_spoken_about():
     cases = [Case.of("matmul", m=m, n=1024, k=1024) for m in (16, 64, 256, 1024, 4096)]
     results = results_of(cases, lambda f: {one("a"): 1.0})
-    made = make_table(results, fit(results.of("matmul"), results.machine), "h200/0001")
+    made = make_table(results, fits(results.of("matmul"), results.machine), "h200/0001")
     assert made.rules[0]["when"] == {"dtype": ["bfloat16", "float16"], "batch": 1, "ieee": False}
 
 
 def test_what_was_the_same_in_all_shapes_keeps_others_far():
     results = results_of(attention_cases(dims=(128,)), lambda f: {one("a"): 1.0, one("b"): 2.0})
     found = fit(results.of("attention"), results.machine)
-    neighbours = found.beside.neighbours(evidence.Rule(0, 0, (), (), nearest=found.weights))
+    neighbours = beside_of([found]).neighbours(evidence.Rule(0, 0, (), (), nearest=found.weights))
     like = Case.of("attention", b=2, hq=8, s=1024, d=128).problem(Target.named("H200"))
     assert neighbours.ask(like.likeness()).near[0][0] < 0.2
     other = dataclasses.replace(like, deterministic=True, softcap=1.0)
@@ -235,7 +236,7 @@ def shipped(tmp_path):
                     file.write("sample", case=key, key=k, round=turn, **sample)
             file.write("done", case=key)
     raw = journal.read(path)
-    return tmp_path, make_table(raw, fit(raw.of("attention"), raw.machine, ALL), "h200/0001", ALL)
+    return tmp_path, make_table(raw, fits(raw.of("attention"), raw.machine, ALL), "h200/0001", ALL)
 
 
 def verified(shipped, text):

@@ -16,14 +16,16 @@ HEAD_DIMS = (32, 64, 64, 80, 96, 128, 128, 128, 192, 256)
 
 def draw(rng: random.Random, op: str = "attention", kind: str = "") -> Case:
     """One attention: half of any sizes, half a model's; some with few queries over many keys, as decoders ask. Of 16
-    bits, or of this dtype, then with no more work than its tensors of so many bits leave time for."""
+    bits, or of 32, which take four times as long, and as it comes or deterministic."""
     while True:
         shape = _any_size(rng) if rng.random() < 0.5 else _model(rng)
         shape.update(_lengths(rng, op))
-        flops = (16.0 if kind else 4.0) * shape["b"] * shape["hq"] * shape["s"] * shape["sk"] * shape["d"]
-        each = shape["b"] * shape["d"] * (4 if kind else 2)
+        flops = (16.0 if kind == "float32" else 4.0) * shape["b"] * shape["hq"] * shape["s"] * shape["sk"] * shape["d"]
+        each = shape["b"] * shape["d"] * (4 if kind == "float32" else 2)
         if flops <= MOST_FLOPS and each * (shape["hq"] * shape["s"] + shape["hkv"] * shape["sk"]) <= MOST_BYTES:
-            dtype = kind or ("float16" if rng.random() < 0.2 else "bfloat16")
+            if kind == "deterministic":
+                shape["deterministic"] = True
+            dtype = kind if kind == "float32" else ("float16" if rng.random() < 0.2 else "bfloat16")
             return Case.of(op, **shape, dtype=dtype)
 
 

@@ -307,8 +307,8 @@ GRIDS = {"quick": quick, "tiny": tiny, "paper18": paper18, "gqa": gqa, "single":
 _REDUNDANT = ("batch", "heads_q", "heads_kv", "tokens", "ieee")
 
 
-def _draws(op: str) -> dict[str, Callable[[random.Random], Case]]:
-    return {"random": partial(draw, op=op), "float32": partial(draw, op=op, kind="float32")}
+def _draws(op: str, *kinds: str) -> dict[str, Callable[[random.Random], Case]]:
+    return {"random": partial(draw, op=op), **{kind: partial(draw, op=op, kind=kind) for kind in kinds}}
 
 
 _FORWARD = Tuning(
@@ -334,7 +334,8 @@ _FORWARD = Tuning(
     leading=("seqlen_q", "seqlen_k", "blocks"),
     over="seqlen_q",
     panels=("head_dim", "causal"),
-    draws=_draws("attention"),
+    draws=_draws("attention", "float32"),
+    apart=({"dtype": "float32"},),
 )
 BY_OP = {
     "attention": _FORWARD,
@@ -344,6 +345,7 @@ BY_OP = {
         workload=AttentionBackwardWorkload,
         grids={"training": training, **GRIDS},
         redundant=(*_REDUNDANT, "lse"),
-        draws=_draws("attention_backward"),
+        draws=_draws("attention_backward", "float32", "deterministic"),
+        apart=({"dtype": "float32"}, {"deterministic": True}),
     ),
 }

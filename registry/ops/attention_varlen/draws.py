@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from registry.ops.attention_varlen.arguments import KV_SCALES
 from registry.ops.attention_varlen.mixes import MIXES
 from registry.ops.parts.cases import Case
 from registry.ops.parts.draws import log_uniform
@@ -36,6 +37,27 @@ def draw(rng: random.Random, op: str = "attention_varlen") -> Case:
             shape["window"] = (model.window, 0)
         if _affordable(shape):
             return Case.of(op, **shape, dtype="float16" if rng.random() < 0.2 else "bfloat16")
+
+
+def cached(rng: random.Random) -> Case:
+    """Caches that are not of pages of 16 bits: whole ones, those of narrow numbers, pages of a few keys."""
+    while True:
+        words = draw(rng).sizes
+        if words.get("kv") == "paged":
+            layout: dict[str, Any] = rng.choice(({"kv": "cache", "page": None}, {"page": rng.choice((1, 2, 8))}, {}))
+            if rng.random() < 0.5 or not layout:
+                layout = layout | {"kv_dtype": rng.choice(("float8_e4m3fn", "int8")), "scales": rng.choice(KV_SCALES)}
+            kept = {name: value for name, value in (words | layout).items() if value is not None}
+            return Case.of("attention_varlen", **kept)
+
+
+def biased(rng: random.Random, op: str = "attention_varlen") -> Case:
+    """With a sink for each head, half of them in a short window, or with slopes."""
+    words = draw(rng, op).sizes
+    words.pop("softcap", None)
+    if rng.random() < 0.3:
+        return Case.of(op, **words, alibi=True)
+    return Case.of(op, **words | ({"window": (127, 0)} if rng.random() < 0.5 else {}), sinks=True)
 
 
 def _affordable(shape: dict[str, Any]) -> bool:

@@ -65,6 +65,14 @@ EXPERTS = (
 """Experts of published models. The larger ones are split over several GPUs where they run."""
 
 
+def float8(rng: random.Random) -> Case:
+    """The first products of expert layers quantised to fp8."""
+    while True:
+        sizes = draw(rng).sizes
+        if sizes.get("layout", "nt") == "nt" and sizes.get("form", "rows") == "rows" and not sizes.get("gated"):
+            return Case.of("grouped_mm", **sizes | {"dtype": "float8_e4m3fn", "scaling": "rowwise"})
+
+
 def draw(rng: random.Random) -> Case:
     """One product of an expert layer: gate and up, fused or not, down, or a gradient; 1 to 32768 tokens."""
     while True:

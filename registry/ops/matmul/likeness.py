@@ -47,6 +47,8 @@ def coordinates(problem: Any) -> dict[str, float]:
         "k_divisor": octaves(math.gcd(k, LINE)),
         "bits_8": 4.0 * (dtype.startswith("float8") or dtype == "int8"),
         "bits_32": 4.0 * (dtype == "float32"),
+        "whole": 4.0 * (dtype == "int8"),
+        "ieee": 4.0 * problem.ieee,
         "activation": 2.0 * bool(problem.activation),
         "gelu": 2.0 * (problem.activation == "gelu"),
         "bias": float(problem.bias),

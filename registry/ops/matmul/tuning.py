@@ -151,6 +151,7 @@ BY_OP = {
         over="m",
         panels=("dtype", "layout"),
         as_measured=("batch", "ieee"),
+        apart=({"dtype": "int8"}, {"dtype": "float8_e4m3fn"}, {"batch": "2.."}, {"dtype": "float32"}),
         products=lambda p, shape: {(p.m, p.n, p.k): p.batch},
     )
 }

@@ -44,6 +44,9 @@ class Tuning:
     """Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
     as_measured: tuple[str, ...] = ()
     """Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
+    apart: tuple[Mapping[str, Any], ...] = ()
+    """Kinds of problems, as conditions, that a table has rules of their own for; what is met by several is of the
+    first."""
     over: str = ""
     """The fact that a report shows speed over; by default the first of `leading`."""
     panels: tuple[str, ...] = ()
