@@ -81,6 +81,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     metavar="RESULTS",
     help="With --out: fit the raw results of another device of the same architecture, too.",
 )
+@click.option("--keep", is_flag=True, help="Fit again only kinds whose shapes are not those behind --table as it is.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:
@@ -88,6 +89,8 @@ def command(op: str, **options: Any) -> int:
         raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
     if options["also"] and options["out"] is None:
         raise click.UsageError("--also needs --out FILE, the raw results that the others join")
+    if options["keep"] and (options["table_path"] is None or not options["table_path"].is_file()):
+        raise click.UsageError("--keep needs --table FILE, a table that is there")
     from registry.tuning.extra import load_plugins
     from registry.tuning.fit import Settings
 
@@ -246,7 +249,8 @@ def _stoppable() -> Iterator[None]:
 def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any) -> int:
     from registry.tuning import journal, store
     from registry.tuning.extra import load_plugins
-    from registry.tuning.kinds import fits
+    from registry.tuning.kinds import fits, kept
+    from registry.tuning.lint import load_files
     from registry.tuning.rules import make_table
 
     load_plugins(options["plugins"])
@@ -262,7 +266,10 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     notes += [f"{other.path}: line {number} is damaged and passed over" for other in also for number in other.bad_lines]
     results = results.joined(also)
     try:
-        found = fits(results.of(op), results.machine, settings)
+        before = []
+        if options["keep"] and (tables := load_files([options["table_path"]]).tables):
+            before = kept(tables[0], results.of(op), results.machine)
+        found = fits(results.of(op), results.machine, settings, before)
         fitted = make_table(
             results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))
         )

@@ -23,9 +23,9 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Earlier, Fit, Settings, candidates, excluded, guess_of, is_wrong, own_first
+from registry.tuning.fit import Fit, Settings, candidates, excluded, guess_of, is_wrong, own_first
 from registry.tuning.journal import CaseResults, Entry, Results
-from registry.tuning.kinds import beside_of, fits
+from registry.tuning.kinds import beside_of, earlier, fits, parted
 from registry.tuning.timing import quantile
 
 Pick = tuple[CaseResults, Entry | None]
@@ -216,22 +216,14 @@ def _raw_results(folder: Path, runs: Sequence[str]) -> Results | str:
 def _unproven(
     results: Results, table: Table, told: Sequence[Rule], beside: MeasuredSizes, settings: Settings
 ) -> list[str]:
-    earlier = [
-        Earlier(
-            rule.nearest or {},
-            beside.trees.get(rule.index),
-            beside.config_trees.get(rule.index, {}),
-            beside.closer.get(rule.index),
-        )
-        for rule in told
-    ]
     run = Path(results.path).stem
+    kinds = len(parted(results.of(table.op)))
+    if kinds != len(told):  # before any that nobody fitted is
+        return [f"{len(told)} rules have evidence, {run} has shapes of {kinds} kinds"]
     try:
-        fitted = fits(results.of(table.op), results.machine, settings, earlier)
+        fitted = fits(results.of(table.op), results.machine, settings, [earlier(rule, beside) for rule in told])
     except ValueError as error:
         return [f"rules[{told[0].index}]: {run}: {error}"]
-    if len(fitted) != len(told):
-        return [f"{len(told)} rules have evidence, {run} has shapes of {len(fitted)} kinds"]
     found = []
     if beside_of(fitted) != beside:
         found.append(f"rules[{told[0].index}]: the measured shapes beside the table are not those of {run}")

@@ -13,7 +13,8 @@ from typing import Any
 from registry.contract.problem import PROBLEM_TYPES
 from registry.ops.known import op_named
 from registry.tables.match import compile_condition, kind_of
-from registry.tables.measured import MeasuredSizes
+from registry.tables.measured import MeasuredSizes, read_beside
+from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
 from registry.tuning.fit import Earlier, Fit, Settings, fit
 from registry.tuning.journal import CaseResults
@@ -61,6 +62,43 @@ def fits(
     if failed is not None and not found:
         raise failed
     return found
+
+
+def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any]) -> list[Earlier | None]:
+    """Of each kind what a table was fitted to, where its shapes are the same as those behind the table's rule: others
+    were added."""
+    beside, found = read_beside(table), []
+    for kind, own in parted(cases):
+        rule = _rule_of(table, kind)
+        before = earlier(rule, beside) if rule is not None and beside is not None else None
+        if before is not None:
+            again = beside_of([fit(own, machine, before=before)])
+            there = _told(beside, rule.index)  # type: ignore[arg-type, union-attr]
+            before = before if _told(again, 0) == there else None
+        found.append(before)
+    return found
+
+
+def earlier(rule: Rule, beside: MeasuredSizes) -> Earlier:
+    """What a rule was fitted to."""
+    index = rule.index
+    trees, configs = beside.trees.get(index), beside.config_trees.get(index, {})
+    return Earlier(rule.nearest or {}, trees, configs, beside.closer.get(index))
+
+
+def _rule_of(table: Table, kind: Kind) -> Rule | None:
+    """That of this kind; of the general one the last."""
+    fields = PROBLEM_TYPES[table.op].fact_kinds()
+    asked = [compile_condition(name, kind_of(fields[name]), value) for name, value in kind.items()]
+    if not kind:
+        return table.rules[-1]
+    return next((rule for rule in table.rules if all(one in rule.conditions for one in asked)), None)
+
+
+def _told(beside: MeasuredSizes, index: int) -> list[Any]:
+    """The shapes of a rule, as people know them, with what each contestant lost."""
+    names = [(name, tuple(config.items())) for name, config in beside.contestants]
+    return [(one.sizes, [(names[r.contestant], r.lost, r.guess) for r in one.results]) for one in beside.shapes[index]]
 
 
 def beside_of(found: Sequence[Fit]) -> MeasuredSizes:
