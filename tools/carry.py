@@ -13,10 +13,12 @@ builds    all of which the key is the same by which Triton finds what it compile
 
 A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
 Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
-variant, and ends with status 1. With `--where-alike` launches may differ: what was measured of those keeps the old
-hash, and is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are
-fitted anew then. Files of draws that no table is fitted to (judged_*) keep the rest, launch by launch. What a launch
-does on the host besides (copies, choosing configs) is not compared: see `make replay`.
+variant, and ends with status 1.
+
+With `--where-alike` launches, and values of constants, may differ: what was measured of those keeps the old hash, and
+is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are fitted anew
+then. Files of draws that no table is fitted to (judged_*) keep the rest, launch by launch. What a launch does on the
+host besides (copies, choosing configs) is not compared: see `make replay`.
 
 With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory:
 each of the innermost loops that multiply is to have the same products and as many instructions, to 0.5%. For a change
@@ -142,9 +144,11 @@ def compare(
         before, after = was[row[0]], now[row[0]]
         if not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
-        elif not (alike := same_launches(before["launches"], after.get("launches"))) and apart is not None:
+        elif apart is not None and not (
+            same_launches(before["launches"], after.get("launches")) and constant(before, after)
+        ):
             apart.add(row[0])
-        elif not alike:
+        elif not same_launches(before["launches"], after.get("launches")):
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
         elif before["keys"] != after["keys"] or before["launches"] != after["launches"]:
             unknown.append(row)
@@ -187,6 +191,16 @@ def _loops(code: Iterable[str]) -> list[Loop]:
 def same_launches(old: list[str], new: list[str] | None) -> bool:
     """But for numbers, or None, at the end of what a kernel is given, which one side has more of."""
     return new is not None and len(old) == len(new) and all(map(_same_launch, old, new))
+
+
+def constant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether builds have the same values of all that both sides name: what is new has no other."""
+    was, now = ({one.partition("=")[0]: set() for one in side["features"]} for side in (old, new))
+    for told, side in ((was, old), (now, new)):
+        for one in side["features"]:
+            name, _, value = one.partition("=")
+            told[name].add(value)
+    return all(was[name] == now[name] for name in was.keys() & now.keys())
 
 
 def _same_launch(old: str, new: str) -> bool:

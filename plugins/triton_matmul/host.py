@@ -90,7 +90,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "BK": bk,
         "GROUP": config["GROUP"],
         "SPLIT": split,
-        "K_TAIL": k % bk != 0,
+        "K_TAIL": k % bk != 0 and (_pow2(k) if a.dtype.itemsize == 1 else True),
         "FEW_M": m < bm,
         "FEW_N": n < bn,
         "PRECISION": "ieee" if problem.ieee else "tf32",

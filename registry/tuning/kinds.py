@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.contract.problem import PROBLEM_TYPES
+from registry.dispatch.in_force import op_fields
 from registry.ops.known import op_named
-from registry.tables.match import compile_condition, kind_of
+from registry.tables.match import compile_condition
 from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
@@ -35,9 +35,9 @@ def parted(cases: Sequence[CaseResults]) -> list[tuple[Kind, list[CaseResults]]]
 
 
 def _is_of(op: str, kind: Kind, facts: Mapping[str, Any]) -> bool:
-    fields = PROBLEM_TYPES[op].fact_kinds()
+    fields = op_fields()[op]
     return all(
-        name in facts and compile_condition(name, kind_of(fields[name]), value).matches(facts[name])
+        name in facts and compile_condition(name, fields[name], value).matches(facts[name])
         for name, value in kind.items()
     )
 
@@ -88,8 +88,8 @@ def earlier(rule: Rule, beside: MeasuredSizes) -> Earlier:
 
 def _rule_of(table: Table, kind: Kind) -> Rule | None:
     """That of this kind; of the general one the last."""
-    fields = PROBLEM_TYPES[table.op].fact_kinds()
-    asked = [compile_condition(name, kind_of(fields[name]), value) for name, value in kind.items()]
+    fields = op_fields()[table.op]
+    asked = [compile_condition(name, fields[name], value) for name, value in kind.items()]
     if not kind:
         return table.rules[-1]
     return next((rule for rule in table.rules if all(one in rule.conditions for one in asked)), None)

@@ -120,6 +120,14 @@ def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_pat
         assert hashes == [[NEW, NEW, OLD, OTHER], expected]
 
 
+@pytest.mark.parametrize(
+    "new, same",
+    [(["k tail=True"], True), (["k tail=16"], False), (["k tail=True", "k more=1"], True), (["k other=2"], True)],
+)
+def test_constants_that_both_sides_name_have_the_same_values(new, same):
+    assert carry.constant({"features": ["k tail=True"]}, {"features": new}) is same
+
+
 def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
     assert list(merged([{"a": 1, "c": 3, "d": 4}, {"b": 2}])) == ["a", "b", "c", "d"]
     assert differing({"a": 1}, {"a": 1, "b": None}) == ["b"]

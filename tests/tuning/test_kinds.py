@@ -10,7 +10,8 @@ from registry.ops.parts.cases import Case
 from registry.tables import measured
 from registry.tuning import evidence
 from registry.tuning.fit import fit
-from registry.tuning.kinds import beside_of, fits, parted
+from registry.tuning.kinds import beside_of, fits, kept, parted
+from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
 
 
@@ -75,3 +76,17 @@ def test_every_kind_is_made_of_facts_of_the_ops_problems(op):
     for kind in op_named(op).tuning.apart:
         text = f"op: {op}\narch: sm90\nrules:\n- when: {dict(kind)}\n  use: [torch_{op}]\n"
         assert evidence.load_text(text.replace("True", "true"), op).tables
+
+
+def test_kinds_whose_shapes_are_those_behind_a_table_keep_what_was_fitted(tmp_path):
+    raw = results()
+    made = make_table(raw, fits(raw.of("attention"), raw.machine, ALL), "h200/0001", ALL)
+    path = tmp_path / "attention.sm90.yaml"
+    path.write_text(made.text, encoding="utf-8")
+    path.with_name("attention.sm90.measured.json").write_text(made.measured, encoding="utf-8")
+    table = load_files([path]).tables[0]
+    assert [one is not None for one in kept(table, raw.of("attention"), raw.machine)] == [True, True]
+    del raw.cases[next(key for key, case in raw.cases.items() if case.facts["dtype"] == "float32")]
+    assert [one is not None for one in kept(table, raw.of("attention"), raw.machine)] == [False, True]
+    general = [case for case in raw.of("attention") if case.facts["dtype"] != "float32"]
+    assert [one is not None for one in kept(table, general, raw.machine)] == [True]

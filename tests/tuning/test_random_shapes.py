@@ -6,24 +6,29 @@ import pytest
 
 from registry import Target
 from registry.errors import InvalidArgument
-from registry.ops.known import all_ops
+from registry.ops.known import all_ops, op_named
 from registry.ops.parts.cases import Case
 from registry.tuning.grids import grid, select
 
-DRAWN = sorted(name for name, op in all_ops().items() if op.tuning.draws)
+DRAWN = sorted((name, kind) for name, op in all_ops().items() for kind in op.tuning.draws)
 
 
-@pytest.mark.parametrize("op", DRAWN)
-def test_a_seed_always_gives_the_same_shapes_and_a_longer_draw_begins_with_a_shorter(op):
-    found = grid(op, "random:7:40")
-    assert len(found) == 40 and found[:10] == grid(op, "random:7:10") and found != grid(op, "random:8:40")
+@pytest.mark.parametrize(("op", "kind"), DRAWN)
+def test_a_seed_always_gives_the_same_shapes_and_a_longer_draw_begins_with_a_shorter(op, kind):
+    found = grid(op, f"{kind}:7:40")
+    assert len(found) == 40 and found[:10] == grid(op, f"{kind}:7:10") and found != grid(op, f"{kind}:8:40")
 
 
-@pytest.mark.parametrize("op", DRAWN)
-def test_every_drawn_shape_is_a_call(op):
+@pytest.mark.parametrize(("op", "kind"), DRAWN)
+def test_every_drawn_shape_is_a_call(op, kind):
     target = Target.named("H200")
-    for case in grid(op, "random:11:60"):
+    for case in grid(op, f"{kind}:11:60"):
         assert case.problem(target).op == op and Case.parse(op, case.text) == case
+
+
+@pytest.mark.parametrize("op", sorted({op for op, _ in DRAWN}))
+def test_what_is_mostly_asked_is_drawn_first(op):
+    assert next(iter(op_named(op).tuning.draws)) == "random"
 
 
 def test_matmul_sizes_are_not_rounded():
