@@ -195,17 +195,25 @@ def regret(folder: Path) -> str:
                 alone += [library / best - 1] if library is not None else []
             lost.sort(reverse=True)
             shares = [share for share, _, _ in lost]
-            columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0], statistics.mean(alone)]
-            card = card_of(results)
-            figures = " | ".join(f"{100 * x:.1f}%" for x in columns)
-            lines.append(f"| {op} | {card} | {drawn} | {len(shares)} | {figures} |")
-            worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in lost[:3]]
+            columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0]]
+            columns += [statistics.mean(alone)] if alone else []
+            card, kind = card_of(results), _kind(path)
+            figures = " | ".join([f"{100 * x:.1f}%" for x in columns] + [""] * (4 - len(columns)))
+            lines.append(f"| {op}{kind} | {card} | {drawn} | {len(shares)} | {figures} |")
+            shown = lost[: 1 if kind else 3]
+            worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in shown]
             worst += (
                 [f"- {op}, {card}, not counted, for what is picked was not measured: {len(unmeasured)}"]
                 if unmeasured
                 else []
             )
     return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
+
+
+def _kind(draw: Path) -> str:
+    """Of a draw of another kind than random."""
+    kind = draw.stem.partition(".")[2]
+    return f" ({kind})" if kind else ""
 
 
 def tried_out(folder: Path) -> str:
@@ -295,8 +303,13 @@ def headline(folder: Path) -> str:
                     continue
                 lost.append(pick.ms / best - 1)
                 ratios += [library / pick.ms] if library is not None else []
-            columns = [op, card_of(results), str(len(lost)), f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})"]
-            columns += [f"{min(ratios):.2f}", str(sum(ratio < 0.95 for ratio in ratios)), _spread(lost)]
+            over = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else "none runs"
+            columns = [f"{op}{_kind(path)}", card_of(results), str(len(lost)), over]
+            columns += [
+                f"{min(ratios):.2f}" if ratios else "",
+                str(sum(ratio < 0.95 for ratio in ratios)),
+                _spread(lost),
+            ]
             _, seed, _ = path.stem.split("_", 2)
             records = [json.loads(p.read_text(encoding="utf-8")) for p in path.parent.glob(f"try_out_{seed}_*.json")]
             most = max((r for r in records if r["op"] == op), key=lambda record: record["most"], default=None)

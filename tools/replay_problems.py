@@ -69,8 +69,9 @@ def drawn(name: str, count: int) -> Iterator[dict[str, Any]]:
     kind_of = {word: str(kinds[field]) for word, field in fields.items() if field in kinds}
     values = {word: VALUES.get(kind) or known.get(fields[word], known["dtype"]) for word, kind in kind_of.items()}
     grids = [case for grid in op.tuning.grids.values() for case in grid(name)]
+    drawn = op.tuning.draws["random"] if hasattr(op.tuning, "draws") else op.tuning.draw  # of an older side
     for number in range(count):
-        shape = draw.choice((draw.choice(grids), op.tuning.draw(draw))).shape
+        shape = draw.choice((draw.choice(grids), drawn(draw))).shape
         words = {word: value for word, value in shape if word in fields}
         words |= {word: draw.choice(values[word]) for word in draw.sample(sorted(values), 2)}
         if number % 10 == 9:

@@ -39,8 +39,8 @@ def test_another_ranking_is_named_with_both_decisions_and_all_else_is_as_it_was(
     shutil.copytree(head, changed)
     (table,) = changed.rglob("matmul.any.yaml")
     text = table.read_text(encoding="utf-8")
-    ranking = re.search(r"use: \[(\w+), (\w+)\]", text)
-    table.write_text(text.replace(ranking[0], f"use: [{ranking[2]}, {ranking[1]}]"), encoding="utf-8")
+    ranking = re.search(r"- use: \[(\w+), (\w+)\]", text)
+    table.write_text(text.replace(ranking[0], f"- use: [{ranking[2]}, {ranking[1]}]"), encoding="utf-8")
     done = replay("HEAD", changed, "--only", "decisions", "--keep", tmp_path / "kept")
     assert done.returncode == 1, done.stdout + done.stderr
     compared, differing = re.search(r"^decisions +(\d+) +(\d+)", done.stdout, re.MULTILINE).groups()

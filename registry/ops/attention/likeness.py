@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up, waves
+from registry.contract.noted import gcd
 from registry.ops.parts.masks import visible_pairs
 
 SHORT = 64
@@ -40,7 +41,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "waves_192": waves(heads * -(-queries // 192), sms),
         "key_tiles": octaves(key_tiles),
         "key_waves": waves(key_tiles, sms),
-        "halves": octaves(math.gcd(group, 4)),
+        "halves": octaves(gcd(group, 4)),
         "packed": octaves(group * queries),
         "waste_64": rounding_up(queries, 64),
         "waste_128": rounding_up(queries, 128),

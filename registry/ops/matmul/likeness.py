@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up, waves
+from registry.contract.noted import gcd
 
 THIN = 64
 """Rows or columns below which part of the smallest wgmma tile is empty."""
@@ -42,9 +43,9 @@ def coordinates(problem: Any) -> dict[str, float]:
         "pitch": octaves(pitch),
         "pitch_16": 2.0 * (pitch >= 16),
         "per_odd": octaves(max(1.0, elements * k / odd)) if odd else 0.0,
-        "m_divisor": octaves(math.gcd(m, LINE)),
-        "n_divisor": octaves(math.gcd(n, LINE)),
-        "k_divisor": octaves(math.gcd(k, LINE)),
+        "m_divisor": octaves(gcd(m, LINE)),
+        "n_divisor": octaves(gcd(n, LINE)),
+        "k_divisor": octaves(gcd(k, LINE)),
         "bits_8": 4.0 * (dtype.startswith("float8") or dtype == "int8"),
         "bits_32": 4.0 * (dtype == "float32"),
         "whole": 4.0 * (dtype == "int8"),
