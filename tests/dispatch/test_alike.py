@@ -61,7 +61,8 @@ def draws(op, draw, near):
     """A call, with sizes a little off."""
     size = lambda most: int(2 ** draw.uniform(0, most)) + near.randrange(4)  # noqa: E731
     if op.name == "matmul":
-        m, n, k = size(13), size(13), size(13)
+        unit = draw.choice((1, 64, 64, 64))  # what divides sizes decides, too
+        m, n, k = unit * size(13 if unit == 1 else 10), unit * 2 ** draw.randrange(6), unit * 2 ** draw.randrange(6)
         dtype = draw.choice((torch.bfloat16, torch.float32))
         a, b = torch.empty(m, k, dtype=dtype), torch.empty(k, n, dtype=dtype)
         return (draw.choice((None, "silu")), None, None), (a, b if draw.random() < 0.5 else b.mT.contiguous().mT)
