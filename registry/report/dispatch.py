@@ -182,12 +182,13 @@ def _stretch(low: int, high: int) -> str:
 
 
 def _far_ones(found: Sheet, here: Sequence[Pick]) -> list[str]:
-    """Shapes that no measured one is near: a library's kernel is first there."""
+    """Shapes that no measured one is near: a library's kernel is first there, where it is not expected to lose much."""
     far = sorted((pick for pick in here if pick.far is not None and pick.far >= REACH), key=lambda p: -(p.far or 0.0))
     if not far:
         return []
     farthest = "; ".join(found.cases[pick.case].text for pick in far[:FARTHEST])
-    return [f"no measured shape is near {len(far)} of {len(here)}, so a library's kernel is first: {farthest}"]
+    first = "a library's kernel is first where it is not expected to lose much"
+    return [f"no measured shape is near {len(far)} of {len(here)}, so {first}: {farthest}"]
 
 
 def _gaps(condition: Condition, values: Sequence[float]) -> list[str]:

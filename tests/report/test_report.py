@@ -172,10 +172,10 @@ def test_a_rule_by_the_nearest_shapes_says_what_it_was_measured_on_and_which_sha
     )
     answers = {found.cases[pick.case].text: pick for pick in dispatch.picks(found)}
     assert not answers[shape].new and answers[far].new and answers[far].far > 2
-    rule = dispatch.coverage(found, list(answers.values()))[0]
+    rule = next(one for one in dispatch.coverage(found, list(answers.values())) if one["shapes"])
     assert "nearest measured shapes; far from all, torch_" in rule["use"] and "seqlen_q 1.." in rule["measured"]
     assert rule["shapes"] == 2 and rule["beyond"] == [
-        f"no measured shape is near 1 of 2, so a library's kernel is first: {far}"
+        f"no measured shape is near 1 of 2, so a library's kernel is first where it is not expected to lose much: {far}"
     ]
 
 

@@ -15,7 +15,7 @@ from registry import Target
 from registry.contract.variant import Variant
 from registry.ops.parts.cases import Case, digest
 from registry.tables.lint import Known, lint
-from registry.tables.nearest import COUNT, REACH, Advice, Neighbours
+from registry.tables.nearest import COUNT, REACH, TRUST, Advice, Neighbours
 from registry.tables.shapes import Result, Shape
 from registry.tuning import evidence, journal
 from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
@@ -190,10 +190,11 @@ def test_the_nearer_shape_counts_more():
     assert order(0.2) == ["ours", "library"] and order(0.8) == ["library", "ours"]
 
 
-def test_beyond_what_was_measured_the_librarys_kernel_is_first():
-    asked = made_up((0, {0: 0.0, 2: 0.6}))
+def test_beyond_what_was_measured_the_librarys_kernel_is_first_unless_it_lost_much():
+    asked, much = made_up((0, {0: 0.0, 2: TRUST - 0.01})), made_up((0, {0: 0.0, 2: TRUST}))
     assert asked.ask({"x": REACH - 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
     assert asked.ask({"x": REACH + 0.1}).ranked(["ours", "library"], {"library"}) == ["library", "ours"]
+    assert much.ask({"x": REACH + 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
 
 
 def test_ties_stay_in_the_order_given():
