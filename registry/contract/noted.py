@@ -316,6 +316,8 @@ def _operand(value: Any) -> Any:
 
 def gcd(*numbers: Any) -> int:
     """math.gcd, of noted numbers too: it holds for all sizes that have the same one."""
+    if Noted not in map(type, numbers):
+        return math.gcd(*numbers)
     found = math.gcd(*(one.value if type(one) is Noted else one for one in numbers))
     noted = next((one for one in numbers if type(one) is Noted), None)
     if noted is not None:
