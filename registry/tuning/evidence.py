@@ -224,6 +224,8 @@ def _unproven(
         fitted = fits(results.of(table.op), results.machine, settings, [earlier(rule, beside) for rule in told])
     except ValueError as error:
         return [f"rules[{told[0].index}]: {run}: {error}"]
+    if len(fitted) != len(told):
+        return [f"{len(told)} rules have evidence, {run} was measured with all contestants for {len(fitted)} kinds"]
     found = []
     if beside_of(fitted) != beside:
         found.append(f"rules[{told[0].index}]: the measured shapes beside the table are not those of {run}")
