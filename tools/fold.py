@@ -44,15 +44,18 @@ class JournalLines:
             raise ResultsError(f"{self.path}: does not say what it was measured on")
         return found
 
-    def finished(self) -> dict[str, Lines]:
-        """Cases of which every contestant had its turn, each with how it was timed."""
-        mode, found = self.run["mode"], {}
+    def mix(self) -> None:
+        """Let each case say for itself how it was timed."""
+        mode = self.run["mode"]
+        self.heads = [{**line, "mode": MIXED} if "mode" in line else line for line in self.heads]
         for case, lines in self.cases.items():
-            if any(line["kind"] == "done" for line in lines):
-                found[case] = [
-                    {**line, "mode": line.get("mode", mode)} if line["kind"] == "case" else line for line in lines
-                ]
-        return found
+            self.cases[case] = [
+                {**line, "mode": line.get("mode", mode)} if line["kind"] == "case" else line for line in lines
+            ]
+
+    def finished(self) -> dict[str, Lines]:
+        """Cases of which every contestant had its turn."""
+        return {case: lines for case, lines in self.cases.items() if any(line["kind"] == "done" for line in lines)}
 
     def text(self) -> str:
         every = [*self.heads, *(line for lines in self.cases.values() for line in lines)]
@@ -66,17 +69,19 @@ def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
     for path in sweeps:
         sweep = JournalLines(path)
         machine = sweep.run["machine"]
+        sweep.mix()
         for case, lines in sweep.finished().items():
             op = next(line["op"] for line in lines if line["kind"] == "case")
             if op not in held:
                 held[op] = JournalLines(folder / f"{op}.jsonl")
             into = held[op]
-            into.heads = into.heads or [{**line, "mode": MIXED} if "mode" in line else line for line in sweep.heads]
+            into.heads = into.heads or sweep.heads
+            if into.run["mode"] != MIXED:
+                into.mix()
             theirs = into.run["machine"]
             differing = [f"{name} {machine.get(name)}" for name in KEYED if machine.get(name) != theirs.get(name)]
-            if differing or into.run["mode"] != MIXED:
-                what = ", ".join(differing) or f"a file of mode {into.run['mode']!r} holds no others"
-                raise ResultsError(f"{path} into {into.path}: {what}; its own are of {theirs}")
+            if differing:
+                raise ResultsError(f"{path} into {into.path}: {', '.join(differing)}; its own are of {theirs}")
             new, again = counts.get(op, (0, 0))
             counts[op] = (new, again + 1) if case in into.cases else (new + 1, again)
             into.cases[case] = lines

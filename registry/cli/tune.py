@@ -323,6 +323,8 @@ def _through_cache(op: str, results: Any) -> tuple[Any, list[str]]:
 
 
 def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, options: dict[str, Any]) -> None:
+    from registry.contract.describe import config_text
+
     fitted, where = made if made else (None, "")
     if options["as_json"]:
         print_json(_data(op, results, report, notes, fitted, where))
@@ -340,6 +342,8 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
     for text, why in fitted.skipped.items():
         page.line(f"not in the fit ({why}): {text}")
     page.line(f"regret of each shape by the others, as if it had not been measured: {fitted.regret}")
+    for kind, regret in fitted.kinds if len(fitted.kinds) > 1 else ():
+        page.line(f"  {config_text(kind) or 'of other kinds'}: {regret}")
     page.line(f"for comparison, one variant for all, each time with its best config: {fitted.single}")
     if where:
         page.line(f"table: {where}")
@@ -355,7 +359,8 @@ def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, whe
     if report is not None:
         found["sweep"] = asdict(report)
     if fitted is not None:
-        regrets = {name: asdict(getattr(fitted, name)) for name in ("regret", "single")}
+        regrets: dict[str, Any] = {name: asdict(getattr(fitted, name)) for name in ("regret", "single")}
+        regrets["kinds"] = [{"when": dict(kind), **asdict(regret)} for kind, regret in fitted.kinds]
         found |= {"rules": fitted.rules, **regrets}
         found |= {"warnings": fitted.warnings, "table": where or fitted.text}
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from registry import garbage
 from registry.tables.closer import Closer, Guess, Runs, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
@@ -133,11 +134,12 @@ class Advice:
 
     @functools.cached_property
     def _lost_nearby(self) -> Mapping[str, float]:
-        """On the nearest shapes, by those that ran on one of them."""
+        """On the nearest shapes, by those that ran on one of them beside others: what ran alone is held against none,
+        so that a shape of another kind says nothing of who is faster."""
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
         for (_, weight, _), said in zip(self.near, self.said, strict=True):
-            for name, known in said.items():
+            for name, known in said.items() if len(said) > 1 else ():
                 sums[name] = sums.get(name, 0.0) + weight * known.lost
                 weights[name] = weights.get(name, 0.0) + weight
         return {name: lost / weights[name] for name, lost in sums.items()}
@@ -262,12 +264,15 @@ class Neighbours:
         pairs = [(weight, self.names.index(name)) for weight, name in zip(self._scale, self._used, strict=True)]
         return tree_of([tuple([w * point[place] for w, place in pairs]) for point in self._rows.points])
 
+    @garbage.none_looked_for()
     def ready(self) -> Neighbours:
-        """Itself, with what finds leaves built: else the first problem of each variant would wait for it."""
+        """Itself, with what finds leaves and shapes built: else the first problem of each variant would wait for it.
+        Raises ValueError for trees that are none."""
         closer = [self.closer.trees] if self.closer is not None else []
         for trees in (self.trees, *closer, *(one.trees for one in self.config_trees.values())):
             if trees is not None:
                 trees.leaves()
+        self._tree, self._there  # noqa: B018 - built when they are first asked for
         return self
 
     def ask(

@@ -38,6 +38,8 @@ class Fitted:
     """Of each shape by the others."""
     single: Regret
     """Of the best single variant for all shapes, with its best config: what the rules buy."""
+    kinds: list[tuple[Mapping[str, Any], Regret]] = field(default_factory=list)
+    """Of each kind that has a fit of its own, with its conditions; the one that is left has none."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -57,12 +59,14 @@ def make_table(
     picks: list[Pick] = []
     alone: list[Pick] = []
     rules: list[dict[str, Any]] = []
+    kinds: list[tuple[Mapping[str, Any], Regret]] = []
     for one in found:
         own = picks_left_out(one, settings)
         rule: dict[str, Any] = {"when": _base(one), "nearest": one.weights, "use": _uses(one, settings)}
         rules.append({**rule, "evidence": evidence(results, own, run, settings, also)})
         best = min((use["variant"] for use in rule["use"]), key=functools.partial(_mean_lost, one))
         picks += own
+        kinds += [(one.apart, regret_of(own, settings))]
         alone += [(case, min(_of(case, best, settings), key=lambda e: e.ms, default=None)) for case in one.cases]
     head: dict[str, Any] = {"op": op, "arch": results.machine["arch"]}
     if device:
@@ -76,6 +80,7 @@ def make_table(
         rules,
         regret_of(picks, settings),
         regret_of(alone, settings),
+        kinds,
         {text: why for one in found for text, why in one.skipped.items()},
     )
     fitted.warnings = [w for one in found for case in one.cases for w in _failures(case, settings)]

@@ -99,6 +99,7 @@ def regret_nearby(points: torch.Tensor, lost: torch.Tensor, most: int = ASKED, p
     weight = ((-near).exp() + 1e-4 / (1 + near))[:, :, None]
     theirs = lost[who]
     known = ~theirs.isnan()
+    known &= known.sum(2, keepdim=True) > 1  # what ran alone is held against none
     held = torch.where(theirs < NEVER, theirs.clamp(max=CAP), theirs).nan_to_num(0.0)
     sums, whole = (weight * held * known).sum(1), (weight * known).sum(1)
     return regret_of_picks(torch.where(whole > 0, sums / whole.clamp_min(1e-30), UNKNOWN), lost[rows])

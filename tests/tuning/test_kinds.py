@@ -40,6 +40,7 @@ def test_each_kind_has_a_rule_of_its_own_and_the_general_one_is_the_last():
     assert [rule["when"]["dtype"] for rule in made.rules] == ["float32", ["bfloat16", "float16"]]
     assert [rule["use"][0]["variant"] for rule in made.rules] == ["theirs", "ours"]
     assert made.regret.shapes == len(cases()) and made.regret.worst == 0
+    assert [(kind, regret.shapes) for kind, regret in made.kinds] == [({"dtype": "float32"}, 3), ({}, len(cases()) - 3)]
 
 
 def test_what_lies_beside_is_what_each_fit_knows_in_the_same_coordinates():

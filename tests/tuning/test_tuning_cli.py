@@ -51,6 +51,7 @@ def test_tuning_measures_fits_and_puts_the_table_in_force(tuned, cache):
     found = tuned[1]
     assert found["sweep"]["measured"] == 4 and found["sweep"]["turns"] >= 8 and not found["sweep"]["failed"]
     assert found["regret"]["shapes"] == 4
+    assert [(kind["when"], kind["shapes"]) for kind in found["kinds"]] == [({"dtype": "float32"}, 4)]
     assert Path(found["table"]).parent == cache / "tables"
     reload_tables()
     decision = attention.explain(AttentionProblem.of_shape(Target.named("cpu"), hq=2, s=64, d=16, dtype="float32"))
