@@ -10,7 +10,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
-from registry.plugins.gluon_decode.kernel import decode
 from registry.plugins.gluon_decode.traits import DecodeTraits, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
@@ -45,6 +44,8 @@ def _strides(operand: StandIn) -> tuple[int, int]:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.gluon_decode.kernel import decode
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     t = traits_of(problem, config)
     groups = problem.heads_kv // t.heads

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
-from registry.plugins.gluon_fa3.kernel import attention_forward
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, Traits, traits_of, window_bounds
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
@@ -20,6 +19,8 @@ LOG2E = math.log2(math.e)
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.gluon_fa3.kernel import attention_forward
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     # How scores become base-2 exponents. A scale <= 0 would turn the row maximum around, so it is applied before.
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"

@@ -11,7 +11,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
 from registry.ops.grouped_mm.offsets import OFFSETS
-from registry.plugins.gluon_grouped.kernel import grouped_ws
 from registry.toolbox.call import Call, Host, Kept, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -84,6 +83,8 @@ def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config."""
+    from registry.plugins.gluon_grouped.kernel import grouped_ws
+
     a, b, out, cfg = given["a"], given["b"], out_of(problem, given), switches(problem, config, given)
     a_desc, b_desc = _descriptor(a, cfg.GM, cfg.BK), _descriptor(b, cfg.BK, cfg.N0)
     arguments = {

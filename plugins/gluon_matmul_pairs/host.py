@@ -10,8 +10,6 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, tma_geometry
-from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
-from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -141,6 +139,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
 
 
 def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
+    from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
+
     cfg = switches(problem, config)
     m, n, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
@@ -175,6 +175,8 @@ def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: Sta
 
 
 def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
+    from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
+
     rows, columns = plane(problem, config)
     m, n, _, _ = sizes_of(given)
     high, wide = (n, m) if config["SWAP"] else (m, n)

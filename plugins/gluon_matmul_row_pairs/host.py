@@ -10,7 +10,6 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
-from registry.plugins.gluon_matmul_row_pairs.kernel import matmul_row_pairs
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -86,6 +85,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
 
 
 def _call(problem: Any, cfg: RowPairFacts, given: Operands, alone: Callable[[], Call] | None = None) -> Call:
+    from registry.plugins.gluon_matmul_row_pairs.kernel import matmul_row_pairs
+
     out, (m, n, k, _) = out_of(problem, given), sizes_of(given)
     tiles, sms = triton.cdiv(n, cfg.HIGH if cfg.SWAP else cfg.WIDTH), problem.target.sm_count
     columns, rows = (cfg.HALF, rows_of(problem)) if cfg.PAIR else (0, 0)

@@ -10,7 +10,6 @@ import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
-from registry.plugins.gluon_matmul_rows.kernel import matmul_rows
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -79,6 +78,8 @@ def _map(operand: StandIn, rows: int) -> TensorDescriptor:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.gluon_matmul_rows.kernel import matmul_rows
+
     cfg = switches(problem, config)
     out = out_of(problem, given)
     m, n, k, _ = sizes_of(given)

@@ -21,7 +21,6 @@ from registry.ops.matmul.calls import (
     tma_geometry,
     turned,
 )
-from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
 from registry.plugins.gluon_matmul_ws.turn import along_k, copying
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.hopper import swizzled
@@ -194,6 +193,8 @@ def _last(m: int, tall: int, tiles_m: int, config: Mapping[str, Any]) -> int:
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
+    from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
+
     (a, b), out = sides(config, given), out_of(problem, given)
     cfg = switches(problem, config, given)
     m, n, k, z = sizes_of(given)

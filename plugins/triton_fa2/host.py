@@ -16,9 +16,6 @@ from registry.ops.attention import calls
 from registry.ops.attention.calls import dense_like, out_of, row_sums
 from registry.ops.attention.triton_tiles import KEY, QUERY, options_of, padded
 from registry.plugins.triton_fa2.configs import head_tiles
-from registry.plugins.triton_fa2.forward import attention_forward
-from registry.plugins.triton_fa2.key_pass import key_gradients
-from registry.plugins.triton_fa2.query_pass import query_gradients
 from registry.toolbox import integers as math
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
@@ -110,6 +107,8 @@ def _row_bytes(k: StandIn, v: StandIn) -> int:
 
 
 def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.triton_fa2.forward import attention_forward
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     left, right = bounds(problem)
     strides, layout = strides_of("q k v out", [q, k, v, out], outputs=1)
@@ -157,6 +156,9 @@ def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: flo
 
 def backward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The query pass, then the key pass (or one for dK and one for dV): they read the delta that the first leaves."""
+    from registry.plugins.triton_fa2.key_pass import key_gradients
+    from registry.plugins.triton_fa2.query_pass import query_gradients
+
     q, k, v, out, grad_out, lse = (given[name] for name in ("q", "k", "v", "out", "grad_out", "lse"))
     dq, dk, dv = (dense_like(x, f"d{x.name}") for x in (q, k, v))
     delta = row_sums(q, "delta")

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, strides_of
-from registry.plugins.triton_gemv.kernel import few_rows
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.integers import gcd
 from registry.toolbox.launch import StandIn
@@ -80,6 +79,8 @@ def pass_of(side: Sides, width: int, warps: int) -> int:
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; ranges of K add the sums and one arrival counter per tile."""
+    from registry.plugins.triton_gemv.kernel import few_rows
+
     side, out, bias = sides(given), out_of(problem, given), given.get("bias")
     width, depth, split, warps = (config[name] for name in ("WIDTH", "DEPTH", "SPLIT", "num_warps"))
     tiles = tiles_of(side, width)

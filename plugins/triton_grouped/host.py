@@ -10,8 +10,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
 from registry.ops.grouped_mm.offsets import OFFSETS
-from registry.plugins.triton_grouped.inner import grouped_inner
-from registry.plugins.triton_grouped.kernel import grouped_rows
 from registry.toolbox.call import Call, Host, Kept, Operands
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
@@ -58,6 +56,9 @@ def _descriptor(operand: StandIn, rows: int, columns: int, tf32: bool = False) -
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config."""
+    from registry.plugins.triton_grouped.inner import grouped_inner
+    from registry.plugins.triton_grouped.kernel import grouped_rows
+
     a, b, out = given["a"], given["b"], out_of(problem, given)
     bm, bn, bk, tma = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], config["TMA"]
     tf32 = problem.dtype == "float32" and not problem.ieee

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, strides_of
-from registry.plugins.triton_matmul.kernel import matmul_tiles
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.launch import StandIn
 
@@ -65,6 +64,8 @@ def _at_once(config) -> int:
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config; split-K adds the partial sums and one arrival counter per tile."""
+    from registry.plugins.triton_matmul.kernel import matmul_tiles
+
     a, b, out, bias = given["a"], given["b"], out_of(problem, given), given.get("bias")
     m, n, k, z = sizes_of(given)
     bm, bn, bk, split = (config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT"))

@@ -12,7 +12,6 @@ from registry import Reason
 from registry.ops.attention import calls
 from registry.ops.attention.calls import out_of, row_sums
 from registry.plugins.triton_varlen import configs
-from registry.plugins.triton_varlen.dense import split_dense
 from registry.plugins.triton_varlen.host import LOG2_E, NOTHING, bounds, for_parts, strides_in_units, switches
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
@@ -135,6 +134,8 @@ def work_of(problem: Any, config: Mapping[str, Any]) -> Work:
 
 
 def forward(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.triton_varlen.dense import split_dense
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     asked, steps = AsCache(problem), ("outer", "row", "head")
     q_strides, q_unit = strides_in_units({"q": _rows_first(q), "out": _rows_first(out)}, steps)

@@ -17,10 +17,6 @@ from registry.ops.attention_varlen import calls
 from registry.ops.attention_varlen.calls import out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.triton_varlen import configs
-from registry.plugins.triton_varlen.key_pass import key_pass
-from registry.plugins.triton_varlen.prefill import prefill
-from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
-from registry.plugins.triton_varlen.split import split
 from registry.plugins.triton_varlen.switches import VarlenSwitches
 from registry.toolbox import integers as math
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
@@ -180,6 +176,8 @@ def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[
 
 
 def prefill_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.triton_varlen.prefill import prefill
+
     arguments, cfg = _forward(problem, config, given)
     key_bytes = (problem.head_dim + problem.head_dim_v) * given["k"].dtype.itemsize
     slots = problem.total_q * cfg.GROUP // cfg.BLOCK_M + problem.batch
@@ -201,6 +199,8 @@ def for_parts(problem: Any, config: Mapping[str, Any], cfg: VarlenSwitches) -> t
 
 
 def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.triton_varlen.split import split
+
     arguments, cfg = _forward(problem, config, given)
     at_once = problem.target.sm_count * config["PER_SM"]  # programs
     chunks = max(1, at_once // problem.heads_kv)
@@ -218,6 +218,9 @@ def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale:
 
 def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The query pass, the key pass (or one for dK and one for dV), and the sinks': they read what the first leaves."""
+    from registry.plugins.triton_varlen.key_pass import key_pass
+    from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
+
     q, k, v, out, grad_out, lse = (given[name] for name in ("q", "k", "v", "out", "grad_out", "lse"))
     dq, dk, dv = (StandIn(t.shape, t.dtype, name=f"d{t.name}") for t in (q, k, v))
     delta = row_sums(q, "delta")

@@ -71,7 +71,7 @@ class MeasuredSizes:
     _sorted: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def wrong_parts(self) -> list[str]:
-        """What is wrong with parts of trees that a dispatcher never asks, and that are read when somebody does."""
+        """What is wrong with parts of trees, which are read when somebody asks them."""
         found = []
         chosen = [
             (f" for configs of {name}", one.trees) for of in self.config_trees.values() for name, one in of.items()
@@ -161,9 +161,13 @@ def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
     if rule.nearest is None:
         return None
     if rule.index not in table.asked:
-        beside_it = read_beside(table)
-        found = beside_it.neighbours(rule) if beside_it is not None else None
-        table.asked[rule.index] = found.ready() if found is not None else None
+        beside_it, found = read_beside(table), None
+        try:
+            found = beside_it.neighbours(rule) if beside_it is not None else None
+            found = found.ready() if found is not None else None
+        except (ValueError, RecursionError) as error:
+            table.beside[:], found = [_no_such_file(table, error)], None
+        table.asked[rule.index] = found
         if found is None:
             notices.notice(f"{table.file}:{rule.line} rules[{rule.index}]: {without_shapes(table, rule)}")
     return table.asked[rule.index]
@@ -214,7 +218,11 @@ def _read(table: Table) -> MeasuredSizes | str:
         _known.update({digest: found} if len(_known) < MOST_KNOWN else {})
         return found
     except (OSError, ValueError, RecursionError) as error:
-        return notices.clip(f"{beside(Path(table.file)).name}: {notices.what_failed(error)}", MAX_MESSAGE)
+        return _no_such_file(table, error)
+
+
+def _no_such_file(table: Table, error: BaseException) -> str:
+    return notices.clip(f"{beside(Path(table.file)).name}: {notices.what_failed(error)}", MAX_MESSAGE)
 
 
 _Number = Annotated[float, Meta(ge=-MOST, le=MOST)]

@@ -96,13 +96,11 @@ def picker(names: Sequence[str]) -> Callable[[Mapping[str, float]], tuple[float,
 
 
 def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Callable[[], Any]]) -> Trees:
-    """What was listed, held against itself: the first part at once, each of the others when it is first asked for, for
-    most processes never ask. Raises ValueError."""
+    """What was listed. Each part is held against itself when it is first asked for, and raises ValueError then: most
+    processes ask the first part of one rule or two."""
     if not variants or len(parts) < 2:
         raise ValueError("trees without variants, or with less than two parts")
-    found = Trees(tuple(coordinates), tuple(variants), _Parts(parts, len(coordinates), len(variants)))
-    found.parts[0]
-    return found
+    return Trees(tuple(coordinates), tuple(variants), _Parts(parts, len(coordinates), len(variants)))
 
 
 class _Parts(Sequence[tuple[Tree, ...]]):

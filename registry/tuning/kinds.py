@@ -13,7 +13,7 @@ from typing import Any
 from registry.dispatch.in_force import op_fields
 from registry.ops.known import op_named
 from registry.tables.match import compile_condition
-from registry.tables.measured import MeasuredSizes, read_beside
+from registry.tables.measured import MeasuredSizes, neighbours_of, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
 from registry.tuning.fit import Earlier, Fit, Settings, fit
@@ -70,7 +70,8 @@ def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any])
     beside, found = read_beside(table), []
     for kind, own in parted(cases):
         rule = _rule_of(table, kind)
-        before = earlier(rule, beside) if rule is not None and beside is not None else None
+        asked = rule is not None and beside is not None and neighbours_of(table, rule) is not None
+        before = earlier(rule, beside) if asked else None  # type: ignore[arg-type]
         if before is not None:
             again = beside_of([fit(own, machine, before=before)])
             there = _told(beside, rule.index)  # type: ignore[arg-type, union-attr]

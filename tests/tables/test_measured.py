@@ -117,15 +117,21 @@ rules:
 """
 
 
+WRONG_TREES = """{"facts": ["m"], "coordinates": ["x"], "contestants": [["torch_matmul", {}]],
+"rules": {"0": [[[1], [1.0], [0, 0.0, 0.0]]]},
+"trees": {"0": {"coordinates": ["x"], "variants": ["torch_matmul"], "parts": [[[0.1, 0.2]], [[0.1]]]}}}"""
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         (None, "there is no matmul.any.measured.json"),
+        (WRONG_TREES, "matmul.any.measured.json: ValueError: a leaf has not one number for each variant"),
         ('{"facts": ["m"], "coordinates"', "matmul.any.measured.json: DecodeError: "),
         (BESIDE.replace('"coordinates": []', '"coordinates": ["y"]').replace(" [],", " [1.0],"), "has no coordinate x"),
         ('{"facts": [], "coordinates": ["x"], "contestants": [], "rules": {"1": []}}', "has no shapes for it"),
     ],
-    ids=["missing", "cut short", "other coordinates", "other rules"],
+    ids=["missing", "wrong trees", "cut short", "other coordinates", "other rules"],
 )
 def test_a_rule_without_its_shapes_says_so(tmp_path, put_in_force, text, why):
     file = tmp_path / "matmul.any.yaml"

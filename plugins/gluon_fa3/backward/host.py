@@ -8,10 +8,7 @@ from typing import Any
 from registry.ops.attention.calls import BACKWARD, dense_like, tensor_map
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward.arguments import BEFORE_ROWS, Arguments, statistics, strides
-from registry.plugins.gluon_fa3.backward.kernel import attention_backward
 from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
-from registry.plugins.gluon_fa3.backward.sums import after, before
-from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, sweeps_of, traits_of
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.toolbox.call import Call, Host, Operands
@@ -32,6 +29,9 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
 
 
 def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    from registry.plugins.gluon_fa3.backward.kernel import attention_backward
+    from registry.plugins.gluon_fa3.backward.sums import after
+
     t = traits_of(problem, config)
     dq, dk, dv = outputs
     row_blocks = -(-problem.seqlen_q // t.block_m)
@@ -72,6 +72,8 @@ def _one_kernel(problem: Any, config: Mapping[str, Any], given: Operands, output
 
 
 def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: Outputs) -> list[Call]:
+    from registry.plugins.gluon_fa3.backward.sweep import attention_gradient
+
     block_m = config["BLOCK_M"]
     first, stats = _before(problem, block_m, given)
     made, group = [first], _group(problem)
@@ -94,6 +96,8 @@ def _sweeps(problem: Any, config: Mapping[str, Any], given: Operands, outputs: O
 
 def _before(problem: Any, block_m: int, given: Operands, *sums: Any) -> tuple[Call, StandIn]:
     """The first launch, and the statistics that it leaves; `sums` as in arguments.py."""
+    from registry.plugins.gluon_fa3.backward.sums import before
+
     row_blocks = -(-problem.seqlen_q // block_m)
     blocks = problem.batch * problem.heads_q * row_blocks
     stats = statistics(blocks, block_m, bool(sums and sums[2]))

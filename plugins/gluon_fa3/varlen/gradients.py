@@ -11,8 +11,6 @@ from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import GROUPS, KEYS, SumsTraits, SweepTraits
 from registry.plugins.gluon_fa3.traits import UNLIMITED, window_bounds
 from registry.plugins.gluon_fa3.varlen.host import blocks_of, chunk_of, list_call, tensor_map
-from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward, attention_packed_gradient
-from registry.plugins.gluon_fa3.varlen.sums import after_packed, before_packed
 from registry.toolbox.call import Call, Operands
 from registry.toolbox.launch import StandIn
 
@@ -21,6 +19,9 @@ BEFORE_ROWS = 32  # a program finds its sequence first, which is worth more rows
 
 
 def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
+    from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_backward
+    from registry.plugins.gluon_fa3.varlen.sums import after_packed
+
     dq, dk, dv = outputs = _outputs(given)
     row_blocks = blocks_of(problem.total_q, problem.batch, t.block_m)
     key_blocks = blocks_of(problem.total_k, problem.batch, t.block_n)
@@ -66,6 +67,8 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
 
 
 def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operands) -> list[Call]:
+    from registry.plugins.gluon_fa3.varlen.kernel import attention_packed_gradient
+
     row_blocks = blocks_of(problem.total_q, problem.batch, block_m)
     stats = of.statistics(problem.heads_q * row_blocks, block_m, folded=False)
     left, right = window_bounds(problem.causal, problem.window)
@@ -98,6 +101,8 @@ def _outputs(given: Operands) -> tuple[StandIn, ...]:
 
 def _before(problem: Any, block_m: int, given: Operands, *workspaces: Any) -> Call:
     """The launch that leaves the statistics, and zeroes."""
+    from registry.plugins.gluon_fa3.varlen.sums import before_packed
+
     row_blocks = blocks_of(problem.total_q, problem.batch, block_m)
     arguments, constants = of.before(problem, block_m, given, *workspaces)
     arguments |= {

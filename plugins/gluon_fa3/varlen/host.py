@@ -14,8 +14,6 @@ from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, ROWS_LIMIT, window_bounds
 from registry.plugins.gluon_fa3.varlen.configs import traits_of
-from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
-from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -65,6 +63,8 @@ def list_call(
 ) -> Call:
     """What makes the list of blocks of so many rows each; `others`, `own`: rows of the other side, or of this one, in a
     block of a workspace."""
+    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, list_row_blocks
+
     sides = [
         (given[f"cu_seqlens_{x}"], getattr(problem, f"total_{x}"), getattr(problem, f"max_seqlen_{x}")) for x in "qk"
     ]
@@ -88,6 +88,9 @@ def list_call(
 
 
 def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> Call:
+    from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
+    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see gluon_fa3/host.py
     t = traits_of(problem, config, score=score)

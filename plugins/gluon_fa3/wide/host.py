@@ -9,7 +9,6 @@ from typing import Any
 from registry.ops.attention.calls import FORWARD, out_of, row_sums, tensor_map
 from registry.plugins.gluon_fa3.host import LOG2E, heads_in_turns
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, window_bounds
-from registry.plugins.gluon_fa3.wide.kernel import attention_wide
 from registry.plugins.gluon_fa3.wide.traits import traits_of
 from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
@@ -17,6 +16,8 @@ from registry.toolbox.operands import COUNTER_WORDS
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    from registry.plugins.gluon_fa3.wide.kernel import attention_wide
+
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see ../host.py
     t = traits_of(problem, config, score=score)

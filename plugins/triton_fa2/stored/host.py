@@ -23,8 +23,6 @@ from registry.plugins.triton_fa2.stored.configs import (
     slices_a_turn,
     tiles_of,
 )
-from registry.plugins.triton_fa2.stored.product import weighted_sums
-from registry.plugins.triton_fa2.stored.weights import attention_weights, row_deltas
 from registry.toolbox.call import Call, Host, Operands, PerCall
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS, Zeroes
@@ -99,6 +97,8 @@ def backward(steps: list[Step], problem: Any, config: Mapping[str, Any], given: 
 
 
 def _deltas(problem: Any, kept: Between) -> Call:
+    from registry.plugins.triton_fa2.stored.weights import row_deltas
+
     out, grad_out = kept.given["out"], kept.given["grad_out"]
     strides, layout = _layout("out do", [out, grad_out])
     arguments = dict(
@@ -137,6 +137,8 @@ def _masks(kept: Between) -> dict[str, bool]:
 
 
 def triton_weights(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
+    from registry.plugins.triton_fa2.stored.weights import attention_weights
+
     q, k, v, grad_out = (kept.given[name] for name in ("q", "k", "v", "grad_out"))
     strides, layout = _layout("q k v do", [q, k, v, grad_out])
     place = _place(problem, config, chunk)
@@ -282,6 +284,8 @@ def gluon_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk
 
 
 def triton_products(problem: Any, config: Mapping[str, Any], kept: Between, chunk: Chunk) -> Iterator[Call]:
+    from registry.plugins.triton_fa2.stored.product import weighted_sums
+
     q, k, grad_out = (kept.given[name] for name in ("q", "k", "grad_out"))
     dq, dk, dv = kept.outputs
     tiles_k = tiles_of(problem, config)[1]
