@@ -43,5 +43,10 @@ def test_a_gate_doubles_the_columns_of_tiles_and_the_matrices():
     assert gated["tiles"] == plain["tiles"] + 1 and gated["matrices"] == plain["matrices"] + 1
 
 
+def test_what_decides_only_who_may_run_keeps_grouped_products_near():
+    plain, fixed = (likeness("grouped_mm", f"e=8,m=4096,n=2048,k=1024{more}") for more in ("", ",deterministic"))
+    assert plain == fixed and not {"out", "deterministic"} & plain.keys()
+
+
 def test_sizes_in_lines_of_a_cache():
     assert [likeness("matmul", f"m=100,n=100,k={k}")["k_divisor"] for k in (33, 40, 96, 640)] == [0, 3, 5, 6]

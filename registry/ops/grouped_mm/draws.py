@@ -73,6 +73,16 @@ def float8(rng: random.Random) -> Case:
             return Case.of("grouped_mm", **sizes | {"dtype": "float8_e4m3fn", "scaling": "rowwise"})
 
 
+def epilogue(rng: random.Random) -> Case:
+    """With a bias, rows that are gathered on the way, a gate of 8 bits, or several of these."""
+    while True:
+        sizes = (float8 if rng.random() < 0.4 else draw)(rng).sizes
+        gated = {"gated": True, "activation": "silu"} if rng.random() < 0.5 else {}
+        more = gated | {name: True for name in ("bias", "gather") if rng.random() < 0.5}
+        if sizes.get("form", "rows") == "rows" and (more.keys() - gated.keys() or "scaling" in sizes and more):
+            return Case.of("grouped_mm", **sizes | more)
+
+
 def draw(rng: random.Random) -> Case:
     """One product of an expert layer: gate and up, fused or not, down, or a gradient; 1 to 32768 tokens."""
     while True:

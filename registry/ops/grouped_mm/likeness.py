@@ -8,6 +8,9 @@ from typing import Any
 from registry.contract.likeness import octaves, rounding_up, waves
 
 TILES = ((128, 256), (128, 128), (64, 128))
+SAME_KERNEL = ("out", "deterministic")
+"""Facts that decide who may run, and change nothing in what does: as coordinates they made such problems far from all
+that was measured, and torch's kernel was first where it was expected to lose up to a quarter."""
 KILO = 1024
 """Elements and products are counted by so many, that octaves begin where they differ."""
 

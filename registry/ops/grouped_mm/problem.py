@@ -10,7 +10,7 @@ from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.grouped_mm.arguments import DTYPES, FLOATS, FORMS, MOST_GROUPS
-from registry.ops.grouped_mm.likeness import coordinates
+from registry.ops.grouped_mm.likeness import SAME_KERNEL, coordinates
 from registry.ops.parts.products import (
     ACTIVATIONS,
     FP8_NAMES,
@@ -75,7 +75,8 @@ class GroupedMmProblem(Problem):
         object.__setattr__(self, "promoted", self.dtype in FP8_NAMES)
 
     def likeness(self) -> dict[str, float]:
-        return {**super().likeness(), **coordinates(self)}
+        alike = {name: value for name, value in super().likeness().items() if name not in SAME_KERNEL}
+        return {**alike, **coordinates(self)}
 
     def derived_facts(self) -> dict[str, Any]:
         return {"each": self.each, "pitch": self.pitch}

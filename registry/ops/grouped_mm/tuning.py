@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from registry.ops.grouped_mm.draws import EXPERTS, draw, ends_of, float8
+from registry.ops.grouped_mm.draws import EXPERTS, draw, ends_of, epilogue, float8
 from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.grouped_mm.oracle import bounds
 from registry.ops.parts.cases import Case
@@ -209,7 +209,7 @@ BY_OP = {
         defaults,
         GroupedMmWorkload,
         {"quick": quick, "tiny": tiny, "moe": moe, "fused": fused, "gradients": gradients, "fp8": fp8},
-        draws={"random": draw, "float8": float8},
+        draws={"random": draw, "float8": float8, "epilogue": epilogue},
         apart=({"dtype": "float8_e4m3fn"},),
         order=("form", "pitch", "each", "groups", "m", "n", "k", "layout", "dtype"),
         redundant=("ieee",),

@@ -46,12 +46,20 @@ def batched(rng: random.Random) -> Case:
             return Case.of("matmul", b=batch, m=m, n=n, k=k, layout=layout, dtype=dtype)
 
 
+def epilogue(rng: random.Random) -> Case:
+    """With a bias, an activation or both: two in three of 16 bits, the others of 32 or 8 bits or several at once."""
+    plain = rng.choice((draw, draw, draw, draw, float32, batched, lambda rng: quantised(rng, "float8_e4m3fn")))(rng)
+    activation, bias = rng.choice((("", True), ("gelu", True), ("silu", False), ("relu", True), ("gelu", False)))
+    return Case.of("matmul", **plain.sizes, bias=bias, activation=activation)
+
+
 DRAWS = {
     "random": draw,
     "batched": batched,
     "float32": float32,
     "float8": lambda rng: quantised(rng, "float8_e4m3fn"),
     "int8": lambda rng: quantised(rng, "int8"),
+    "epilogue": epilogue,
 }
 
 
