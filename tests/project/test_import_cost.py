@@ -69,18 +69,34 @@ def test_modules_stay_light(module, heavy):
     assert printed(forked.python(early=True), "-c", code).strip() == "[]"
 
 
+FIRST_MS = {"attention": ("hq=8,s=4096,d=128", 700), "matmul": ("m=512,n=4096,k=4096,layout=nt", 1000)}
+"""Twice what the first decision of a process takes on such a core: plugins and tables are read."""
 DECIDE = """
-import sys
+import json, sys, time
+import torch
 from registry import Target
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
-for op, text in (("attention", "hq=8,s=4096,d=128"), ("matmul", "m=512,n=4096,k=4096,layout=nt")):
-    assert op_named(op).explain(Case.parse(op, text).problem(Target.named("H200"))).variant.startswith("gluon_")
-print([name for name in sys.modules if name.startswith("registry.plugins.") and name.endswith(".kernel")])
+op, text = sys.argv[1:]
+problem = Case.parse(op, text).problem(Target.named("H200"))
+start = time.perf_counter(), time.process_time()
+picked = op_named(op).explain(problem).variant
+wall, busy = time.perf_counter() - start[0], time.process_time() - start[1]
+kernels = [name for name in sys.modules if name.startswith("registry.plugins.") and name.endswith(".kernel")]
+print(json.dumps([min(wall, busy) * 1000, picked, kernels]))
 """
 
 
-def test_a_decision_loads_no_kernel():
+@pytest.mark.parametrize("op", FIRST_MS)
+def test_a_first_decision_is_quick_and_loads_no_kernel(op):
     """Triton reads the source of each function of a kernel when its module is imported: 0.24 s for all there are."""
     pytest.importorskip("triton")
-    assert printed(forked.python(early=True), "-c", DECIDE).strip() == "[]"
+    text, limit = FIRST_MS[op]
+    found = []
+    for _ in range(ATTEMPTS):
+        took, picked, kernels = json.loads(printed(forked.python(early=True), "-c", DECIDE, op, text))
+        assert picked.startswith("gluon_") and not kernels
+        found.append(took / slower_by())
+        if found[-1] < limit:
+            return
+    pytest.fail(f"at best {min(found):.0f} ms")
