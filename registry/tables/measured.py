@@ -161,16 +161,21 @@ def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
     if rule.nearest is None:
         return None
     if rule.index not in table.asked:
-        beside_it, found = read_beside(table), None
-        try:
-            found = beside_it.neighbours(rule) if beside_it is not None else None
-            found = found.ready() if found is not None else None
-        except (ValueError, RecursionError) as error:
-            table.beside[:], found = [_no_such_file(table, error)], None
-        table.asked[rule.index] = found
+        table.asked[rule.index] = found = _ready(table, rule)
         if found is None:
             notices.notice(f"{table.file}:{rule.line} rules[{rule.index}]: {without_shapes(table, rule)}")
     return table.asked[rule.index]
+
+
+def _ready(table: Table, rule: Rule) -> Neighbours | None:
+    """Those of one rule. Trees that turn out to be none make the whole file one that cannot be read."""
+    beside_it = read_beside(table)
+    found = beside_it.neighbours(rule) if beside_it is not None else None
+    try:
+        return found.ready() if found is not None else None
+    except (ValueError, RecursionError) as error:
+        table.beside[:] = [_no_such_file(table, error)]
+        return None
 
 
 def without_shapes(table: Table, rule: Rule) -> str:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from registry import Target
+from registry.dispatch.catalog import catalog
 from registry.ops.parts.cases import Case
 
 H200 = Target.named("H200")
@@ -43,9 +44,19 @@ def test_a_gate_doubles_the_columns_of_tiles_and_the_matrices():
     assert gated["tiles"] == plain["tiles"] + 1 and gated["matrices"] == plain["matrices"] + 1
 
 
-def test_what_decides_only_who_may_run_keeps_grouped_products_near():
-    plain, fixed = (likeness("grouped_mm", f"e=8,m=4096,n=2048,k=1024{more}") for more in ("", ",deterministic"))
+@pytest.mark.parametrize(
+    ("op", "text"), [("grouped_mm", "e=8,m=4096,n=2048,k=1024"), ("attention_varlen", "b=4,hq=8,sq=100,d=64")]
+)
+def test_what_decides_only_who_may_run_keeps_problems_near(op, text):
+    """And is right to: a fixed order changes neither who may run nor the configs."""
+    plain, fixed = (likeness(op, f"{text}{more}") for more in ("", ",deterministic"))
     assert plain == fixed and not {"out", "deterministic"} & plain.keys()
+    one, other = (Case.parse(op, f"{text}{more}").problem(H200) for more in ("", ",deterministic"))
+    assert not one.deterministic and other.deterministic
+    for variant in catalog.get().of(op).values():
+        assert bool(variant.reasons(one)) == bool(variant.reasons(other)), variant.name
+        if not variant.reasons(one):
+            assert list(variant.configs_for(one)) == list(variant.configs_for(other)), variant.name
 
 
 def test_sizes_in_lines_of_a_cache():

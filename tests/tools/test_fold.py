@@ -40,6 +40,13 @@ def test_cases_say_how_they_were_timed_and_are_replaced_where_they_stand(tmp_pat
     assert list(times(tmp_path).items()) == [("m=1", 9.0), ("m=2", 2.0), ("m=3", 3.0)]
 
 
+def test_a_file_of_one_mode_takes_others_and_says_of_each_how_it_was_timed(tmp_path):
+    sweep(tmp_path / "matmul.jsonl", {"m=1": 1.0})
+    assert fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=2": 2.0})]) == {"matmul": (1, 0)}
+    found = journal.read(tmp_path / "matmul.jsonl")
+    assert found.mode == journal.MIXED and [case.mode for case in found.cases.values()] == ["graph", "graph"]
+
+
 def test_what_was_measured_elsewhere_is_refused_and_nothing_is_written(tmp_path, capsys, monkeypatch):
     fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0})])
     other = sweep(tmp_path / "b.jsonl", {"m=2": 2.0}, device="NVIDIA H100 80GB HBM3")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from registry import Target
 from registry.contract.variant import Variant
@@ -23,6 +24,7 @@ from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
 from registry.tuning.kinds import beside_of, fits
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
+from registry.tuning.weights import regret_nearby
 from registry.tuning.worker import explain_failure
 
 VERSIONS = {"driver": "580.1", "torch": "2.11.0", "triton": "3.6.0"}
@@ -195,6 +197,23 @@ def test_beyond_what_was_measured_the_librarys_kernel_is_first_unless_it_lost_mu
     assert asked.ask({"x": REACH - 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
     assert asked.ask({"x": REACH + 0.1}).ranked(["ours", "library"], {"library"}) == ["library", "ours"]
     assert much.ask({"x": REACH + 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
+
+
+def test_who_ran_alone_is_held_against_none():
+    """A shape that one variant can run, beside one where both were measured and the other was the faster."""
+    asked = made_up((0, {0: 0.0}), (1, {0: 0.2, 2: 0.0}))
+    advice = asked.ask({"x": 0.1})
+    assert advice.lost == {"ours": pytest.approx(0.2), "library": 0.0}
+    assert advice.ranked(["ours", "library"], {"library"}) == ["library", "ours"]
+    assert made_up((0, {0: 0.0})).ask({"x": 0.0}).lost == {}
+
+
+def test_weights_are_judged_without_shapes_that_one_variant_ran_alone_on():
+    """Five that the first ran alone on, one where it is the faster, and two where the other is: those two keep it."""
+    alone, slower, faster = [0.0, math.nan], [0.3, 0.0], [0.0, 0.1]
+    lost = torch.tensor([alone] * 5 + [slower, slower, faster])
+    misled = math.expm1(0.1)  # the last asks the two before it
+    assert regret_nearby(torch.arange(8.0)[:, None] / 1000, lost) == pytest.approx(misled / 8 + 0.1 * misled, rel=1e-3)
 
 
 def test_ties_stay_in_the_order_given():

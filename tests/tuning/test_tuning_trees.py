@@ -96,6 +96,16 @@ def test_the_nearest_decide_where_they_choose_better():
     assert told_of_a_flag_and_a_size() is not None
 
 
+def test_a_variant_that_seldom_runs_is_told_of_where_it_does():
+    """As one for a few rows is, which is the fastest there."""
+    found = shapes(300, lambda p: [(0, 0.3 if p[0] < 1 else 0.0), *([(2, 0.0)] if p[0] < 1 else [])], seed=5)
+    ran = sum(len(shape.results) > 1 for shape in found)
+    assert fitting.KNOWN <= ran < 50
+    trees = fitted_trees(COORDINATES, CONTESTANTS, found)
+    lost = trees.lost(trees.at({"size": 0.5, "flag": 0.0, "noise": 0.5}))
+    assert lost["rare"] == 0.0 < lost["even"]
+
+
 def test_what_ran_on_few_shapes_and_what_failed_is_not_told_of():
     found = shapes(fitting.LEAST, lambda p: [*by_a_flag_and_a_size(p), *([(2, 0.0)] if p[2] < 0.05 else [])])
     assert fitted_trees(COORDINATES, CONTESTANTS, found).variants == ("even", "flagged")

@@ -8,7 +8,7 @@ from registry.contract.likeness import octaves, rounding_up
 
 ROWS = 64
 """Of the smallest tile: the rows of grouped heads share it."""
-FLAGS = ("causal", "softcap", "window", "sinks", "alibi", "deterministic")
+FLAGS = ("causal", "softcap", "window", "sinks", "alibi")
 
 
 def coordinates(problem: Any) -> dict[str, float]:
@@ -39,4 +39,5 @@ def coordinates(problem: Any) -> dict[str, float]:
         **({"narrow_keys": 2.0} if problem.kv_dtype != problem.dtype else {}),
         "bits_32": 4.0 * (problem.dtype == "float32"),
         "lse": 0.5 * problem.lse,
+        **({"deterministic": 2.0 * problem.deterministic} if problem.op == "attention_varlen_backward" else {}),
     }

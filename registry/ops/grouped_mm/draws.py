@@ -76,10 +76,11 @@ def float8(rng: random.Random) -> Case:
 def epilogue(rng: random.Random) -> Case:
     """With a bias, rows that are gathered on the way, a gate of 8 bits, or several of these."""
     while True:
-        sizes = (float8 if rng.random() < 0.4 else draw)(rng).sizes
-        gated = {"gated": True, "activation": "silu"} if rng.random() < 0.5 else {}
-        more = gated | {name: True for name in ("bias", "gather") if rng.random() < 0.5}
-        if sizes.get("form", "rows") == "rows" and (more.keys() - gated.keys() or "scaling" in sizes and more):
+        eight = rng.random() < 0.4
+        sizes = (float8 if eight else draw)(rng).sizes
+        more: dict[str, Any] = {name: True for name in ("bias", "gather") if rng.random() < 0.5}
+        more |= {"gated": True, "activation": "silu"} if eight and rng.random() < 0.5 else {}
+        if more and sizes.get("form", "rows") == "rows":
             return Case.of("grouped_mm", **sizes | more)
 
 
