@@ -1,8 +1,9 @@
-"""Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3`, `_backward`, `_varlen`.
+"""Attention for Hopper in the shape of FlashAttention-3, written in Gluon: `gluon_fa3`,
+`_backward`, `_varlen`, `_cached`.
 
 Forward: a producer warp and two or three consumer warp groups, TMA and mbarriers, asynchronous wgmma with QK(i) beside
 PV(i-1) and softmax, ping-pong, persistent. Reading order: traits.py, kernel.py, pipeline.py, schedule.py, tiles.py,
-softmax.py, products.py, one_product.py, host.py. The gradients: backward/. Packed sequences: varlen/.
+softmax.py, products.py, one_product.py, host.py. The gradients: backward/. Packed sequences, caches and pages: varlen/.
 """
 
 from __future__ import annotations
@@ -47,4 +48,4 @@ VARIANT = Variant(
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    return [VARIANT, wide.VARIANT, backward.VARIANT, varlen.VARIANT, packed_backward.VARIANT]
+    return [VARIANT, wide.VARIANT, backward.VARIANT, varlen.VARIANT, varlen.CACHED, packed_backward.VARIANT]

@@ -107,8 +107,9 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     if T.written:
         k, v = rings_at_known_place(maps[1], T)
     else:
-        k = tile_ring(maps[1], T.head, STAGES, G)
-        v = tile_ring(maps[2], T.head_v, STAGES, G)
+        BOXES: gl.constexpr = T.boxes
+        k = tile_ring(maps[1], T.head, STAGES, G, BOXES)
+        v = tile_ring(maps[2], T.head_v, STAGES, G, BOXES)
     notes = ring(notes, 2, G)
     # Written out: a constexpr inside a tuple variable would lose its value.
     if G == 1:

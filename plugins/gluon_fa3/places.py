@@ -1,7 +1,8 @@
 """Where a tile's rows lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
 
 A tile's place is (row block, head, batch), or for packed sequences (row block, head, end of the sequence's queries,
-number of queries, number of keys, end of the keys); consumers, who load no keys, know all but the last.
+number of queries, number of keys, end of the keys); consumers, who load no keys, know all but the last. Where keys lie
+on pages, the last is the sequence's number, which says which row of the block table is its own.
 
 Packed rows have tensor maps in which each sequence ends like a tensor: [2^30, end, head, row, column], where row
 2^30 - n is the first of n and 2^30 is none any more. The address of (2^30, end, head, 2^30 - n + i, c) is that of row
@@ -31,9 +32,12 @@ def queries_of(place, T: gl.constexpr):
 
 @gluon.jit
 def keys_of(place, group, T: gl.constexpr):
-    """The same for the keys that it sees."""
+    """The same for the keys that it sees; on pages what `load_pages` takes."""
     if T.packed:
-        return place[5], LIMIT - place[4], place[1] // group
+        if T.page > 0:
+            return place[5], place[4], place[1] // group
+        else:
+            return place[5], LIMIT - place[4], place[1] // group
     else:
         return place[2], place[1] // group
 

@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.plugins.gluon_fa3.pages import load_pages
 from registry.plugins.gluon_fa3.places import keys_of, queries_of
 from registry.plugins.gluon_fa3.schedule import announce, next_tile, tile_at, tile_blocks
 from registry.plugins.gluon_fa3.tiles import load_columns
@@ -11,9 +12,12 @@ ROWS = gl.constexpr(64)
 
 
 @gluon.jit
-def load_block(tensor, r, i, keys, block, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
+def load_block(tensor, r, i, keys, block, work, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Bring one K or V block as use i of its ring."""
-    load_columns(tensor, r, i, keys, block * T.block_n, NAME, COLUMNS, T)
+    if T.page > 0:
+        load_pages(tensor, r, i, keys, block * T.block_n, work[5], COLUMNS, T)
+    else:
+        load_columns(tensor, r, i, keys, block * T.block_n, NAME, COLUMNS, T)
 
 
 @gluon.jit
@@ -41,14 +45,14 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     turn = 0  # tiles begun
     used = 0  # K blocks of the tiles before
     if T.overlap:
-        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, "K", T.head, T)
+        load_block(k_map, k_ring, 0, keys_of(place, group, T), high, work, "K", T.head, T)
         load_queries(q_map, q_rings, 0, place, T)
     while tile < tiles:
         keys = keys_of(place, group, T)
         steps = high - low
         last_block = low
         if not T.overlap:
-            load_block(k_map, k_ring, used, keys, high, "K", T.head, T)
+            load_block(k_map, k_ring, used, keys, high, work, "K", T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
         turn += 1
         if T.schedule != "dynamic":
@@ -56,15 +60,15 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         for j in range(1, steps + 1):
-            load_block(k_map, k_ring, used + j, keys, high - j, "K", T.head, T)
-            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, "V", T.head_v, T)
+            load_block(k_map, k_ring, used + j, keys, high - j, work, "K", T.head, T)
+            load_block(v_map, v_ring, used + j - 1, keys, high - j + 1, work, "V", T.head_v, T)
         if T.schedule == "dynamic":
             tile = next_tile(tile, counter, work, T)
             place = tile_at(gl.minimum(tile, tiles - 1), work, heads_q, T)
             announce(messages, turn, place, tile < tiles, T)
         low, high = tile_blocks(place, extent, T)
         if T.overlap:
-            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, "K", T.head, T)
+            load_block(k_map, k_ring, used + steps + 1, keys_of(place, group, T), high, work, "K", T.head, T)
             load_queries(q_map, q_rings, turn, place, T)
-        load_block(v_map, v_ring, used + steps, keys, last_block, "V", T.head_v, T)
+        load_block(v_map, v_ring, used + steps, keys, last_block, work, "V", T.head_v, T)
         used += steps + 1

@@ -44,14 +44,25 @@ def panels_of(tensor, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def tile_ring(tensor, COLUMNS: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr):
-    """A ring of tiles of so many columns."""
+def tile_ring(tensor, COLUMNS: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr, BOXES: gl.constexpr = 1):
+    """A ring of tiles of so many columns, whose rows come in so many boxes, one below the other."""
     FIRST: gl.constexpr = leading(COLUMNS)
-    first, full, empty = ring(panels_of(tensor, STAGES * (FIRST // PANEL)), STAGES, READERS)
+    first, full, empty = ring(stacked(panels_of(tensor, STAGES * (FIRST // PANEL) * BOXES), BOXES), STAGES, READERS)
     if FIRST == COLUMNS:
         return (first,), full, empty
     else:
-        return (first, panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL))), full, empty
+        return (first, stacked(panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL) * BOXES), BOXES)), full, empty
+
+
+@gluon.jit
+def stacked(panels, BOXES: gl.constexpr):
+    """Panels of so many boxes as one: a swizzle repeats after 8 rows, so rows go on in the next box."""
+    if BOXES == 1:
+        return panels
+    else:
+        ROWS: gl.constexpr = panels.shape[len(panels.shape) - 2]
+        LAYOUT: gl.constexpr = panels.layout
+        return viewed(panels, [panels.shape[0] // BOXES, 1, 1, 1, BOXES * ROWS, PANEL], LAYOUT)
 
 
 @gluon.constexpr_function

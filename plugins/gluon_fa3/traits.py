@@ -6,6 +6,7 @@ some written and one_product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ RESCALES = ("before_pv", "after_pv")
 SCHEDULES = ("static", "dynamic", "dynamic_early")
 CONSUMER_REGISTERS = {1: 232, 2: 240, 3: 160}  # per thread, by the number of consumer warp groups
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32}
+PAGING_REGISTERS = 16  # more for a producer that looks up pages, of what one or two consumers have
 TIERS = (64, 96, 128, 192, 256)  # head dims up to each share their configs
 MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
 ROWS_LIMIT = 1 << 30  # of packed sequences: see places.py
@@ -50,12 +52,23 @@ class Traits:
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
+    page: int = 0  # keys of a page, where keys lie on pages: pages.py
     written: bool = False  # K and V lie at a known place, and waits for them are written out: tiles.py
     one_product: bool = False  # so are products of columns of O that are no power of two: one_product.py
 
     @property
     def block_m(self) -> int:
         return ROWS * self.groups
+
+    @property
+    def box(self) -> int:
+        """Keys that one copy brings: of one page."""
+        return math.gcd(self.block_n, self.page)
+
+    @property
+    def boxes(self) -> int:
+        """Copies of one panel of a block."""
+        return self.block_n // self.box
 
     @property
     def o_columns(self) -> int:
@@ -89,7 +102,11 @@ class Traits:
     @property
     def consumer_registers(self) -> int:
         """Per thread. A single consumer group gets what the launch gives to two warp groups, less the producer's."""
-        return 256 if self.groups == 1 and self.wide > 128 else CONSUMER_REGISTERS[self.groups]
+        if self.groups == 1 and self.wide > 128:
+            return 256
+        return CONSUMER_REGISTERS[self.groups] - (
+            PAGING_REGISTERS // self.groups if self.groups < 3 and self.page else 0
+        )
 
     @property
     def launch_registers(self) -> int:
@@ -97,7 +114,7 @@ class Traits:
 
     @property
     def producer_registers(self) -> int:
-        return PRODUCER_REGISTERS[self.groups]
+        return PRODUCER_REGISTERS[self.groups] + (PAGING_REGISTERS if self.groups < 3 and self.page else 0)
 
     @property
     def q_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""gluon_fa3_varlen without a GPU: what the compiler makes of every shipped config."""
+"""gluon_fa3_varlen and gluon_fa3_cached without a GPU: what the compiler makes of every shipped config."""
 
 import dataclasses
 import itertools
@@ -16,14 +16,15 @@ from covering import all_of, configs_are_there_and_differ, covering_builds, firs
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import ROWS_LIMIT
-from registry.plugins.gluon_fa3.varlen.configs import traits_of
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
 WITH_NEWEST_TRITON = r"build\[d128-128-causal-wNone-c0\.0-128-2-2-pair"
 H200 = Target.named("H200")
 VARIANT = varlen.VARIANT
-first = first_of(VARIANT)
+CACHED = varlen.CACHED
+first, first_cached = first_of(VARIANT), first_of(CACHED)
 
 
 def problem(**sizes):
@@ -39,14 +40,29 @@ FEATURES = [
 ]
 
 
+OVER_A_CACHE = [
+    problem(d=128, hkv=2, causal=True, kv="cache", sq=300),
+    problem(d=64, causal=True, kv="paged", page=16),
+    problem(d=128, hkv=2, causal=True, kv="paged", page=64),
+    problem(d=128, causal=True, kv="paged", page=256, window=(512, 0), softcap=30.0),
+    problem(d=256, hkv=1, causal=True, kv="paged", page=8, dtype="float16", sq=100),
+]
+
+
+def variant_of(p):
+    return VARIANT if p.kv_layout == "packed" else CACHED
+
+
 def built(p, config):
     """The kernel with matrix products; the other makes the list of row blocks."""
-    _, build = VARIANT.builds(p, config)
+    _, build = variant_of(p).builds(p, config)
     return resources(build)
 
 
 BUILDS = covering_builds(
     all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_N", "consumers", "stages")
+) + covering_builds(
+    all_of(OVER_A_CACHE[2:3], CACHED.legal_configs), all_of(OVER_A_CACHE, first_cached), ("BLOCK_N", "consumers")
 )
 
 
@@ -60,8 +76,8 @@ def test_build(p, config):
     assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
     assert loop_spills(found) == []
     assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
-    assert found.registers * found.threads <= VARIANT.requires.registers(p, config)
-    assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 1024
+    assert found.registers * found.threads <= variant_of(p).requires.registers(p, config)
+    assert found.shared <= variant_of(p).requires.shared_memory(p, config) < found.shared + 1024
     assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["TMA store"]
     assert found.counts["HMMA"] == 0
     for loop in loops:
@@ -69,8 +85,8 @@ def test_build(p, config):
 
 
 def test_every_claimed_problem_has_a_config_and_configs_differ():
-    for p in PLAIN + FEATURES:
-        configs_are_there_and_differ(VARIANT, p)
+    for p in PLAIN + FEATURES + OVER_A_CACHE:
+        configs_are_there_and_differ(variant_of(p), p)
 
 
 def address(described, coordinates):
@@ -91,6 +107,42 @@ def test_rows_of_a_sequence_are_found_and_end_with_it(strides):
             assert found == ((begin + row) * strides[0] + head * strides[1] + column if inside else None) or row < 0
     assert all(2 * stride < 2**40 and stride % 8 == 0 for stride in described.strides[:-1]), "what a map may have"
     assert OUTER_STRIDE * ROWS_LIMIT == 2**64
+
+
+@pytest.mark.parametrize("strides", [(8192, 512, 128, 1), (16384, 512, 128, 1), (8192, 128, 2048, 1)])
+def test_a_box_of_a_page_ends_with_the_keys(strides):
+    """Pages beside each other, with those of values between them, and with heads before rows: see pages.py."""
+    pages, page, box = 7, 16, 8
+    k = StandIn((pages, page, 4, 128), "bfloat16", strides)
+    described, apart = tensor_map(k, box, 64), outer_rows(k)
+    for number, begin, count in ((0, 0, 8), (6, 8, 8), (3, 8, 1), (2, 0, 0)):
+        end = number * apart + begin + count
+        for row in range(box):
+            found = address(described, (ROWS_LIMIT, end, 2, ROWS_LIMIT - count + row, 64))
+            own = number * strides[0] + (begin + row) * strides[1] + 2 * strides[2] + 64
+            assert found == (own if row < count else None)
+
+
+@pytest.mark.parametrize(
+    "k, v",
+    [
+        ((8200, 512, 128, 1), (8200, 512, 128, 1)),  # from page to page no whole number of rows
+        ((8192, 512, 128, 1), (16384, 512, 128, 1)),  # and not the same in both
+    ],
+)
+def test_pages_that_one_map_cannot_describe_are_refused(k, v):
+    p = OVER_A_CACHE[1]
+    strides = {"k": k, "v": v}
+    other = [dataclasses.replace(o, strides=strides.get(o.name, o.strides)) for o in p.operands]
+    reasons = CACHED.reasons(dataclasses.replace(p, operands=tuple(other)))
+    assert [r.field for r in reasons] == ["strides"] and "whole rows apart in k as in v" in str(reasons[0])
+
+
+def test_one_key_and_one_sequence_may_have_any_stride():
+    cache = problem(b=1, sq=64, sk=1, kv="cache")
+    assert not CACHED.reasons(cache)
+    assert outer_rows(StandIn((1, 5, 4, 128), "bfloat16", (3, 512, 128, 1))) == 5
+    assert outer_rows(StandIn((9, 1, 4, 128), "bfloat16", (1024, 7, 128, 1))) == 1
 
 
 def test_refusals_name_a_fix():

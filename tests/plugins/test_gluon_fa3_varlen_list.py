@@ -12,7 +12,14 @@ import pytest
 import torch
 from again import INTERPRETED
 
-from registry.ops.attention_varlen.lengths import ABOVE_MAX_K, ABOVE_MAX_Q, BAD_CU_SEQLENS_K, BAD_CU_SEQLENS_Q
+from registry.ops.attention_varlen.lengths import (
+    ABOVE_MAX_K,
+    ABOVE_MAX_Q,
+    BAD_CU_SEQLENS_K,
+    BAD_CU_SEQLENS_Q,
+    BAD_SEQUSED_K,
+    BAD_TABLE,
+)
 
 ROWS, OTHERS = 128, 64
 UNTOUCHED = -7
@@ -30,6 +37,20 @@ def listed(cu_rows, cu_others, total, total_others, most=(1 << 20, 1 << 20), of_
     count = int(found[0, 0])
     assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
     return found[1 : count + 1, :6].tolist(), int(word)
+
+
+def listed_of_caches(cu_q, used, total, slots, most=(1 << 20, 1 << 20), table=None, page=0, pages=0):
+    """The same of the list whose keys lie in a cache of `slots` keys each, or on pages."""
+    batch = len(used)
+    room = total // ROWS + batch
+    found, word = torch.full((room + 2, WORDS.value), UNTOUCHED, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    lengths = [torch.tensor(one, dtype=torch.int32) for one in (cu_q, used, table or [[0]])]
+    numbers = (batch, total, slots, *most, room, lengths[2].stride(0), pages, slots + 5)
+    how = {"ROWS": ROWS, "PAGE": page, "CHUNK": 32, "EARLY": False}
+    list_cached_row_blocks[(batch,)](*lengths, found, word, *numbers, **how)
+    count = int(found[0, 0])
+    assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
+    return found[1 : count + 1, :5].tolist(), int(word)
 
 
 def expected(rows, others, last_first, own=0):
@@ -54,6 +75,7 @@ if INTERPRETED:
     import triton
     import triton.language as tl
 
+    from registry.plugins.gluon_fa3.varlen.cached_list import list_cached_row_blocks
     from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block, list_row_blocks
 
     @triton.jit
@@ -110,3 +132,33 @@ if INTERPRETED:
             first = starts[b] // ROWS + b
             if length:
                 assert found[first].tolist() == [0, starts[b], length]
+
+    @pytest.mark.parametrize("seed, page", [*itertools.product(range(4), (0, 16))])
+    def test_of_a_cache_or_of_pages(seed, page):
+        rows, keys = drawn(seed)
+        table = [[3] * 60 for _ in rows]
+        found, wrong = listed_of_caches(
+            [0, *itertools.accumulate(rows)], keys, sum(rows), 960, (700, 900), table, page, 4
+        )
+        wanted = []
+        for m, end, queries, seen, _, number in expected(rows, keys, True, own=1 << 30):
+            wanted.append([m, end, queries, seen, number if page else number * 965 + seen])
+        assert found == wanted and not wrong
+
+    @pytest.mark.parametrize(
+        "cu_q, used, page, bits",
+        [
+            ([0, 9, 9, 331], [3, 900, 4], 0, BAD_SEQUSED_K),
+            ([0, 9, 9, 331], [3, -1, 4], 16, BAD_SEQUSED_K),
+            ([0, 9, 9, 331], [3, 60, 4], 0, ABOVE_MAX_K),
+            ([0, 9, 400, 331], [3, 5, 4], 16, BAD_CU_SEQLENS_Q),
+            ([0, 9, 9, 331], [3, 33, 4], 16, BAD_TABLE),
+        ],
+    )
+    def test_a_cache_of_lies_names_nothing_that_is_not_there(cu_q, used, page, bits):
+        table = [[0] * 5, [0, 1, 9, 9, 9], [0, -5, 0, 0, 0]]  # of 33 keys the third page is needed, of 4 the first
+        found, wrong = listed_of_caches(cu_q, used, 331, 80, (331, 59), table, page, 4)
+        assert wrong & bits and wrong & ~(bits | ABOVE_MAX_Q | ABOVE_MAX_K) == 0
+        for m, end, queries, keys, place in found:
+            assert 0 <= m * ROWS < queries <= end <= 331 and 0 <= keys <= 80
+            assert 0 <= place < 3 if page else keys <= place <= 2 * 85 + 80

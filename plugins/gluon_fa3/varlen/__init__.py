@@ -1,16 +1,19 @@
-"""`gluon_fa3_varlen`: gluon_fa3's kernel over sequences packed end to end, as training and prompts have them.
+"""`gluon_fa3_varlen`: gluon_fa3's kernel over sequences packed end to end, as training and prompts have them, and
+`gluon_fa3_cached`: over keys in a cache or on pages, as prompts of engines have them that serve.
 
-Reading order: tile_list.py (which tiles there are, found on the device), ../places.py (where they lie), kernel.py,
-configs.py, host.py; the roles are gluon_fa3's.
+Reading order: tile_list.py (which tiles there are, found on the device), cached_list.py, ../places.py (where they lie),
+../pages.py, kernel.py, configs.py, host.py; the roles are gluon_fa3's.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from registry import Requires, Variant
 from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import design_of
 from registry.plugins.gluon_fa3.varlen import host
-from registry.plugins.gluon_fa3.varlen.configs import configs, registers, rule, shared_memory
+from registry.plugins.gluon_fa3.varlen.configs import cached_rule, configs, registers, rule, shared_memory
 from registry.toolbox.costs import unknown_cost
 from registry.toolbox.designs import specialised
 
@@ -35,4 +38,19 @@ VARIANT = Variant(
     cost=unknown_cost,
     design_of=design_of,
     summary="gluon_fa3 over packed sequences: its tiles come from a list that the device makes of the lengths",
+)
+
+PAGES = 8  # page sizes are multiples of it: a swizzle repeats after so many rows of a box
+
+CACHED = dataclasses.replace(
+    VARIANT,
+    name="gluon_fa3_cached",
+    requires=dataclasses.replace(
+        VARIANT.requires,
+        kv_layouts=("cache", "paged"),
+        page_size=(PAGES, 1 << 20),
+        page_size_multiple=PAGES,
+        rule=cached_rule,
+    ),
+    summary="gluon_fa3 over the keys of a cache or of pages, which a block's boxes come from one by one",
 )

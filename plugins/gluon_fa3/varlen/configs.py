@@ -37,6 +37,7 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     mask = mask_kind(*window_bounds(problem.causal, problem.window))
     skips = may_skip(mask, config["consumers"], config["BLOCK_N"]) and not config["overlap"]
     known = {"skips": skips, "overlap": config["overlap"], "longest_first": True, "packed": True}
+    known["page"] = problem.page_size
     return traits_with(problem, config, mask=mask, score=score, **known)
 
 
@@ -62,6 +63,38 @@ def rows_rule(problem: Any) -> Iterator[Reason]:
     for name in ("total_q", "total_k"):
         if getattr(problem, name) >= ROWS_LIMIT:
             yield Reason("range", name, getattr(problem, name), f"< {ROWS_LIMIT}")
+
+
+def cached_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """The same where keys lie in a cache or on pages, of which one tensor map has the rows of all."""
+    yield from config_rule(problem, config)
+    if problem.total_q >= ROWS_LIMIT:
+        yield Reason("range", "total_q", problem.total_q, f"< {ROWS_LIMIT}")
+    apart = {fact.name: outer_rows(fact) for fact in problem.operands if fact.name in ("k", "v")}
+    of = "pages" if problem.page_size else "sequences"
+    if None in apart.values() or len(set(apart.values())) > 1:
+        shown = ", ".join(f"{fact.name} {tuple(fact.strides)}" for fact in problem.operands if fact.name in apart)
+        yield Reason("alignment", "strides", shown, f"{of} that are as many whole rows apart in k as in v")
+        return
+    for fact in problem.operands:
+        if fact.name in apart and fact.shape[0] * apart[fact.name] >= ROWS_LIMIT:
+            yield Reason("range", f"rows of {fact.name}", fact.shape[0] * apart[fact.name], f"< {ROWS_LIMIT}")
+
+
+def row_stride(operand: Any) -> int:
+    """Elements from one row to the next, of packed rows, of a cache or of pages; where each has one, to the next of
+    those."""
+    steps = zip(operand.shape[-3::-1], operand.strides[-3::-1], strict=True)
+    return next((stride for size, stride in steps if size > 1), -(-operand.shape[-1] // 8) * 8)
+
+
+def outer_rows(operand: Any) -> int | None:
+    """Rows from one page, or sequence of a cache, to the next; None where it is no whole number of them."""
+    outer, rows = operand.shape[:2]
+    if outer == 1:
+        return int(rows)
+    apart, rest = divmod(operand.strides[0], row_stride(operand))
+    return apart if rest == 0 else None
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import PANEL, ROWS, ROWS_LIMIT, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import traits_of
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, row_stride, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -24,16 +24,14 @@ CHUNK = 1024  # sequences looked at together
 
 
 def tensor_map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[2^30, end, head, row, column] of rows [row, head, column]: see places.py. A dimension of one element may carry
-    any stride in torch; the map needs a multiple of 16 bytes."""
-    legal = -(-operand.shape[2] // 8) * 8
-    row, head = (
-        legal if size == 1 else stride for size, stride in zip(operand.shape[:2], operand.strides[:2], strict=True)
-    )
+    """[2^30, end, head, row, column] of rows [row, head, column], or of those of a whole cache: see places.py. A
+    dimension of one element may carry any stride in torch; the map needs a multiple of 16 bytes."""
+    heads, width = operand.shape[-2:]
+    row, head = row_stride(operand), operand.strides[-2] if heads > 1 else -(-width // 8) * 8
     block = [1, 1, 1, rows, columns]
     return TensorDescriptor(
         operand,
-        [OUTER_SIZE, OUTER_SIZE, operand.shape[1], ROWS_LIMIT, operand.shape[2]],
+        [OUTER_SIZE, OUTER_SIZE, heads, ROWS_LIMIT, width],
         [OUTER_STRIDE - row, row, head, row, 1],
         block,
         swizzled(block, operand.dtype),
@@ -87,8 +85,42 @@ def list_call(
     return Call(list_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
 
 
+def cached_list_call(problem: Any, given: Operands, rows: int) -> Call:
+    """The same where keys lie in a cache or on pages."""
+    from registry.plugins.gluon_fa3.varlen.cached_list import list_cached_row_blocks
+    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
+
+    room, chunk = blocks_of(problem.total_q, problem.batch, rows), chunk_of(problem.batch)
+    table, pages, page_rows = paging_of(problem, given)
+    arguments = {
+        "cu_q": given["cu_seqlens_q"],
+        "used": given["seqused_k"],
+        "table": table,
+        "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name="row_blocks"),
+        "complaints": COMPLAINTS,
+        "batch": problem.batch,
+        "total_q": problem.total_q,
+        "slots": table.shape[1] * problem.page_size if problem.page_size else given["k"].shape[1],
+        "most_q": problem.max_seqlen_q,
+        "most_k": problem.max_seqlen_k,
+        "room": room,
+        "table_row": table.strides[0],
+        "pages": pages,
+        "sequence_rows": page_rows,
+    }
+    constants = {"ROWS": rows, "PAGE": problem.page_size, "CHUNK": chunk, "EARLY": True}
+    return Call(list_cached_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
+
+
+def paging_of(problem: Any, given: Operands) -> tuple[StandIn, int, int]:
+    """(block table, or none; pages, or sequences of the cache; rows from one to the next)."""
+    k = given["k"]
+    table = given["block_table"] if problem.page_size else StandIn((1, 1), "int32")
+    return table, k.shape[0], outer_rows(k) or 0
+
+
 def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> Call:
-    from registry.plugins.gluon_fa3.varlen.kernel import attention_packed
+    from registry.plugins.gluon_fa3.varlen.kernel import attention_packed, attention_paged
     from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
 
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
@@ -100,8 +132,8 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     grid = min(problem.target.sm_count * t.blocks_per_sm, most * problem.heads_q)
     arguments = {
         "q_map": tensor_map(q, ROWS, PANEL),
-        "k_map": tensor_map(k, t.block_n, PANEL),
-        "v_map": tensor_map(v, t.block_n, PANEL),
+        "k_map": tensor_map(k, t.box, PANEL),
+        "v_map": tensor_map(v, t.box, PANEL),
         "o_map": tensor_map(out, ROWS, PANEL),
         "lse": row_sums(q, "lse" if problem.lse else ""),
         "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
@@ -115,7 +147,11 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
     }
-    return Call(attention_packed, (grid,), arguments, {"T": t}, {**options(t), "launch_pdl": True})
+    kernel = attention_paged if t.page else attention_packed
+    if t.page:
+        table, pages, page_rows = paging_of(problem, given)
+        arguments |= {"table": table, "table_row": table.strides[0], "pages": pages, "page_rows": page_rows}
+    return Call(kernel, (grid,), arguments, {"T": t}, {**options(t), "launch_pdl": True})
 
 
 def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
@@ -127,7 +163,10 @@ def _scheduled(problem: Any, config: Mapping[str, Any], given: Operands, scale: 
 
 
 def _list(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    return [list_call(problem, given, ROWS * config["consumers"], of_keys=False, last_first=True)]
+    rows = ROWS * config["consumers"]
+    if problem.kv_layout != "packed":
+        return [cached_list_call(problem, given, rows)]
+    return [list_call(problem, given, rows, of_keys=False, last_first=True)]
 
 
 ALONE = Host(FORWARD, _alone)

@@ -64,10 +64,45 @@ def attention_packed(
 ):
     after_previous_kernel()
     steps = gl.load(row_blocks)
-    extent = (0, 0, left, right)
-    work = (steps * heads_q, steps, heads_q, section_heads, row_blocks)
-    maps = (q_map, k_map, v_map)
-    attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+    if gl.program_id(0) < steps * heads_q:  # else there is no tile to look at first
+        extent = (0, 0, left, right)
+        work = (steps * heads_q, steps, heads_q, section_heads, row_blocks)
+        maps = (q_map, k_map, v_map)
+        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+
+
+@gluon.jit(do_not_specialize=[*SIZES.split(), "table_row", "pages", "page_rows"])
+def attention_paged(
+    q_map,
+    k_map,
+    v_map,
+    o_map,
+    lse,
+    counter,
+    row_blocks,
+    table,
+    total_q,
+    left,
+    right,
+    heads_q,
+    group,
+    section_heads,
+    table_row,
+    pages,
+    page_rows,
+    scale,
+    cap,
+    T: gl.constexpr,
+):
+    """The same where keys and values lie on pages (../pages.py), each so many rows after the one before."""
+    after_previous_kernel()
+    steps = gl.load(row_blocks)
+    if gl.program_id(0) < steps * heads_q:
+        extent = (0, 0, left, right)
+        paging = (table, table_row, pages, page_rows)
+        work = (steps * heads_q, steps, heads_q, section_heads, row_blocks, paging)
+        maps = (q_map, k_map, v_map)
+        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=["left", "right", "heads_kv", "group", "row_blocks", "section_heads"])

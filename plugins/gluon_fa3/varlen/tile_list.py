@@ -31,7 +31,7 @@ def range_of(cu_seqlens, b, batch, rows):
 
 
 @triton.jit
-def _lies(cu_seqlens, b, batch, rows, most, BAD: tl.constexpr, ABOVE: tl.constexpr):
+def lies(cu_seqlens, b, batch, rows, most, BAD: tl.constexpr, ABOVE: tl.constexpr):
     """The bits of what is wrong with the lengths of several sequences."""
     there = b < batch
     begin = tl.load(cu_seqlens + b, mask=there, other=0)
@@ -66,34 +66,48 @@ def list_row_blocks(
         count += tl.sum(blocks_B, 0)
         if own == 0:
             if OF_KEYS:
-                wrong |= _lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_K, _MOST_K)
-                wrong |= _lies(cu_others, b_B, batch, total_others, most_others, _CU_Q, _MOST_Q)
+                wrong |= lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_K, _MOST_K)
+                wrong |= lies(cu_others, b_B, batch, total_others, most_others, _CU_Q, _MOST_Q)
             else:
-                wrong |= _lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_Q, _MOST_Q)
-                wrong |= _lies(cu_others, b_B, batch, total_others, most_others, _CU_K, _MOST_K)
+                wrong |= lies(cu_rows, b_B, batch, total_rows, most_rows, _CU_Q, _MOST_Q)
+                wrong |= lies(cu_others, b_B, batch, total_others, most_others, _CU_K, _MOST_K)
     if own == 0:
         tl.store(row_blocks, tl.minimum(count, room))
         if wrong != 0:
             tl.atomic_or(complaints, wrong)
 
-    mine = (rows + (ROWS - 1)) // ROWS
     first_block = begin // OWN if OWN else others_begin // OTHERS
-    for first in range(0, mine, FILLED):
+    blocks = (rows + (ROWS - 1)) // ROWS
+    list_blocks(row_blocks, before, blocks, room, end, rows, others, others_end, first_block + own, LAST_FIRST)
+    if (own == 0) & (count == 0):
+        list_nothing(row_blocks)
+
+
+@triton.jit
+def list_blocks(
+    row_blocks, before, blocks, room, end, rows, others, others_end, first_block, LAST_FIRST: tl.constexpr
+):  # fmt: skip
+    """Write the entries of a sequence, behind those of the ones before it, where there is room."""
+    for first in range(0, blocks, FILLED):
         i = first + tl.arange(0, FILLED)
         at = row_blocks + (1 + before + i) * WORDS
-        fits = (i < mine) & (before + i < room)
+        fits = (i < blocks) & (before + i < room)
         if LAST_FIRST:
-            tl.store(at, mine - 1 - i, mask=fits)
+            tl.store(at, blocks - 1 - i, mask=fits)
         else:
             tl.store(at, i, mask=fits)
         tl.store(at + 1, end + i * 0, mask=fits)
         tl.store(at + 2, rows + i * 0, mask=fits)
         tl.store(at + 3, others + i * 0, mask=fits)
         tl.store(at + 4, others_end + i * 0, mask=fits)
-        tl.store(at + 5, first_block + own + i * 0, mask=fits)
-    if (own == 0) & (count == 0):  # a tile that has no row, for kernels that load one before they look
-        for word in tl.static_range(6):
-            tl.store(row_blocks + WORDS + word, 0)
+        tl.store(at + 5, first_block + i * 0, mask=fits)
+
+
+@triton.jit
+def list_nothing(row_blocks):
+    """A tile that has no row, for kernels that load one before they look."""
+    for word in tl.static_range(6):
+        tl.store(row_blocks + WORDS + word, 0)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from registry.ops.parts.models import MODELS
 
 MOST_FLOPS = 2e12
 MOST_BYTES = 4 << 30
+FEW = 8
+"""Queries of decoding, at most."""
 PAGES = (16, 32, 64, 64, 128, 256)
 
 
@@ -49,6 +51,16 @@ def cached(rng: random.Random) -> Case:
                 layout = layout | {"kv_dtype": rng.choice(("float8_e4m3fn", "int8")), "scales": rng.choice(KV_SCALES)}
             kept = {name: value for name, value in (words | layout).items() if value is not None}
             return Case.of("attention_varlen", **kept)
+
+
+def prompts(rng: random.Random) -> Case:
+    """Prompts, or their next pieces, over what was cached before: on pages, or in whole caches."""
+    while True:
+        words = draw(rng).sizes
+        if words.get("kv") == "paged" and words["sq"] > FEW:
+            cache = rng.random() < 0.25
+            kept = {name: value for name, value in words.items() if not (cache and name == "page")}
+            return Case.of("attention_varlen", **kept | ({"kv": "cache"} if cache else {}))
 
 
 def biased(rng: random.Random, op: str = "attention_varlen") -> Case:

@@ -13,7 +13,7 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import grids, mixes, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
-from registry.ops.attention_varlen.draws import biased, cached, draw
+from registry.ops.attention_varlen.draws import biased, cached, draw, prompts
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.masks import UNLIMITED, canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
@@ -317,7 +317,7 @@ _FORWARD = Tuning(
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
     panels=("kv_layout", "head_dim"),
-    draws={"random": draw, "cached": cached, "biased": biased},
+    draws={"random": draw, "cached": cached, "biased": biased, "prompts": prompts},
 )
 BY_OP = {
     "attention_varlen": _FORWARD,

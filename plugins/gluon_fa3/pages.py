@@ -1,0 +1,68 @@
+"""Keys and values on pages: a block of keys comes in boxes, each of one page, under one another in a ring's tile.
+
+A box is described like the end of a packed sequence (places.py): its last key is the last that there is, so that what
+lies behind it on the page comes as zeros, whatever that memory holds, and a box behind the last key is all zeros.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from registry.plugins.gluon_fa3.places import LIMIT, box
+from registry.plugins.gluon_fa3.tiles import PANEL, leading
+from registry.toolbox import scopes
+from registry.toolbox.hopper import load_tile, slot_of, viewed, wait_slot_empty
+
+LANES = gl.constexpr(32)
+
+
+@gluon.jit
+def pages_of(paging, where, row, lane, T: gl.constexpr):
+    """The pages of a block's boxes, one a lane; those that begin behind the last key are not looked up. Numbers of
+    pages that are not there are held to those that are: what makes the list has complained."""
+    table, table_row, pages, _ = paging
+    key = row + lane * T.box
+    own = table + where[0].to(gl.int64) * table_row
+    ids = gl.load(own + key // T.page, mask=(key < where[1]) & (lane < T.boxes), other=0)
+    return gl.minimum(gl.maximum(ids, 0), pages - 1)
+
+
+@gluon.jit
+def _boxes(panels, T: gl.constexpr):
+    """A ring's panels as the boxes that they were stacked of."""
+    BOXES: gl.constexpr = T.boxes
+    if BOXES == 1:
+        return panels
+    else:
+        BOX: gl.constexpr = T.box
+        LAYOUT: gl.constexpr = panels.layout
+        return viewed(panels, [panels.shape[0] * BOXES, 1, 1, 1, BOX, PANEL], LAYOUT)
+
+
+@gluon.jit
+def load_pages(tensor, r, i, where, row, paging, COLUMNS: gl.constexpr, T: gl.constexpr):
+    """Producer: bring a block of a sequence's keys or values, those from `row` on, as use i of its ring; `where` is
+    (sequence, its keys, head). Page numbers are asked for before a slot is free."""
+    FIRST: gl.constexpr = leading(COLUMNS)
+    REST: gl.constexpr = COLUMNS - FIRST
+    BOXES: gl.constexpr = T.boxes
+    BOX: gl.constexpr = T.box
+    lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    ids = pages_of(paging, where, row, lane, T)
+    panels = r[0]
+    s = slot_of(i, r)
+    scopes.enter("wait slot of K or V")
+    ready = wait_slot_empty(r, s, i)
+    scopes.leave("wait slot of K or V")
+    mbarrier.expect(ready, T.block_n * COLUMNS * 2)
+    for b in gl.static_range(BOXES):
+        page = gl.sum(gl.where(lane == b, ids, 0), 0)
+        count = gl.minimum(gl.maximum(where[1] - row - b * BOX, 0), BOX)
+        end = page * paging[3] + (row + b * BOX) % T.page + count
+        here = (end, LIMIT - count, where[2])
+        for p in gl.static_range(FIRST // PANEL):
+            to = _boxes(panels[0], T).index((s * (FIRST // PANEL) + p) * BOXES + b)
+            load_tile(tensor, box(here, 0, p * PANEL, T), ready, to)
+        for p in gl.static_range(REST // PANEL):
+            to = _boxes(panels[1], T).index((s * (REST // PANEL) + p) * BOXES + b)
+            load_tile(tensor, box(here, 0, FIRST + p * PANEL, T), ready, to)

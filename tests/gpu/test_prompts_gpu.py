@@ -1,0 +1,85 @@
+"""Prompts over pages on a real GPU: what no launch of the kit looks at."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import registry
+from registry.errors import RegistryError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm90 GPU"
+    ),
+]
+NAME, DIM, PAGE = "gluon_fa3_cached", 128, 16
+KEYS, QUERIES = (1000, 0, 1, 517, 999), (300, 1, 0, 199, 277)
+
+
+def numbers(*of):
+    return torch.tensor(of, dtype=torch.int32, device="cuda")
+
+
+def by(name, *tensors, **given):
+    with registry.use(name):
+        return registry.attention_varlen(*tensors, **given, causal=True)
+
+
+@pytest.fixture
+def step():
+    """q, k and v, and lengths: of keys that are used nothing is NaN, and of the rest of the pages everything."""
+    torch.manual_seed(0)
+    width = -(-max(KEYS) // PAGE)
+    k, v = (torch.full((len(KEYS) * width + 3, PAGE, 2, DIM), float("nan"), device="cuda").bfloat16() for _ in "kv")
+    table = torch.randperm(k.shape[0], device="cuda")[: len(KEYS) * width].view(len(KEYS), width).int()
+    for keys, pages in zip(KEYS, table.tolist(), strict=True):
+        for first in range(0, keys, PAGE):
+            for t in (k, v):
+                t[pages[first // PAGE], : keys - first] = torch.randn_like(t[0, : keys - first])
+    q = torch.randn(sum(QUERIES), 8, DIM, device="cuda").bfloat16()
+    starts = numbers(0, *torch.tensor(QUERIES).cumsum(0).tolist())
+    lengths = dict(cu_seqlens_q=starts, seqused_k=numbers(*KEYS), block_table=table)
+    return (q, k, v), lengths | dict(max_seqlen_q=max(QUERIES), max_seqlen_k=max(KEYS))
+
+
+def test_layers_share_a_list(step):
+    tensors, lengths = step
+    with registry.use(NAME):
+        plan = registry.attention_varlen.schedule(*tensors, **lengths, causal=True)
+    found = by(NAME, *tensors, **lengths, plan=plan)
+    assert torch.equal(found, by(NAME, *tensors, **lengths)) and not found.isnan().any()
+    torch.testing.assert_close(found, by("triton_varlen", *tensors, **lengths), atol=2e-2, rtol=2e-2)
+
+
+def test_pages_with_heads_first_and_with_values_between_them(step):
+    (q, k, v), lengths = step
+    heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)]
+    between = torch.stack([k, v], 1).unbind(1)
+    expected = by(NAME, q, k, v, **lengths)
+    for pages in (heads_first, between):
+        assert torch.equal(by(NAME, q, *pages, **lengths), expected)
+
+
+def test_fewer_tiles_than_blocks_of_heads_that_no_section_divides():
+    """24 key heads of 4,096 keys take turns in sections of 16: blocks beyond the last tile once looked behind it."""
+    pages = torch.randn(400, 64, 24, DIM, device="cuda").bfloat16()
+    table = torch.randperm(400, device="cuda")[:64].view(1, 64).int()
+    q = torch.randn(250, 48, DIM, device="cuda").bfloat16()
+    both = dict(cu_seqlens_q=numbers(0, 250), max_seqlen_q=250, max_seqlen_k=4096)
+    freed = torch.full((1 << 26,), 0x7F7F7F7F, device="cuda", dtype=torch.int32)  # what such an entry would say
+    del freed
+    found = by(NAME, q, pages, pages, **both, seqused_k=numbers(4096), block_table=table)
+    rows = pages[table[0].long()].flatten(0, 1)
+    assert torch.equal(found, by("gluon_fa3_varlen", q, rows, rows, **both, cu_seqlens_k=numbers(0, 4096)))
+
+
+@pytest.mark.parametrize("lie", ["block_table", "seqused_k"])
+def test_what_is_not_there_is_complained_of(step, lie):
+    tensors, lengths = step
+    wrong = lengths[lie].clone()
+    wrong[3] = 99_999
+    by(NAME, *tensors, **lengths | {lie: wrong})
+    with pytest.raises(RegistryError, match=lie):
+        registry.check()
