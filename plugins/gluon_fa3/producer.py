@@ -30,6 +30,15 @@ def load_queries(q_map, q_rings, turn, place, T: gl.constexpr):
 
 
 @gluon.jit
+def first_tile(tile, tiles, T: gl.constexpr):
+    """Where a block looks first, whether it has a tile or not: there may be fewer than blocks."""
+    if T.cached:
+        return gl.maximum(gl.minimum(tile, tiles - 1), 0)
+    else:
+        return tile
+
+
+@gluon.jit
 def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, heads_q, group, T: gl.constexpr):
     """In the order in which the consumers need them: K(0) Q, then K(i) V(i-1), then V of the last block.
 
@@ -39,7 +48,7 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     q_map, k_map, v_map = maps
     tiles = work[0]
     tile = gl.program_id(0)
-    place = tile_at(tile, work, heads_q, T)
+    place = tile_at(first_tile(tile, tiles, T), work, heads_q, T)
     announce(messages, 0, place, tile < tiles, T)
     low, high = tile_blocks(place, extent, T)
     turn = 0  # tiles begun

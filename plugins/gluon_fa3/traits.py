@@ -52,6 +52,7 @@ class Traits:
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
+    cached: bool = False  # keys lie apart from one another, in a cache or on pages
     page: int = 0  # keys of a page, where keys lie on pages: pages.py
     written: bool = False  # K and V lie at a known place, and waits for them are written out: tiles.py
     one_product: bool = False  # so are products of columns of O that are no power of two: one_product.py

@@ -37,7 +37,7 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     mask = mask_kind(*window_bounds(problem.causal, problem.window))
     skips = may_skip(mask, config["consumers"], config["BLOCK_N"]) and not config["overlap"]
     known = {"skips": skips, "overlap": config["overlap"], "longest_first": True, "packed": True}
-    known["page"] = problem.page_size
+    known |= {"cached": problem.kv_layout != "packed", "page": problem.page_size}
     return traits_with(problem, config, mask=mask, score=score, **known)
 
 

@@ -43,6 +43,15 @@ _AWAIT_PREVIOUS = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
 SIZES = "total_q left right heads_q group section_heads"
 
 
+@gluon.jit
+def listed_blocks(steps, T: gl.constexpr):
+    """Row blocks, where the first place of a list is looked at even if there are none: see `first_tile`."""
+    if T.cached:
+        return gl.maximum(steps, 1)
+    else:
+        return steps
+
+
 @gluon.jit(do_not_specialize=SIZES.split())
 def attention_packed(
     q_map,
@@ -64,11 +73,10 @@ def attention_packed(
 ):
     after_previous_kernel()
     steps = gl.load(row_blocks)
-    if gl.program_id(0) < steps * heads_q:  # else there is no tile to look at first
-        extent = (0, 0, left, right)
-        work = (steps * heads_q, steps, heads_q, section_heads, row_blocks)
-        maps = (q_map, k_map, v_map)
-        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+    extent = (0, 0, left, right)
+    work = (steps * heads_q, listed_blocks(steps, T), heads_q, section_heads, row_blocks)
+    maps = (q_map, k_map, v_map)
+    attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=[*SIZES.split(), "table_row", "pages", "page_rows"])
@@ -97,12 +105,11 @@ def attention_paged(
     """The same where keys and values lie on pages (../pages.py), each so many rows after the one before."""
     after_previous_kernel()
     steps = gl.load(row_blocks)
-    if gl.program_id(0) < steps * heads_q:
-        extent = (0, 0, left, right)
-        paging = (table, table_row, pages, page_rows)
-        work = (steps * heads_q, steps, heads_q, section_heads, row_blocks, paging)
-        maps = (q_map, k_map, v_map)
-        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+    extent = (0, 0, left, right)
+    paging = (table, table_row, pages, page_rows)
+    work = (steps * heads_q, listed_blocks(steps, T), heads_q, section_heads, row_blocks, paging)
+    maps = (q_map, k_map, v_map)
+    attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=["left", "right", "heads_kv", "group", "row_blocks", "section_heads"])

@@ -317,6 +317,7 @@ _FORWARD = Tuning(
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
     panels=("kv_layout", "head_dim"),
+    apart=({"kv_layout": ["cache", "paged"], "max_seqlen_q": "9.."},),  # who decodes fast is not fast with prompts
     draws={"random": draw, "cached": cached, "biased": biased, "prompts": prompts},
 )
 BY_OP = {
