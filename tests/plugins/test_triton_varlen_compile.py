@@ -181,7 +181,8 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
     [
         (SPLIT, "gluon_decode", {}),
         (SPLIT, SPLIT, dict(page=4)),
-        (PREFILL, PREFILL, dict(kv="paged")),
+        (PREFILL, "gluon_fa3_cached", dict(kv="paged")),
+        (PREFILL, PREFILL, dict(kv="paged", page=4)),
         (PREFILL, PREFILL, dict(sinks=True)),
         (PREFILL, "gluon_fa3_varlen", {}),
         (BACKWARD, BACKWARD, dict(sinks=True)),
