@@ -69,7 +69,7 @@ def test_modules_stay_light(module, heavy):
     assert printed(forked.python(early=True), "-c", code).strip() == "[]"
 
 
-FIRST_MS = {"attention": ("hq=8,s=4096,d=128", 700), "matmul": ("m=512,n=4096,k=4096,layout=nt", 1000)}
+FIRST_MS = {"attention": ("hq=8,s=4096,d=128", 700), "matmul": ("m=100,n=4096,k=4096,layout=nt", 1000)}
 """The first decision of a process, which reads plugins and tables, takes 300 and 430 ms on such a core."""
 DECIDE = """
 import json, sys, time
