@@ -4,12 +4,12 @@ A box is described like the end of a packed sequence (places.py): its last key i
 lies behind it on the page comes as zeros, whatever that memory holds, and a box behind the last key is all zeros.
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated inputs, 135 drawn prompts over pages of
-16 to 256 keys and whole caches, the best config over the best of triton_varlen's, by queries of the longest sequence:
+16 to 256 keys and whole caches, its best config over the best of all others, by queries of the longest sequence:
 
   1,024 and more   1.48 by geometric mean, least 1.08 (17 batches)
   256 to 1,023     1.30, 0.68 (25)
   128 to 255       1.16, 0.64 (22)
-  9 to 127         0.71 to 0.88 (71): tiles have rows of one head, Triton's those of all that share keys
+  16 to 127        0.71 to 0.88 (71): tiles have rows of one head, Triton's those of all that share keys
 
   registers        a producer that looks pages up spilled 8 to 144 bytes with 24 of them; with 40 none, or 16 with pages
                    of 8 (what the compiler says; the two were not timed beside each other)

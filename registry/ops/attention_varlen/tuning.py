@@ -13,7 +13,7 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import grids, mixes, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
-from registry.ops.attention_varlen.draws import biased, cached, draw, prompts
+from registry.ops.attention_varlen.draws import FEW, biased, cached, draw, prompts
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.masks import UNLIMITED, canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
@@ -317,7 +317,8 @@ _FORWARD = Tuning(
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
     panels=("kv_layout", "head_dim"),
-    apart=({"kv_layout": ["cache", "paged"], "max_seqlen_q": "9.."},),  # who decodes fast is not fast with prompts
+    # Prompts: who decodes fast is not fast with them.
+    apart=({"kv_layout": ["cache", "paged"], "max_seqlen_q": f"{FEW + 1}.."},),
     draws={"random": draw, "cached": cached, "biased": biased, "prompts": prompts},
 )
 BY_OP = {
