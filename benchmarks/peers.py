@@ -5,6 +5,7 @@ cuDNN, FlashAttention-2 and cuBLAS are the torch_* variants already. Here:
 peer.fa3         FlashAttention-3 and its backward, where FA3_LIBRARY names the library of torch.ops.flash_attn_3, with
                  dense kernels (builds with the variable-length form alone are up to 1.3 times as slow); FA3_CUDART
                  names the CUDA runtime that it was linked against, if that is not torch's
+peer.fa3_varlen  its kernel for packed sequences, caches and pages, of the same library (`kreg tune attention_varlen`)
 peer.flex        torch.compile(flex_attention). It compiles for seconds a shape, so only on the shapes of the paper18
                  grid; PEER_FLEX=all for all shapes, PEER_FLEX=0 for none
 peer.fa4         FlashAttention-4 and its backward, where flash_attn.cute can be imported; FA4_SITE names the folder of
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from registry import Design, Reason, Requires, Variant, attention
+from registry import Design, Reason, Requires, Variant, attention, attention_varlen
 from registry.tuning.grids import grid
 
 HALVES = ("float16", "bfloat16")
@@ -75,6 +76,24 @@ def fa3_prepare(problem, config):
         return found[0], found[1] if return_lse else None
 
     return on_packed(call)
+
+
+MANY_SPLITS = (None, 0, None, 0)
+"""The same, and as many parts of the keys as it likes."""
+
+
+def fa3_varlen_prepare(problem, config):
+    left, right = problem.window or (UNLIMITED, UNLIMITED)
+    masks = problem.causal, left, right, 0, problem.softcap, False
+    most = problem.max_seqlen_q, problem.max_seqlen_k
+
+    def launch(q, k, v, *, scale, cu_seqlens_q, cu_seqlens_k=None, seqused_k=None, block_table=None, out=None, **_):
+        lengths = cu_seqlens_q, cu_seqlens_k, None, None, seqused_k, *most, block_table
+        given = None, None, None, out, *lengths, *NOT_GIVEN[len(lengths) + 4 :]
+        found = torch.ops.flash_attn_3.fwd(q, k, v, *given, scale, *masks, *MANY_SPLITS)
+        return found[0], found[1] if problem.lse else None
+
+    return launch
 
 
 def on_rows_first(call):
@@ -200,6 +219,32 @@ def _peer(name, prepare, dsl, summary, **requires):
     )
 
 
+def _varlen_peer(name, prepare, summary):
+    def run(q, k, v, *, scale, config, **given):
+        problem, _ = attention_varlen.problem_of(q, k, v, **given)
+        return prepare(problem, config)(q, k, v, scale=scale, **given)
+
+    claims = Requires(
+        arch=("sm90",),
+        dtypes=HALVES,
+        head_dim=(64, 256),
+        head_dim_multiple=64,
+        kv_layouts=("packed", "cache", "paged"),
+        page_size=(8, 1 << 20),
+        causal=True,
+        window=True,
+        softcap=True,
+        gqa=True,
+        lse=True,
+        base_alignment=16,
+        stride_alignment=16,
+    )
+    design = Design(dsl="cuda", warp_groups=2, pipeline_stages=2, warp_specialized=True)
+    return Variant(
+        f"peer.{name}", op="attention_varlen", run=run, prepare=prepare, requires=claims, design=design, summary=summary
+    )
+
+
 def _backward_peer(name, prepare, dsl, summary):
     def run(grad_out, q, k, v, out, lse, *, scale, config, causal=False):
         problem, _ = attention.backward.problem_of(grad_out, q, k, v, out, lse, causal=causal)
@@ -249,6 +294,7 @@ def registry_variants():
         text = "FlashAttention-3 (dense kernels; rows before heads)"
         found.append(_peer("fa3", fa3_prepare, "cuda", text, arch=("sm90",), lse=True, **to_256, **aligned))
         found.append(_backward_peer("fa3", fa3_backward_prepare, "cuda", text))
+        found.append(_varlen_peer("fa3_varlen", fa3_varlen_prepare, "FlashAttention-3, packed, cached or paged"))
     if os.environ.get("PEER_FLEX") != "0":
         text = "torch.compile(flex_attention)"
         found.append(_peer("flex", flex_prepare, "triton", text, rule=flex_rule, **ampere, **to_256, **by_64))

@@ -20,6 +20,7 @@ from registry.plugins.gluon_fa3.products import (
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
 from registry.plugins.gluon_fa3.softmax import LN2, mask_block, mask_if_edge, pack, partial_sums, score, softmax
 from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, tile_of, wait_tile
+from registry.plugins.gluon_fa3.varlen.parts import leave_part
 from registry.toolbox import scopes
 from registry.toolbox.hopper import store_wait
 
@@ -112,7 +113,8 @@ def consumer(
     PRODUCTS: gl.constexpr = value_products(T)
     Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=S_LAYOUT, k_width=2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    rows = gl.arange(0, ROWS, layout=S_ROW)
+    tile_rows = gl.arange(0, ROWS, layout=S_ROW)
+    rows = tile_rows % T.rows if T.heads > 1 else tile_rows
     keys = gl.arange(0, N, layout=gl.SliceLayout(0, S_LAYOUT))
     lowest = gl.full([ROWS], LOWEST, gl.float32, layout=S_ROW)
     zero = gl.full([ROWS, N], 0.0, gl.float32, layout=S_LAYOUT)
@@ -125,7 +127,7 @@ def consumer(
     if T.groups - 1 == GROUP:
         give_turn(0, T)
     if T.overlap:  # the first block of the first tile; those of the others come beside the last product before them
-        row = place[0] * T.block_m + GROUP * ROWS
+        row = place[0] * T.block_m + GROUP * T.rows
         scopes.enter("wait Q")
         q = wait_tile(q_ring, 0, "Q", T)
         scopes.leave("wait Q")
@@ -150,7 +152,7 @@ def consumer(
         i += 1
 
     while more:
-        row = place[0] * T.block_m + GROUP * ROWS
+        row = place[0] * T.block_m + GROUP * T.rows
         here = extent_of(place, extent, T)
         low, high = group_blocks(place, GROUP, extent, T)
         acc = no_output(T)
@@ -219,7 +221,7 @@ def consumer(
         if T.rescale == "before_pv":  # here, not between the products: with `overlap` those need the registers
             acc = scaled(acc, alpha)
         if T.overlap:
-            next_row = next_place[0] * T.block_m + GROUP * ROWS
+            next_row = next_place[0] * T.block_m + GROUP * T.rows
             scopes.enter("wait Q")
             q = wait_tile(q_ring, turn, "Q", T)
             scopes.leave("wait Q")
@@ -247,10 +249,9 @@ def consumer(
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
             scopes.leave("softmax")
         inverse = 1.0 / gl.maximum(total, 1e-30)  # a row that saw no key: 0 * 1e30
-        if T.lse:
-            out_rows = row + rows
-            row_sums = sums_of(lse, place, pitch, here, T) + out_rows
-            gl.store(row_sums, (last_m + gl.log2(total)) * LN2, mask=out_rows < here[0])
+        if T.lse and not T.shared_out:
+            row_sums, there = sums_of(lse, place, pitch, here, row, tile_rows, T)
+            gl.store(row_sums, (last_m + gl.log2(total)) * LN2, mask=there)
         store_wait(0)
         scopes.enter("wait PV")
         acc = wait_pv(o_pending)
@@ -266,7 +267,10 @@ def consumer(
                 i += 1
         acc = normalized(acc, inverse)
         scopes.enter("store")
-        store_output(o_map, ((o_tiles,), GROUP, GROUP), acc, queries_of(place, T), row, DTYPE, T)
+        if T.shared_out:
+            leave_part(lse, acc, last_m + gl.log2(total), row, place, pitch, here, extent[0], T)
+        else:
+            store_output(o_map, ((o_tiles,), GROUP, GROUP), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")
         place = next_place
     if GROUP == 0:

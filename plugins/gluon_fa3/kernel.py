@@ -89,10 +89,11 @@ ROWS = gl.constexpr(64)
 def query_rings(q_map, T: gl.constexpr):
     """One ring for each consumer group."""
     SLOTS: gl.constexpr = T.q_slots
+    BOXES: gl.constexpr = T.q_boxes
     rings = ()
     GROUPS: gl.constexpr = T.groups
     for _ in gl.static_range(GROUPS):
-        rings = rings + (tile_ring(q_map, T.head, SLOTS, 1),)
+        rings = rings + (tile_ring(q_map, T.head, SLOTS, 1, BOXES),)
     return rings
 
 
@@ -101,7 +102,8 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found."""
     G: gl.constexpr = T.groups
     STAGES: gl.constexpr = T.stages
-    o_tiles = panels_of(o_map, G * (T.o_columns // PANEL))
+    Q_BOXES: gl.constexpr = T.q_boxes
+    o_tiles = panels_of(o_map, G * (T.o_columns // PANEL), Q_BOXES)
     notes = gl.allocate_shared_memory(gl.int64, [2, T.message_words], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q = query_rings(maps[0], T)
     if T.written:

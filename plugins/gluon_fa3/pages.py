@@ -20,9 +20,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.places import LIMIT, box
-from registry.plugins.gluon_fa3.tiles import PANEL, leading
+from registry.plugins.gluon_fa3.tiles import PANEL, boxes_of, leading
 from registry.toolbox import scopes
-from registry.toolbox.hopper import load_tile, slot_of, viewed, wait_slot_empty
+from registry.toolbox.hopper import load_tile, slot_of, wait_slot_empty
 
 LANES = gl.constexpr(32)
 
@@ -36,18 +36,6 @@ def pages_of(paging, where, row, lane, T: gl.constexpr):
     own = table + where[0].to(gl.int64) * table_row
     ids = gl.load(own + key // T.page, mask=(key < where[1]) & (lane < T.boxes), other=0)
     return gl.minimum(gl.maximum(ids, 0), pages - 1)
-
-
-@gluon.jit
-def _boxes(panels, T: gl.constexpr):
-    """A ring's panels as the boxes that they were stacked of."""
-    BOXES: gl.constexpr = T.boxes
-    if BOXES == 1:
-        return panels
-    else:
-        BOX: gl.constexpr = T.box
-        LAYOUT: gl.constexpr = panels.layout
-        return viewed(panels, [panels.shape[0] * BOXES, 1, 1, 1, BOX, PANEL], LAYOUT)
 
 
 @gluon.jit
@@ -72,8 +60,8 @@ def load_pages(tensor, r, i, where, row, paging, COLUMNS: gl.constexpr, T: gl.co
         end = page * paging[3] + (row + b * BOX) % T.page + count
         here = (end, LIMIT - count, where[2])
         for p in gl.static_range(FIRST // PANEL):
-            to = _boxes(panels[0], T).index((s * (FIRST // PANEL) + p) * BOXES + b)
+            to = boxes_of(panels[0], tensor).index((s * (FIRST // PANEL) + p) * BOXES + b)
             load_tile(tensor, box(here, 0, p * PANEL, T), ready, to)
         for p in gl.static_range(REST // PANEL):
-            to = _boxes(panels[1], T).index((s * (REST // PANEL) + p) * BOXES + b)
+            to = boxes_of(panels[1], tensor).index((s * (REST // PANEL) + p) * BOXES + b)
             load_tile(tensor, box(here, 0, FIRST + p * PANEL, T), ready, to)

@@ -1,8 +1,10 @@
 """Where a tile's rows lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
 
 A tile's place is (row block, head, batch), or for packed sequences (row block, head, end of the sequence's queries,
-number of queries, number of keys, end of the keys); consumers, who load no keys, know all but the last. Where keys lie
-on pages, the last is the sequence's number, which says which row of the block table is its own.
+number of queries, number of keys, share of them, end of the keys); consumers, who load no keys, know all but the last.
+Where keys lie on pages, the last is the sequence's number, which says which row of the block table is its own. Where
+heads lie side by side, "head" counts sets of them. What all packed sequences have in common is their `extent`: (shares
+that keys are divided into, 0, left, right).
 
 Packed rows have tensor maps in which each sequence ends like a tensor: [2^30, end, head, row, column], where row
 2^30 - n is the first of n and 2^30 is none any more. The address of (2^30, end, head, 2^30 - n + i, c) is that of row
@@ -23,11 +25,23 @@ LIMIT = gl.constexpr(ROWS_LIMIT)
 
 @gluon.jit
 def queries_of(place, T: gl.constexpr):
-    """What `box` takes for a tile's queries, and its rows of the output."""
-    if T.packed:
+    """What `box` takes for a tile's queries, and its rows of the output; with several heads the first of them, and
+    behind that the first of the last box that shares their keys."""
+    if T.heads > 1:
+        shared = place[1] // T.sets
+        first = shared * T.group + (place[1] - shared * T.sets) * T.heads
+        return place[2], LIMIT - place[3], first, shared * T.group + (T.group - T.box_heads)
+    elif T.packed:
         return place[2], LIMIT - place[3], place[1]
     else:
         return place[2], place[1]
+
+
+@gluon.jit
+def beside(where, b, T: gl.constexpr):
+    """(the same of box b of the heads that lie side by side, whether it is the last one's again)."""
+    head = where[2] + b * T.box_heads
+    return (where[0], where[1], gl.minimum(head, where[3])), head > where[3]
 
 
 @gluon.jit
@@ -35,9 +49,9 @@ def keys_of(place, group, T: gl.constexpr):
     """The same for the keys that it sees; on pages what `load_pages` takes."""
     if T.packed:
         if T.page > 0:
-            return place[5], place[4], place[1] // group
+            return place[6], place[4], place[1] // group
         else:
-            return place[5], LIMIT - place[4], place[1] // group
+            return place[6], LIMIT - place[4], place[1] // group
     else:
         return place[2], place[1] // group
 
@@ -61,9 +75,18 @@ def extent_of(place, extent, T: gl.constexpr):
 
 
 @gluon.jit
-def sums_of(lse, place, pitch, extent, T: gl.constexpr):
-    """Where the LSE of a sequence's first row lies: in [batch, head, row] with `pitch` heads, or [head, pitch]."""
-    if T.packed:
-        return lse + place[1].to(gl.int64) * pitch + (place[2] - place[3])
+def sums_of(lse, place, pitch, extent, row, tile_rows, T: gl.constexpr, shares=1, share=0):
+    """(where the LSE of a group's rows lies, the first of which is `row`: in [batch, head, row] with `pitch` heads, or
+    [head, share, pitch]; which of them there are)."""
+    if T.heads > 1:
+        _, _, first, last = queries_of(place, T)
+        head, own = first + tile_rows // T.rows, row + tile_rows % T.rows
+        there = (own < extent[0]) & (head < last + T.box_heads)
+        return lse + (head * shares + share).to(gl.int64) * pitch + (place[2] - place[3]) + own, there
+    elif T.packed:
+        own = row + tile_rows
+        head = place[1] * shares + share
+        return lse + head.to(gl.int64) * pitch + (place[2] - place[3]) + own, own < extent[0]
     else:
-        return lse + (place[2] * pitch + place[1]).to(gl.int64) * extent[0]
+        own = row + tile_rows
+        return lse + (place[2] * pitch + place[1]).to(gl.int64) * extent[0] + own, own < extent[0]

@@ -8,8 +8,6 @@ from registry.plugins.gluon_fa3.places import keys_of, queries_of
 from registry.plugins.gluon_fa3.schedule import announce, next_tile, tile_at, tile_blocks
 from registry.plugins.gluon_fa3.tiles import load_columns
 
-ROWS = gl.constexpr(64)
-
 
 @gluon.jit
 def load_block(tensor, r, i, keys, block, work, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
@@ -25,17 +23,8 @@ def load_queries(q_map, q_rings, turn, place, T: gl.constexpr):
     """Bring the Q tiles of all groups, each with barriers of its own: the first group need not wait for the last."""
     GROUPS: gl.constexpr = T.groups
     for g in gl.static_range(GROUPS):
-        row = place[0] * T.block_m + g * ROWS
+        row = place[0] * T.block_m + g * T.rows
         load_columns(q_map, q_rings[g], turn, queries_of(place, T), row, "Q", T.head, T)
-
-
-@gluon.jit
-def first_tile(tile, tiles, T: gl.constexpr):
-    """Where a block looks first, whether it has a tile or not: there may be fewer than blocks."""
-    if T.cached:
-        return gl.maximum(gl.minimum(tile, tiles - 1), 0)
-    else:
-        return tile
 
 
 @gluon.jit
@@ -48,7 +37,7 @@ def producer(maps, q_rings, k_ring, v_ring, messages, counter, extent, work, hea
     q_map, k_map, v_map = maps
     tiles = work[0]
     tile = gl.program_id(0)
-    place = tile_at(first_tile(tile, tiles, T), work, heads_q, T)
+    place = tile_at(tile, work, heads_q, T)
     announce(messages, 0, place, tile < tiles, T)
     low, high = tile_blocks(place, extent, T)
     turn = 0  # tiles begun

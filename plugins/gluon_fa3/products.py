@@ -39,7 +39,7 @@ def value_products(T):
 
 
 @gluon.constexpr_function
-def _value_part(T, part, which):
+def value_part(T, part, which):
     return T.value_parts[part][which]
 
 
@@ -77,7 +77,7 @@ def issue_pv(pairs, v, acc, T: gl.constexpr):
     else:
         out = ()
         for i in gl.static_range(COUNT):
-            part = columns_of(v, _value_part(T, i, 0), _value_part(T, i, 1), T.head_v)
+            part = columns_of(v, value_part(T, i, 0), value_part(T, i, 1), T.head_v)
             out = out + (_pv_part(pairs, part, acc[i], T),)
         return out
 
@@ -104,7 +104,7 @@ def no_output(T: gl.constexpr):
     COUNT: gl.constexpr = value_parts(T)
     acc = ()
     for i in gl.static_range(COUNT):
-        acc = acc + (_zeros(_value_part(T, i, 1)),)
+        acc = acc + (_zeros(value_part(T, i, 1)),)
     return acc
 
 

@@ -1,7 +1,8 @@
 """Which tile a block works on, in which order, and which key blocks a range of rows can see.
 
-Persistent: one thread block per SM walks over tiles. A tile is `block_m` query rows of one head. The producer decides
-and tells the consumers through a ring of two messages, so that they neither divide nor hold the problem's sizes.
+Persistent: one thread block per SM walks over tiles. A tile is `block_m` queries of one head, or of some that share
+keys. The producer decides and tells the consumers through a ring of two messages, so that they neither divide nor hold
+the problem's sizes.
 
 static          block p takes tiles p, p + P, p + 2P, ...
 dynamic         the next tile is drawn from a counter when the last V block of the running tile is due, so that a fast
@@ -24,7 +25,6 @@ from registry.plugins.gluon_fa3.places import extent_of
 from registry.toolbox.drawn import draw
 from registry.toolbox.hopper import release, wait_empty, wait_full
 
-ROWS = gl.constexpr(64)
 WORDS = gl.constexpr(8)  # 32-bit words of an entry in a list of row blocks, the first of which says how many there are
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
 
@@ -46,7 +46,12 @@ def tile_at(tile, work, heads_q, T: gl.constexpr):
     else:
         bh = tile // row_blocks
         m = tile - bh * row_blocks
-    if T.packed:
+    if T.shared_out:
+        shares = work[6]
+        share = step % shares
+        m, h, q_end, queries, keys, _, k_end = listed(work[4], step // shares, bh)
+        return m, h, q_end, queries, keys, share, k_end
+    elif T.packed:
         return listed(work[4], step, bh)
     else:
         b = bh // heads_q
@@ -62,7 +67,7 @@ def listed(row_blocks, step, h):
     queries = gl.load(entry + 2)
     keys = gl.load(entry + 3)
     k_end = gl.load(entry + 4)
-    return m, h, q_end, queries, keys, k_end
+    return m, h, q_end, queries, keys, 0, k_end
 
 
 @gluon.jit
@@ -82,9 +87,15 @@ def key_blocks(first_row, last_row, extent, T: gl.constexpr):
 
 @gluon.jit
 def tile_blocks(place, extent, T: gl.constexpr):
-    """The same of a whole tile."""
+    """The same of a whole tile; of its share, where keys are shared out."""
     m = place[0]
-    return key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent_of(place, extent, T), T)
+    low, high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent_of(place, extent, T), T)
+    if T.shared_out:
+        each = (high - low + extent[0]) // extent[0]
+        first = low + place[5] * each
+        return gl.minimum(first, high + 1), gl.where(first > high, high + 1, gl.minimum(first + each - 1, high))
+    else:
+        return low, high
 
 
 @gluon.jit
@@ -93,8 +104,13 @@ def group_blocks(place, GROUP: gl.constexpr, extent, T: gl.constexpr):
     if T.packed and not T.skips:
         return tile_blocks(place, extent, T)
     else:
-        row = place[0] * T.block_m + GROUP * ROWS
-        return key_blocks(row, row + ROWS - 1, extent_of(place, extent, T), T)
+        row = place[0] * T.block_m + GROUP * T.rows
+        low, high = key_blocks(row, row + T.rows - 1, extent_of(place, extent, T), T)
+        if T.shared_out:
+            first, last = tile_blocks(place, extent, T)
+            return gl.maximum(gl.minimum(low, last), first), gl.maximum(gl.minimum(high, last), first)
+        else:
+            return low, high
 
 
 @gluon.jit
@@ -112,9 +128,10 @@ def announce(messages, turn, place, more, T: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([T.message_words], [32], [1], [0])
     words, ready = wait_empty(messages, turn)
     if T.packed:
-        m, h, q_end, queries, keys, _ = place
+        m, h, q_end, queries, keys, share, _ = place
         word = gl.arange(0, T.message_words, layout=LAYOUT)
-        packed = gl.where(word == 1, _pair(q_end, queries), gl.where(word == 2, keys.to(gl.int64), _pair(h, m)))
+        third = _pair(share, keys) if T.shared_out else keys.to(gl.int64)
+        packed = gl.where(word == 1, _pair(q_end, queries), gl.where(word == 2, third, _pair(h, m)))
     else:
         m, h, b = place
         packed = (b.to(gl.int64) << (2 * FIELD)) | (h.to(gl.int64) << FIELD) | m.to(gl.int64)
@@ -133,13 +150,14 @@ def learn(messages, turn, T: gl.constexpr):
         word = gl.arange(0, T.message_words, layout=LAYOUT)
         first = gl.max(gl.where(word == 0, words, -1), 0)
         second = gl.max(gl.where(word == 1, words, -1), 0)
-        keys = gl.max(gl.where(word == 2, words, -1), 0).to(gl.int32)
+        third = gl.max(gl.where(word == 2, words, -1), 0)
         return (
             first.to(gl.int32),
             (first >> 32).to(gl.int32),
             (second >> 32).to(gl.int32),
             second.to(gl.int32),
-            keys,
+            third.to(gl.int32),
+            (third >> 32).to(gl.int32),
         ), first >= 0
     else:
         packed = gl.max(words, 0)

@@ -67,7 +67,7 @@ def mask_if_edge(s, row, block, rows, keys, extent, T: gl.constexpr):
     own = row + (seqlen_k - seqlen_q)
     start = block * T.block_n
     above = start + T.block_n - 1 > gl.minimum(own + right, seqlen_k - 1)
-    if above | (start < own + 63 - left):
+    if above | (start < own + (T.rows - 1) - left):
         s = mask_block(s, row, block, rows, keys, extent, T)
     return s
 

@@ -5,12 +5,14 @@ of the language has 192 columns, so the panels of such a tile lie in two places:
 rest. A tile is passed on as (panels, its slot).
 """
 
+import math
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3 import traits
-from registry.plugins.gluon_fa3.places import box
+from registry.plugins.gluon_fa3.places import beside, box
 from registry.toolbox import scopes
 from registry.toolbox.clusters import release_in_both, wait_at
 from registry.toolbox.hopper import (
@@ -37,32 +39,56 @@ def leading(columns):
     return 1 << (columns.bit_length() - 1)
 
 
+@gluon.constexpr_function
+def rows_in(shape):
+    """Of a box, or a panel: its rows, those of several heads below one another."""
+    return math.prod(int(size) for size in shape[:-1])
+
+
+@gluon.constexpr_function
+def boxes_in(panels, box_shape):
+    """The shape of panels' memory as one of boxes."""
+    return [rows_in(panels) // rows_in(box_shape), *box_shape]
+
+
+@gluon.constexpr_function
+def same(one, other):
+    return [int(size) for size in one] == [int(size) for size in other]
+
+
 @gluon.jit
-def panels_of(tensor, COUNT: gl.constexpr):
-    """Shared memory for so many boxes of a tensor map."""
-    return gl.allocate_shared_memory(tensor.dtype, [COUNT] + tensor.block_shape, tensor.layout)
+def panels_of(tensor, COUNT: gl.constexpr, BOXES: gl.constexpr = 1):
+    """Shared memory for so many panels, each of so many boxes of a tensor map, one below the other: a swizzle repeats
+    after 8 rows, so rows go on in the next box, and inside of one in the next head."""
+    ROWS: gl.constexpr = rows_in(tensor.block_shape)
+    LAYOUT: gl.constexpr = tensor.layout
+    panels = gl.allocate_shared_memory(tensor.dtype, [COUNT * BOXES] + tensor.block_shape, tensor.layout)
+    if panels.shape[len(panels.shape) - 2] == BOXES * ROWS:
+        return panels
+    else:
+        return viewed(panels, [COUNT, 1, 1, 1, BOXES * ROWS, PANEL], LAYOUT)
+
+
+@gluon.jit
+def boxes_of(panels, tensor):
+    """Panels as the boxes that they consist of."""
+    LAYOUT: gl.constexpr = tensor.layout
+    SHAPE: gl.constexpr = boxes_in(panels.shape, tensor.block_shape)
+    if same(SHAPE, panels.shape):
+        return panels
+    else:
+        return viewed(panels, SHAPE, LAYOUT)
 
 
 @gluon.jit
 def tile_ring(tensor, COLUMNS: gl.constexpr, STAGES: gl.constexpr, READERS: gl.constexpr, BOXES: gl.constexpr = 1):
-    """A ring of tiles of so many columns, whose rows come in so many boxes, one below the other."""
+    """A ring of tiles of so many columns, whose rows come in so many boxes."""
     FIRST: gl.constexpr = leading(COLUMNS)
-    first, full, empty = ring(stacked(panels_of(tensor, STAGES * (FIRST // PANEL) * BOXES), BOXES), STAGES, READERS)
+    first, full, empty = ring(panels_of(tensor, STAGES * (FIRST // PANEL), BOXES), STAGES, READERS)
     if FIRST == COLUMNS:
         return (first,), full, empty
     else:
-        return (first, stacked(panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL) * BOXES), BOXES)), full, empty
-
-
-@gluon.jit
-def stacked(panels, BOXES: gl.constexpr):
-    """Panels of so many boxes as one: a swizzle repeats after 8 rows, so rows go on in the next box."""
-    if BOXES == 1:
-        return panels
-    else:
-        ROWS: gl.constexpr = panels.shape[len(panels.shape) - 2]
-        LAYOUT: gl.constexpr = panels.layout
-        return viewed(panels, [panels.shape[0] // BOXES, 1, 1, 1, BOXES * ROWS, PANEL], LAYOUT)
+        return (first, panels_of(tensor, STAGES * ((COLUMNS - FIRST) // PANEL), BOXES)), full, empty
 
 
 @gluon.constexpr_function
@@ -106,7 +132,8 @@ def barriers_in(words, NUMBER: gl.constexpr, ARRIVALS: gl.constexpr, STAGES: gl.
 def load_columns(tensor, r, i, where, row, NAME: gl.constexpr, COLUMNS: gl.constexpr, T: gl.constexpr):
     """Producer: bring a tile as use i of its ring."""
     FIRST: gl.constexpr = leading(COLUMNS)
-    ROWS: gl.constexpr = tensor.block_shape[len(tensor.block_shape) - 2]
+    BOXES: gl.constexpr = T.q_boxes if NAME == "Q" else 1
+    ROWS: gl.constexpr = rows_in(tensor.block_shape) * BOXES
     panels, full, empty = r
     s = slot_of(i, r)
     WAIT: gl.constexpr = "wait slot of Q" if NAME == "Q" else "wait slot of K or V"
@@ -114,13 +141,18 @@ def load_columns(tensor, r, i, where, row, NAME: gl.constexpr, COLUMNS: gl.const
     ready = wait_slot_empty(r, s, i)
     scopes.leave(WAIT)
     mbarrier.expect(ready, ROWS * COLUMNS * 2)
-    at = place_of(s, NAME, 0, T)
-    for p in gl.static_range(FIRST // PANEL):
-        load_tile(tensor, box(where, row, p * PANEL, T), ready, panels[0].index(at * (FIRST // PANEL) + p))
-    at = place_of(s, NAME, 1, T)
-    for p in gl.static_range((COLUMNS - FIRST) // PANEL):
-        to = panels[1].index(at * ((COLUMNS - FIRST) // PANEL) + p)
-        load_tile(tensor, box(where, row, FIRST + p * PANEL, T), ready, to)
+    for b in gl.static_range(BOXES):
+        here = where
+        if BOXES > 1:
+            here, _ = beside(where, b, T)
+        at = place_of(s, NAME, 0, T)
+        for p in gl.static_range(FIRST // PANEL):
+            to = boxes_of(panels[0], tensor).index((at * (FIRST // PANEL) + p) * BOXES + b)
+            load_tile(tensor, box(here, row, p * PANEL, T), ready, to)
+        at = place_of(s, NAME, 1, T)
+        for p in gl.static_range((COLUMNS - FIRST) // PANEL):
+            to = boxes_of(panels[1], tensor).index((at * ((COLUMNS - FIRST) // PANEL) + p) * BOXES + b)
+            load_tile(tensor, box(here, row, FIRST + p * PANEL, T), ready, to)
 
 
 @gluon.jit
@@ -235,5 +267,19 @@ def columns_of(tile, FROM: gl.constexpr, COUNT: gl.constexpr, COLUMNS: gl.conste
 def send(tensor, tile, where, row, FROM: gl.constexpr, COLUMNS: gl.constexpr, WIDE: gl.constexpr, T: gl.constexpr):
     """Copy columns of a tile of WIDE out, to columns FROM and on; those past the tensor's last are cut off."""
     panels, s, _ = tile
+    BOXES: gl.constexpr = T.q_boxes
+    for b in gl.static_range(BOXES):
+        if BOXES == 1:
+            _send_box(tensor, panels, s, 0, where, row, FROM, COLUMNS, WIDE, T)
+        else:
+            here, again = beside(where, b, T)
+            if not again:
+                _send_box(tensor, panels, s, b, here, row, FROM, COLUMNS, WIDE, T)
+
+
+@gluon.jit
+def _send_box(tensor, panels, s, b, where, row, FROM: gl.constexpr, COLUMNS: gl.constexpr, WIDE: gl.constexpr, T):
+    BOXES: gl.constexpr = T.q_boxes
     for p in gl.static_range(COLUMNS // PANEL):
-        store_tile(tensor, box(where, row, FROM + p * PANEL, T), panels[0].index(s * (WIDE // PANEL) + p))
+        out = boxes_of(panels[0], tensor).index((s * (WIDE // PANEL) + p) * BOXES + b)
+        store_tile(tensor, box(where, row, FROM + p * PANEL, T), out)

@@ -1,7 +1,7 @@
 """What shapes the machine code of one build: tiles, roles, masks, schedule. No import of Triton: legality needs none.
 
 A config is the searchable part: {BLOCK_N, consumers, stages, pingpong, q_columns, schedule, rescale, overlap}, and in
-some written and one_product.
+some written, one_product, heads and shared_out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PAGING_REGISTERS = 16  # more for a producer that looks up pages, of what one or
 TIERS = (64, 96, 128, 192, 256)  # head dims up to each share their configs
 MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
 ROWS_LIMIT = 1 << 30  # of packed sequences: see places.py
+PADDING = 4  # columns of a part behind its values, so that rows are multiples of 16 bytes: varlen/parts.py
 UNLIMITED = 1 << 29  # a window side without a limit, far beyond any length and far from overflow
 
 
@@ -52,14 +53,37 @@ class Traits:
     lse: bool
     skips: bool  # a group of a tile may not see the highest blocks that another group sees, and passes them
     packed: bool = False  # sequences end to end, of lengths that the device knows: varlen/
-    cached: bool = False  # keys lie apart from one another, in a cache or on pages
     page: int = 0  # keys of a page, where keys lie on pages: pages.py
+    heads: int = 1  # that share keys, side by side in a tile: of each the same few rows, one head below the other
+    group: int = 1  # of all that share keys, where several lie side by side
+    shared_out: bool = False  # a tile's keys among several, each of which leaves a part: varlen/parts.py
     written: bool = False  # K and V lie at a known place, and waits for them are written out: tiles.py
     one_product: bool = False  # so are products of columns of O that are no power of two: one_product.py
 
     @property
+    def rows(self) -> int:
+        """Queries of a sequence that a group has, each with all heads that lie side by side."""
+        return ROWS // self.heads
+
+    @property
     def block_m(self) -> int:
-        return ROWS * self.groups
+        """The same of a tile."""
+        return self.rows * self.groups
+
+    @property
+    def sets(self) -> int:
+        """Tiles that the heads which share keys take; the last may have some twice, of which one is kept."""
+        return -(-self.group // self.heads)
+
+    @property
+    def box_heads(self) -> int:
+        """Heads that one copy of queries brings, or of O takes."""
+        return math.gcd(self.heads, self.group)
+
+    @property
+    def q_boxes(self) -> int:
+        """Copies of one panel of a group's queries."""
+        return self.heads // self.box_heads
 
     @property
     def box(self) -> int:
@@ -105,9 +129,7 @@ class Traits:
         """Per thread. A single consumer group gets what the launch gives to two warp groups, less the producer's."""
         if self.groups == 1 and self.wide > 128:
             return 256
-        return CONSUMER_REGISTERS[self.groups] - (
-            PAGING_REGISTERS // self.groups if self.groups < 3 and self.page else 0
-        )
+        return CONSUMER_REGISTERS[self.groups] - self.paging_registers // self.groups
 
     @property
     def launch_registers(self) -> int:
@@ -115,7 +137,11 @@ class Traits:
 
     @property
     def producer_registers(self) -> int:
-        return PRODUCER_REGISTERS[self.groups] + (PAGING_REGISTERS if self.groups < 3 and self.page else 0)
+        return PRODUCER_REGISTERS[self.groups] + self.paging_registers
+
+    @property
+    def paging_registers(self) -> int:
+        return PAGING_REGISTERS if self.groups < 3 and self.page else 0
 
     @property
     def q_slots(self) -> int:
@@ -124,7 +150,7 @@ class Traits:
     @property
     def shared_memory(self) -> int:
         """Bytes: the tiles, then barriers and what warp specialization passes to its partitions (at most 1 KiB)."""
-        tiles = self.block_m * (self.q_slots * self.head + self.o_columns)
+        tiles = ROWS * self.groups * (self.q_slots * self.head + (0 if self.shared_out else self.o_columns))
         tiles += self.stages * self.block_n * (self.head + self.head_v)
         return 2 * tiles + (2048 if self.written else 1024)
 

@@ -16,7 +16,7 @@ from covering import all_of, configs_are_there_and_differ, covering_builds, firs
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import ROWS_LIMIT
-from registry.plugins.gluon_fa3.varlen.configs import outer_rows, traits_of
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, shares_of, traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
@@ -37,6 +37,8 @@ FEATURES = [
     problem(d=128, sk=777, window=(256, 64), softcap=15.0, dtype="float16"),
     problem(d=192, dv=128, causal=True, out=True),
     problem(d=40, dv=200, hkv=1, window=(128, 0)),
+    problem(d=64, hkv=1, causal=True, sq=40, sk=40, b=200),
+    problem(d=128, hq=7, hkv=1, causal=True, sq=40, sk=40, b=200),
 ]
 
 
@@ -46,6 +48,8 @@ OVER_A_CACHE = [
     problem(d=128, hkv=2, causal=True, kv="paged", page=64),
     problem(d=128, causal=True, kv="paged", page=256, window=(512, 0), softcap=30.0),
     problem(d=256, hkv=1, causal=True, kv="paged", page=8, dtype="float16", sq=100),
+    problem(d=128, hkv=2, causal=True, kv="paged", page=16, sq=24, b=64),
+    problem(d=128, dv=96, hq=10, hkv=2, causal=True, kv="paged", page=64, sq=24, sk=9000, lse=False),
 ]
 
 
@@ -54,8 +58,8 @@ def variant_of(p):
 
 
 def built(p, config):
-    """The kernel with matrix products; the other makes the list of row blocks."""
-    _, build = variant_of(p).builds(p, config)
+    """The kernel with matrix products; before it one makes the list of row blocks, and after it one may add up."""
+    build = variant_of(p).builds(p, config)[1]
     return resources(build)
 
 
@@ -78,7 +82,8 @@ def test_build(p, config):
     assert {t.consumer_registers, t.producer_registers} <= set(found.setmaxnreg)
     assert found.registers * found.threads <= variant_of(p).requires.registers(p, config)
     assert found.shared <= variant_of(p).requires.shared_memory(p, config) < found.shared + 1024
-    assert found.counts["HGMMA"] and found.counts["TMA load"] and found.counts["TMA store"]
+    assert found.counts["HGMMA"] and found.counts["TMA load"]
+    assert bool(found.counts["TMA store"]) != t.shared_out
     assert found.counts["HMMA"] == 0
     for loop in loops:
         assert loop.counts["HGMMA"] == t.head_columns // 16 + t.block_n // 16 * len(t.value_parts)
@@ -87,6 +92,32 @@ def test_build(p, config):
 def test_every_claimed_problem_has_a_config_and_configs_differ():
     for p in PLAIN + FEATURES + OVER_A_CACHE:
         configs_are_there_and_differ(variant_of(p), p)
+
+
+def test_heads_lie_side_by_side_where_they_share_keys():
+    """As many as a tile has room for, whatever their number, with the queries of a sequence."""
+    asked = {(4, 40): 4, (4, 24): 4, (7, 40): 8, (5, 16): 8, (1, 24): None, (3, 40): 4, (16, 8): 8, (4, 2000): None}
+    for (group, queries), heads in asked.items():
+        p = problem(hq=2 * group, hkv=2, sq=queries, sk=queries, b=200, causal=True)
+        t = traits_of(p, VARIANT.configs(p)[0])
+        assert VARIANT.configs(p)[0].get("heads") == heads
+        assert t.rows * t.heads == 64 and t.sets * t.heads >= t.group and t.heads % t.box_heads == 0
+
+
+def test_keys_are_shared_out_where_tiles_are_few():
+    few, many = (problem(hkv=2, kv="paged", page=64, sq=32, sk=9000, b=b, causal=True) for b in (1, 400))
+    config = CACHED.configs(few)[0]
+    assert config["shared_out"] and not any(c.get("shared_out") for c in CACHED.configs(many))
+    assert 1 < shares_of(few, traits_of(few, config)) <= 9000 // traits_of(few, config).block_n
+    assert shares_of(many, traits_of(many, config)) == 1, "legal, if of no use"
+
+
+def test_rows_that_are_one_row_again_are_refused():
+    expanded = [
+        dataclasses.replace(o, strides=(0, 0, 128, 1)) if o.name == "k" else o for o in OVER_A_CACHE[1].operands
+    ]
+    reasons = CACHED.reasons(dataclasses.replace(OVER_A_CACHE[1], operands=tuple(expanded)))
+    assert [r.field for r in reasons] == ["strides"]
 
 
 def address(described, coordinates):

@@ -35,7 +35,7 @@ def listed(cu_rows, cu_others, total, total_others, most=(1 << 20, 1 << 20), of_
     how |= {"CHUNK": 32, "EARLY": False}
     list_row_blocks[(batch,)](*starts, found, word, batch, total, total_others, *most, room, **how)
     count = int(found[0, 0])
-    assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
+    assert count <= room and found[count + 1 :].eq(UNTOUCHED).all()
     return found[1 : count + 1, :6].tolist(), int(word)
 
 
@@ -49,7 +49,7 @@ def listed_of_caches(cu_q, used, total, slots, most=(1 << 20, 1 << 20), table=No
     how = {"ROWS": ROWS, "PAGE": page, "CHUNK": 32, "EARLY": False}
     list_cached_row_blocks[(batch,)](*lengths, found, word, *numbers, **how)
     count = int(found[0, 0])
-    assert count <= room and found[max(count, 1) + 1 :].eq(UNTOUCHED).all()
+    assert count <= room and found[count + 1 :].eq(UNTOUCHED).all()
     return found[1 : count + 1, :5].tolist(), int(word)
 
 
@@ -93,7 +93,7 @@ if INTERPRETED:
         found, wrong = listed(*starts, sum(rows), sum(others), last_first=last_first, own=own)
         assert found == expected(rows, others, last_first, own) and not wrong
 
-    def test_no_rows_at_all_leave_a_tile_without_any():
+    def test_no_rows_at_all_are_no_tile():
         found, wrong = listed([0, 0, 0], [0, 4, 9], 0, 9)
         assert found == [] and not wrong
 

@@ -2,7 +2,7 @@
 `gluon_fa3_cached`: over keys in a cache or on pages, as prompts of engines have them that serve.
 
 Reading order: tile_list.py (which tiles there are, found on the device), cached_list.py, ../places.py (where they lie),
-../pages.py, kernel.py, configs.py, host.py; the roles are gluon_fa3's.
+../pages.py, kernel.py, parts.py (keys shared out among tiles), configs.py, host.py; the roles are gluon_fa3's.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ import triton
 import triton.language as tl
 
 from registry.ops.attention_varlen import lengths as bits
-from registry.plugins.gluon_fa3.varlen.tile_list import lies, list_blocks, list_nothing, range_of
+from registry.plugins.gluon_fa3.varlen.tile_list import lies, list_blocks, range_of
 
 _CU_Q, _MOST_Q = tl.constexpr(bits.BAD_CU_SEQLENS_Q), tl.constexpr(bits.ABOVE_MAX_Q)
 _USED, _MOST_K = tl.constexpr(bits.BAD_SEQUSED_K), tl.constexpr(bits.ABOVE_MAX_K)
 _TABLE = tl.constexpr(bits.BAD_TABLE)
+LOOKED_UP = tl.constexpr(512)  # entries of a block table at once: 131,072 keys on pages of 16 are 8,192
 SIZES = ["batch", "total_q", "slots", "most_q", "most_k", "room", "table_row", "pages", "sequence_rows"]
 
 
@@ -31,14 +32,14 @@ def _keys_lie(used, b, batch, slots, most):
 
 
 @triton.jit
-def _pages_lie(own_table, needed, pages, CHUNK: tl.constexpr):
+def _pages_lie(own_table, needed, pages):
     """Whether pages that a sequence needs are not there."""
-    bad = 0
-    for first in range(0, needed, CHUNK):
-        i = first + tl.arange(0, CHUNK)
+    bad = tl.zeros([LOOKED_UP], tl.int32)
+    for first in range(0, needed, LOOKED_UP):
+        i = first + tl.arange(0, LOOKED_UP)
         page = tl.load(own_table + i, mask=i < needed, other=0)
-        bad |= tl.max(tl.where((page < 0) | (page >= pages), _TABLE, 0), 0)
-    return bad
+        bad |= tl.where((page < 0) | (page >= pages), _TABLE, 0)
+    return tl.max(bad, 0)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -68,7 +69,7 @@ def list_cached_row_blocks(
     if own == 0:
         tl.store(row_blocks, tl.minimum(count, room))
     if PAGE:
-        wrong |= _pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages, CHUNK)
+        wrong |= _pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
         place = own
     else:
         place = own * sequence_rows + keys
@@ -76,5 +77,3 @@ def list_cached_row_blocks(
         tl.atomic_or(complaints, wrong)
 
     list_blocks(row_blocks, before, (rows + (ROWS - 1)) // ROWS, room, end, rows, keys, place, 0, True)
-    if (own == 0) & (count == 0):
-        list_nothing(row_blocks)

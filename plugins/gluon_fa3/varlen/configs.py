@@ -22,6 +22,9 @@ from registry.plugins.gluon_fa3.traits import (
     window_bounds,
 )
 
+LEAST_BLOCKS = 4  # of keys in a share, of a sequence as long as the longest
+MOST_SHARES = 32
+HEADS_LIMIT = 8  # side by side: a tile's rows are eight at least, a swizzle's
 THREE_GROUPS_FROM = 8192  # masked rows of a sequence at head dim 64, in the mean: 0.98 of two groups at 4k, 1.06 at 16k
 
 
@@ -37,7 +40,11 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     mask = mask_kind(*window_bounds(problem.causal, problem.window))
     skips = may_skip(mask, config["consumers"], config["BLOCK_N"]) and not config["overlap"]
     known = {"skips": skips, "overlap": config["overlap"], "longest_first": True, "packed": True}
-    known |= {"cached": problem.kv_layout != "packed", "page": problem.page_size}
+    known |= {"page": problem.page_size}
+    if config.get("shared_out"):
+        known["shared_out"] = True
+    if (heads := config.get("heads", 1)) > 1:
+        known |= {"heads": heads, "group": problem.heads_q // problem.heads_kv}
     return traits_with(problem, config, mask=mask, score=score, **known)
 
 
@@ -54,8 +61,43 @@ def registers(problem: Any, config: Mapping[str, Any]) -> int:
 
 def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets, and what a tensor map cannot count."""
-    yield from config_rule(problem, config)
+    yield from listed_rule(problem, config)
     yield from rows_rule(problem)
+
+
+def sets_of(problem: Any, t: Traits) -> int:
+    """Tiles of the same rows that the heads which share keys take."""
+    return t.sets if t.heads > 1 else problem.heads_q // problem.heads_kv
+
+
+def tiles_of(problem: Any, t: Traits) -> int:
+    """Of sequences as long as the mean."""
+    batch = max(problem.batch, 1)
+    return batch * -(-problem.total_q // (batch * t.block_m)) * problem.heads_kv * sets_of(problem, t)
+
+
+def shares_of(problem: Any, t: Traits) -> int:
+    """Tiles that a tile's keys are shared out among: as many as SMs take at once, of some blocks each."""
+    if not t.shared_out:
+        return 1
+    left, _ = window_bounds(problem.causal, problem.window)
+    seen = min(problem.max_seqlen_k, left + problem.max_seqlen_q)
+    room = problem.target.sm_count * t.blocks_per_sm // max(tiles_of(problem, t), 1)
+    return max(min(room, seen // (LEAST_BLOCKS * t.block_n), MOST_SHARES), 1)
+
+
+def listed_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    """What a config cannot be, beyond its budgets."""
+    yield from config_rule(problem, config)
+    most = most_heads(problem)
+    if config.get("heads", 1) not in [1 << i for i in range(most.bit_length())]:
+        yield Reason("config", "heads", config["heads"], f"a power of two up to {most}")
+
+
+def most_heads(problem: Any) -> int:
+    """That may lie side by side: a power of two, which holds all that share keys, or as many as there is room for."""
+    group = problem.heads_q // problem.heads_kv
+    return min(1 << (group - 1).bit_length(), HEADS_LIMIT)
 
 
 def rows_rule(problem: Any) -> Iterator[Reason]:
@@ -67,7 +109,7 @@ def rows_rule(problem: Any) -> Iterator[Reason]:
 
 def cached_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """The same where keys lie in a cache or on pages, of which one tensor map has the rows of all."""
-    yield from config_rule(problem, config)
+    yield from listed_rule(problem, config)
     if problem.total_q >= ROWS_LIMIT:
         yield Reason("range", "total_q", problem.total_q, f"< {ROWS_LIMIT}")
     apart = {fact.name: outer_rows(fact) for fact in problem.operands if fact.name in ("k", "v")}
@@ -93,8 +135,8 @@ def outer_rows(operand: Any) -> int | None:
     outer, rows = operand.shape[:2]
     if outer == 1:
         return int(rows)
-    apart, rest = divmod(operand.strides[0], row_stride(operand))
-    return apart if rest == 0 else None
+    row = row_stride(operand)
+    return None if row == 0 or operand.strides[0] % row else operand.strides[0] // row
 
 
 def configs(problem: Any) -> list[dict[str, Any]]:
@@ -102,8 +144,30 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     left, right = window_bounds(problem.causal, problem.window)
     masked = left < UNLIMITED or right < UNLIMITED
     made = {64: _head_64, 96: _head_128, 128: _head_128, 192: _head_256, 256: _head_256}[tier(problem)](problem, masked)
-    short = problem.total_q < 2 * ROWS * problem.batch  # in the mean: a tile of two groups is not full
-    return made[-1:] + made[:-1] if short else made
+    if problem.total_q >= 2 * ROWS * problem.batch:  # in the mean: a tile of two groups is full
+        return [*_shared_out(problem, made[:1]), *made]
+    short = [*_side_by_side(problem, made), *made[-1:], *made[:-1]]
+    return [*_shared_out(problem, short[:2]), *short]
+
+
+def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The first and the last with the heads of which a sequence, as long as the mean, takes the fewest tiles."""
+    mean = -(-problem.total_q // max(problem.batch, 1))
+    group, most = problem.heads_q // problem.heads_kv, most_heads(problem)
+    for config in (made[0], made[-1]):
+        rows = ROWS * config["consumers"]
+        tiles = {heads: -(-group // heads) * -(-mean * heads // rows) for heads in (1, 2, 4, 8) if heads <= most}
+        heads = min(tiles, key=lambda heads: (tiles[heads], -heads))
+        if heads > 1:
+            yield {**config, "heads": heads}
+
+
+def _shared_out(problem: Any, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same with keys shared out, where there are fewer tiles than half of what SMs take at once."""
+    for config in found:
+        shared = {**config, "shared_out": True}
+        if shares_of(problem, traits_of(problem, shared)) > 1:
+            yield shared
 
 
 # Each ends with a config of one group, for short sequences.

@@ -12,8 +12,8 @@ from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
-from registry.plugins.gluon_fa3.traits import PANEL, ROWS, ROWS_LIMIT, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import outer_rows, row_stride, traits_of
+from registry.plugins.gluon_fa3.traits import PADDING, PANEL, ROWS_LIMIT, Traits, window_bounds
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, row_stride, sets_of, shares_of, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -23,12 +23,13 @@ COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.de
 CHUNK = 1024  # sequences looked at together
 
 
-def tensor_map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[2^30, end, head, row, column] of rows [row, head, column], or of those of a whole cache: see places.py. A
-    dimension of one element may carry any stride in torch; the map needs a multiple of 16 bytes."""
+def tensor_map(operand: StandIn, rows: int, columns: int, side_by_side: int = 1) -> TensorDescriptor:
+    """[2^30, end, head, row, column] of rows [row, head, column], or of those of a whole cache: see places.py. A box
+    has so many rows of some heads. A dimension of one element may carry any stride in torch; the map needs a multiple
+    of 16 bytes."""
     heads, width = operand.shape[-2:]
     row, head = row_stride(operand), operand.strides[-2] if heads > 1 else -(-width // 8) * 8
-    block = [1, 1, 1, rows, columns]
+    block = [1, 1, side_by_side, rows, columns]
     return TensorDescriptor(
         operand,
         [OUTER_SIZE, OUTER_SIZE, heads, ROWS_LIMIT, width],
@@ -109,7 +110,8 @@ def cached_list_call(problem: Any, given: Operands, rows: int) -> Call:
         "sequence_rows": page_rows,
     }
     constants = {"ROWS": rows, "PAGE": problem.page_size, "CHUNK": chunk, "EARLY": True}
-    return Call(list_cached_row_blocks, (problem.batch,), arguments, constants, {"num_warps": 4 if chunk > 128 else 1})
+    warps = {"num_warps": 4 if chunk > 128 or problem.page_size else 1}
+    return Call(list_cached_row_blocks, (problem.batch,), arguments, constants, warps)
 
 
 def paging_of(problem: Any, given: Operands) -> tuple[StandIn, int, int]:
@@ -127,25 +129,27 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see gluon_fa3/host.py
     t = traits_of(problem, config, score=score)
     left, right = window_bounds(problem.causal, problem.window)
-    group, most = problem.heads_q // problem.heads_kv, blocks_of(problem.total_q, problem.batch, t.block_m)
+    group, most = sets_of(problem, t), blocks_of(problem.total_q, problem.batch, t.block_m)
+    sets, shares = problem.heads_kv * group, shares_of(problem, t)
     kv_bytes = problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
-    grid = min(problem.target.sm_count * t.blocks_per_sm, most * problem.heads_q)
+    grid = min(problem.target.sm_count * t.blocks_per_sm, most * sets * shares)
     arguments = {
-        "q_map": tensor_map(q, ROWS, PANEL),
+        "q_map": tensor_map(q, t.rows, PANEL, t.box_heads),
         "k_map": tensor_map(k, t.box, PANEL),
         "v_map": tensor_map(v, t.box, PANEL),
-        "o_map": tensor_map(out, ROWS, PANEL),
-        "lse": row_sums(q, "lse" if problem.lse else ""),
+        "o_map": tensor_map(out, t.rows, PANEL, t.box_heads),
+        "lse": parts_of(problem, t, q) if t.shared_out else row_sums(q, "lse" if problem.lse else ""),
         "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
         "row_blocks": StandIn(((most + 1) * WORDS.value,), "int32", name="row_blocks"),
         "total_q": problem.total_q,
         "left": left,
         "right": right,
-        "heads_q": problem.heads_q,
+        "heads_q": sets,
         "group": group,
-        "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, problem.heads_q),
+        "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, sets),
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
+        "shares": shares,
     }
     kernel = attention_paged if t.page else attention_packed
     if t.page:
@@ -154,16 +158,42 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     return Call(kernel, (grid,), arguments, {"T": t}, {**options(t), "launch_pdl": True})
 
 
-def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    return [*_list(problem, config, given, scale), attention_call(problem, config, given, scale)]
+def parts_of(problem: Any, t: Traits, q: StandIn) -> StandIn:
+    """What tiles leave whose keys are shared out: see parts.py."""
+    rows = problem.heads_q * shares_of(problem, t) * q.shape[0]
+    return StandIn((rows * (t.values + PADDING),), "float32", name="parts")
+
+
+def add_call(problem: Any, config: Mapping[str, Any], given: Operands) -> Call:
+    from registry.plugins.gluon_fa3.varlen.parts import add_parts
+
+    q, out, t = given["q"], out_of(given), traits_of(problem, config)
+    arguments = {
+        "parts": parts_of(problem, t, q),
+        "out": out,
+        "lse": row_sums(q, "lse" if problem.lse else ""),
+        "total_q": problem.total_q,
+        "shares": shares_of(problem, t),
+        "out_row": out.strides[0],
+        "out_head": out.strides[1],
+        "columns": problem.head_dim_v,
+    }
+    block = 1 << (t.values - 1).bit_length()
+    constants = {"WIDTH": t.values, "BLOCK": block, "PADDING": PADDING, "LSE": problem.lse}
+    return Call(add_parts, (problem.total_q, problem.heads_q), arguments, constants, {"num_warps": 1})
 
 
 def _scheduled(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    return [attention_call(problem, config, given, scale)]
+    attention = attention_call(problem, config, given, scale)
+    return [attention, add_call(problem, config, given)] if config.get("shared_out") else [attention]
+
+
+def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    return [*_list(problem, config, given, scale), *_scheduled(problem, config, given, scale)]
 
 
 def _list(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    rows = ROWS * config["consumers"]
+    rows = traits_of(problem, config).block_m
     if problem.kv_layout != "packed":
         return [cached_list_call(problem, given, rows)]
     return [list_call(problem, given, rows, of_keys=False, last_first=True)]

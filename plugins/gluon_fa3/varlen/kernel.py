@@ -40,16 +40,22 @@ from registry.toolbox.hopper import after_previous_kernel
 
 _LET_NEXT_START = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
 _AWAIT_PREVIOUS = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
-SIZES = "total_q left right heads_q group section_heads"
+SIZES = "total_q left right heads_q group section_heads shares"
 
 
 @gluon.jit
-def listed_blocks(steps, T: gl.constexpr):
-    """Row blocks, where the first place of a list is looked at even if there are none: see `first_tile`."""
-    if T.cached:
-        return gl.maximum(steps, 1)
-    else:
-        return steps
+def attend_listed(maps, o_map, sums, counter, listed, bounds, heads, paging, scale, cap, T: gl.constexpr):
+    """Tiles out of the list, or the end at once for a block that finds none: it would look behind the list."""
+    lse, total_q = sums
+    heads_q, group, section_heads, shares = heads
+    after_previous_kernel()
+    steps = gl.load(listed)
+    if T.shared_out:
+        steps *= shares
+    if gl.program_id(0) < steps * heads_q:
+        extent = (shares, 0, bounds[0], bounds[1])
+        work = (steps * heads_q, steps, heads_q, section_heads, listed, paging, shares)
+        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -69,14 +75,11 @@ def attention_packed(
     section_heads,
     scale,
     cap,
+    shares,
     T: gl.constexpr,
 ):
-    after_previous_kernel()
-    steps = gl.load(row_blocks)
-    extent = (0, 0, left, right)
-    work = (steps * heads_q, listed_blocks(steps, T), heads_q, section_heads, row_blocks)
-    maps = (q_map, k_map, v_map)
-    attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads, shares)
+    attend_listed(maps, o_map, (lse, total_q), counter, row_blocks, (left, right), heads, (), scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=[*SIZES.split(), "table_row", "pages", "page_rows"])
@@ -100,16 +103,13 @@ def attention_paged(
     page_rows,
     scale,
     cap,
+    shares,
     T: gl.constexpr,
 ):
     """The same where keys and values lie on pages (../pages.py), each so many rows after the one before."""
-    after_previous_kernel()
-    steps = gl.load(row_blocks)
-    extent = (0, 0, left, right)
+    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads, shares)
     paging = (table, table_row, pages, page_rows)
-    work = (steps * heads_q, listed_blocks(steps, T), heads_q, section_heads, row_blocks, paging)
-    maps = (q_map, k_map, v_map)
-    attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+    attend_listed(maps, o_map, (lse, total_q), counter, row_blocks, (left, right), heads, paging, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=["left", "right", "heads_kv", "group", "row_blocks", "section_heads"])

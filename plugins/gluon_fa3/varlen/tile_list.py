@@ -79,8 +79,6 @@ def list_row_blocks(
     first_block = begin // OWN if OWN else others_begin // OTHERS
     blocks = (rows + (ROWS - 1)) // ROWS
     list_blocks(row_blocks, before, blocks, room, end, rows, others, others_end, first_block + own, LAST_FIRST)
-    if (own == 0) & (count == 0):
-        list_nothing(row_blocks)
 
 
 @triton.jit
@@ -101,13 +99,6 @@ def list_blocks(
         tl.store(at + 3, others + i * 0, mask=fits)
         tl.store(at + 4, others_end + i * 0, mask=fits)
         tl.store(at + 5, first_block + i * 0, mask=fits)
-
-
-@triton.jit
-def list_nothing(row_blocks):
-    """A tile that has no row, for kernels that load one before they look."""
-    for word in tl.static_range(6):
-        tl.store(row_blocks + WORDS + word, 0)
 
 
 @triton.jit

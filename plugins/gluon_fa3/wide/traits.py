@@ -49,9 +49,11 @@ class WideTraits:
     score: str
     lse: bool
     skips: bool
-    # What the parts of ../ ask about, and is never so here.
+    # What the parts of ../ ask about, and is always so here.
+    rows: int = ROWS
     groups: int = GROUPS
     packed: bool = False
+    shared_out: bool = False
     written: bool = False
     one_product: bool = False
     overlap: bool = False
@@ -59,7 +61,7 @@ class WideTraits:
 
     @property
     def block_m(self) -> int:
-        return ROWS * self.groups
+        return self.rows * self.groups
 
     @property
     def consumer_registers(self) -> int:
