@@ -23,6 +23,7 @@ from typing import Any
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from peer_cells import peer_cells
 from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
+from prompt_cells import prompt_cells
 
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
@@ -410,6 +411,7 @@ WRITERS = (
     matmul_ratios,
     peer_cells,
     product_cells,
+    prompt_cells,
     tf32_ratios,
     headline,
     regret,
