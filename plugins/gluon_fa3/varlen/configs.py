@@ -151,10 +151,10 @@ def configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The first and the last with the heads of which a sequence, as long as the mean, takes the fewest tiles."""
+    """The last and the first with the heads of which a sequence, as long as the mean, takes the fewest tiles."""
     mean = -(-problem.total_q // max(problem.batch, 1))
     group, most = problem.heads_q // problem.heads_kv, most_heads(problem)
-    for config in (made[0], made[-1]):
+    for config in (made[-1], made[0]):
         rows = ROWS * config["consumers"]
         tiles = {heads: -(-group // heads) * -(-mean * heads // rows) for heads in (1, 2, 4, 8) if heads <= most}
         heads = min(tiles, key=lambda heads: (tiles[heads], -heads))
