@@ -225,7 +225,8 @@ def tried_out(folder: Path) -> str:
     ]
     for path in sorted(folder.rglob("try_out_*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        lost = _outcome_of_trying(record, path.with_name(f"judged_{record['seed']}_{record['op']}.jsonl"))
+        sweep = next(path.parent.glob(f"*_{record['seed']}_{record['op']}.jsonl"))  # judged_, or swept_ if no judge now
+        lost = _outcome_of_trying(record, sweep)
         columns = [_spread(lost["tables"]), _spread(lost["tried"]), str(record["most"])]
         columns.append(f"{1e3 * _first_call(record):.0f} ms")
         rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")

@@ -3,13 +3,18 @@
 A box is described like the end of a packed sequence (places.py): its last key is the last that there is, so that what
 lies behind it on the page comes as zeros, whatever that memory holds, and a box behind the last key is all zeros.
 
-Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated inputs, 135 drawn prompts over pages of
+Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated inputs, 310 drawn prompts over pages of
 16 to 256 keys and whole caches, its best config over the best of all others, by queries of the longest sequence:
 
-  1,024 and more   1.48 by geometric mean, least 1.08 (17 batches)
-  256 to 1,023     1.30, 0.68 (25)
-  128 to 255       1.16, 0.64 (22)
-  16 to 127        0.71 to 0.88 (71): tiles have rows of one head, Triton's those of all that share keys
+  256 and more     1.45 by geometric mean, least 0.74 (91 batches)
+  32 to 255        1.27, 0.57 (153)
+  9 to 31          1.03, 0.30 (66)
+
+  heads side by side   1.36 of its other configs under 128 queries (99, ahead on 78); without, 71 others had 0.71 to
+                       0.88 of Triton's, which always has
+  keys shared out      1.75 of not (48, ahead on 43), where tiles are fewer than half of the SMs; shares of 1 or 2
+                       blocks instead of 4 at least: alike (5 batches)
+  not: shares are of all sequences alike, so one long one among many short is not divided (0.30)
 
   registers        a producer that looks pages up spilled 8 to 144 bytes with 24 of them; with 40 none, or 16 with pages
                    of 8 (what the compiler says; the two were not timed beside each other)
