@@ -129,13 +129,29 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
     return value
 
 
+def check_fits(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise for what is no dense tensor of this shape, dtype and device."""
+    tensor = check_tensor(name, value)
+    if tuple(tensor.shape) != shape:
+        raise InvalidArgument(name, f"shape {tuple(tensor.shape)}", f"shape {shape}")
+    if tensor.dtype != dtype or tensor.device != device:
+        got = f"{dtype_name(tensor.dtype)} on {tensor.device}"
+        raise InvalidArgument(name, got, f"{dtype_name(dtype)} on {device}")
+
+
 def is_its_own(tensor: torch.Tensor) -> bool:
     """Whether every element has memory of its own; an expanded tensor has not."""
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+    if tensor.is_contiguous():
+        return True
+    # Each dimension must step over all that those of smaller strides reach. No sort: a graph's sizes may be symbols.
+    dims = [(s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
+    for i, (stride, _) in enumerate(dims):
+        reach = 0
+        for j, (other, size) in enumerate(dims):
+            if j != i and other <= stride:
+                reach += other * (size - 1)
         if stride <= reach:
             return False
-        reach += stride * (size - 1)
     return True
 
 

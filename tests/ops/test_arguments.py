@@ -44,6 +44,7 @@ BAD_ATTENTION = {
     "window of a list": ((t(*Q),) * 3, {"window": ([], 1)}, "window"),
     "window a dict": ((t(*Q),) * 3, {"window": {"left": 1}}, "window"),
     "negative softcap": ((t(*Q),) * 3, {"softcap": -1.0}, "softcap"),
+    "softcap that is zero in float32": ((t(*Q),) * 3, {"softcap": 1e-46}, "softcap"),
     "NaN softcap": ((t(*Q),) * 3, {"softcap": math.nan}, "softcap"),
     "softcap a list": ((t(*Q),) * 3, {"softcap": [1.0]}, "softcap"),
     "causal a string": ((t(*Q),) * 3, {"causal": "yes"}, "causal"),
@@ -259,6 +260,35 @@ def test_a_window_may_be_a_list():
     saved = registry.attention(*leaves, window=[2, 1], return_lse=True)
     grads = registry.attention.backward(torch.ones(1, 2, 6, 8), *leaves, *saved, scale=8**-0.5, window=[2, 1])
     torch.testing.assert_close(grads, wanted)
+
+
+GRADIENTS = {
+    "grad_out": [None, [1.0], t(1, 2, 1, 8), t(1, 2, 6, 8, dtype=torch.float64), t(1, 2, 6, 8).to("meta"), t(8)],
+    "out": [None, t(1, 2, 6, 4), t(1, 2, 6, 8, dtype=torch.float64), t(6, 8)],
+    "lse": [None, t(1, 2, 2), t(1, 2, 6, dtype=torch.float64), t(1, 2, 6, 1)],
+    "grad_lse": [1.0, t(1, 2, 2), t(1, 2, 6, dtype=torch.float64)],
+    "scale": [math.nan, math.inf, "1", True],
+    "q": [None, t(6, 8)],
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_by_name_refuse_what_the_forward_did_not_save(name):
+    q, k, v = (t(1, 2, 6, 8) for _ in range(3))
+    out, lse = registry.attention(q, k, v, return_lse=True)
+    good = {"grad_out": torch.ones_like(out), "q": q, "k": k, "v": v, "out": out, "lse": lse, "scale": 8**-0.5}
+    for bad in GRADIENTS[name]:
+        for call in (registry.attention.backward, registry.attention.backward.explain):
+            with pytest.raises(InvalidArgument) as caught:
+                call(**good | {name: bad})
+            assert caught.value.argument == name
+
+
+def test_gradients_by_name_take_the_scale_of_the_forward():
+    q, k, v = (t(1, 2, 6, 8) for _ in range(3))
+    saved = registry.attention(q, k, v, return_lse=True)
+    ours, wanted = (registry.attention.backward(q, q, k, v, *saved, scale=scale) for scale in (None, 8**-0.5))
+    torch.testing.assert_close(ours, wanted)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,24 @@ def test_layouts(layout):
     assert registry.attention.explain(q, k, v, layout=layout).problem.layout == layout
 
 
+@pytest.mark.parametrize("how", [{}, {"softcap": 2.0}, {"variant": "torch_math"}], ids=str)
+@pytest.mark.parametrize("dv", [8, 4])
+def test_a_result_lies_in_memory_as_q_does(how, dv):
+    """So what is made of a call's result need not know which variant ran."""
+    given = tuple(torch.randn(2, 5, 3, d) for d in (8, 8, dv))
+    for layout in ("bshd", "bhsd"):
+        assert registry.attention(*given, layout=layout, **how).is_contiguous()
+    assert registry.attention(*(t.transpose(1, 2) for t in given), **how).transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2])
+def test_the_reference_takes_no_heads(kv_heads):
+    q, k = torch.randn(2, 0, 5, 8), torch.randn(2, kv_heads, 5, 8)
+    out, lse = registry.attention(q, k, k, return_lse=True)
+    wanted = registry.attention.reference(q, k, k, return_lse=True, dtype=torch.float32)
+    torch.testing.assert_close((out, lse), wanted)
+
+
 def test_one_window_has_one_spelling():
     assert canonical_window(check_window(None), False) == (False, None)
     assert canonical_window(check_window(4), False) == (False, (4, 4))

@@ -43,7 +43,8 @@ def test_masks_of_attention(queries, keys, heads, softcap):
         assert all(torch.equal(first, other) for other in others)
         grad = torch.randn_like(q)
         backward = {
-            ATTENTION.backward.problem_of(grad, q, k, v, q, q[..., 0], softcap=softcap, **one)[0] for one in spellings
+            ATTENTION.backward.problem_of(grad, q, k, v, q, q[..., 0].float(), softcap=softcap, **one)[0]
+            for one in spellings
         }
         assert len(backward) == 1
     problem = problems.pop()

@@ -97,6 +97,14 @@ def test_scales_and_out_of_a_product_have_no_derivative(name):
     scales = {"scale_a": torch.ones(6), "scale_b": torch.ones(3, 2) if grouped else torch.ones(2)}
     with pytest.raises(NotImplementedError, match="scale_a"):
         torch.func.jvp(lambda a: op(a, b, **scales, **how), (a,), (a,))
+    for one in scales:
+        followed = scales | {one: scales[one].clone().requires_grad_()}
+        for call in (op, op.explain, torch.compile(op, backend="eager")):
+            for _ in ("cold", "warm"):
+                with pytest.raises(registry.InvalidArgument, match=f"{one}: got a tensor that requires grad"):
+                    call(a, b, **followed, **how)
+                with torch.no_grad():
+                    op(a, b, **followed, **how)
     a.requires_grad_()
     for given in (scales, {"out": torch.empty(6, 2)}):
         with pytest.raises(registry.InvalidArgument, match=next(iter(given))):

@@ -221,3 +221,11 @@ def test_draws_are_the_same_for_a_seed():
     import random
 
     assert [draw(random.Random(3)).text for _ in range(2)] == [draw(random.Random(3)).text for _ in range(2)]
+
+
+def test_a_graph_is_made_without_a_warning(recwarn):
+    given = {"bias": torch.ones(3, 6), "rows": torch.arange(12), "scale_a": torch.ones(12), "scale_b": torch.ones(3, 6)}
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: grouped_mm(a, b, offs=OFFS, **given), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(A, B), grouped_mm(A, B, offs=OFFS, **given))
+    assert not [one for one in recwarn if "lru_cache" in str(one.message)]

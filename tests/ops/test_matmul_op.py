@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -105,6 +107,41 @@ def test_scaled_fp8(dtype, rowwise):
     assert found.dtype is torch.bfloat16
     expected = registry.matmul.reference(a, b, scale_a=scale_a, scale_b=scale_b)
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+STRIDED = {
+    "dense": lambda: torch.randn(2, 3, 16),
+    "transposed": lambda: torch.randn(3, 2, 16).transpose(0, 1),
+    "a slice": lambda: torch.randn(2, 5, 16)[:, :3],
+    "expanded": lambda: torch.randn(1, 3, 16).expand(2, 3, 16),
+    "columns": lambda: torch.randn(2, 16, 3).mT,
+    "no inner size": lambda: torch.randn(2, 3, 0),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("how", STRIDED)
+def test_rows_are_counted_whatever_their_strides(how, gated):
+    a = STRIDED[how]()
+    b, scales = torch.randn(a.shape[-1], 8), {"scale_a": torch.rand(6), "scale_b": torch.rand(8)}
+    wanted = registry.matmul.reference(a, b, **scales, gated=gated).float()
+    torch.testing.assert_close(registry.matmul(a, b, **scales, gated=gated), wanted)
+    for call in (registry.matmul, registry.matmul.explain, registry.matmul.reference):
+        with pytest.raises(registry.InvalidArgument, match=r"scale_a: got shape \(3,\); allowed: \(\) or \(6,\)"):
+            call(a, b, **scales | {"scale_a": torch.rand(3)}, gated=gated)
+
+
+@pytest.mark.parametrize(("a", "b"), SHAPES)
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_the_reference_takes_what_the_call_takes(a, b, rowwise):
+    rows = 1 if len(a) == 1 else a[-2] if len(b) > 2 else math.prod(a[:-1])
+    columns = 1 if len(b) == 1 else b[-1]
+    scales = (torch.rand(rows), torch.rand(columns)) if rowwise else (torch.tensor(0.5), torch.tensor(2.0))
+    given = {"scale_a": scales[0], "scale_b": scales[1], "bias": torch.randn(columns), "activation": "relu"}
+    a, b = torch.randn(a), torch.randn(b)
+    found, wanted = registry.matmul(a, b, **given), registry.matmul.reference(a, b, **given)
+    assert found.shape == wanted.shape == torch.matmul(a, b).shape
+    torch.testing.assert_close(found, wanted.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_int8_accumulates_in_int32():

@@ -68,6 +68,42 @@ def counting(function):
     return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
+@pytest.mark.parametrize("how", [{}, {"gated": True}, {"out": True}], ids=str)
+@pytest.mark.parametrize(
+    "a",
+    [torch.randn(3, 2, 4).transpose(0, 1), torch.randn(2, 5, 4)[:, :3], torch.randn(1, 3, 4).expand(2, 3, 4)],
+    ids=["transposed", "a slice", "expanded"],
+)
+def test_rows_that_no_stride_walks_are_traced(a, how):
+    b, given = torch.randn(4, 6), dict(how)
+    wanted = registry.matmul(a, b, gated="gated" in how)
+    if "out" in how:
+        given["out"] = torch.empty_like(wanted)
+    compiled, _ = counting(lambda a, b: registry.matmul(a, b, **given))
+    torch.testing.assert_close(compiled(a, b), wanted)
+    with FakeTensorMode() as mode:
+        fakes = mode.from_tensor(a), mode.from_tensor(b)
+        assert registry.matmul(*fakes, gated="gated" in how).shape == wanted.shape
+
+
+INTO = {
+    "matmul": lambda rows, out: registry.matmul(rows, torch.ones(4, 6), out=out),
+    "gated": lambda rows, out: registry.matmul(rows, torch.ones(4, 12), gated=True, out=out),
+    "grouped_mm": lambda rows, out: registry.grouped_mm(rows[None], torch.ones(1, 4, 6), out=out[None])[0],
+}
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("op", INTO)
+def test_an_out_of_any_size_is_written_to_by_a_graph(op, strided):
+    compiled, counter = counting(INTO[op])
+    for rows in (5, 6, 7):
+        a, out = torch.randn(rows, 4), torch.empty(rows, 8)[:, :6] if strided else torch.empty(rows, 6)
+        compiled(a, out)
+        torch.testing.assert_close(out, INTO[op](a, torch.empty(rows, 6)))
+    assert counter.frame_count == 2
+
+
 def test_windows_share_a_graph():
     compiled, counter = counting(lambda q, left: registry.attention(q, q, q, window=(left, 0)))
     q = torch.randn(1, 2, 12, 16)
@@ -289,3 +325,15 @@ def test_checkpointing_recomputes_the_same():
     again = [x.detach().requires_grad_() for x in (q, k, v)]
     registry.attention(*again).sum().backward()
     torch.testing.assert_close(q.grad, again[0].grad)
+
+
+def test_autocast_around_a_backward_leaves_its_operands_alone():
+    """They are what the forward saved, of whatever dtype that was."""
+    q, k, v = qkv(grad=True)
+    out, lse = registry.attention(q, k, v, return_lse=True)
+    (wanted,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        asked = registry.attention.backward.explain(torch.ones_like(out), q, k, v, out, lse, scale=0.25)
+        (found,) = torch.autograd.grad(out.sum(), q)
+    assert asked.problem.dtype == "float32"
+    torch.testing.assert_close(found, wanted)

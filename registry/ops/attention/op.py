@@ -21,11 +21,11 @@ from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, costs, oracle, ragged
 from registry.ops.attention.arguments import BHSD, LEAST_SCALE, MOST_SCALE, Window, is_window
 from registry.ops.attention.autograd import eager_with_grad
-from registry.ops.attention.outputs import new_out
+from registry.ops.attention.outputs import in_the_order_of, new_out
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Settings, define, through_torch
 from registry.ops.op import Op, with_variant
-from registry.ops.tensors import autocast, dtype_name, operand, refuse_tangents
+from registry.ops.tensors import autocast, check_fits, check_tensor, dtype_name, operand, refuse_tangents
 
 BackwardSettings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether there is a gradient of the LSE, variant."""
@@ -73,24 +73,34 @@ class AttentionBackward(_AttentionOp):
         lse: torch.Tensor,
         *,
         causal: bool = False,
-        scale: float,
+        scale: float | None = None,
         window: Window | None = None,
         softcap: float = 0.0,
         grad_lse: torch.Tensor | None = None,
         variant: str | None = None,
     ) -> Gradients:
-        """(dq, dk, dv) from what the forward saved. Arguments are those of the forward, checked there."""
+        """(dq, dk, dv) from what the forward saved; all else as the forward was given it."""
+        # A plan knows the shapes and dtypes of tensors. What is none, or has no such dimensions, is told here.
+        for name, tensor in (("grad_out", grad_out), ("q", q), ("k", k), ("v", v), ("out", out)):
+            arguments.check_4d(name, tensor)
+        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
+            if sums is not None or name == "lse":
+                check_tensor(name, sums)
+        scale = q.shape[3] ** -0.5 if scale is None else scale
+        if type(scale) is not float or not -MOST_SCALE <= scale <= MOST_SCALE:
+            arguments.check_scale(scale)
         arguments.check_flag("causal", causal)
         window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
         given = (causal, window, softcap, grad_lse is not None, variant)
-        return self._gradients(given, scale, grad_out, q, k, v, out, lse, grad_lse)
+        return self.gradients(given, scale, grad_out, q, k, v, out, lse, grad_lse)
 
     def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
         """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""
         masks = problem.causal, problem.window, problem.softcap
-        return self._gradients((*masks, tensors[-1] is not None, None), scale, *tensors)
+        return self.gradients((*masks, tensors[-1] is not None, None), scale, *tensors)
 
-    def _gradients(self, settings: BackwardSettings, scale: float, grad_out: Any, *saved: Any) -> Gradients:
+    def gradients(self, settings: BackwardSettings, scale: float, grad_out: Any, *saved: Any) -> Gradients:
+        """The same for autograd, whose settings and scale the forward has checked; `saved` ends with grad_lse."""
         if grad_out.stride(-1) != 1:
             # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
             grad_out = grad_out.contiguous()
@@ -131,7 +141,15 @@ class AttentionBackward(_AttentionOp):
         target: Target | None = None,
     ) -> tuple[AttentionBackwardProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
+        if scale is not None:
+            arguments.check_scale(scale)
         fields = _fields(q, k, v, causal, window, softcap, True, target)
+        rows = tuple(q.shape[:3])
+        for name, tensor in (("grad_out", grad_out), ("out", out)):
+            check_fits(name, tensor, (*rows, v.shape[3]), q.dtype, q.device)
+        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
+            if sums is not None or name == "lse":
+                check_fits(name, sums, rows, torch.float32, q.device)
         extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
         fields["operands"] = (*fields["operands"], *extra)
         fields["layout"] = memory_order(fields["operands"])
@@ -295,6 +313,7 @@ class Attention(_AttentionOp):
         if scale is not None:
             arguments.check_scale(scale)
         arguments.check_flag("return_lse", return_lse)
+        q, k, v = autocast(q, k, v)
         fields = _fields(q, k, v, causal, window, softcap, return_lse, target)
         return AttentionProblem(**fields), with_variant(self.name, current.get(), variant)
 
@@ -338,6 +357,7 @@ class Attention(_AttentionOp):
         arguments.check_flag("causal", causal)
         causal, window = arguments.canonical_window(arguments.check_window(window), causal)
         out, lse = oracle.reference(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
+        out = in_the_order_of(out, q)
         out = out.transpose(1, 2) if layout != BHSD else out
         return (out, lse) if return_lse else out
 
@@ -346,7 +366,7 @@ def _fields(
     q: Any, k: Any, v: Any, causal: Any, window: Any, softcap: Any, lse: bool, target: Target | None
 ) -> dict[str, Any]:
     """Check the arguments of a call and turn them into the fields of its Problem."""
-    q, k, v = arguments.check_qkv(*autocast(q, k, v))
+    q, k, v = arguments.check_qkv(q, k, v)
     arguments.check_flag("causal", causal)
     window = arguments.check_window(window)
     operands = (operand("q", q), operand("k", k), operand("v", v))
@@ -373,4 +393,4 @@ def _fields(
 
 attention_backward = AttentionBackward()
 attention = Attention()
-define(attention.forward, attention_backward, attention.graph_launch, attention.plans.holding)
+define(attention.forward, attention_backward.gradients, attention.graph_launch, attention.plans.holding)

@@ -22,6 +22,15 @@ def new_out(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return q.new_empty_strided(*out_geometry(q.shape, q.stride(), v.shape[3]))
 
 
+def in_the_order_of(result: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The result with the strides of such an output; differentiable, and for graphs, in which nothing is written to."""
+    _, strides = out_geometry(q.shape, q.stride(), result.shape[3])
+    if result.stride() == strides:
+        return result
+    order = sorted(range(4), key=lambda dim: -strides[dim])
+    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
+
+
 def new_lse(q: torch.Tensor) -> torch.Tensor:
     """An uninitialised float32 LSE [B, H, S]."""
     return q.new_empty(q.shape[:3], dtype=torch.float32)

@@ -70,6 +70,10 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
+    if q.is_cpu and q.itemsize > 1:
+        # There plain products multiply zeros by what lies behind the keys, which may be NaN.
+        behind = (torch.arange(keys) >= lengths[:, None])[:, :, None, None]
+        rows_of_k, rows_of_v = (t.masked_fill(behind, 0.0) for t in (rows_of_k, rows_of_v))
     # Gradients are for packed keys. What follows the keys of a sequence is one more sequence, which has no queries.
     ends = torch.stack((starts[:-1] * keys + lengths, starts[1:] * keys), dim=1).flatten()
     call |= {"cu_seqlens_q": (starts * s).repeat_interleave(2)[1:], "cu_seqlens_k": torch.cat((starts[:1], ends))}

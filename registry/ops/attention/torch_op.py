@@ -19,7 +19,7 @@ from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
 from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED
-from registry.ops.attention.outputs import new_lse, new_out, out_geometry
+from registry.ops.attention.outputs import in_the_order_of, new_lse, new_out, out_geometry
 from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import window_of
@@ -97,15 +97,6 @@ def _as_faked(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty_strided(shape, strides).copy_(result)
 
 
-def _in_the_order_of(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The same for a graph, in which nothing may be written to."""
-    _, strides = out_geometry(like.shape, like.stride(), result.shape[3])
-    if result.stride() == strides:
-        return result
-    order = sorted(range(4), key=lambda dim: -strides[dim])
-    return result.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
-
-
 def _lse_or_none(q: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
     """The torch op returns tensors alone."""
     return lse.contiguous() if lse is not None else q.new_empty(0, dtype=torch.float32)
@@ -152,12 +143,12 @@ def define(
         if launch is None:
             return NotImplemented
         out, lse = launch(q, k, v, scale=scale)
-        return _in_the_order_of(out, q), _lse_or_none(q, lse)
+        return in_the_order_of(out, q), _lse_or_none(q, lse)
 
     def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *tensors, grad_lse, causal, scale, left, right, softcap = args
-        masks = {"causal": causal, "window": window_of(left, right), "softcap": softcap}
-        grads = backward(*tensors, scale=scale, grad_lse=grad_lse, **masks)
+        settings = (causal, window_of(left, right), softcap, grad_lse is not None, None)
+        grads = backward(settings, scale, *tensors, grad_lse)
         dq, dk, dv = (_as_faked(grad, like) for grad, like in zip(grads, tensors[1:4], strict=True))
         return dq, dk, dv
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
+from registry.ops.parts.products import refuse_its_grad
 from registry.ops.tensors import check_tensor, dtype_name, is_its_own
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -54,8 +55,8 @@ def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, A
     for name in ("sinks", "alibi_slopes"):
         _check_per_head(name, given[name], q)
     for name in ("alibi_slopes", "k_scale", "v_scale"):
-        if given[name] is not None and given[name].requires_grad and torch.is_grad_enabled():
-            raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
+        if given[name] is not None:
+            refuse_its_grad(name, given[name])
     check_out(given["out"], q, v)
     return Geometry(layout, batch, page, capacity)
 
@@ -146,13 +147,12 @@ def check_scales(k: Any, v: Any, k_scale: Any, v_scale: Any) -> str:
         return ""
     heads = k.shape[-2]
     shapes = {(1,): "tensor", (heads,): "head", tuple(k.shape[:-1]): "token"} | {(1,): "tensor"}
-    allowed = f"float32 of shape (1,), ({heads},) or {tuple(k.shape[:-1])}, for k and v of {dtype_name(k.dtype)}"
     found = []
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is None:
-            raise InvalidArgument(name, "None", allowed)
-        if scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
-            raise InvalidArgument(name, f"shape {tuple(scale.shape)} of {dtype_name(scale.dtype)}", allowed)
+        if scale is None or scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
+            got = "None" if scale is None else f"shape {tuple(scale.shape)} of {dtype_name(scale.dtype)}"
+            allowed = f"float32 of shape (1,), ({heads},) or {tuple(k.shape[:-1])}"
+            raise InvalidArgument(name, got, f"{allowed}, for k and v of {dtype_name(k.dtype)}")
         found.append(shapes[tuple(scale.shape)])
     if found[0] != found[1]:
         raise InvalidArgument("v_scale", f"one a {found[1]}", f"as k_scale: one a {found[0]}")

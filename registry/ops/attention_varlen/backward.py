@@ -11,13 +11,14 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
+from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import lengths, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL
 from registry.ops.attention_varlen.common import MASKS, VarlenOp, fields_of
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.tensors import operand, refuse_tangents
+from registry.ops.tensors import check_fits, check_tensor, operand, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
 """(dq, dk, dv), and the gradient of the sinks where there are some."""
@@ -52,7 +53,7 @@ class AttentionVarlenBackward(VarlenOp):
         cu_seqlens_k: torch.Tensor,
         max_seqlen_q: int,
         max_seqlen_k: int,
-        scale: float,
+        scale: float | None = None,
         causal: bool = False,
         window: Any = None,
         softcap: float = 0.0,
@@ -62,18 +63,44 @@ class AttentionVarlenBackward(VarlenOp):
         variant: str | None = None,
     ) -> Gradients:
         """(dq, dk, dv[, dsinks]) from what the forward saved. Arguments are those of the forward."""
+        for name, tensor in (("grad_out", grad_out), ("q", q), ("out", out)):
+            if check_tensor(name, tensor).dim() != 3:
+                raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", "3: [T, Hq, D]")
+        for name, tensor in (("k", k), ("v", v), ("lse", lse)):
+            check_tensor(name, tensor)
+        scale = q.shape[2] ** -0.5 if scale is None else scale
+        if type(scale) is not float or not -masks.MOST_SCALE <= scale <= masks.MOST_SCALE:
+            masks.check_scale(scale)
         masks.check_flag("causal", causal)
         window, softcap = masks.check_window(window), masks.check_softcap(softcap)
+        how = (causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
+        lent: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        lent |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "grad_lse": grad_lse}
+        return self.gradients(how, scale, grad_out, q, k, v, out, lse, **lent)
+
+    def gradients(
+        self,
+        how: tuple[Any, ...],
+        scale: float,
+        grad_out: torch.Tensor,
+        *saved: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        sinks: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+        grad_lse: torch.Tensor | None,
+    ) -> Gradients:
+        """The same for autograd, whose settings and scale the forward has checked."""
         if grad_out.stride(-1) != 1:
             # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
             grad_out = grad_out.contiguous()
         present = (sinks is not None, alibi_slopes is not None, grad_lse is not None)
-        settings = (present, causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
-        tensors = (grad_out, q, k, v, out, lse)
+        tensors = (grad_out, *saved)
         more = (t for t in (sinks, alibi_slopes, grad_lse) if t is not None)
-        plan = self.find_plan(settings, *tensors, cu_seqlens_q, cu_seqlens_k, *more)
+        plan = self.find_plan((present, *how), *tensors, cu_seqlens_q, cu_seqlens_k, *more)
         assert plan is not None
-        lengths.refuse_lies(q, k, cu_seqlens_q, _given(cu_seqlens_k, None, None), max_seqlen_q, max_seqlen_k)
+        q, k = saved[:2]
+        lengths.refuse_lies(q, k, cu_seqlens_q, _given(cu_seqlens_k, None, None), *how[3:5])
         found: Gradients = plan.launch(
             *tensors,
             cu_seqlens_q=cu_seqlens_q,
@@ -90,16 +117,8 @@ class AttentionVarlenBackward(VarlenOp):
 
     def of(self, problem: VarlenProblem, scale: float, *tensors: torch.Tensor, **given: Any) -> Gradients:
         """The gradients of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse."""
-        return self(
-            *tensors,
-            causal=problem.causal,
-            window=problem.window,
-            softcap=problem.softcap,
-            max_seqlen_q=problem.max_seqlen_q,
-            max_seqlen_k=problem.max_seqlen_k,
-            scale=scale,
-            **given,
-        )
+        asked = problem.causal, problem.window, problem.softcap
+        return self.gradients((*asked, problem.max_seqlen_q, problem.max_seqlen_k, None), scale, *tensors, **given)
 
     def eager(self, *tensors: Any) -> bool:
         refuse_tangents("the gradients of attention_varlen", *tensors)
@@ -137,6 +156,8 @@ class AttentionVarlenBackward(VarlenOp):
         target: Target | None = None,
     ) -> tuple[VarlenBackwardProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
+        if scale is not None:
+            masks.check_scale(scale)
         fields = fields_of(
             q,
             k,
@@ -151,6 +172,12 @@ class AttentionVarlenBackward(VarlenOp):
             lse=True,
             target=target,
         )
+        rows, heads = q.shape[:2]
+        for name, tensor in (("grad_out", grad_out), ("out", out)):
+            check_fits(name, tensor, (rows, heads, v.shape[2]), q.dtype, q.device)
+        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
+            if sums is not None or name == "lse":
+                check_fits(name, sums, (heads, rows), torch.float32, q.device)
         extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
         fields["operands"] = (*fields["operands"], *extra)
         problem = VarlenBackwardProblem(**fields, grad_lse=grad_lse is not None)
@@ -185,9 +212,10 @@ class AttentionVarlenBackward(VarlenOp):
         alibi_slopes: torch.Tensor | None = None,
         grad_lse: torch.Tensor | None = None,
         dtype: torch.dtype = torch.float64,
-        **ignored: Any,
+        max_seqlen_q: int = 0,
+        max_seqlen_k: int = 0,
     ) -> Gradients:
-        """(dq, dk, dv[, dsinks]) by autograd through the oracle, in `dtype`."""
+        """(dq, dk, dv[, dsinks]) by autograd through the oracle, in `dtype`, which needs no maxima."""
         leaves = [t.detach().to(dtype).requires_grad_() for t in (q, k, v, sinks) if t is not None]
         given = _given(cu_seqlens_k, leaves[3] if sinks is not None else None, alibi_slopes)
         causal, window = masks.canonical_window(masks.check_window(window), causal)

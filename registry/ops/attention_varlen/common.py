@@ -16,7 +16,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import Stepped
 from registry.ops.op import Op
 from registry.ops.parts import masks
-from registry.ops.tensors import autocast, dtype_name, operand
+from registry.ops.tensors import dtype_name, operand
 
 _deterministic = torch.are_deterministic_algorithms_enabled
 
@@ -77,7 +77,8 @@ class VarlenOp(Op):
     def empty(self, problem: VarlenProblem) -> bool:
         """Nothing to attend with, or nothing to attend over, whatever the lengths."""
         queries = (problem.batch, problem.heads_q, problem.total_q, problem.max_seqlen_q, problem.head_dim_v)
-        return not (all(queries) and problem.max_seqlen_k)
+        keys = (size for fact in problem.operands if fact.name == "k" for size in fact.shape)
+        return not (all(queries) and problem.max_seqlen_k and all(keys))
 
 
 def fields_of(
@@ -96,27 +97,16 @@ def fields_of(
     target: Target | None,
 ) -> dict[str, Any]:
     """Check the arguments of a call and turn them into the fields of its Problem."""
-    q, k, v = autocast(q, k, v)
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
     masks.check_flag("causal", causal)
     scale = arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
-    longest = arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
-    if geometry.kv_layout != "packed" and isinstance(longest, int):
-        longest = min(arguments.coarse(longest), geometry.capacity)
-    return {
+    return step_of(q, k, geometry, max_seqlen_q, max_seqlen_k) | {
         "target": target if target is not None else Target.of(q.device),
         "dtype": dtype_name(q.dtype),
-        "batch": geometry.batch,
         "heads_q": q.shape[1],
         "heads_kv": k.shape[-2],
-        "total_q": q.shape[0],
-        "total_k": k.shape[0] if geometry.kv_layout == "packed" else 0,
-        "max_seqlen_q": arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0]),
-        "max_seqlen_k": longest,
         "head_dim": q.shape[2],
         "head_dim_v": v.shape[-1],
-        "kv_layout": geometry.kv_layout,
-        "page_size": geometry.page_size,
         "kv_dtype": dtype_name(k.dtype),
         "kv_scale": scale,
         "causal": causal,
@@ -131,6 +121,24 @@ def fields_of(
         "operands": tuple(
             operand(name, t) for name, t in (("q", q), ("k", k), ("v", v), ("out", given["out"])) if t is not None
         ),
+    }
+
+
+def step_of(
+    q: torch.Tensor, k: torch.Tensor, geometry: arguments.Geometry, max_seqlen_q: Any, max_seqlen_k: Any
+) -> dict[str, Any]:
+    """The fields of a Problem that all layers of a step share: its sizes, and how its keys lie."""
+    longest = arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
+    if geometry.kv_layout != "packed" and isinstance(longest, int):
+        longest = min(arguments.coarse(longest), geometry.capacity)
+    return {
+        "batch": geometry.batch,
+        "total_q": q.shape[0],
+        "total_k": k.shape[0] if geometry.kv_layout == "packed" else 0,
+        "max_seqlen_q": arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0]),
+        "max_seqlen_k": longest,
+        "kv_layout": geometry.kv_layout,
+        "page_size": geometry.page_size,
     }
 
 

@@ -59,7 +59,7 @@ def refuse_lies(
             raise InvalidArgument("seqused_k", f"{length} keys in sequence {b}", f"0 to {holds}, which it can hold")
         if length > max_seqlen_k:
             raise InvalidArgument("max_seqlen_k", max_seqlen_k, f"at least {length}, as sequence {b} has")
-        if table is not None:
+        if table is not None and length:
             used = table[b, : -(-length // k.shape[1])].tolist()
             if used and not 0 <= min(used) <= max(used) < k.shape[0]:
                 bad = next(page for page in used if not 0 <= page < k.shape[0])

@@ -11,6 +11,7 @@ result, whatever a page or a cache holds there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from registry.ops.attention_varlen import arguments, lengths, oracle
 from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
-from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named
+from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named, step_of
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, check_schedule, checked
@@ -32,6 +33,7 @@ from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
 from registry.ops.parts.products import needs_copy, refuse_grad
+from registry.ops.tensors import autocast, is_virtual
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -141,6 +143,12 @@ class AttentionVarlen(VarlenOp):
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
         found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given)) if eager else None
         if found is None:
+            if plan is not None and eager and not is_virtual(q):  # under a mode or autocast: the same step as without
+                q, k, v = autocast(q, k, v)
+                geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
+                plan.check(SimpleNamespace(**step_of(q, k, geometry, max_seqlen_q, max_seqlen_k)), q.device)
+                given |= plan.lengths
+                cu_seqlens_q = given.pop("cu_seqlens_q")
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
             result = result if copied_to is None else copied_to.copy_(result)
             return (result, lse) if return_lse else result
@@ -248,17 +256,17 @@ class AttentionVarlen(VarlenOp):
         **given: torch.Tensor | None,
     ) -> tuple[VarlenProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
-        if unknown := sorted(given.keys() - set(arguments.OPTIONAL)):
-            raise TypeError(f"{self.name} has no argument {unknown[0]!r}")
+        given = self._optional(given)
         if scale is not None:
             masks.check_scale(scale)
         masks.check_flag("return_lse", return_lse)
+        q, k, v = autocast(q, k, v)
         fields = fields_of(
             q,
             k,
             v,
             cu_seqlens_q,
-            dict.fromkeys(arguments.OPTIONAL) | given,
+            given,
             max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k,
             causal=causal,
@@ -267,14 +275,20 @@ class AttentionVarlen(VarlenOp):
             lse=return_lse,
             target=target,
         )
-        out = given.get("out")
-        refuse_grad("out", out, q, k, v, given.get("sinks"))
-        if out is not None and needs_copy(out, q, k, v, cu_seqlens_q, given.get("sinks"), given.get("alibi_slopes")):
+        out = given["out"]
+        refuse_grad("out", out, q, k, v, given["sinks"])
+        if out is not None and needs_copy(out, q, k, v, cu_seqlens_q, given["sinks"], given["alibi_slopes"]):
             fields["out"] = False  # copied to its place afterwards
         problem = VarlenProblem(**fields)
         if plan is not None:
             check_schedule(plan).check(problem, q.device)
         return problem, with_variant(self.name, current.get(), variant)
+
+    def _optional(self, given: Given) -> Given:
+        """All tensors that a call may leave out, of those that it was given."""
+        if unknown := sorted(given.keys() - set(arguments.OPTIONAL)):
+            raise TypeError(f"{self.name} has no argument {unknown[0]!r}")
+        return dict.fromkeys(arguments.OPTIONAL) | given
 
     def refuse_values(
         self,
@@ -318,8 +332,10 @@ class AttentionVarlen(VarlenOp):
         **given: torch.Tensor | None,
     ) -> Any:
         """The oracle: each sequence by the definition, in `dtype`, differentiable. It waits for the lengths."""
-        tensors = dict.fromkeys(arguments.OPTIONAL) | given | {"out": None}
-        arguments.check_operands(q, k, v, cu_seqlens_q, tensors)
+        tensors = self._optional(given) | {"out": None}
+        geometry = arguments.check_operands(q, k, v, cu_seqlens_q, tensors)
+        arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0])
+        arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
         arguments.check_scales(k, v, tensors["k_scale"], tensors["v_scale"])
         masks.check_flag("causal", causal)
         scale = q.shape[2] ** -0.5 if scale is None else scale
@@ -333,4 +349,4 @@ class AttentionVarlen(VarlenOp):
 
 
 attention_varlen = AttentionVarlen()
-define(attention_varlen.forward, attention_varlen_backward)
+define(attention_varlen.forward, attention_varlen_backward.gradients)

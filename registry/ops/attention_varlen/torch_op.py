@@ -94,8 +94,8 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
     def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
         tensors, given = args[:6], dict(zip((*_SAVED, "grad_lse"), args[6:11], strict=True))
         max_q, max_k, causal, scale, left, right, softcap = args[11:]
-        how = {"max_seqlen_q": max_q, "max_seqlen_k": max_k, "causal": causal, "scale": scale, "softcap": softcap}
-        found = backward(*tensors, **given, **how, window=masks.window_of(left, right))
+        how = (causal, masks.window_of(left, right), softcap, max_q, max_k, None)
+        found = backward(how, scale, *tensors, **given)
         found = tuple(grad.contiguous() for grad in found)
         return found if len(found) == 4 else (*found, found[0].new_empty(0))
 

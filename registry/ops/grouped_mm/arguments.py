@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.products import FP8
+from registry.ops.parts.products import FP8, refuse_its_grad
 from registry.ops.tensors import check_tensor, dtype_name, is_virtual
 
 FORMS = {(2, 3): "rows", (3, 3): "batch", (2, 2): "inner"}
@@ -59,14 +60,18 @@ def check_groups(offs: Any, rows: Any, a: torch.Tensor, b: torch.Tensor, form: s
 
 
 def _vector(name: str, given: Any, dtypes: tuple[torch.dtype, ...], device: torch.device) -> torch.Tensor:
-    kinds = " or ".join(map(dtype_name, dtypes))
     if given is None:
-        raise InvalidArgument(name, "None", f"a vector of {kinds}")
+        raise InvalidArgument(name, "None", f"a vector of {_names(dtypes)}")
     found = check_tensor(name, given)
     if found.dim() != 1 or found.dtype not in dtypes or found.device != device:
         got = f"{dtype_name(found.dtype)} of shape {tuple(found.shape)} on {found.device}"
-        raise InvalidArgument(name, got, f"a vector of {kinds} on {device}")
+        raise InvalidArgument(name, got, f"a vector of {_names(dtypes)} on {device}")
     return found
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    """For errors alone: a compiler that follows a call warns of the cache that names come from."""
+    return " or ".join(sorted(map(dtype_name, dtypes)))
 
 
 def _only(name: str, got: Any, form: str, *forms: str) -> None:
@@ -118,21 +123,21 @@ def check_epilogue(
     of_rows = (a.shape[0],) if form == "rows" else tuple(a.shape[:2])
     _per_group("scale_a", scale_a, of_rows, frozenset((torch.float32,)), a.device)
     _per_group("scale_b", scale_b, (b.shape[0], b.shape[-1]), frozenset((torch.float32,)), a.device)
+    refuse_its_grad("scale_a", scale_a)
+    refuse_its_grad("scale_b", scale_b)
     return "rowwise"
 
 
 def _per_group(
     name: str, given: Any, shape: tuple[int, ...], dtypes: frozenset[torch.dtype], device: torch.device
 ) -> None:
-    kinds = " or ".join(sorted(map(dtype_name, dtypes)))
-    allowed = f"{kinds} of shape {shape} on {device}"
     if given is None:
-        raise InvalidArgument(name, "None", allowed + ", as for the other operand")
+        allowed = f"{_names(dtypes)} of shape {shape} on {device}, as for the other operand"
+        raise InvalidArgument(name, "None", allowed)
     found = check_tensor(name, given)
     if tuple(found.shape) != shape or found.dtype not in dtypes or found.device != device:
-        raise InvalidArgument(
-            name, f"{dtype_name(found.dtype)} of shape {tuple(found.shape)} on {found.device}", allowed
-        )
+        got = f"{dtype_name(found.dtype)} of shape {tuple(found.shape)} on {found.device}"
+        raise InvalidArgument(name, got, f"{_names(dtypes)} of shape {shape} on {device}")
 
 
 def shape_of(

@@ -274,10 +274,11 @@ class GroupedMm(Op):
     bytes_moved = staticmethod(costs.bytes_moved)
 
 
-def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, bias: Any = None, *others: Any) -> bool:
-    if not plain(a, b, *(one for one in (bias, *others) if one is not None)):
+def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, *others: Any) -> bool:
+    given = [a, b, *(one for one in others if one is not None)]
+    if not plain(*given):
         return False
-    return not (_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)))
+    return not (_grad_enabled() and any(one.requires_grad for one in given))
 
 
 grouped_mm = GroupedMm()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.products import FP8
+from registry.ops.parts.products import FP8, refuse_its_grad
 from registry.ops.tensors import check_tensor, dtype_name
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -64,7 +64,7 @@ def _kind(value: object) -> str:
 
 
 def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -> str:
-    """ "", "scalar" or "rowwise": how the product is scaled."""
+    """ "", "scalar" or "rowwise": how the product of these matrices is scaled."""
     if scale_a is None and scale_b is None:
         return ""
     kinds = set()
@@ -72,6 +72,7 @@ def check_scales(scale_a: Any, scale_b: Any, a: torch.Tensor, b: torch.Tensor) -
         if not isinstance(scale, torch.Tensor) or scale.dtype is not torch.float32 or scale.device != a.device:
             raise InvalidArgument(name, _kind(scale), f"a float32 tensor on {a.device}, as for the other operand")
         check_tensor(name, scale)
+        refuse_its_grad(name, scale)
         if scale.numel() == 1 and scale.dim() <= 1 and (scale.dim() == 0 or size == 1):
             kinds.add("scalar" if scale.dim() == 0 else "rowwise")
         elif scale.dim() == 1 and scale.shape[0] == size:
@@ -111,10 +112,13 @@ def check_bias(bias: Any, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dty
         raise InvalidArgument("bias", f"dtype {dtype_name(bias.dtype)}", f"{names} for {dtype_name(out_dtype)} results")
 
 
-def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+def as_matrices(
+    a: torch.Tensor, b: torch.Tensor, scale_a: Any = None
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
     """Views of two or three dimensions that multiply to the same numbers, and the shape of the result.
 
-    No copy is made, except to broadcast over several batch dimensions that no single stride can walk.
+    No copy is made, except to broadcast over several batch dimensions that no single stride can walk, and of rows of a
+    that none can walk where each has a scale: for one matrix b they are one matrix, whatever their strides.
     """
     if a.dim() == b.dim() == 2:
         return a, b, (a.shape[0], b.shape[1])
@@ -123,8 +127,8 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
     b2 = b if b.dim() > 1 else b[:, None]
     if a2.dim() == 2 and b2.dim() == 2:  # a vector or two
         return a2, b2, shape
-    if b2.dim() == 2 and (folded := _fold_rows(a2)) is not None:
-        return folded, b2, shape
+    if b2.dim() == 2 and (_folds(a2) or (isinstance(scale_a, torch.Tensor) and scale_a.dim() == 1)):
+        return a2.flatten(0, -2), b2, shape
     batch = batch_of(a2, b2)
     a3, b3 = a2.expand(*batch, -1, -1), b2.expand(*batch, -1, -1)
     if len(batch) != 1:  # the number of matrices in words: with empty ones, -1 could be anything
@@ -135,9 +139,14 @@ def as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return a3, b3, shape
 
 
-def _fold_rows(a: torch.Tensor) -> torch.Tensor | None:
-    """[..., M, K] as one tall matrix, if its strides allow that without a copy."""
-    try:
-        return a.view(-1, a.shape[-1]) if a.shape[-1] else None
-    except RuntimeError:
-        return None
+def _folds(a: torch.Tensor) -> bool:
+    """Whether [..., M, K] is one tall matrix by its strides. Told by numbers: a view that fails cannot be traced."""
+    if a.is_contiguous():
+        return True
+    step = -1
+    for size, stride in zip(reversed(a.shape[:-1]), reversed(a.stride()[:-1]), strict=True):
+        if size != 1:
+            if step not in (-1, stride):
+                return False
+            step = stride * size
+    return True

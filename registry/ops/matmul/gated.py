@@ -68,12 +68,8 @@ def product(
     variant: str | None = None,
 ) -> torch.Tensor:
     """What `registry.matmul` returns for `gated=True`."""
-    asked = _checked(gated, a, b, bias, activation, out_dtype, scale_a, scale_b)
+    asked = _checked(gated, a, b, bias, activation, out_dtype, scale_a, scale_b, out)
     inputs = [tensor for tensor in (a, b, bias) if tensor is not None]
-    refuse_grad("scale_a", scale_a, *inputs)
-    refuse_grad("out", out, *inputs)
-    if out is not None:
-        check_out(check_writable(out), asked.shape, asked.out_dtype, asked.a.device)
     named = _named(variant)
     more = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -96,7 +92,7 @@ def product(
 
 def explain(a: Any, b: Any, *, gated: Any, variant: str | None = None, target: Any = None, **call: Any) -> Decision:
     """What such a call would run, and why: a grouped product, or the plain one that its parts begin with."""
-    settings = [call.get(name) for name in ("bias", "activation", "out_dtype", "scale_a", "scale_b")]
+    settings = [call.get(name) for name in ("bias", "activation", "out_dtype", "scale_a", "scale_b", "out")]
     asked = _checked(gated, a, b, *settings)
     more = {name: call.get(name) for name in ("bias", "scale_a", "scale_b")}
     named = _named(variant)
@@ -117,7 +113,7 @@ def explain(a: Any, b: Any, *, gated: Any, variant: str | None = None, target: A
 
 
 def _checked(
-    gated: Any, a: Any, b: Any, bias: Any, activation: Any, out_dtype: Any, scale_a: Any, scale_b: Any
+    gated: Any, a: Any, b: Any, bias: Any, activation: Any, out_dtype: Any, scale_a: Any, scale_b: Any, out: Any
 ) -> _Asked:
     if gated is not True:
         raise InvalidArgument("gated", shown(gated), "True or False")
@@ -125,15 +121,26 @@ def _checked(
     result = check_out_dtype(out_dtype, a.dtype, arguments.OUT_DTYPES)
     if result is torch.int32:
         raise InvalidArgument("out_dtype", dtype_name(result), "a floating dtype, for a product with a gate")
-    columns = b.shape[-1] if b.dim() > 1 else 1
-    if columns % 2:
-        raise InvalidArgument("b", f"{columns} columns", "an even number, the gates and then what they gate")
+    columns = check_columns(b)
     if bias is not None:
         arguments.check_bias(bias, a, b, result)
     named = check_activation(activation)
-    a2, b2, shape = arguments.as_matrices(a, b)
+    a2, b2, shape = arguments.as_matrices(a, b, scale_a)
     arguments.check_scales(scale_a, scale_b, a2, b2)
-    return _Asked(a2, b2, (*shape[:-1], columns // 2), named, result)
+    asked = _Asked(a2, b2, (*shape[:-1], columns // 2), named, result)
+    refuse_grad("scale_a", scale_a, a, b, bias)
+    refuse_grad("out", out, a, b, bias)
+    if out is not None:
+        check_out(check_writable(out), asked.shape, result, a.device)
+    return asked
+
+
+def check_columns(b: torch.Tensor) -> int:
+    """The columns of b, of which one half gates the other."""
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    if columns % 2:
+        raise InvalidArgument("b", f"{columns} columns", "an even number, the gates and then what they gate")
+    return columns
 
 
 def _named(variant: str | None) -> str | None:

@@ -93,7 +93,8 @@ class Matmul(Op):
         activation  None, "relu", "gelu" or "silu", after the bias
         out_dtype   default: the operands' dtype; int32 for int8 (exact; K to 131071), bfloat16 for fp8. An int32
                     result takes integers and relu alone: what has scales or another activation is floating
-        scale_a/_b  float32 scalars, or one value a row of a and a column of b
+        scale_a/_b  float32 scalars, or vectors: one value a column of b, and one a row of a. Where b is one matrix
+                    these are all rows of a, whatever its dimensions; else those of one matrix
         out         where to write the result; where it overlaps an input, by way of a temporary
         gated       b, bias and scale_b have 2 N columns: activation(first half) * second half is the result. It runs
                     as one group of registry.grouped_mm, whose variants `variant` may name, too, where a kernel for
@@ -141,7 +142,7 @@ class Matmul(Op):
                     return result
             if out is not None:
                 out = check_writable(out)
-            if _no_grad_and_plain(a, b, bias):
+            if _no_grad_and_plain(a, b, bias, scale_a, scale_b):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
@@ -180,7 +181,7 @@ class Matmul(Op):
         one may go straight to a function of torch."""
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim() == 2:
             return self.launch(settings, a, b, bias, scale_a, scale_b, out)
-        a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b))
+        a2, b2, shape = arguments.as_matrices(*arguments.check_operands(a, b), scale_a)
         if out is None:
             called = (key, a, b) if key is not None else None
             return self.launch(settings, a2, b2, bias, scale_a, scale_b, None, called).view(shape)
@@ -248,7 +249,7 @@ class Matmul(Op):
         if bias is not None:
             arguments.check_bias(bias, a, b, result_dtype)
         given = (a, b, bias, scale_a, scale_b)
-        a, b, shape = arguments.as_matrices(a, b)
+        a, b, shape = arguments.as_matrices(a, b, scale_a)
         named, scaling = check_activation(activation), arguments.check_scales(scale_a, scale_b, a, b)
         arguments.check_integers(result_dtype, a.dtype, named, scaling)
         refuse_grad("scale_a", scale_a, *given[:3])
@@ -309,8 +310,11 @@ class Matmul(Op):
     ) -> torch.Tensor:
         """The oracle: the product by its definition, in `dtype`, differentiable."""
         a, b = arguments.check_operands(a, b)
-        result = torch.matmul(a.to(dtype), b.to(dtype))
-        if arguments.check_scales(scale_a, scale_b, a, b):
+        if gated:
+            with_gate.check_columns(b)
+        rows, columns, shape = arguments.as_matrices(a, b, scale_a)
+        result = torch.matmul(a.to(dtype), b.to(dtype)).reshape(*rows.shape[:-1], columns.shape[-1])
+        if arguments.check_scales(scale_a, scale_b, rows, columns):
             assert scale_a is not None and scale_b is not None
             result = result * scale_a.to(dtype).reshape(-1, 1) * scale_b.to(dtype)
         if bias is not None:
@@ -318,10 +322,11 @@ class Matmul(Op):
             result = result + bias.to(dtype)
             if a.dtype is torch.int8 and not bias.is_floating_point():
                 result = rounded_to(result, torch.int32).to(dtype)
+        result, named = result.reshape(shape), check_activation(activation)
         if not gated:
-            return activate(result, check_activation(activation))
+            return activate(result, named)
         gate, up = result.chunk(2, -1)
-        return activate(gate, check_activation(activation)) * up
+        return activate(gate, named) * up
 
     flops = staticmethod(costs.flops)
     bytes_moved = staticmethod(costs.bytes_moved)

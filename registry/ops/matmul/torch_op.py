@@ -54,7 +54,7 @@ def through_torch(
         arguments.check_bias(bias, a, b, result_dtype)
         bias = autocast(bias)[0]
     activation = check_activation(activation)
-    a2, b2, shape = arguments.as_matrices(a, b)
+    a2, b2, shape = arguments.as_matrices(a, b, scale_a)
     scaling = arguments.check_scales(scale_a, scale_b, a2, b2)
     arguments.check_integers(result_dtype, a.dtype, activation, scaling)
     inputs = [t for t in (a, b, bias) if t is not None]

@@ -30,8 +30,8 @@ def attend(
 
     `shift` says at which key the first query stands, where these are a piece of a sequence and not all of it.
     """
-    group, rows, keys = q.shape[-3] // k.shape[-3], q.shape[-2], k.shape[-2]
-    if group > 1:
+    group, rows, keys = q.shape[-3] // max(k.shape[-3], 1), q.shape[-2], k.shape[-2]
+    if group != 1:
         k, v = k.repeat_interleave(group, dim=-3), v.repeat_interleave(group, dim=-3)
     scores = torch.matmul(q, k.mT) * scale
     if softcap:

@@ -39,6 +39,8 @@ def _is_finite(value: object) -> bool:
 
 
 LEAST_SCALE = 1e-30
+LEAST_SOFTCAP = 1e-30
+"""Kernels divide by it in float32, where what is far below is zero."""
 
 
 def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
@@ -65,8 +67,9 @@ def check_scale(scale: object) -> None:
 
 
 def check_softcap(softcap: object) -> float:
-    if not _is_finite(softcap) or softcap < 0:  # type: ignore[operator]
-        raise InvalidArgument("softcap", shown(softcap), "0.0 (off) or a positive finite number (of float32's range)")
+    if not _is_finite(softcap) or softcap < 0 or 0 < softcap < LEAST_SOFTCAP:  # type: ignore[operator]
+        allowed = f"0.0 (off) or a positive finite number (of float32's range, from {LEAST_SOFTCAP})"
+        raise InvalidArgument("softcap", shown(softcap), allowed)
     return float(softcap)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ import torch
 from registry.contract.capability import Reason, Requires
 from registry.contract.problem import OperandFact, Query
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, known_dtype, overlap
+from registry.ops.tensors import check_fits, check_tensor, dtype_name, is_its_own, known_dtype, overlap
 
 FP8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 FP8_NAMES = frozenset(map(dtype_name, FP8))
@@ -79,17 +79,19 @@ def check_writable(out: object) -> torch.Tensor:
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """`out` must be a tensor of the result's shape, dtype and device."""
-    out = check_tensor("out", out)
-    if tuple(out.shape) != shape:
-        raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
-    if out.dtype != dtype or out.device != device:
-        raise InvalidArgument("out", f"{dtype_name(out.dtype)} on {out.device}", f"{dtype_name(dtype)} on {device}")
+    check_fits("out", out, shape, dtype, device)
 
 
 def refuse_grad(name: str, given: object, *inputs: torch.Tensor | None) -> None:
     """Raise for an argument that has no place in a graph, where autograd would follow the inputs."""
     if given is not None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         raise InvalidArgument(name, "given, for operands that require grad", "None, or operands under torch.no_grad()")
+
+
+def refuse_its_grad(name: str, given: torch.Tensor) -> None:
+    """Raise for an argument that has no gradient, where autograd would follow it."""
+    if given.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
 
 
 def needs_copy(out: torch.Tensor, *given: Any) -> bool:

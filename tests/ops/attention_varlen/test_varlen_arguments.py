@@ -49,6 +49,36 @@ CASES = {
 }
 
 
+GRADIENTS = {
+    "grad_out": [None, torch.ones(1, 4, 8), torch.ones(13, 4, 8, dtype=torch.float64), torch.ones(8)],
+    "out": [None, torch.ones(13, 4, 4)],
+    "lse": [None, torch.ones(4, 1), torch.ones(4, 13, dtype=torch.float64)],
+    "grad_lse": [torch.ones(13, 4)],
+    "scale": [float("nan"), "1"],
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_by_name_refuse_what_the_forward_did_not_save(name):
+    (q, k, v), how = batch(dtype=torch.float32)
+    out, lse = varlen(q, k, v, **how, return_lse=True)
+    good = {"grad_out": torch.ones_like(out), "out": out, "lse": lse, "scale": 0.3} | how
+    for bad in GRADIENTS[name]:
+        for call in (varlen.backward, varlen.backward.explain):
+            given = good | {name: bad}
+            with pytest.raises(registry.InvalidArgument) as raised:
+                call(given.pop("grad_out"), q, k, v, given.pop("out"), given.pop("lse"), **given)
+            assert raised.value.argument == name
+
+
+def test_the_reference_takes_no_argument_that_is_none():
+    (q, k, v), how = batch()
+    with pytest.raises(TypeError, match="sink"):
+        varlen.reference(q, k, v, **how, sink=torch.zeros(4))
+    with pytest.raises(registry.InvalidArgument, match="max_seqlen_q"):
+        varlen.reference(q, k, v, **how | {"max_seqlen_q": None})
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_errors_name_the_argument(case):
     name, changes = CASES[case] if isinstance(CASES[case], tuple) else (case, CASES[case])

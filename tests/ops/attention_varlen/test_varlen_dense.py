@@ -105,3 +105,21 @@ def test_the_reference_takes_what_the_call_takes(operands, layout):
     want = registry.attention.reference(*given, **how, return_lse=True)
     torch.testing.assert_close(found[0], want[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found[1].double(), want[1].double(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_nothing_behind_the_keys_reaches_a_gradient(operands, layout, softcap):
+    q, *kv = (t if layout == "bhsd" else t.transpose(1, 2).contiguous() for t in operands)
+    sinks, how = torch.randn(4, dtype=torch.float64), {"layout": layout, "softcap": softcap}
+
+    def gradients(of, behind):
+        leaves = [t.clone() for t in (q, *kv, sinks)]
+        for t in leaves[1:3]:
+            (t if layout == "bhsd" else t.transpose(1, 2))[2, :, 6:] = behind
+        leaves = [t.requires_grad_() for t in leaves]
+        found = of(*leaves[:3], sinks=leaves[3], key_lengths=torch.tensor(LENGTHS), **how)
+        return torch.autograd.grad(found.sum(), leaves)
+
+    wanted = gradients(registry.attention.reference, 0.0)
+    torch.testing.assert_close(gradients(registry.attention, float("nan")), wanted, rtol=1e-6, atol=1e-6)

@@ -48,6 +48,17 @@ if not INTERPRETED:
             how["block_table"][2] = value  # a sequence without keys
             torch.testing.assert_close(registry.attention_varlen(*qkv, **how), expected)
 
+    @pytest.mark.parametrize(("pages", "page"), [(0, 4), (3, 0)])
+    @pytest.mark.parametrize("how", [{}, {"softcap": 1.0}], ids=str)
+    def test_without_pages_nothing_is_seen(pages, page, how):
+        (q, k, _), given = batch("paged", queries=(2,), keys=(3,))
+        given |= {"seqused_k": torch.zeros(1, dtype=torch.int32), **how}
+        kv = k.new_empty(pages, page, *k.shape[2:])
+        out, lse = registry.attention_varlen(q, kv, kv, **given, return_lse=True)
+        assert not out.any() and (lse == -torch.inf).all()
+        want = registry.attention_varlen.reference(q, kv, kv, **given, return_lse=True)
+        torch.testing.assert_close((out, lse.double()), want)
+
     @pytest.mark.parametrize("packed", [True, False])
     @pytest.mark.parametrize("target", ["A100", "H100", "B200"])
     def test_the_kernel_compiles(target, packed):

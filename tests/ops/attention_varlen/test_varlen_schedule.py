@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from ragged import batch
+from torch.utils.flop_counter import FlopCounterMode
 
 import registry
 
@@ -68,6 +69,21 @@ def test_a_schedule_of_another_step_is_refused():
     others, other = batch(queries=(3, 3), keys=(4, 4))
     with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of batch=2 for a call of batch=5"):
         varlen(*qkv, **how, plan=varlen.schedule(*others, **other))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [lambda: FlopCounterMode(display=False), lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["counted", "autocast"],
+)
+def test_it_is_followed_under_a_mode_too(mode):
+    qkv, how = batch(dtype=torch.float32)
+    plan, expected = varlen.schedule(*qkv, **how), varlen(*qkv, **how)
+    others = how | {"cu_seqlens_q": how["cu_seqlens_q"].flip(0), "cu_seqlens_k": how["cu_seqlens_k"].flip(0)}
+    with mode():
+        torch.testing.assert_close(varlen(*qkv, **others, plan=plan).float(), expected, rtol=0.05, atol=0.05)
+        with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of max_seqlen_q=7"):
+            varlen(*qkv, **how | {"max_seqlen_q": 6}, plan=plan)
 
 
 def test_a_compiled_call_passes_it_over():
