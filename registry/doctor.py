@@ -14,11 +14,13 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
+import click
+
 from registry import notices
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.dispatch import in_force
-from registry.dispatch.catalog import catalog
+from registry.dispatch.catalog import catalog, load_commands
 from registry.dispatch.quarantine import quarantine
 from registry.errors import TableError
 from registry.installed import DISTRIBUTION
@@ -32,6 +34,7 @@ ENVIRONMENT_PREFIX = "REGISTRY_"
 def examine() -> dict[str, Any]:
     """Everything that `kreg doctor` shows."""
     found = catalog.get()
+    failed = {failure.plugin: failure.error for failure in (*load_commands(click.Group()), *found.failures)}
     tables, broken = _tables()
     refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []
@@ -42,7 +45,7 @@ def examine() -> dict[str, Any]:
         "installation": strangers(),
         "plugins": {
             "loaded": list(found.plugins),
-            "failed": [{"plugin": failure.plugin, "error": failure.error} for failure in found.failures],
+            "failed": [{"plugin": plugin, "error": error} for plugin, error in failed.items()],
             "variants": len(found.variants),
         },
         "tables": {

@@ -47,18 +47,21 @@ class InvalidArgument(RegistryError, ValueError):
 
     def __init__(self, argument: str, got: Any, allowed: str) -> None:
         self.argument, self.got, self.allowed = argument, got, allowed
-        super().__init__(f"{argument}: got {got if isinstance(got, str) else shown(got)}; allowed: {allowed}")
+        # By this name: torch.compile cannot trace the `__init__` of an exception, and would say so in place of this.
+        self.args = (f"{argument}: got {got if isinstance(got, str) else shown(got)}; allowed: {allowed}",)
 
 
 class UnknownVariant(RegistryError, LookupError):
     """A variant name that nothing declares."""
 
-    def __init__(self, name: str, op: str, known: Sequence[str]) -> None:
-        self.name, self.op, self.known = name, op, tuple(known)
+    def __init__(self, name: str, op: str, known: Sequence[str], failed: Sequence[str] = ()) -> None:
+        self.name, self.op, self.known, self.failed = name, op, tuple(known), tuple(failed)
         whose = "any op" if op == "any" else f"op {op!r}"
         close = difflib.get_close_matches(name, self.known) if isinstance(name, str) else []
         meant = f"did you mean {' or '.join(close)}? " if close else ""
-        super().__init__(f"no variant {shown(name)} of {whose}; {meant}known: {', '.join(sorted(known)) or 'none'}")
+        lost = f"what failed to load may have it: {'; '.join(failed)}; " if failed else ""
+        listed = ", ".join(sorted(known)) or "none"
+        super().__init__(f"no variant {shown(name)} of {whose}; {lost}{meant}known: {listed}")
 
 
 class UnknownOp(RegistryError, LookupError):

@@ -22,7 +22,7 @@ from registry.contract.capability import Config
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.contenders import contenders
-from registry.dispatch.decision import Decision
+from registry.dispatch.decision import NO_KERNEL, Decision
 from registry.dispatch.quarantine import compile_failures
 from registry.dispatch.scope import Recorder, current
 from registry.dispatch.select import decide
@@ -96,8 +96,9 @@ def warm(
     tasks: dict[Any, tuple[_Task, list[int]]] = {}
     cases = list(dict.fromkeys(_cases(what)))
     for number, (case, own) in enumerate(cases):
+        problem = case.problem(_target(target, own, here))
         try:
-            decision = decide(case.problem(_target(target, own, here)), current.get())
+            decision = op_named(case.op).trivial(problem) or decide(problem, current.get())
         except (NoLegalVariant, IllegalVariant) as refusal:
             found.append(Warmed(f"{case.op} {case.text}", error=str(refusal)))
             continue
@@ -117,7 +118,7 @@ def warm(
             found[number] = replace(was, kernels=counted, seconds=was.seconds + seconds, error=was.error or failure)
     for number, (case, own) in enumerate(cases):
         at_hand = here is not None and _target(target, own, here).arch == here.arch
-        if found[number].variant and (at_hand if launch is None else launch):
+        if found[number].variant not in ("", NO_KERNEL) and (at_hand if launch is None else launch):
             found[number] = _launch(case, found[number])
     return found
 
@@ -150,6 +151,8 @@ def _target(given: Target | None, own: Target | None, here: Target | None) -> Ta
 
 def _to_compile(decision: Decision) -> list[tuple[str, Config]]:
     """(variant, config) of a decision, and in a `try_out` block of all that the first launch will try."""
+    if decision.variant == NO_KERNEL:
+        return []
     scope = current.get()
     rivals = contenders(decision.problem, scope, scope.trying.most) if scope.trying is not None else []
     return [(one.variant.name, one.config) for one in rivals] or [(decision.variant, decision.config)]

@@ -13,7 +13,8 @@ import registry
 from registry import Target, warming
 from registry.dispatch.scope import Recorder
 from registry.errors import CaptureError, InvalidArgument
-from registry.warming import warm
+from registry.ops.parts.cases import Case
+from registry.warming import Warmed, warm
 
 triton = pytest.importorskip("triton")
 
@@ -126,6 +127,19 @@ def test_problems_and_recorded_problems(variant):
         for what in ([problem], recorder):
             (found,) = warm(what, jobs=1)
             assert found.kernels == 1
+
+
+def test_an_empty_problem_has_nothing_to_warm_and_the_rest_goes_on(variant):
+    """Its op answers by itself, and no table or variant is asked."""
+    variant(_fill)
+    empty = Case.of("attention", hq=2, s=0, sk=4, d=64, dtype="float16")
+    with registry.use("test.warm"):
+        none, some = warm([empty, f"attention {SHAPE}"], target=H100, jobs=1)
+    assert (none.variant, none.kernels, none.error) == ("(none)", 0, "") and some.kernels == 1
+    with registry.record() as recorder:
+        registry.matmul(torch.ones(0, 8), torch.ones(8, 8))
+    (found,) = warm(recorder, target=H100, jobs=1)
+    assert found == Warmed("matmul m=0,n=8,k=8,dtype=float32,ieee", "(none)")
 
 
 def test_variant_without_builds(declare):

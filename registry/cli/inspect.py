@@ -24,6 +24,13 @@ class _Variants(Named):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(name for name, variant in _variants().items() if variant.builds is not None)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and not args[0].startswith("-"):
+            from registry.dispatch.catalog import catalog
+
+            catalog.get().named(args[0])
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         variant = _variants().get(name)
         return _command(variant) if variant is not None else None

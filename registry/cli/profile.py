@@ -47,7 +47,6 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @json_option
 def command(variant: str, shape: str, **options: Any) -> int:
     from registry.dispatch.catalog import catalog
-    from registry.errors import UnknownVariant
     from registry.ops.parts.cases import Case
     from registry.profiling import figures, record, timeline
     from registry.profiling.lives import lives
@@ -55,10 +54,7 @@ def command(variant: str, shape: str, **options: Any) -> int:
     from registry.tuning.extra import load_plugins
 
     load_plugins(options["plugins"])
-    variants = catalog.get().variants
-    if variant not in variants:
-        raise UnknownVariant(variant, "any", sorted(variants))
-    found = variants[variant]
+    found = catalog.get().named(variant)
     case = Case.parse(found.op, shape)
     live = not (options["recorded"] or options["plan_only"])
     problem = case.problem(_target(options["device"], live))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ def command(op: str, **options: Any) -> int:
     device = options["device"] or _best_device()
     if device == "cuda" and _best_device() != "cuda":
         raise InvalidArgument("--device", "cuda", "cpu: torch finds no GPU on this machine")
+    _refuse_unknown(op, options["only"])
     effort = _effort(options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
@@ -146,6 +147,17 @@ def _selection(options: dict[str, Any]) -> Any:
     from registry.tuning.contestants import Selection
 
     return Selection(options["only"], options["skip"], options["max_configs"])
+
+
+def _refuse_unknown(op: str, patterns: Sequence[str]) -> None:
+    """Raise for one that is no variant's name, as that of a plugin that failed."""
+    import fnmatch
+
+    from registry.dispatch.catalog import catalog
+
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, pattern) for name in catalog.get().of(op)):
+            raise catalog.get().unknown(pattern, op)
 
 
 def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.masks import check_flag, check_softcap
+from registry.ops.parts.masks import check_flag, check_scale, check_softcap
 from registry.ops.tensors import check_tensor, dtype_name, is_virtual
 
 Tensor = torch.Tensor
@@ -100,7 +100,9 @@ def refuse_beyond(name: str, values: Tensor, least: int, most: Tensor | int, wha
     if not values.is_cpu or is_virtual(values) or not values.numel():
         return
     wrong = (values < least) | (values > most)
-    if wrong.any():
+    if torch.compiler.is_compiling():  # the graph looks at them
+        torch._assert_async(~wrong.any(), f"{name}: got numbers out of bounds; allowed: {what}")
+    elif wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         bound = most if isinstance(most, int) else int(most[at])
         raise InvalidArgument(name, f"{int(values[at])} at {list(at)}", f"{least} to {bound}, {what}")
@@ -114,6 +116,8 @@ def deterministic(value: object) -> None:
 
 def how(scale: Any, causal: object, window_size: object, softcap: Any) -> dict[str, Any]:
     """The masks and the scale, as the registry's ops take them."""
+    if scale is not None:
+        check_scale(scale)
     check_flag("causal", causal)
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or not all(side is None or type(side) is int for side in sides):

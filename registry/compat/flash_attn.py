@@ -190,25 +190,26 @@ def flash_attn_with_kvcache(
         still = not causal and how["window"] is None  # then all queries stand at the first new position
         q = kv_cache.rotated("q", q, rotary_cos, rotary_sin, before, rotary_interleaved, still)
         k = kv_cache.rotated("k", k, rotary_cos, rotary_sin, before, rotary_interleaved)
-    after = cache.append(k, v, before)
+    where = None if k is None else cache.behind(k, v, before)
     b, s = q.shape[:2]
+    operands = q.flatten(0, 1), k_cache, v_cache
+    call = how | {
+        "cu_seqlens_q": torch.arange(b + 1, dtype=torch.int32, device=q.device) * s,
+        "seqused_k": before if k is None else before + k.shape[1],
+        "block_table": cache.table,
+        "max_seqlen_q": s,
+        "max_seqlen_k": cache.capacity,
+        "sinks": checks.one_of("s_aux", s_aux, "learnable_sink", learnable_sink),
+        "alibi_slopes": checks.slopes(alibi_slopes),
+        "k_scale": checks.descale("k_descale", k_descale),
+        "v_scale": checks.descale("v_descale", v_descale),
+        "return_lse": return_softmax_lse,
+    }
     try:
-        found = registry.attention_varlen(
-            q.flatten(0, 1),
-            k_cache,
-            v_cache,
-            cu_seqlens_q=torch.arange(b + 1, dtype=torch.int32, device=q.device) * s,
-            seqused_k=after,
-            block_table=cache.table,
-            max_seqlen_q=s,
-            max_seqlen_k=cache.capacity,
-            sinks=checks.one_of("s_aux", s_aux, "learnable_sink", learnable_sink),
-            alibi_slopes=checks.slopes(alibi_slopes),
-            k_scale=checks.descale("k_descale", k_descale),
-            v_scale=checks.descale("v_descale", v_descale),
-            return_lse=return_softmax_lse,
-            **how,
-        )
+        if where is not None and k is not None and v is not None:
+            kv_cache.check_call(*operands, **call)  # a call that is refused has written nothing
+            k_cache[where], v_cache[where] = k, v
+        found = registry.attention_varlen(*operands, **call)
     except InvalidArgument as error:
         raise checks.renamed(error, kv_cache.NAMES) from None
     out = (found[0] if return_softmax_lse else found).unflatten(0, (b, s))

@@ -3,11 +3,12 @@ that can be called as they will be."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from registry.contract.capability import OWN_CLAIMS, Requires, strings
+from registry.contract.capability import OWN_CLAIMS, Design, Requires, strings
 from registry.contract.problem import PROBLEM_TYPES, Problem
 from registry.contract.variant import Variant
 from registry.errors import DeclarationError
@@ -33,12 +34,16 @@ HANDED: dict[str, Callable[[Variant], Handed]] = {}
 def check_declaration(variant: Variant) -> None:
     """Raise DeclarationError for what cannot be right. An op that is not known yet is not asked."""
     check_claims(variant.requires, variant.op)
+    _check_kinds(f"Variant {variant.name}", variant, ("traceable", "builds_each_size", "summary"))
+    _check_kinds(f"Variant {variant.name}: design", variant.design, [one.name for one in dataclasses.fields(Design)])
     _check_functions(variant)
 
 
 def check_claims(requires: Requires, op: str) -> None:
     """Raise DeclarationError for a claim that the op does not have, or a value that there is not."""
     _check_dtypes("dtypes", requires.dtypes)
+    for name in _PLAIN:
+        _check_claim(name, getattr(requires, name), getattr(Requires, name))
     if op not in PROBLEM_TYPES:
         return
     kind = PROBLEM_TYPES[op]
@@ -67,30 +72,45 @@ def _check_dtypes(name: str, dtypes: tuple[str, ...]) -> None:
 def _check_values(requires: Requires, op: str, kind: type[Problem]) -> None:
     for field, how in kind.queries().items():
         claim = requires.claim(how.claim) if how.claim else None
-        if claim in (None, ()):
-            continue
         known = kind.known_values.get(field)
         if known and isinstance(claim, tuple):
             for value in claim:
                 if value not in known:
                     allowed = ", ".join(map(repr, filter(None, known)))
                     raise DeclarationError(f"Requires.{how.claim}: got {value!r}; allowed of {op}: {allowed}")
-        wrong = _MISFITS.get(how.rule, lambda value: "")(claim) if isinstance(how.rule, str) else ""
-        if wrong:
-            raise DeclarationError(f"Requires.{how.claim}: got {claim!r}; allowed: {wrong}")
+    unclaimed = kind.claims()
+    several = {how.claim for how in kind.queries().values() if how.rule == "closed"}  # True, or the values allowed
+    for name in requires.claims.keys() - several:
+        if unclaimed[name] is not None or f"{name}_multiple" in unclaimed:
+            _check_claim(name, requires.claims[name], unclaimed[name])
 
 
-def _no_range(value: Any) -> str:
-    numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
-    return "" if numbers and value[0] <= value[1] else "(lowest, highest), two integers"
+_PLAIN = ("deterministic", "ieee", "base_alignment", "stride_alignment", "unit_inner_stride")
+"""Claims of every op that are a flag or a number."""
 
 
-_MISFITS: Mapping[str, Callable[[Any], str]] = {
-    "flag": lambda value: "" if isinstance(value, bool) else "True or False",
-    "range": _no_range,
-    "multiple": lambda value: "" if type(value) is int and value > 0 else "a positive integer",
-}
-"""By rule: what would have been allowed in place of this claim; "" where it is right."""
+def _check_claim(name: str, value: Any, unclaimed: Any) -> None:
+    """Raise for a claim of another kind than what it is where it is not made: a flag, a number, a range."""
+    allowed = ""
+    if name.endswith("_alignment"):
+        allowed = "" if type(value) is int and value in (1, 2, 4, 8, 16) else "1, 2, 4, 8 or 16"
+    elif isinstance(unclaimed, bool):
+        allowed = "" if isinstance(value, bool) else "True or False"
+    elif isinstance(unclaimed, int):
+        allowed = "" if type(value) is int and value > 0 else "a positive integer"
+    elif unclaimed is None and value is not None:
+        numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
+        allowed = "" if numbers and value[0] <= value[1] else "(lowest, highest), two integers"
+    if allowed:
+        raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: {allowed}")
+
+
+def _check_kinds(what: str, declared: Variant | Design, names: Iterable[str]) -> None:
+    """Raise for a flag, number, text or tuple that is of another kind than its default."""
+    for name in names:
+        value, kind = getattr(declared, name), type(getattr(type(declared), name))
+        if type(value) is not kind:
+            raise DeclarationError(f"{what}: {name}: got {value!r}; allowed: a value of type {kind.__name__}")
 
 
 # --- functions ----------------------------------------------------------------------------------------------------
@@ -105,6 +125,8 @@ def _check_functions(variant: Variant) -> None:
         ("prepare", ("problem", "config")),
         ("builds", ("problem", "config")),
         ("schedule", ("problem", "config")),
+        ("cost", ("problem", "config")),
+        ("waits", ("problem",)),
         ("design_of", ("config",)),
     ):
         _check_call(variant, name, getattr(variant, name), positional)

@@ -25,7 +25,7 @@ from registry.notices import notice, what_failed
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
-_PLAIN_TYPES = frozenset(_PLAIN)
+_NAMES, _PLAIN_TYPES = frozenset((str,)), frozenset(_PLAIN)
 
 GUESSED = 8
 """Configs, the first ones, whose least guess is the variant's."""
@@ -254,11 +254,16 @@ class Variant:
         return self.design_of(config) if self.design_of else self.design
 
     def _check_config(self, config: Any) -> None:
-        if type(config) is dict and _PLAIN_TYPES.issuperset(map(type, config.values())):
+        if (
+            type(config) is dict
+            and _NAMES.issuperset(map(type, config))
+            and _PLAIN_TYPES.issuperset(map(type, config.values()))
+        ):
             return
-        if not isinstance(config, Mapping) or not all(isinstance(v, _PLAIN) for v in config.values()):
+        items = config.items() if isinstance(config, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items):
             raise DeclarationError(
-                f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools"
+                f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools, by name"
             )
 
 

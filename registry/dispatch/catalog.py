@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from registry.contract.declared import check_declaration
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
-from registry.errors import DeclarationError, DuplicateVariant, Portable, RegistryError
-from registry.notices import printable, what_failed
+from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant
+from registry.notices import clip, printable, what_failed
 
 if TYPE_CHECKING:
     import pluggy
@@ -65,6 +65,19 @@ class Catalog:
             own = {name: variant for name, variant in sorted(self.variants.items()) if variant.op == op}
             found = self._by_op[op] = MappingProxyType(own)
         return found
+
+    def named(self, name: object) -> Variant:
+        """The variant of that name."""
+        found = self.variants.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise self.unknown(name, "any")
+        return found
+
+    def unknown(self, name: Any, op: str) -> UnknownVariant:
+        """The error of a name that no variant of an op, or of any, has; a plugin that failed may have brought it."""
+        known = self.variants if op == "any" else self.of(op)
+        failed = [f"{one.plugin}: {clip(one.error, WIDEST)}" for one in self.failures]
+        return UnknownVariant(name, op, sorted(known), failed)
 
     def with_variant(self, variant: Variant, origin: str) -> Catalog:
         """This catalog plus one variant; two of one name are an error that names both origins."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
-from registry.errors import InvalidArgument, UnknownVariant, shown
+from registry.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from registry.contract.problem import Problem
@@ -108,7 +108,7 @@ def entered(scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Run exactly these variants (one an op) inside the block, or raise IllegalVariant with the reasons.
+    """Run exactly these variants (one an op, no more) inside the block, or raise IllegalVariant with the reasons.
 
     With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
     same keys and types if the variant's own rule takes it, which is noticed and shown by `explain`.
@@ -126,8 +126,8 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     if config is not None and not _is_flat(config):
         raise InvalidArgument("config", shown(config), "a flat dict of numbers, strings and bools")
     forced = dict(current.get().forced)
-    for name in names:
-        forced[_op_of(name)] = Forced(name, freeze_config(config) if config is not None else None)
+    for op, name in traced.by_op(_op_of, names).items():
+        forced[op] = Forced(name, freeze_config(config) if config is not None else None)
     with entered(replace(current.get(), forced=tuple(sorted(forced.items())))):
         yield
 
@@ -137,6 +137,8 @@ def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
     """Try these variants first, in this order, inside the block. A fallback is logged once and counted."""
     if traced.is_tracing():
         traced.refuse("prefer")
+    if not isinstance(names, (str, list, tuple)):
+        raise InvalidArgument("names", shown(names), "the name of a variant, or a list of names")
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         _op_of(name)
@@ -161,10 +163,7 @@ def _is_flat(config: object) -> bool:
 
 
 def _op_of(name: str) -> str:
-    variants = catalog.get().variants
-    if name not in variants:
-        raise UnknownVariant(name, "any", sorted(variants))
-    return variants[name].op
+    return catalog.get().named(name).op
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
 from registry.dispatch.tried import Held as TriedHeld
 from registry.dispatch.tried import key_of, tried
-from registry.errors import IllegalVariant, NoLegalVariant, UnknownVariant
+from registry.errors import IllegalVariant, NoLegalVariant
 
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
     from registry.tables import Match, Rule, Table, TableSet, Use
@@ -301,7 +301,7 @@ def _decide_forced(question: Question, moment: Moment, forced: Forced) -> Decisi
     problem, variants = question.problem, question.variants
     variant = variants.get(forced.variant)
     if variant is None:
-        raise UnknownVariant(forced.variant, problem.op, sorted(variants))
+        raise catalog.get().unknown(forced.variant, problem.op)
     if forced.config is None:
         reasons = question.reasons(variant)
     else:

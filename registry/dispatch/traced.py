@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from registry.dispatch.catalog import catalog
-from registry.errors import InvalidArgument, UnknownVariant
+from registry.errors import InvalidArgument
 from registry.notices import notice, what_failed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -51,13 +51,25 @@ def _by_the_tracer(function: _F) -> _F:
 @contextlib.contextmanager
 def using(*names: str) -> Iterator[None]:
     """`use(*names)` for a tracer."""
-    for name in names:
-        _asked.append((_forward_op_of(name), name))
+    asked = by_op(_forward_op_of, names)
+    _asked.extend(asked.items())
     try:
         yield
     finally:
-        for _ in names:
+        for _ in asked:
             _asked.pop()
+
+
+def by_op(op_of: Callable[[str], str], names: tuple[str, ...]) -> dict[str, str]:
+    """The variant of each op that `use` is given."""
+    found: dict[str, str] = {}
+    for name in names:
+        if isinstance(name, (list, tuple)):
+            raise InvalidArgument("use", "a list", "names, each an argument of its own")
+        op = op_of(name)
+        if found.setdefault(op, name) != name:
+            raise InvalidArgument("use", f"{found[op]} and {name}, both of {op}", "one variant an op")
+    return found
 
 
 def variant_for(op: str, named: str | None = None) -> str | None:
@@ -156,10 +168,7 @@ def refuse(what: str) -> None:
 
 @_by_the_tracer
 def _forward_op_of(name: str) -> str:
-    variants = catalog.get().variants
-    if name not in variants:
-        raise UnknownVariant(name, "any", sorted(variants))
-    op = variants[name].op
+    op = catalog.get().named(name).op
     if op.endswith("_backward"):
         allowed = "variants of forward ops, or `use` around the whole training step"
         raise InvalidArgument("use", f"{name!r}, a variant of {op}, inside of a compiled function", allowed)

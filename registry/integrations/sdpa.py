@@ -10,8 +10,10 @@
 `is_causal` is aligned top-left here, as torch has it. A call with a dense mask, with dropout or with shapes that
 broadcast stays torch's, which `registry.record()` counts under "elsewhere".
 
-The first door does not see a function that was imported by its own name before the block. The second sees whatever
-torch itself would hand to flash attention.
+The first door does not see a function that was imported by its own name before the block, which keeps torch's meaning.
+A tensor class of others that recognises torch's function by looking it up by its name finds the registry's there while
+a block is open; torch's own that does, `CausalBias`, is told of both. The second door sees whatever torch itself would
+hand to flash attention.
 """
 
 from __future__ import annotations
@@ -38,6 +40,15 @@ _lock = threading.Lock()
 _open = 0
 """How many blocks there are on all threads: the last one to end puts torch's own function back."""
 
+_bias_as_torch_has_it = CausalBias.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def _bias(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """What a causal bias means: torch finds its function for it by its name, where ours is in a block."""
+    if func is _sdpa:
+        return cls._dispatch(*args, **(kwargs or {}))
+    return _bias_as_torch_has_it(cls, func, types, args, kwargs)
+
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
@@ -45,6 +56,9 @@ def replaced() -> Iterator[None]:
     global _open
     with _lock:
         _open += 1
+        torch.overrides.get_overridable_functions()  # torch keeps it for good; dynamo asks it, and not for ours
+        # It stays: taken back, it would be missed by a thread that is at a bias just then.
+        CausalBias.__torch_function__ = classmethod(_bias)  # type: ignore[assignment,method-assign]
         torch.nn.functional.scaled_dot_product_attention = _by_thread  # type: ignore[assignment]
     _blocks.depth = getattr(_blocks, "depth", 0) + 1
     try:
@@ -60,16 +74,7 @@ def replaced() -> Iterator[None]:
 def _by_thread(*args: Any, **kwargs: Any) -> torch.Tensor:
     # What is traced is called in the block, and a graph is guarded by which function this is.
     inside = torch.compiler.is_dynamo_compiling() or getattr(_blocks, "depth", 0) > 0
-    return attention(*args, **kwargs) if inside else _torchs(*args, **kwargs)
-
-
-def _torchs(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch's own function, for a causal bias too: that looks for it by its name in torch, where ours is now."""
-    found: torch.Tensor
-    if isinstance(attn_mask, CausalBias):
-        found = CausalBias._dispatch(query, key, value, attn_mask, *args, **kwargs)
-    else:
-        found = _sdpa(query, key, value, attn_mask, *args, **kwargs)
+    found: torch.Tensor = (attention if inside else _sdpa)(*args, **kwargs)
     return found
 
 
@@ -105,7 +110,7 @@ def attention(
             raise InvalidArgument(_NAMES.get(error.argument, error.argument), error.got, error.allowed) from None
         return found[0] if three else found  # type: ignore[no-any-return]
     went_elsewhere("sdpa", why)
-    return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _what_is_missing(q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool) -> str | None:

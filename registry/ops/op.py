@@ -118,6 +118,8 @@ class Op:
             scope = with_variant(self.name, current.get(), kwargs.pop("variant", None))
             if kwargs or len(args) > 1:
                 raise TypeError("explain(problem) takes only target= and variant= besides the Problem")
+            if not isinstance(problem, self.problem_type):
+                raise InvalidArgument("problem", f"one of {problem.op}", f"one of {self.name}")
             problem = problem if target is None else problem.on(target)
             return self.trivial(problem) or decide(problem, scope)
         problem, scope = self.problem_of(*args, **kwargs)

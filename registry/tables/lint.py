@@ -39,6 +39,8 @@ class Known:
     """Each variant's op, by name."""
     config_complaint: Complaint | None = None
     """Why a config is not among the variant's declared ones. Variants that are not known are not asked about."""
+    runs_on: Callable[[str, str], bool] | None = None
+    """Whether a variant claims an architecture. Variants that are not known are not asked about."""
     stale: Callable[[Rule], Iterable[tuple[str, str]]] | None = None
     """Why a row's measurement may not hold here, each with a finding's code. Variants that are not known are not asked
     about."""
@@ -107,6 +109,9 @@ def _lint_use(table: Table, rule: Rule, use: Use, known: Known) -> Iterator[tupl
     wrong = _wrong_variant(table.op, use.variant, known.variants)
     if wrong:
         yield "warning", "unknown-variant", wrong
+        return
+    if known.runs_on and table.arch != "any" and not known.runs_on(use.variant, table.arch):
+        yield "warning", "never-runs", f"{use.variant} does not run on {table.arch}"
     elif use.config is not None and known.config_complaint:
         complaint = known.config_complaint(table, rule, use)
         if complaint:

@@ -26,7 +26,7 @@ from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.select import INTERPRETED
-from registry.errors import InvalidArgument, UnknownVariant
+from registry.errors import InvalidArgument
 from registry.ops.known import REGISTERED, op_named
 from registry.ops.op import Op
 from registry.ops.parts.kit import Kit
@@ -182,12 +182,7 @@ def breaks_process(complaint: str) -> bool:
 
 
 def _resolved(variant: Variant | str) -> Variant:
-    if isinstance(variant, Variant):
-        return variant
-    known = catalog.get().variants
-    if variant not in known:
-        raise UnknownVariant(variant, "any", sorted(known))
-    return known[variant]
+    return variant if isinstance(variant, Variant) else catalog.get().named(variant)
 
 
 def _default_target(variant: Variant) -> Target:

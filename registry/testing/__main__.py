@@ -29,7 +29,7 @@ import torch
 from registry import testing
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
-from registry.errors import RegistryError, UnknownVariant
+from registry.errors import RegistryError
 from registry.notices import drop_output
 from registry.ops.known import all_ops
 from registry.testing import interpreted, processes
@@ -171,7 +171,7 @@ def _names(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns or ["*"]:
         matching = fnmatch.filter(known, pattern)
         if not matching:
-            raise UnknownVariant(pattern, "any", known)
+            raise catalog.get().unknown(pattern, "any")
         names += matching
     return list(dict.fromkeys(names))
 

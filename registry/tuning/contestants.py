@@ -76,6 +76,8 @@ def line_up(case: Case, target: Target, selection: Selection | None = None, mode
     found: list[Contestant] = []
     illegal: dict[str, str] = {}
     pruned = 0
+    if (decision := op.trivial(problem)) is not None:  # there is nothing to launch, and formulas divide by sizes
+        return LineUp(case, problem, 0.0, (), {decision.variant: decision.because})
     for name, variant in catalog.get().of(case.op).items():
         if not selection.wants(name):
             continue

@@ -149,12 +149,15 @@ def evidence(
             if not excluded(name, settings):
                 best.setdefault(name, []).append((case, entry))
     rivals = {name: speed_of(best[name]) for name in sorted(best) if len(best[name]) == len(entries)}
-    if rivals:
-        name = max(rivals, key=lambda n: rivals[n])
-        if rivals[name] <= speed:
+    name = max(rivals, key=lambda n: rivals[n], default="")
+    if name and rivals[name] > speed:
+        found["note"] = f"{name} alone, each time with its best config, reaches {rivals[name]:g}"
+    else:
+        if {entry.variant for _, entry in entries} == {name}:  # picked for all: no rival of itself
+            del rivals[name]
+            name = max(rivals, key=lambda n: rivals[n], default="")
+        if name:
             found["runner_up"] = {"variant": name, "tflops": rivals[name]}
-        else:
-            found["note"] = f"{name} alone, each time with its best config, reaches {rivals[name]:g}"
     found |= {"run": run} | ({"also": list(also)} if also else {})
     found |= {"date": datetime.date.fromisoformat(machine["date"]), "torch": machine["torch"]}
     found |= {name: machine[name] for name in ("triton", "driver") if machine.get(name)}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.contract.capability import arch_matches
 from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
@@ -25,6 +26,7 @@ def known_here() -> Known:
     return Known(
         variants={name: variant.op for name, variant in catalog.get().variants.items()},
         config_complaint=DeclaredConfigs().complaint,
+        runs_on=lambda name, arch: arch_matches(catalog.get().variants[name].requires.arch, arch),
         stale=stale_evidence,
         arch_of=_arch_of,
         root=folder.parents[1] if folder else None,

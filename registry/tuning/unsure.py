@@ -21,7 +21,7 @@ from registry.ops.parts.cases import Case
 from registry.tables.config_order import ASKED, Config, own_order
 from registry.tables.measured import neighbours_of
 from registry.tables.nearest import CAP, Neighbours
-from registry.tuning.contestants import Selection, line_up
+from registry.tuning.contestants import LineUp, Selection, line_up
 
 Opinion = Mapping[tuple[str, int], float]
 """What each variant is expected to lose with each of its configs, in log time."""
@@ -37,7 +37,10 @@ def least_sure(cases: Sequence[Case], target: Target, count: int, selection: Sel
 def doubt(case: Case, target: Target, selection: Selection | None = None) -> float:
     """What is lost, in log time, where one opinion chooses and another is right, the mean over all pairs; endless
     where no table knows anything."""
-    found = list(_opinions(case, target, selection or Selection()))
+    planned = line_up(case, target, selection or Selection())
+    if not planned.contestants:
+        return 0.0
+    found = list(_opinions(planned))
     lost = [_lost(one, other) for one, other in itertools.permutations(found, 2) if one.keys() & other.keys()]
     return sum(lost) / len(lost) if lost else math.inf
 
@@ -49,8 +52,7 @@ def _lost(one: Opinion, other: Opinion) -> float:
     return min(other[picked] - min(map(other.__getitem__, both)), CAP)
 
 
-def _opinions(case: Case, target: Target, selection: Selection) -> Iterator[Opinion]:
-    planned = line_up(case, target, selection)
+def _opinions(planned: LineUp) -> Iterator[Opinion]:
     configs: dict[str, list[Config]] = {}
     for one in planned.contestants:
         configs.setdefault(one.variant, []).append(one.config)

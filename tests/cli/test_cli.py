@@ -375,6 +375,36 @@ def test_plugins_bring_commands_and_broken_ones_are_named(kreg, monkeypatch):
     assert "brew" in kreg("--help")[1]
 
 
+def test_doctor_names_a_plugin_whose_commands_fail(kreg, monkeypatch):
+    module = types.ModuleType("acme")
+
+    @hookimpl
+    def registry_commands(cli):
+        raise RuntimeError("no beans")
+
+    module.registry_commands = registry_commands
+    monkeypatch.setattr(discovery, "_loaders", lambda: [("acme", lambda: module)])
+    code, out, _ = kreg("doctor")
+    assert code == FINDING and "FAILED acme: RuntimeError: no beans" in squeezed(out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "explain attention --variant acme.fast",
+        "inspect acme.fast",
+        "tune attention --only acme.* --dry-run",
+        "warm attention s=8,d=8 --variant acme.fast --device H100",
+    ],
+)
+def test_a_name_that_a_failed_plugin_may_have_brought_says_how_it_failed(kreg, monkeypatch, arguments):
+    broken = catalog.get().with_failure("acme", registry.DeclarationError("Requires.causal: got 'yes'"))
+    monkeypatch.setattr(catalog, "_catalog", broken)
+    code, _, err = kreg(*arguments.split())
+    assert code == USAGE and "'acme." in err
+    assert "what failed to load may have it: acme: DeclarationError: Requires.causal: got 'yes'" in squeezed(err)
+
+
 def test_help_and_version_are_fine(kreg):
     assert kreg("--help")[0] == OK
     assert kreg("explain", "attention", "--help")[0] == OK

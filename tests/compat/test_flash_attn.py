@@ -350,6 +350,66 @@ def test_pages_that_are_not_there_are_not_written_to():
     assert not pages.any()
 
 
+LATE = [
+    (dict(s_aux=torch.zeros(3)), "s_aux"),
+    (dict(alibi_slopes=torch.zeros(3)), "alibi_slopes"),
+    (dict(k_descale=torch.ones(1)), "k_descale"),
+    (dict(q=torch.zeros(1, 1, 3, D)), "k_cache"),
+    (dict(q=torch.zeros(1, 1, 2, D, dtype=torch.float64)), "k_cache"),
+    (dict(softmax_scale=float("nan")), "softmax_scale"),
+    (dict(block_table=torch.tensor([[-1, 1]], dtype=torch.int32)), "block_table"),
+]
+
+
+def written_to(pages, function=flash_attn_with_kvcache, **given):
+    new, table = torch.ones(1, 1, 2, D), torch.tensor([[0, 1]], dtype=torch.int32)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    call = {"q": new, "k": new, "v": new, "cache_seqlens": lengths, "block_table": table} | given
+    return function(k_cache=pages, v_cache=pages, **call)
+
+
+@pytest.mark.parametrize("given, name", LATE, ids=[str(n) for n in range(len(LATE))])
+def test_a_call_that_is_refused_has_written_nothing(given, name):
+    """Nor where it would have read what is not there."""
+    pages = torch.zeros(3, 4, 2, D)
+    with pytest.raises(registry.InvalidArgument) as raised:
+        written_to(pages, **given)
+    assert raised.value.argument == name and not pages.any()
+
+
+def test_a_call_that_no_variant_may_run_has_written_nothing():
+    pages = torch.zeros(3, 4, 2, D)
+    with pytest.raises(registry.IllegalVariant), registry.use("torch_varlen_flash"):
+        written_to(pages)
+    with torch.autocast("cpu"), pytest.raises(registry.InvalidArgument):  # there no plan is kept
+        written_to(pages, s_aux=torch.zeros(3))
+    assert not pages.any()
+    written_to(pages)
+    assert pages[1, 1].all() and pages.count_nonzero() == 2 * D
+
+
+@pytest.mark.slow(4, together="inductor")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_graph_writes_too_and_not_where_it_is_refused():
+    pages = torch.zeros(3, 4, 2, D)
+    for full in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(flash_attn_with_kvcache, backend="aot_eager", fullgraph=full)
+        for given, name in LATE[:-1]:
+            with pytest.raises(Exception, match=rf"\b{name}\b"):
+                written_to(pages, compiled, **given)
+        for given in (
+            {"cache_seqlens": torch.tensor([8], dtype=torch.int32)},
+            {"block_table": torch.tensor([[0, -1]], dtype=torch.int32)},
+        ):
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                written_to(pages, compiled, **given)
+        assert not pages.any()
+    ours = torch.zeros_like(pages)
+    torch.testing.assert_close(written_to(pages, compiled), written_to(ours))
+    torch.testing.assert_close(pages, ours)
+
+
 def test_positions_without_a_rotation_are_refused():
     (q, k, v), cache = torch.randn(3, B, 1, 2, D), torch.zeros(2, B, 6, 2, D)
     rotary = {"rotary_cos": torch.ones(4, 4), "rotary_sin": torch.ones(4, 4)}

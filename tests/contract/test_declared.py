@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import registry
-from registry import DeclarationError, Requires, Variant
+from registry import DeclarationError, Design, Requires, Variant
 from registry.contract.declared import HANDED, check_declaration
 from registry.ops.known import all_ops
 
@@ -15,7 +17,8 @@ def whatever(*tensors, **given):
 
 
 def declared(op="attention", run=whatever, **given):
-    settings = {name: given.pop(name) for name in ("prepare", "builds", "configs", "design_of") if name in given}
+    own = {one.name for one in dataclasses.fields(Variant)} - {"requires"}
+    settings = {name: given.pop(name) for name in own & given.keys()}
     check_declaration(Variant("test.declared", op=op, run=run, requires=Requires(**given), **settings))
 
 
@@ -28,7 +31,8 @@ def declared(op="attention", run=whatever, **given):
         (dict(op="matmul", layouts=("bhsd",)), "Requires.layouts: got 'bhsd'; allowed of matmul: 'nn'"),
         (dict(op="matmul", activations=("gleu",)), "Requires.activations: got 'gleu'; allowed of matmul: 'relu'"),
         (dict(op="matmul", scaling=("blockwise",)), "Requires.scaling: got 'blockwise'"),
-        (dict(op="matmul", out_dtypes=("half",)), ""),  # torch's own short name
+        (dict(op="matmul", out_dtypes=("half",)), "Requires.out_dtypes: got 'half'; allowed of matmul: 'bfloat16'"),
+        (dict(op="grouped_mm", out_dtypes=("int64",)), "Requires.out_dtypes: got 'int64'; allowed of grouped_mm"),
         (dict(op="matmul", out_dtypes=("fp32",)), "Requires.out_dtypes: got 'fp32'"),
         (dict(op="matmul", activations="relu"), "Requires.activations: got 'relu'; allowed: a tuple of strings"),
         (dict(op="unheard_of", loudness=11), ""),  # which is said elsewhere
@@ -43,6 +47,18 @@ def declared(op="attention", run=whatever, **given):
         (dict(head_dim=(128, 64)), "Requires.head_dim: got (128, 64)"),
         (dict(causal="yes"), "Requires.causal: got 'yes'; allowed: True or False"),
         (dict(seqlen_q_multiple=0), "Requires.seqlen_q_multiple: got 0; allowed: a positive integer"),
+        (dict(head_dim_multiple=0), "Requires.head_dim_multiple: got 0; allowed: a positive integer"),
+        (dict(head_dim_v=(64,)), "Requires.head_dim_v: got (64,); allowed: (lowest, highest), two integers"),
+        (dict(op="attention_varlen", page_size_multiple=True), "Requires.page_size_multiple: got True"),
+        (dict(op="attention_varlen", checks_lengths=1), "Requires.checks_lengths: got 1; allowed: True or False"),
+        (dict(base_alignment="16"), "Requires.base_alignment: got '16'; allowed: 1, 2, 4, 8 or 16"),
+        (dict(stride_alignment=3), "Requires.stride_alignment: got 3; allowed: 1, 2, 4, 8 or 16"),
+        (dict(unit_inner_stride=None), "Requires.unit_inner_stride: got None; allowed: True or False"),
+        (dict(ieee=1), "Requires.ieee: got 1; allowed: True or False"),
+        (dict(traceable="no"), "Variant test.declared: traceable: got 'no'; allowed: a value of type bool"),
+        (dict(summary=None), "Variant test.declared: summary: got None; allowed: a value of type str"),
+        (dict(design=Design(warp_groups="2")), "design: warp_groups: got '2'; allowed: a value of type int"),
+        (dict(configs=[{1: 2}]), "config {1: 2}; allowed: a flat dict of numbers, strings and bools, by name"),
         (dict(toolchain={"tritn": ">=3.6"}), "Requires.toolchain: got 'tritn'; allowed: torch, triton, driver"),
     ],
 )
@@ -68,6 +84,9 @@ def test_values_that_there_are_not(given, said):
         (dict(builds=lambda problem: []), "builds(problem, config)"),
         (dict(configs=lambda: [{}]), "configs(problem)"),
         (dict(design_of=lambda: None), "design_of(config)"),
+        (dict(cost=3), "Variant test.declared: cost: got 3; allowed: a function"),
+        (dict(cost=lambda config: 1.0), "cost(problem, config)"),
+        (dict(waits=True), "Variant test.declared: waits: got True; allowed: a function"),
         (dict(rule=lambda problem: []), "requires.rule(problem, config)"),
         (dict(shared_memory=4096), "requires.shared_memory: got 4096; allowed: a function"),
     ],

@@ -149,6 +149,22 @@ def test_a_plan_made_while_plans_were_forgotten_is_not_kept(declare):
     assert len(registry.attention.plans) == 0
 
 
+@pytest.mark.slow(2, together="inductor")
+@pytest.mark.parametrize(
+    ("call", "argument", "allowed"),
+    [
+        (lambda q: registry.attention(q, q, q, softcap=-1.0), "softcap", "0.0 (off)"),
+        (lambda q: registry.matmul(q[0, 0], q[0, 0].t(), activation="tanh"), "activation", "relu"),
+        (lambda q: registry.attention(q, q, q[:, :, 1:]), "v", "k's length 8"),
+    ],
+    ids=["softcap", "activation", "v"],
+)
+def test_the_error_of_a_whole_graph_shows_the_argument(call, argument, allowed):
+    with pytest.raises(Exception) as caught:
+        torch.compile(call, backend="eager", fullgraph=True)(torch.randn(1, 1, 8, 16))
+    assert f"InvalidArgument({argument!r}, " in str(caught.value) and allowed in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("returned", "got"),
     [

@@ -136,7 +136,7 @@ def test_one_tensor_in_two_places():
 
 
 def test_a_backward_launch_is_bound_for_its_gradients_dtype(declare):
-    """A launch that is bound for a float32 gradient must not be handed another one."""
+    """A launch that is bound for a float32 gradient must not be handed another one, which the op refuses."""
     bound = []
 
     def prepare(problem, config):
@@ -146,9 +146,12 @@ def test_a_backward_launch_is_bound_for_its_gradients_dtype(declare):
     declare("test.bound", op="attention_backward", run=lambda *a, **k: None, prepare=prepare, lse=True)
     q, k, v = qkv()
     out, lse = registry.attention(q, k, v, return_lse=True)
-    for grad in (torch.ones_like(out), torch.ones_like(out).double(), torch.ones_like(out)):
-        registry.attention.backward(grad, q, k, v, out, lse, scale=0.25, variant="test.bound")
-    assert bound == ["float32", "float64"]
+    given = (q, k, v, out, lse)
+    registry.attention.backward(torch.ones_like(out), *given, scale=0.25, variant="test.bound")
+    with pytest.raises(registry.InvalidArgument, match="grad_out: got float64"):
+        registry.attention.backward(torch.ones_like(out).double(), *given, scale=0.25, variant="test.bound")
+    registry.attention.backward(torch.ones_like(out), *given, scale=0.25, variant="test.bound")
+    assert bound == ["float32"]
 
 
 def test_a_window_given_as_a_list_is_kept_under_its_tuple():

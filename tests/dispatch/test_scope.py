@@ -9,7 +9,7 @@ import torch
 from races import in_threads
 
 import registry
-from registry import IllegalVariant, UnknownVariant, notices
+from registry import IllegalVariant, InvalidArgument, UnknownVariant, notices
 
 
 def qkv(**kwargs):
@@ -47,6 +47,25 @@ def test_use_of_an_unknown_name_raises_at_once():
         pass
     with pytest.raises(UnknownVariant), registry.prefer(["torch_math", "nothing"]):
         pass
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (lambda: registry.use("torch_math", "torch_cpu"), "use: got torch_math and torch_cpu, both of attention"),
+        (lambda: registry.use(["torch_math"]), "use: got a list; allowed: names, each an argument of its own"),
+        (lambda: registry.prefer(3), "names: got 3; allowed: the name of a variant, or a list of names"),
+    ],
+    ids=["two of one op", "a list", "a number"],
+)
+def test_names_that_are_none_are_refused(block, said):
+    with pytest.raises(InvalidArgument) as raised, block():
+        pass
+    assert str(raised.value).startswith(said)
+    with pytest.raises(UnknownVariant, match="no variant 3 of any op"), registry.prefer([3]):
+        pass
+    with registry.use("torch_math", "torch_math", "torch_matmul"):
+        assert ran() == "torch_math"
 
 
 def test_use_can_pin_the_config(declare):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import torch
 from races import in_threads
+from ran import printed
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention as by_name
 
 import registry
 from registry.integrations import sdpa
+
+pytestmark = pytest.mark.usefixtures("quick_python")
 
 RUN = [
     ("plain", (2, 4, 6, 8), (2, 4, 9, 8), {}),
@@ -99,6 +104,47 @@ def test_a_causal_bias_that_stays_with_torch_keeps_its_meaning(bias):
         found, in_another = call(), *in_threads(call, 1)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(in_another, expected)
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right(6, 9), causal_upper_left(6, 9)], ids=["lower", "upper"])
+def test_a_function_that_was_imported_by_its_name_stays_torchs(bias):
+    """In a block and beside it, a causal bias finds torch's own by whatever name."""
+    qkv = operands((2, 4, 6, 8), (2, 4, 9, 8))
+
+    def call(_=0):
+        out = by_name(*qkv, attn_mask=bias)
+        return out, *torch.autograd.grad(out.square().sum(), qkv)
+
+    expected = call()
+    with sdpa.replaced():
+        found, in_another = call(), *in_threads(call, 1)
+    for each in (found, in_another, call()):
+        assert type(each[0]) is torch.Tensor
+        torch.testing.assert_close(each, expected)
+
+
+@pytest.mark.slow(3)
+def test_what_is_first_compiled_in_a_block_is_right_then_and_later():
+    """torch keeps a list of its functions from the first time that one is compiled."""
+    code = """if True:
+        import torch
+        from torch.nn import functional
+        from torch.nn.attention.bias import causal_upper_left
+        from torch.nn.functional import scaled_dot_product_attention as by_name
+        from registry.integrations import sdpa
+
+        q, k, v, bias = torch.randn(2, 4, 6, 8), *torch.randn(2, 2, 4, 9, 8), causal_upper_left(6, 9)
+        ways = [
+            lambda: by_name(q, k, v, attn_mask=bias),
+            lambda: functional.scaled_dot_product_attention(q, k, v, attn_mask=bias),
+        ]
+        compiled = [torch.compile(way, backend="aot_eager") for way in ways]
+        with sdpa.replaced():
+            found = [way() for way in compiled]
+        for out in (*found, *(way() for way in compiled)):
+            torch.testing.assert_close(out, ways[0](), rtol=1e-4, atol=1e-5)
+    """
+    printed(sys.executable, "-c", code, timeout=120)
 
 
 def test_errors_name_the_argument_as_torch_does():

@@ -337,3 +337,10 @@ def test_autocast_around_a_backward_leaves_its_operands_alone():
         (found,) = torch.autograd.grad(out.sum(), q)
     assert asked.problem.dtype == "float32"
     torch.testing.assert_close(found, wanted)
+
+
+def test_explain_refuses_the_problem_of_another_op():
+    q = torch.randn(1, 2, 8, 16)
+    problem, _ = registry.attention.problem_of(q, q, q)
+    with pytest.raises(registry.InvalidArgument, match="problem: got one of attention; allowed: one of matmul"):
+        registry.matmul.explain(problem)

@@ -15,8 +15,9 @@ from registry.tables.reach import unreachable_by
 
 EVIDENCE = "device: NVIDIA H200, tflops: 498, run: h200/0007, date: 2026-11-20, torch: 2.11.0, triton: 3.6.0"
 KNOWN = Known(
-    variants={"a": "brew", "b": "brew", "back": "brew_backward"},
+    variants={"a": "brew", "b": "brew", "elsewhere": "brew", "back": "brew_backward"},
     config_complaint=lambda table, rule, use: None if use.config == {"BLOCK": 64} else ("error", "not BLOCK: 64"),
+    runs_on=lambda variant, arch: variant != "elsewhere",
     stale=lambda rule: [("stale-evidence", "measured long ago")] if rule.evidence.torch == "2.10.0" else [],
     arch_of={"NVIDIA H200": "sm90", "NVIDIA B200": "sm100"}.get,
 )
@@ -39,6 +40,7 @@ def codes(tables: TableSet) -> list[tuple[str, int, str]]:
         (("unknown-variant", 4, "$.rules[0].use[1]"), [rule("[a, bb]")]),
         (("unknown-variant", 4, "$.rules[0].use[0]"), [rule("[back]")]),
         (("unknown-config", 4, "$.rules[0].use[0]"), [rule("[{variant: a, config: {BLOCK: 65}}]")]),
+        (("never-runs", 4, "$.rules[0].use[1]"), [rule("[a, elsewhere]")]),
         (("duplicate-use", 4, "$.rules[0].use[1]"), [rule("[a, a]")]),
         (("missing-evidence", 4, "$.rules[0]"), ["use: [a]"]),
         (("stale-evidence", 4, "$.rules[0].evidence"), [rule(evidence=EVIDENCE.replace("2.11.0", "2.10.0"))]),

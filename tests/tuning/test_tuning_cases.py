@@ -15,6 +15,7 @@ from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 from registry.tuning import grids, machine, timing
 from registry.tuning.contestants import Selection, line_up
+from registry.tuning.unsure import doubt
 
 H200 = Target.named("H200")
 SPELLINGS = {
@@ -257,6 +258,23 @@ def test_contestants_are_all_legal_variants_with_all_legal_configs():
     few = line_up(planned.case, H200, Selection(only=("gluon_*", "torch_*"), skip=("torch_m*",), max_configs=1))
     assert [c.variant for c in few.contestants].count("gluon_fa3") == 1
     assert "torch_math" not in {c.variant for c in few.contestants}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case.of("matmul", m=4, n=8, k=0),
+        Case.of("grouped_mm", e=2, m=4, n=8, k=0),
+        Case.of("attention_varlen", hq=2, sq=3, sk=0, d=8),
+        Case.of("attention_backward", hq=2, s=0, sk=4, d=8),
+    ],
+    ids=lambda case: case.op,
+)
+def test_nobody_takes_part_where_the_op_answers_by_itself(case):
+    """Nor is a table unsure of what needs none."""
+    planned = line_up(case, H200)
+    assert not planned.contestants and planned.illegal == {"(none)": "empty tensors: the op answers by itself"}
+    assert doubt(case, H200) == 0.0
 
 
 def test_who_waits_for_the_device_is_not_timed_as_a_graph():

@@ -117,10 +117,18 @@ def test_evidence_is_what_was_measured_and_lint_finds_nothing():
     (rule,) = tables.tables[0].rules
     found = rule.evidence
     assert (found.device, found.tflops, found.cases, found.run) == ("NVIDIA H200", 1000.0, 32, "h200/0001")
+    assert (found.runner_up.variant, found.runner_up.tflops) == ("theirs", 500.0)
     assert found.sources == {name: digest(name)[:12] for name in ("ours", "theirs")}
     known = Known({"ours": "attention", "theirs": "attention"})
     beside_no_file = ("misnamed-file", "no-shapes")
     assert [f for f in lint(tables, known) if f.code not in beside_no_file] == []
+
+
+def test_who_ran_alone_is_no_runner_up_of_itself():
+    made = table_of(results_of(attention_cases(), lambda f: {one("ours"): 1.0}))
+    assert made.rules[0]["evidence"]["tflops"] == 1000.0 and "runner_up" not in made.rules[0]["evidence"]
+    both = table_of(results_of(attention_cases(), lambda f: {one("ours"): 1.0 + f["causal"], one("theirs"): 1.5}))
+    assert both.rules[0]["evidence"]["runner_up"]["variant"] in ("ours", "theirs")  # alone, of a mixture
 
 
 def test_shapes_whose_contestants_were_not_all_timed_are_left_out():

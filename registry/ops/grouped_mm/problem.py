@@ -38,6 +38,7 @@ class GroupedMmProblem(Problem):
     derived_kinds: ClassVar[Mapping[str, str]] = {"each": "int", "pitch": "int"}
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, DTYPES))),
+        "out_dtype": tuple(sorted(map(dtype_name, FLOATS))),
         "form": tuple(FORMS.values()),
         "layout": (*LAYOUTS, "strided"),
         "activation": ("", *ACTIVATIONS),

@@ -34,6 +34,7 @@ class MatmulProblem(Problem):
     derived_kinds: ClassVar[Mapping[str, str]] = {"elements": "int", "pitch": "int"}
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, DTYPES))),
+        "out_dtype": tuple(sorted(map(dtype_name, OUT_DTYPES))),
         "layout": (*LAYOUTS, "strided"),
         "activation": ("", *ACTIVATIONS),
         "scaling": ("", "scalar", "rowwise"),
