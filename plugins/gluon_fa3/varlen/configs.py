@@ -146,8 +146,10 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     made = {64: _head_64, 96: _head_128, 128: _head_128, 192: _head_256, 256: _head_256}[tier(problem)](problem, masked)
     if problem.total_q >= 2 * ROWS * problem.batch:  # in the mean: a tile of two groups is full
         return [*_shared_out(problem, made[:1]), *made]
-    short = [*_side_by_side(problem, made), *made[-1:], *made[:-1]]
-    return [*_shared_out(problem, short[:2]), *short]
+    beside = [*_side_by_side(problem, made)]
+    fills = any(config["consumers"] > 1 for config in beside)  # and one head a tile would leave its second half empty
+    alone = [config for config in (*made[-1:], *made[:-1]) if not fills or config["consumers"] == 1]
+    return [*_shared_out(problem, [*beside, *alone][:2]), *beside, *alone]
 
 
 def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
