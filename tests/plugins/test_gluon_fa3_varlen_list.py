@@ -1,4 +1,4 @@
-"""The list of row blocks that gluon_fa3_varlen makes of a step's lengths, under Triton's interpreter.
+"""The list of row blocks that gluon_fa3_varlen makes of a step's lengths, and the sum of parts, under Triton's interpreter.
 
 This file runs itself once more in a process of its own, with TRITON_INTERPRET=1.
 """
@@ -6,6 +6,7 @@ This file runs itself once more in a process of its own, with TRITON_INTERPRET=1
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -75,7 +76,9 @@ if INTERPRETED:
     import triton
     import triton.language as tl
 
+    from registry.plugins.gluon_fa3.traits import PADDING
     from registry.plugins.gluon_fa3.varlen.cached_list import list_cached_row_blocks
+    from registry.plugins.gluon_fa3.varlen.parts import add_parts
     from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block, list_row_blocks
 
     @triton.jit
@@ -162,3 +165,20 @@ if INTERPRETED:
         for m, end, queries, keys, place in found:
             assert 0 <= m * ROWS < queries <= end <= 331 and 0 <= keys <= 80
             assert 0 <= place < 3 if page else keys <= place <= 2 * 85 + 80
+
+    @pytest.mark.parametrize("shares", [1, 5])
+    def test_parts_add_up_by_their_weights(shares):
+        """A share that saw no key has no weight, and a row of which none did is 0."""
+        heads, tokens, width, columns = 3, 4, 24, 20
+        parts = torch.randn(heads, shares, tokens, width + PADDING)
+        logarithms = torch.randn(heads, shares, tokens) * 20
+        logarithms[0, 1:, 0] = logarithms[1, :, 2] = -float("inf")
+        parts[..., width] = logarithms
+        out, lse = torch.full((tokens, heads, columns), torch.nan), torch.full((heads, tokens), torch.nan)
+        how = {"WIDTH": width, "BLOCK": 32, "PADDING": PADDING, "LSE": True}
+        add_parts[(tokens, heads)](parts, out, lse, tokens, shares, out.stride(0), out.stride(1), columns, **how)
+        weights = torch.softmax(logarithms.double() * math.log(2), 1).nan_to_num()
+        expected = (weights[..., None] * parts[..., :columns].double()).sum(1).transpose(0, 1)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+        found = torch.logsumexp(logarithms.double() * math.log(2), 1)
+        torch.testing.assert_close(lse.double(), found, atol=1e-4, rtol=1e-5)
