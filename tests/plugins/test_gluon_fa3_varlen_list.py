@@ -1,4 +1,4 @@
-"""The list of row blocks that gluon_fa3_varlen makes of a step's lengths, and the sum of parts, under Triton's interpreter.
+"""What gluon_fa3_varlen lists of a step's lengths, and how it adds parts up, under Triton's interpreter.
 
 This file runs itself once more in a process of its own, with TRITON_INTERPRET=1.
 """
