@@ -208,8 +208,9 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sc
 
 
 def _backward(tensors: Sequence[torch.Tensor], causal: bool, scale: float | None) -> Any:
-    scale = tensors[1].shape[3] ** -0.5 if scale is None else scale
-    return registry.attention.backward(*tensors, causal=causal, scale=scale)
+    grad_out, q, k, v, out, lse = tensors
+    # In double precision where torch's own forward had doubles, before the door was there.
+    return registry.attention.backward(grad_out, q, k, v, out, lse.float(), causal=causal, scale=scale)
 
 
 def cpu_forward(

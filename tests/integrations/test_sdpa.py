@@ -233,6 +233,21 @@ def test_flash_attention_of_torch_hands_back_masks(flash):
     assert recorder.counts == {"elsewhere": {"flash attention: a dense mask": 2}}
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_gradients_of_doubles_that_torch_attended_before():
+    """Their LSE is of doubles, too, where ours is of float32."""
+    q = torch.randn(1, 2, 8, 16, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, q, q).sum(), q)
+    before = torch.nn.functional.scaled_dot_product_attention(q, q, q).sum()
+    sdpa.register_flash()
+    torch.nn.attention.activate_flash_attention_impl(sdpa.NAME)
+    try:
+        (found,) = torch.autograd.grad(before, q)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_torch_has_its_own_back():
     assert torch.nn.attention.current_flash_attention_impl() is None
     with registry.record() as recorder:
