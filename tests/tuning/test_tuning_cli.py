@@ -93,7 +93,7 @@ def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
         (["tune", "attention", "--fit-only"], "--fit-only needs --out"),
         (["tune", "everything"], "everything"),
         (["inspect", "torch_matmul"], "declares no builds"),
-        (["inspect", "no_such"], "no variant 'no_such' of any op; known: gluon_decode"),
+        (["inspect", "no_such"], "no variant 'no_such' of any op; known: "),
         (["inspect", "gluon_fa3", "--arch", "cpu"], "allowed: a GPU such as sm90 or H100"),
         (["inspect", "gluon_fa3", "--config", "tile=3"], "allowed: BLOCK_N"),
     ],
