@@ -28,18 +28,20 @@ def prompt_cells(folder: Path) -> str:
 def _lines(results: Results) -> list[str]:
     """What is dispatched in each cell, over the peer and over the kernels that were there before."""
     lines = ["| batch | dispatched | us | over FlashAttention-3 | over triton_varlen |", "|---|---|--:|--:|--:|"]
-    over_peer: list[float] = []
-    over_before: list[float] = []
+    ratios: dict[str, list[tuple[float, float]]] = {"over caches and pages": [], "packed": []}
     for case in results.of("attention_varlen"):
         pick, peer, before = dispatched(results, case), fastest(case, PEER), fastest(case, BEFORE)
         if pick is None or peer is None or before is None:
             continue
-        over_peer.append(peer / pick.ms)
-        over_before.append(before / pick.ms)
-        ratios = f"{over_peer[-1]:.2f} | {over_before[-1]:.2f}"
-        lines.append(f"| `{case.text}` | `{pick.variant}` | {1000 * pick.ms:.0f} | {ratios} |")
-    return [*lines, f"| geometric mean | | | {_mean(over_peer)} | {_mean(over_before)} |"]
+        own = peer / pick.ms, before / pick.ms
+        ratios["packed" if case.facts["kv_layout"] == "packed" else "over caches and pages"].append(own)
+        lines.append(f"| `{case.text}` | `{pick.variant}` | {1000 * pick.ms:.0f} | {own[0]:.2f} | {own[1]:.2f} |")
+    for kind, found in ratios.items():
+        if found:
+            means = " | ".join(_mean(one) for one in zip(*found, strict=True))
+            lines.append(f"| geometric mean, {kind} ({len(found)}) | | | {means} |")
+    return lines
 
 
 def _mean(ratios: Sequence[float]) -> str:
-    return f"**{statistics.geometric_mean(ratios):.3f}** (least {min(ratios):.2f})" if ratios else ""
+    return f"**{statistics.geometric_mean(ratios):.3f}** (least {min(ratios):.2f})"

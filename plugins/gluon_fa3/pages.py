@@ -8,12 +8,12 @@ Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated 
 
   256 and more     1.45 by geometric mean, least 0.74 (91 batches)
   32 to 255        1.27, 0.57 (153)
-  9 to 31          1.03, 0.30 (66)
+  16 to 31         1.03, 0.30 (66)
 
   heads side by side   1.36 of its other configs under 128 queries (99, ahead on 78); without, 71 others had 0.71 to
                        0.88 of Triton's, which always has
   keys shared out      1.75 of not (48, ahead on 43), where tiles are fewer than half of the SMs; shares of 1 or 2
-                       blocks instead of 4 at least: alike (5 batches)
+                       blocks instead of 4 at least: 0.94 to 1.01 of the time (5)
   not: shares are of all sequences alike, so one long one among many short is not divided (0.30)
 
   registers        a producer that looks pages up spilled 8 to 144 bytes with 24 of them; with 40 none, or 16 with pages
