@@ -268,7 +268,7 @@ def consumer(
         acc = normalized(acc, inverse)
         scopes.enter("store")
         if T.shared_out:
-            leave_part(lse, acc, last_m + gl.log2(total), row, place, pitch, here, extent[0], T)
+            leave_part(lse, acc, last_m + gl.log2(total), row, place, pitch, here, T)
         else:
             store_output(o_map, ((o_tiles,), GROUP, GROUP), acc, queries_of(place, T), row, DTYPE, T)
         scopes.leave("store")

@@ -1,10 +1,10 @@
 """Where a tile's rows lie, and the keys that they see: in dense tensors, or in those of sequences packed end to end.
 
 A tile's place is (row block, head, batch), or for packed sequences (row block, head, end of the sequence's queries,
-number of queries, number of keys, share of them, end of the keys); consumers, who load no keys, know all but the last.
-Where keys lie on pages, the last is the sequence's number, which says which row of the block table is its own. Where
-heads lie side by side, "head" counts sets of them. What all packed sequences have in common is their `extent`: (shares
-that keys are divided into, 0, left, right).
+number of queries, number of keys, share of them, end of the keys, where rows of the share's part begin); consumers load
+no keys, and do not know where those end. Where keys lie on pages, that is the sequence's number, which says which row
+of the block table is its own. Where heads lie side by side, "head" counts sets of them. What all packed sequences have
+in common is their `extent`: (0, 0, left, right).
 
 Packed rows have tensor maps in which each sequence ends like a tensor: [2^30, end, head, row, column], where row
 2^30 - n is the first of n and 2^30 is none any more. The address of (2^30, end, head, 2^30 - n + i, c) is that of row
@@ -75,18 +75,26 @@ def extent_of(place, extent, T: gl.constexpr):
 
 
 @gluon.jit
-def sums_of(lse, place, pitch, extent, row, tile_rows, T: gl.constexpr, shares=1, share=0):
+def first_row_of(place, T: gl.constexpr):
+    """The first row of a packed sequence, or of what one share of its keys leaves."""
+    if T.shared_out:
+        return place[7]
+    else:
+        return place[2] - place[3]
+
+
+@gluon.jit
+def sums_of(lse, place, pitch, extent, row, tile_rows, T: gl.constexpr):
     """(where the LSE of a group's rows lies, the first of which is `row`: in [batch, head, row] with `pitch` heads, or
-    [head, share, pitch]; which of them there are)."""
+    [head, pitch], and so do rows of parts; which of them there are)."""
     if T.heads > 1:
         _, _, first, last = queries_of(place, T)
         head, own = first + tile_rows // T.rows, row + tile_rows % T.rows
         there = (own < extent[0]) & (head < last + T.box_heads)
-        return lse + (head * shares + share).to(gl.int64) * pitch + (place[2] - place[3]) + own, there
+        return lse + head.to(gl.int64) * pitch + first_row_of(place, T) + own, there
     elif T.packed:
         own = row + tile_rows
-        head = place[1] * shares + share
-        return lse + head.to(gl.int64) * pitch + (place[2] - place[3]) + own, own < extent[0]
+        return lse + place[1].to(gl.int64) * pitch + first_row_of(place, T) + own, own < extent[0]
     else:
         own = row + tile_rows
         return lse + (place[2] * pitch + place[1]).to(gl.int64) * extent[0] + own, own < extent[0]

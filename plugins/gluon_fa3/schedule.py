@@ -21,11 +21,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from registry.plugins.gluon_fa3 import traits
 from registry.plugins.gluon_fa3.places import extent_of
 from registry.toolbox.drawn import draw
 from registry.toolbox.hopper import release, wait_empty, wait_full
 
 WORDS = gl.constexpr(8)  # 32-bit words of an entry in a list of row blocks, the first of which says how many there are
+SHARE_BITS = gl.constexpr(traits.SHARE_BITS)
 FIELD = gl.constexpr(21)  # bits of a message for each of row block, head and batch (see traits.rule)
 
 
@@ -46,28 +48,26 @@ def tile_at(tile, work, heads_q, T: gl.constexpr):
     else:
         bh = tile // row_blocks
         m = tile - bh * row_blocks
-    if T.shared_out:
-        shares = work[6]
-        share = step % shares
-        m, h, q_end, queries, keys, _, k_end = listed(work[4], step // shares, bh)
-        return m, h, q_end, queries, keys, share, k_end
-    elif T.packed:
-        return listed(work[4], step, bh)
+    if T.packed:
+        return listed(work[4], step, bh, T)
     else:
         b = bh // heads_q
         return m, bh - b * heads_q, b
 
 
 @gluon.jit
-def listed(row_blocks, step, h):
-    """The place of a row block of one head out of a list that varlen/tile_list.py made."""
+def listed(row_blocks, step, h, T: gl.constexpr):
+    """The place of a row block of one head out of a list that varlen/tile_list.py made, or varlen/share_list.py."""
     entry = row_blocks + (step + 1) * WORDS
     m = gl.load(entry)
     q_end = gl.load(entry + 1)
     queries = gl.load(entry + 2)
     keys = gl.load(entry + 3)
     k_end = gl.load(entry + 4)
-    return m, h, q_end, queries, keys, 0, k_end
+    if T.shared_out:
+        return m, h, q_end, queries, keys, gl.load(entry + 6), k_end, gl.load(entry + 7)
+    else:
+        return m, h, q_end, queries, keys, 0, k_end, 0
 
 
 @gluon.jit
@@ -91,8 +91,9 @@ def tile_blocks(place, extent, T: gl.constexpr):
     m = place[0]
     low, high = key_blocks(m * T.block_m, m * T.block_m + T.block_m - 1, extent_of(place, extent, T), T)
     if T.shared_out:
-        each = (high - low + extent[0]) // extent[0]
-        first = low + place[5] * each
+        shares = place[5] >> SHARE_BITS
+        each = (high - low + shares) // shares
+        first = low + (place[5] & ((1 << SHARE_BITS) - 1)) * each
         return gl.minimum(first, high + 1), gl.where(first > high, high + 1, gl.minimum(first + each - 1, high))
     else:
         return low, high
@@ -128,10 +129,12 @@ def announce(messages, turn, place, more, T: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([T.message_words], [32], [1], [0])
     words, ready = wait_empty(messages, turn)
     if T.packed:
-        m, h, q_end, queries, keys, share, _ = place
+        m, h, q_end, queries, keys, share, _, part_row = place
         word = gl.arange(0, T.message_words, layout=LAYOUT)
         third = _pair(share, keys) if T.shared_out else keys.to(gl.int64)
         packed = gl.where(word == 1, _pair(q_end, queries), gl.where(word == 2, third, _pair(h, m)))
+        if T.shared_out:
+            packed = gl.where(word == 3, part_row.to(gl.int64), packed)
     else:
         m, h, b = place
         packed = (b.to(gl.int64) << (2 * FIELD)) | (h.to(gl.int64) << FIELD) | m.to(gl.int64)
@@ -151,6 +154,7 @@ def learn(messages, turn, T: gl.constexpr):
         first = gl.max(gl.where(word == 0, words, -1), 0)
         second = gl.max(gl.where(word == 1, words, -1), 0)
         third = gl.max(gl.where(word == 2, words, -1), 0)
+        part_row = gl.max(gl.where(word == 3, words, -1), 0).to(gl.int32) if T.shared_out else 0
         return (
             first.to(gl.int32),
             (first >> 32).to(gl.int32),
@@ -158,6 +162,8 @@ def learn(messages, turn, T: gl.constexpr):
             second.to(gl.int32),
             third.to(gl.int32),
             (third >> 32).to(gl.int32),
+            0,
+            part_row,
         ), first >= 0
     else:
         packed = gl.max(words, 0)

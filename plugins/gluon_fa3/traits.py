@@ -24,6 +24,7 @@ PAGING_REGISTERS = 16  # more for a producer that looks up pages, of what one or
 TIERS = (64, 96, 128, 192, 256)  # head dims up to each share their configs
 MESSAGE_LIMIT = 1 << 21  # of batch, heads and row blocks: see schedule.FIELD
 ROWS_LIMIT = 1 << 30  # of packed sequences: see places.py
+SHARE_BITS = 16  # of a word that says which share of a tile's keys is whose, and behind them how many there are
 PADDING = 4  # columns of a part behind its values, so that rows are multiples of 16 bytes: varlen/parts.py
 UNLIMITED = 1 << 29  # a window side without a limit, far beyond any length and far from overflow
 

@@ -76,6 +76,44 @@ def test_fewer_tiles_than_blocks_of_heads_that_no_section_divides():
     torch.testing.assert_close(found, packed, atol=2e-2, rtol=2e-2)  # by another config, perhaps
 
 
+@pytest.mark.parametrize("layout", ["paged", "cache", "packed"])
+@pytest.mark.parametrize("keys", [(40_000, 300, 0, 700, 2900), (9000,), (100, 20_000, 19_999)])
+def test_one_long_sequence_among_short_ones_is_shared_out(keys, layout):
+    """By its config, whatever the table says; queries without keys are zeros, and sums of weights come out."""
+    queries, width = [33, 1, 5, 0, 40][: len(keys)], -(-max(keys) // 64)
+    q = torch.randn(sum(queries), 10, DIM, device="cuda").bfloat16()
+    pages = torch.full((len(keys) * width, 64, 2, DIM), float("nan"), device="cuda").bfloat16()
+    table = torch.randperm(pages.shape[0], device="cuda").view(len(keys), width).int()
+    for own, used in zip(table.tolist(), keys, strict=True):
+        for first in range(0, used, 64):
+            pages[own[first // 64], : used - first].normal_()
+    rows = [pages[own.long()].flatten(0, 1)[:used] for own, used in zip(table, keys, strict=True)]
+    starts = numbers(0, *torch.tensor(queries).cumsum(0).tolist())
+    given = dict(cu_seqlens_q=starts, max_seqlen_q=max(queries), max_seqlen_k=max(keys), causal=True, return_lse=True)
+    if layout == "packed":
+        k = torch.cat(rows)
+        given |= dict(cu_seqlens_k=numbers(0, *torch.tensor(keys).cumsum(0).tolist()))
+    elif layout == "cache":
+        k = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=float("nan"))
+        given |= dict(seqused_k=numbers(*keys))
+    else:
+        k = pages
+        given |= dict(seqused_k=numbers(*keys), block_table=table)
+    with registry.use("triton_varlen"):
+        expected, expected_lse = registry.attention_varlen(q, k, k, **given)
+    name = "gluon_fa3_varlen" if layout == "packed" else NAME
+    problem = registry.attention_varlen.explain(q, k, k, **given).problem
+    shared = [config for config in registry.variants()[name].configs(problem) if config.get("shared_out")]
+    assert shared
+    for config in shared:
+        with registry.use(name, config=config):
+            found, lse = registry.attention_varlen(q, k, k, **given)
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(lse, expected_lse, atol=1e-3, rtol=1e-4)
+        with registry.use(name, config=config):
+            assert torch.equal(found, registry.attention_varlen(q, k, k, **given)[0])
+
+
 @pytest.mark.parametrize("lie", ["block_table", "seqused_k"])
 def test_what_is_not_there_is_complained_of(step, lie):
     tensors, lengths = step

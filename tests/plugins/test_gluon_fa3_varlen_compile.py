@@ -16,7 +16,7 @@ from covering import all_of, configs_are_there_and_differ, covering_builds, firs
 from registry.plugins.gluon_fa3 import varlen
 from registry.plugins.gluon_fa3.places import OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import ROWS_LIMIT
-from registry.plugins.gluon_fa3.varlen.configs import outer_rows, shares_of, traits_of
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, traits_of
 from registry.plugins.gluon_fa3.varlen.host import tensor_map
 from registry.toolbox.launch import StandIn
 
@@ -105,11 +105,16 @@ def test_heads_lie_side_by_side_where_they_share_keys():
 
 
 def test_keys_are_shared_out_where_tiles_are_few():
-    few, many = (problem(hkv=2, kv="paged", page=64, sq=32, sk=9000, b=b, causal=True) for b in (1, 400))
-    config = CACHED.configs(few)[0]
-    assert config["shared_out"] and not any(c.get("shared_out") for c in CACHED.configs(many))
-    assert 1 < shares_of(few, traits_of(few, config)) <= 9000 // traits_of(few, config).block_n
-    assert shares_of(many, traits_of(many, config)) == 1, "legal, if of no use"
+    """Or one sequence may be far longer than others: of packed ones that is known, if they are many."""
+    packed = {"hkv": 2, "sq": 32, "sk": 9000, "causal": True}
+    lengths = {**packed, "kv": "paged", "page": 64}
+    for b, given, expected in (
+        (1, lengths, True), (70, lengths, True), (4000, lengths, False), (1, lengths | {"sk": 200}, False),
+        (1, packed, True), (70, packed, False), (70, packed | {"tk": 12_000}, True),
+        (1, packed | {"sq": 9000, "hkv": 8}, False),
+    ):  # fmt: skip
+        p = problem(b=b, **given)
+        assert any(config.get("shared_out") for config in variant_of(p).configs(p)) == expected, p
 
 
 def test_rows_that_are_one_row_again_are_refused():

@@ -23,6 +23,7 @@ from registry.ops.attention_varlen.lengths import (
 )
 
 ROWS, OTHERS = 128, 64
+N_KEYS, PLACES = 128, 33
 UNTOUCHED = -7
 
 
@@ -54,6 +55,27 @@ def listed_of_caches(cu_q, used, total, slots, most=(1 << 20, 1 << 20), table=No
     return found[1 : count + 1, :5].tolist(), int(word)
 
 
+def shared(rows, keys, layout, total=None):
+    """(entries, words of each token, complaints) of keys shared out among PLACES row blocks of all heads at once."""
+    batch, page = len(rows), 16 if layout == "paged" else 0
+    total = sum(rows) if total is None else total
+    room = total // ROWS + batch + PLACES
+    start = (room + 1) * WORDS.value
+    found = torch.full((start + total * TOKEN_WORDS.value,), UNTOUCHED, dtype=torch.int32)
+    word = torch.zeros(1, dtype=torch.int32)
+    lengths = [0, *itertools.accumulate(keys)] if layout == "packed" else keys
+    tensors = [torch.tensor(one, dtype=torch.int32) for one in ([0, *itertools.accumulate(rows)], lengths)]
+    table = torch.zeros(batch, 600, dtype=torch.int32)
+    of_keys = sum(keys) if layout == "packed" else 9600
+    numbers = (batch, total, of_keys, 1 << 20, 1 << 20, room, PLACES, total + ROWS * PLACES, 1 << 29, 600, 1, 9600)
+    how = {"ROWS": ROWS, "N": N_KEYS, "PACKED": layout == "packed", "PAGE": page, "CHUNK": 32, "EARLY": False}
+    list_shares[(batch,)](*tensors, table, found, word, *numbers, **how)
+    entries = found[:start].view(-1, WORDS.value)
+    count = int(entries[0, 0])
+    assert count <= room and entries[count + 1 :].eq(UNTOUCHED).all()
+    return entries[1 : count + 1].tolist(), found[start:].view(total, TOKEN_WORDS.value).tolist(), int(word)
+
+
 def expected(rows, others, last_first, own=0):
     starts, ends = ([0, *itertools.accumulate(others)], list(itertools.accumulate(rows)))
     found = []
@@ -79,6 +101,7 @@ if INTERPRETED:
     from registry.plugins.gluon_fa3.traits import PADDING
     from registry.plugins.gluon_fa3.varlen.cached_list import list_cached_row_blocks
     from registry.plugins.gluon_fa3.varlen.parts import add_parts
+    from registry.plugins.gluon_fa3.varlen.share_list import TOKEN_WORDS, list_shares
     from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block, list_row_blocks
 
     @triton.jit
@@ -166,19 +189,66 @@ if INTERPRETED:
             assert 0 <= m * ROWS < queries <= end <= 331 and 0 <= keys <= 80
             assert 0 <= place < 3 if page else keys <= place <= 2 * 85 + 80
 
-    @pytest.mark.parametrize("shares", [1, 5])
+    @pytest.mark.parametrize("seed, layout", [*itertools.product(range(6), ("packed", "cache", "paged"))])
+    def test_shares_hold_every_block_of_keys_once_and_fill_places(seed, layout):
+        draw = random.Random(seed)
+        rows = [draw.choice((0, 1, 40, 129)) for _ in range(draw.choice((1, 5, 40)))]
+        keys = [draw.choice((0, 5, 640, 640, 9000)) for _ in rows]
+        entries, tokens, wrong = shared(rows, keys, layout)
+        blocks = {b: -(-n // ROWS) for b, n in enumerate(rows)}
+        ends = [*itertools.accumulate(rows)]
+        of = {}
+        for m, end, queries, seen, _, _, word, part in entries:
+            share, shares = word & 0xFFFF, word >> 16
+            of.setdefault((end, queries, seen, m, shares), []).append((share, part))
+        assert len(of) == sum(blocks.values()) and not wrong
+        taken = set()
+        for (end, queries, _, m, shares), found in of.items():
+            assert sorted(share for share, _ in found) == [*range(shares)], "each share once"
+            for share, part in found:
+                first, apart = part - share * queries, queries
+                for own in range(m * ROWS, min(m * ROWS + ROWS, queries)):
+                    assert tokens[end - queries + own][:3] == [first + own, shares, apart]
+                    assert first + own + share * apart not in taken
+                    taken.add(first + own + share * apart)
+        assert len(taken) == sum(queries * 1 for queries in rows) + sum(
+            (shares - 1) * (min(m * ROWS + ROWS, queries) - m * ROWS) for (_, queries, _, m, shares) in of
+        )
+        assert max(taken, default=0) < sum(rows) + ROWS * PLACES
+        longest = max((-(-seen // N_KEYS) / shares for (_, _, seen, _, shares) in of), default=0)
+        work = sum(blocks[b] * -(-keys[b] // N_KEYS) for b in blocks)
+        assert len(entries) <= max(PLACES, sum(blocks.values()) + PLACES) and ends[-1] == len(tokens)
+        assert longest <= max(4, 2 * -(-work // PLACES)), "nobody waits for one that is far longer"
+        if 2 * len(of) <= PLACES:
+            assert len(entries) <= PLACES, "all at once"
+
+    def test_shares_of_lengths_that_lie_stay_within_the_memory_of_parts():
+        entries, _, wrong = shared([300, 300, 300, 0], [9000, 640, 9000, 5], "cache", total=310)
+        assert wrong & BAD_CU_SEQLENS_Q
+        for _, end, queries, _, _, _, word, part in entries:
+            assert queries <= end <= 310 and part >= 0 and part + queries <= 310 + ROWS * PLACES
+            assert (word & 0xFFFF) < (word >> 16)
+
+    @pytest.mark.parametrize("shares", [1, 5, 19])
     def test_parts_add_up_by_their_weights(shares):
         """A share that saw no key has no weight, and a row of which none did is 0."""
         heads, tokens, width, columns = 3, 4, 24, 20
-        parts = torch.randn(heads, shares, tokens, width + PADDING)
+        room, rows = 3, shares * tokens + 2  # two that nobody has
+        parts = torch.full((heads, rows, width + PADDING), torch.nan)
+        own = parts[:, : shares * tokens].view(heads, shares, tokens, width + PADDING)
+        own.normal_()
         logarithms = torch.randn(heads, shares, tokens) * 20
         logarithms[0, 1:, 0] = logarithms[1, :, 2] = -float("inf")
-        parts[..., width] = logarithms
+        own[..., width] = logarithms
+        listed = torch.full(((room + 1) * WORDS.value + tokens * TOKEN_WORDS.value,), UNTOUCHED, dtype=torch.int32)
+        words = listed[(room + 1) * WORDS.value :].view(tokens, TOKEN_WORDS.value)
+        words[:, 0], words[:, 1], words[:, 2] = torch.arange(tokens), shares, tokens
         out, lse = torch.full((tokens, heads, columns), torch.nan), torch.full((heads, tokens), torch.nan)
-        how = {"WIDTH": width, "BLOCK": 32, "PADDING": PADDING, "LSE": True}
-        add_parts[(tokens, heads)](parts, out, lse, tokens, shares, out.stride(0), out.stride(1), columns, **how)
+        how = {"WIDTH": width, "BLOCK": 32, "PADDING": PADDING, "LSE": True, "TOGETHER": 8}
+        numbers = (tokens, room, rows, out.stride(0), out.stride(1), columns)
+        add_parts[(tokens, heads)](parts, listed, out, lse, *numbers, **how)
         weights = torch.softmax(logarithms.double() * math.log(2), 1).nan_to_num()
-        expected = (weights[..., None] * parts[..., :columns].double()).sum(1).transpose(0, 1)
+        expected = (weights[..., None] * own[..., :columns].double()).sum(1).transpose(0, 1)
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
         found = torch.logsumexp(logarithms.double() * math.log(2), 1)
         torch.testing.assert_close(lse.double(), found, atol=1e-4, rtol=1e-5)

@@ -24,7 +24,7 @@ def keys_used(used, b, batch, slots):
 
 
 @triton.jit
-def _keys_lie(used, b, batch, slots, most):
+def keys_lie(used, b, batch, slots, most):
     """The bits of what is wrong with how many keys several sequences have."""
     keys = tl.load(used + b, mask=b < batch, other=0)
     bad = tl.where((keys < 0) | (keys > slots), _USED, 0) | tl.where(keys > most, _MOST_K, 0)
@@ -32,7 +32,7 @@ def _keys_lie(used, b, batch, slots, most):
 
 
 @triton.jit
-def _pages_lie(own_table, needed, pages):
+def pages_lie(own_table, needed, pages):
     """Whether pages that a sequence needs are not there."""
     bad = tl.zeros([LOOKED_UP], tl.int32)
     for first in range(0, needed, LOOKED_UP):
@@ -65,11 +65,11 @@ def list_cached_row_blocks(
         count += tl.sum(blocks_B, 0)
         if own == 0:
             wrong |= lies(cu_q, b_B, batch, total_q, most_q, _CU_Q, _MOST_Q)
-            wrong |= _keys_lie(used, b_B, batch, slots, most_k)
+            wrong |= keys_lie(used, b_B, batch, slots, most_k)
     if own == 0:
         tl.store(row_blocks, tl.minimum(count, room))
     if PAGE:
-        wrong |= _pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
+        wrong |= pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
         place = own
     else:
         place = own * sequence_rows + keys

@@ -22,8 +22,10 @@ from registry.plugins.gluon_fa3.traits import (
     window_bounds,
 )
 
-LEAST_BLOCKS = 4  # of keys in a share, of a sequence as long as the longest
-MOST_SHARES = 32
+LEAST_BLOCKS = 4  # of keys in a share
+MOST_SHARES = 128  # of a row block's keys
+MOST_WAVES = 8  # of tiles on the SMs, up to which a long sequence among short ones may be waited for
+LONG = 4  # times the mean, from where on a packed sequence is far longer than others
 HEADS_LIMIT = 8  # side by side: a tile's rows are eight at least, a swizzle's
 THREE_GROUPS_FROM = 8192  # masked rows of a sequence at head dim 64, in the mean: 0.98 of two groups at 4k, 1.06 at 16k
 
@@ -70,20 +72,21 @@ def sets_of(problem: Any, t: Traits) -> int:
     return t.sets if t.heads > 1 else problem.heads_q // problem.heads_kv
 
 
-def tiles_of(problem: Any, t: Traits) -> int:
-    """Of sequences as long as the mean."""
-    batch = max(problem.batch, 1)
-    return batch * -(-problem.total_q // (batch * t.block_m)) * problem.heads_kv * sets_of(problem, t)
+def places_of(problem: Any, t: Traits) -> int:
+    """Row blocks, of all heads, that SMs work on at once."""
+    return max(problem.target.sm_count * t.blocks_per_sm // (problem.heads_kv * sets_of(problem, t)), 1)
 
 
-def shares_of(problem: Any, t: Traits) -> int:
-    """Tiles that a tile's keys are shared out among: as many as SMs take at once, of some blocks each."""
-    if not t.shared_out:
-        return 1
+def may_help(problem: Any, t: Traits) -> bool:
+    """Whether sharing keys out can fill SMs: tiles are few, or a sequence may be far longer than others."""
     left, _ = window_bounds(problem.causal, problem.window)
     seen = min(problem.max_seqlen_k, left + problem.max_seqlen_q)
-    room = problem.target.sm_count * t.blocks_per_sm // max(tiles_of(problem, t), 1)
-    return max(min(room, seen // (LEAST_BLOCKS * t.block_n), MOST_SHARES), 1)
+    places = places_of(problem, t)
+    if seen < 2 * LEAST_BLOCKS * t.block_n or 2 * -(-problem.max_seqlen_q // t.block_m) > places:
+        return False
+    mean = -(-problem.total_q // (max(problem.batch, 1) * t.block_m)) * problem.batch
+    alike = problem.batch < 2 or (problem.kv_layout == "packed" and seen < LONG * problem.total_k // problem.batch)
+    return bool(2 * mean <= places or (not alike and mean <= MOST_WAVES * places))
 
 
 def listed_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
@@ -165,10 +168,10 @@ def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str
 
 
 def _shared_out(problem: Any, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same with keys shared out, where there are fewer tiles than half of what SMs take at once."""
+    """The same with keys shared out, where that may help."""
     for config in found:
         shared = {**config, "shared_out": True}
-        if shares_of(problem, traits_of(problem, shared)) > 1:
+        if may_help(problem, traits_of(problem, shared)):
             yield shared
 
 

@@ -13,7 +13,7 @@ from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import PADDING, PANEL, ROWS_LIMIT, Traits, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import outer_rows, row_stride, sets_of, shares_of, traits_of
+from registry.plugins.gluon_fa3.varlen.configs import outer_rows, places_of, row_stride, sets_of, traits_of
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -21,6 +21,7 @@ from registry.toolbox.operands import COUNTER_WORDS
 
 COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 CHUNK = 1024  # sequences looked at together
+PARTS_TOGETHER = 8  # shares that are added up at once
 
 
 def tensor_map(operand: StandIn, rows: int, columns: int, side_by_side: int = 1) -> TensorDescriptor:
@@ -114,6 +115,56 @@ def cached_list_call(problem: Any, given: Operands, rows: int) -> Call:
     return Call(list_cached_row_blocks, (problem.batch,), arguments, constants, warps)
 
 
+def shares_call(problem: Any, given: Operands, t: Traits) -> Call:
+    """The same where keys are shared out."""
+    from registry.plugins.gluon_fa3.varlen.share_list import list_shares
+
+    packed, chunk = problem.kv_layout == "packed", chunk_of(problem.batch)
+    table, pages, page_rows = paging_of(problem, given)
+    slots = table.shape[1] * problem.page_size if problem.page_size else given["k"].shape[1]
+    arguments = {
+        "cu_q": given["cu_seqlens_q"],
+        "lengths": given["cu_seqlens_k" if packed else "seqused_k"],
+        "table": table,
+        "row_blocks": list_of(problem, t),
+        "complaints": COMPLAINTS,
+        "batch": problem.batch,
+        "total_q": problem.total_q,
+        "total_k": problem.total_k if packed else slots,
+        "most_q": problem.max_seqlen_q,
+        "most_k": problem.max_seqlen_k,
+        "room": room_of(problem, t),
+        "places": places_of(problem, t),
+        "part_rows": part_rows(problem, t),
+        "left": window_bounds(problem.causal, problem.window)[0],
+        "table_row": table.strides[0],
+        "pages": pages,
+        "sequence_rows": page_rows,
+    }
+    constants = {"ROWS": t.block_m, "N": t.block_n, "PACKED": packed, "PAGE": problem.page_size}
+    warps = {"num_warps": 4 if chunk > 128 or problem.page_size else 1}
+    return Call(list_shares, (problem.batch,), arguments, {**constants, "CHUNK": chunk, "EARLY": True}, warps)
+
+
+def room_of(problem: Any, t: Traits) -> int:
+    """Entries that lists have room for."""
+    return blocks_of(problem.total_q, problem.batch, t.block_m) + (places_of(problem, t) if t.shared_out else 0)
+
+
+def list_of(problem: Any, t: Traits) -> StandIn:
+    """The list itself; where keys are shared out with words of each token."""
+    from registry.plugins.gluon_fa3.varlen.share_list import TOKEN_WORDS
+    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
+
+    words = problem.total_q * TOKEN_WORDS.value if t.shared_out else 0
+    return StandIn(((room_of(problem, t) + 1) * WORDS.value + words,), "int32", name="row_blocks")
+
+
+def part_rows(problem: Any, t: Traits) -> int:
+    """Rows of a head that shares leave at most: see share_list.py."""
+    return int(problem.total_q + t.block_m * places_of(problem, t))
+
+
 def paging_of(problem: Any, given: Operands) -> tuple[StandIn, int, int]:
     """(block table, or none; pages, or sequences of the cache; rows from one to the next)."""
     k = given["k"]
@@ -123,25 +174,24 @@ def paging_of(problem: Any, given: Operands) -> tuple[StandIn, int, int]:
 
 def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> Call:
     from registry.plugins.gluon_fa3.varlen.kernel import attention_packed, attention_paged
-    from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
 
     q, k, v, out = given["q"], given["k"], given["v"], out_of(given)
     score = "softcap" if problem.softcap else "plain" if scale > 0 else "scaled"  # see gluon_fa3/host.py
     t = traits_of(problem, config, score=score)
     left, right = window_bounds(problem.causal, problem.window)
-    group, most = sets_of(problem, t), blocks_of(problem.total_q, problem.batch, t.block_m)
-    sets, shares = problem.heads_kv * group, shares_of(problem, t)
+    group = sets_of(problem, t)
+    sets = problem.heads_kv * group
     kv_bytes = problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * 2
-    grid = min(problem.target.sm_count * t.blocks_per_sm, most * sets * shares)
+    grid = min(problem.target.sm_count * t.blocks_per_sm, room_of(problem, t) * sets)
     arguments = {
         "q_map": tensor_map(q, t.rows, PANEL, t.box_heads),
         "k_map": tensor_map(k, t.box, PANEL),
         "v_map": tensor_map(v, t.box, PANEL),
         "o_map": tensor_map(out, t.rows, PANEL, t.box_heads),
-        "lse": parts_of(problem, t, q) if t.shared_out else row_sums(q, "lse" if problem.lse else ""),
+        "lse": parts_of(problem, t) if t.shared_out else row_sums(q, "lse" if problem.lse else ""),
         "counter": Zeroes(COUNTER_WORDS) if t.dynamic else StandIn((COUNTER_WORDS,), "int32"),
-        "row_blocks": StandIn(((most + 1) * WORDS.value,), "int32", name="row_blocks"),
-        "total_q": problem.total_q,
+        "row_blocks": list_of(problem, t),
+        "pitch": part_rows(problem, t) if t.shared_out else problem.total_q,
         "left": left,
         "right": right,
         "heads_q": sets,
@@ -149,7 +199,6 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
         "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, sets),
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
-        "shares": shares,
     }
     kernel = attention_paged if t.page else attention_packed
     if t.page:
@@ -158,10 +207,9 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
     return Call(kernel, (grid,), arguments, {"T": t}, {**options(t), "launch_pdl": True})
 
 
-def parts_of(problem: Any, t: Traits, q: StandIn) -> StandIn:
+def parts_of(problem: Any, t: Traits) -> StandIn:
     """What tiles leave whose keys are shared out: see parts.py."""
-    rows = problem.heads_q * shares_of(problem, t) * q.shape[0]
-    return StandIn((rows * (t.values + PADDING),), "float32", name="parts")
+    return StandIn((problem.heads_q * part_rows(problem, t) * (t.values + PADDING),), "float32", name="parts")
 
 
 def add_call(problem: Any, config: Mapping[str, Any], given: Operands) -> Call:
@@ -169,17 +217,20 @@ def add_call(problem: Any, config: Mapping[str, Any], given: Operands) -> Call:
 
     q, out, t = given["q"], out_of(given), traits_of(problem, config)
     arguments = {
-        "parts": parts_of(problem, t, q),
+        "parts": parts_of(problem, t),
+        "row_blocks": list_of(problem, t),
         "out": out,
         "lse": row_sums(q, "lse" if problem.lse else ""),
         "total_q": problem.total_q,
-        "shares": shares_of(problem, t),
+        "room": room_of(problem, t),
+        "part_rows": part_rows(problem, t),
         "out_row": out.strides[0],
         "out_head": out.strides[1],
         "columns": problem.head_dim_v,
     }
     block = 1 << (t.values - 1).bit_length()
     constants = {"WIDTH": t.values, "BLOCK": block, "PADDING": PADDING, "LSE": problem.lse}
+    constants |= {"TOGETHER": PARTS_TOGETHER}
     return Call(add_parts, (problem.total_q, problem.heads_q), arguments, constants, {"num_warps": 1})
 
 
@@ -193,7 +244,10 @@ def _alone(problem: Any, config: Mapping[str, Any], given: Operands, scale: floa
 
 
 def _list(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    rows = traits_of(problem, config).block_m
+    t = traits_of(problem, config)
+    rows = t.block_m
+    if t.shared_out:
+        return [shares_call(problem, given, t)]
     if problem.kv_layout != "packed":
         return [cached_list_call(problem, given, rows)]
     return [list_call(problem, given, rows, of_keys=False, last_first=True)]

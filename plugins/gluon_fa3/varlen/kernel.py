@@ -40,22 +40,20 @@ from registry.toolbox.hopper import after_previous_kernel
 
 _LET_NEXT_START = gl.constexpr("griddepcontrol.launch_dependents; mov.u32 $0, 0;")
 _AWAIT_PREVIOUS = gl.constexpr("griddepcontrol.wait; mov.u32 $0, 0;")
-SIZES = "total_q left right heads_q group section_heads shares"
+SIZES = "pitch left right heads_q group section_heads"
 
 
 @gluon.jit
 def attend_listed(maps, o_map, sums, counter, listed, bounds, heads, paging, scale, cap, T: gl.constexpr):
     """Tiles out of the list, or the end at once for a block that finds none: it would look behind the list."""
-    lse, total_q = sums
-    heads_q, group, section_heads, shares = heads
+    lse, pitch = sums
+    heads_q, group, section_heads = heads
     after_previous_kernel()
     steps = gl.load(listed)
-    if T.shared_out:
-        steps *= shares
     if gl.program_id(0) < steps * heads_q:
-        extent = (shares, 0, bounds[0], bounds[1])
-        work = (steps * heads_q, steps, heads_q, section_heads, listed, paging, shares)
-        attend(maps, o_map, lse, total_q, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
+        extent = (0, 0, bounds[0], bounds[1])
+        work = (steps * heads_q, steps, heads_q, section_heads, listed, paging)
+        attend(maps, o_map, lse, pitch, counter.to(gl.int64), extent, work, heads_q, group, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=SIZES.split())
@@ -67,7 +65,7 @@ def attention_packed(
     lse,
     counter,
     row_blocks,
-    total_q,
+    pitch,
     left,
     right,
     heads_q,
@@ -75,11 +73,10 @@ def attention_packed(
     section_heads,
     scale,
     cap,
-    shares,
     T: gl.constexpr,
 ):
-    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads, shares)
-    attend_listed(maps, o_map, (lse, total_q), counter, row_blocks, (left, right), heads, (), scale, cap, T)
+    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads)
+    attend_listed(maps, o_map, (lse, pitch), counter, row_blocks, (left, right), heads, (), scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=[*SIZES.split(), "table_row", "pages", "page_rows"])
@@ -92,7 +89,7 @@ def attention_paged(
     counter,
     row_blocks,
     table,
-    total_q,
+    pitch,
     left,
     right,
     heads_q,
@@ -103,13 +100,12 @@ def attention_paged(
     page_rows,
     scale,
     cap,
-    shares,
     T: gl.constexpr,
 ):
     """The same where keys and values lie on pages (../pages.py), each so many rows after the one before."""
-    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads, shares)
+    maps, heads = (q_map, k_map, v_map), (heads_q, group, section_heads)
     paging = (table, table_row, pages, page_rows)
-    attend_listed(maps, o_map, (lse, total_q), counter, row_blocks, (left, right), heads, paging, scale, cap, T)
+    attend_listed(maps, o_map, (lse, pitch), counter, row_blocks, (left, right), heads, paging, scale, cap, T)
 
 
 @gluon.jit(do_not_specialize=["left", "right", "heads_kv", "group", "row_blocks", "section_heads"])
