@@ -81,7 +81,11 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     metavar="RESULTS",
     help="With --out: fit the raw results of another device of the same architecture, too.",
 )
-@click.option("--keep", is_flag=True, help="Fit again only kinds whose shapes are not those behind --table as it is.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Fit again only kinds whose shapes, or the order of whose configs, are not those behind --table as it is.",
+)
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:

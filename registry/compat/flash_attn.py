@@ -207,7 +207,7 @@ def flash_attn_with_kvcache(
     }
     try:
         if where is not None and k is not None and v is not None:
-            kv_cache.check_call(*operands, **call)  # a call that is refused has written nothing
+            registry.attention_varlen.check(*operands, **call)  # a call that is refused has written nothing
             k_cache[where], v_cache[where] = k, v
         found = registry.attention_varlen(*operands, **call)
     except InvalidArgument as error:

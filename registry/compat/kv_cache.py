@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-import registry
 from registry.compat import checks
 from registry.errors import InvalidArgument, shown
 from registry.ops.tensors import check_tensor, dtype_name
@@ -82,21 +81,6 @@ class Cache:
         pages = self.table[rows, at // page].long()
         checks.refuse_beyond("block_table", pages, 0, self.k.shape[0] - 1, "the pages there are")
         return pages, at % page
-
-
-def check_call(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> None:
-    """Raise for what the op would refuse. A plan is found in a tenth of the time that `explain` takes."""
-    op = registry.attention_varlen
-    if torch.compiler.is_compiling():
-        op(q, k, v, **call)  # nobody uses the result, so that it is traced, checked, and in no graph
-        return
-    how = *(call[name] for name in ("max_seqlen_q", "max_seqlen_k", "causal", "window", "softcap", "return_lse")), None
-    optional = ("seqused_k", "block_table", "sinks", "alibi_slopes", "k_scale", "v_scale")
-    given = {"cu_seqlens_k": None, **{name: call[name] for name in optional}, "out": None}
-    if op.find_plan(*op._key(how, q, k, v, call["cu_seqlens_q"], given)) is None:
-        op.explain(q, k, v, **call)
-    else:
-        op.refuse_values(q, k, v, **call)
 
 
 def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:

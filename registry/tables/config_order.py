@@ -54,6 +54,9 @@ class ConfigTrees:
     """The trees of one variant; raises ValueError where they do not ask as `coordinates_of` says."""
 
     trees: Trees
+    order: str = field(default="", compare=False)
+    """A digest of the configs that stood at the places which the trees know (tuning/config_trees.py). Where others do
+    today, what was learnt of a place is of another config. Empty where nobody kept it."""
     _known: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Which leaves are left by what configs say that were asked about: the same few, again and again."""
 

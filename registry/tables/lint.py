@@ -137,6 +137,9 @@ def _lint_nearest(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Seve
     if shapes is None:
         yield "error", ".nearest", "no-shapes", without_shapes(table, rule)
         return
+    if not all(trees.order for trees in shapes.config_trees.values()):
+        message = "fitted before the order of configs was kept, so that a change of it goes unseen"
+        yield "warning", ".nearest", "unkept-order", f"{message}; kreg tune {table.op} --fit-only --keep adds it"
     for name in sorted({name for name, _ in shapes.contestants}):
         wrong, code = _wrong_variant(table.op, name, known.variants), "unknown-variant"
         if not wrong and known.config_complaint:

@@ -243,6 +243,10 @@ class _Trees(Struct, forbid_unknown_fields=True):
         return trees_of(self.coordinates, self.variants, [partial(_LISTED.decode, part) for part in self.parts])
 
 
+class _ConfigTrees(_Trees, forbid_unknown_fields=True):
+    order: str = ""
+
+
 _LISTED = Decoder(list[Any])
 
 
@@ -255,7 +259,7 @@ class _File(Struct, forbid_unknown_fields=True):
     rules: dict[str, list[_Row]]
     trees: dict[str, _Trees] = {}
     closer: dict[str, _Trees] = {}
-    config_trees: dict[str, dict[Name, _Trees]] = {}
+    config_trees: dict[str, dict[Name, _ConfigTrees]] = {}
 
 
 def _checked(file: _File) -> MeasuredSizes:
@@ -278,7 +282,7 @@ def _checked(file: _File) -> MeasuredSizes:
         tuple(file.contestants),
         {int(index): found.made() for index, found in file.trees.items()},
         {
-            int(i): {name: ConfigTrees(one.made()) for name, one in found.items()}
+            int(i): {name: ConfigTrees(one.made(), one.order) for name, one in found.items()}
             for i, found in file.config_trees.items()
         },
         {int(index): Closer(found.made()) for index, found in file.closer.items()},
@@ -303,16 +307,18 @@ def _trees_text(found: MeasuredSizes) -> str:
     chosen = []
     for index, each in sorted(found.config_trees.items()):
         chosen.append(
-            f'"{index}": {{\n' + ",\n".join(f'"{name}": {_listed(each[name].trees)}' for name in sorted(each)) + "}"
+            f'"{index}": {{\n'
+            + ",\n".join(f'"{name}": {_listed(each[name].trees, order=each[name].order)}' for name in sorted(each))
+            + "}"
         )
     looks = [f'"{index}": {_listed(one.trees)}' for index, one in sorted(found.closer.items())]
     named = (("trees", rules), ("closer", looks), ("config_trees", chosen))
     return "".join(f',\n"{name}": {{\n' + ",\n".join(parts) + "\n}" for name, parts in named if parts)
 
 
-def _listed(trees: Trees) -> str:
-    """A line each."""
-    listed = trees.listed()
+def _listed(trees: Trees, **more: str) -> str:
+    """A line each, behind what more there is to say."""
+    listed = {name: value for name, value in more.items() if value} | trees.listed()
     lines = [",\n".join(json.dumps(tree, separators=(",", ":")) for tree in part) for part in listed.pop("parts")]
     return f'{json.dumps(listed)[:-1]}, "parts": [[\n' + "\n],[\n".join(lines) + "\n]]}"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.tables.config_order import ASKED, Config, ConfigTrees, coordinates_of, own_order
@@ -66,6 +68,15 @@ def fitted_config_trees(coordinates: Sequence[str], shapes: Sequence[Mapping[str
             fitted = [_fitted(name, tuple(coordinates), own, near) for near in NEAR]
             found[name] = min(fitted, key=lambda trees: _lost_left_out(trees, own))
     return found
+
+
+def order_digest(orders: Iterable[Sequence[tuple[Config, float]]]) -> str:
+    """12 hex digits over what trees know a variant's configs by beside their values: which ones it would try first on
+    some problems, each in its place."""
+    found = hashlib.sha256()
+    for order in orders:
+        found.update(json.dumps([dict(config) for config, _ in order[:ASKED]], sort_keys=True).encode())
+    return found.hexdigest()[:12]
 
 
 def _lost_left_out(trees: ConfigTrees, shapes: Mapping[int, Timed]) -> float:

@@ -233,7 +233,8 @@ def _unproven(
     if beside_of(fitted) != beside:
         found.append(f"rules[{told[0].index}]: the measured shapes beside the table are not those of {run}")
     for rule, one in zip(told, fitted, strict=True):
-        found += [f"rules[{rule.index}]: {problem}" for problem in _differences(results, rule, one, settings)]
+        problems = [*_differences(results, rule, one, settings), *_moved(one)]
+        found += [f"rules[{rule.index}]: {problem}" for problem in problems]
     return found
 
 
@@ -257,6 +258,15 @@ def _differences(results: Results, rule: Rule, fitted: Fit, settings: Settings) 
         else:
             found += _speed_differences("runner_up.tflops", claimed.runner_up.tflops, rival["tflops"], run)
     return found
+
+
+def _moved(fitted: Fit) -> list[str]:
+    """Trees know a config by its place, too: where another one stands there, they speak of one and mean the other."""
+    again = f"fit the table again (kreg tune {fitted.op} --fit-only)"
+    return [
+        f"{name} declares its configs in another order, or others, than when it was fitted: {again}"
+        for name in fitted.moved
+    ]
 
 
 def _speed_differences(name: str, said: float, actual: float, run: str) -> list[str]:

@@ -25,12 +25,12 @@ from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.tables.closer import Closer
-from registry.tables.config_order import ConfigTrees
+from registry.tables.config_order import ConfigTrees, own_order
 from registry.tables.nearest import NEVER, Config
 from registry.tables.shapes import DIGITS, Result, Shape
 from registry.tables.trees import Trees
 from registry.tuning.closer import closer_look
-from registry.tuning.config_trees import Timed, fitted_config_trees
+from registry.tuning.config_trees import Timed, fitted_config_trees, order_digest
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
@@ -80,7 +80,10 @@ class Fit:
     weights: dict[str, float]
     trees: Trees | None
     config_trees: Mapping[str, ConfigTrees]
+    """Each with the digest of the order that it was fitted to; today's, where nobody kept one."""
     closer: Closer | None
+    orders: Mapping[str, str]
+    """Of the same variants that digest today."""
     libraries: frozenset[str]
     """Variants that compile nothing: kernels of libraries, which run where nobody has measured."""
     target: Target
@@ -88,6 +91,11 @@ class Fit:
     """Shapes that are left out, and why."""
     apart: Mapping[str, Any] = field(default_factory=dict)
     """What tells problems of this kind from others of the op, which have fits of their own (tuning/kinds.py)."""
+
+    @property
+    def moved(self) -> list[str]:
+        """Variants that declare other configs today than those that their trees know by place, or in another order."""
+        return [name for name, trees in self.config_trees.items() if trees.order != self.orders.get(name, trees.order)]
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,11 @@ def fit(
         for case, problem, own, point in zip(fair, problems, configs, points, strict=True)
     ]
     config_trees = before.config_trees if before is not None else fitted_config_trees(coordinates, timed)
+    orders = {name: _order(name, problems, configs) for name in config_trees.keys() & catalog.get().of(op).keys()}
+    config_trees = {
+        name: dataclasses.replace(trees, order=trees.order or orders.get(name, ""))
+        for name, trees in config_trees.items()
+    }
     firsts = [_firsts(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
     shown = Counter(name for found in firsts for name, (_, is_today) in found.items() if is_today)
     settled = {name for name, count in shown.items() if count >= LEAST}
@@ -160,7 +173,7 @@ def fit(
     coordinates = tuple(coordinates[place] for place in kept)
     taken, could = {id(case) for case in fair}, {id(case) for case in whole}
     skipped = {case.text: BY_LAUNCHES if id(case) in could else UNEVEN for case in cases if id(case) not in taken}
-    found = coordinates, named, dict(before.weights), before.trees, config_trees, before.closer
+    found = coordinates, named, dict(before.weights), before.trees, config_trees, before.closer, orders
     return Fit(op, fair, shapes, problems, declared, timed, *found, libraries, target, skipped)
 
 
@@ -230,6 +243,12 @@ def _configs(case: CaseResults, problem: Any) -> dict[str, Sequence[Config]]:
     """What each variant measured there declares for it today."""
     variants, names = catalog.get().variants, dict.fromkeys(entry.variant for entry in case.entries.values())
     return {name: variants[name].configs_for(problem) if name in variants else () for name in names}
+
+
+def _order(name: str, problems: Sequence[Any], configs: Sequence[Mapping[str, Sequence[Config]]]) -> str:
+    """The digest of a variant's own order on all shapes on which it was measured, whatever its source was then."""
+    variant, measured = catalog.get().variants[name], zip(problems, configs, strict=True)
+    return order_digest(own_order(own[name], variant.costs(one)) for one, own in measured if name in own)
 
 
 def _declared(configs: Mapping[str, Sequence[Config]], problem: Any) -> dict[str, Config | None]:

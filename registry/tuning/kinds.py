@@ -65,17 +65,17 @@ def fits(
 
 
 def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any]) -> list[Earlier | None]:
-    """Of each kind what a table was fitted to, where its shapes are the same as those behind the table's rule: others
-    were added."""
+    """Of each kind what a table was fitted to, where its shapes are the same as those behind the table's rule, and its
+    configs stand where they stood: others were added."""
     beside, found = read_beside(table), []
     for kind, own in parted(cases):
         rule = _rule_of(table, kind)
         asked = rule is not None and beside is not None and neighbours_of(table, rule) is not None
         before = earlier(rule, beside) if asked else None  # type: ignore[arg-type]
         if before is not None:
-            again = beside_of([fit(own, machine, before=before)])
+            again = fit(own, machine, before=before)
             there = _told(beside, rule.index)  # type: ignore[arg-type, union-attr]
-            before = before if _told(again, 0) == there else None
+            before = before if not again.moved and _told(beside_of([again]), 0) == there else None
         found.append(before)
     return found
 

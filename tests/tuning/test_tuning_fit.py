@@ -249,10 +249,12 @@ def test_advice_says_what_each_variant_lost_nearby():
 @pytest.fixture
 def shipped(tmp_path):
     """(raw results folder, table) as a release has them."""
-    results = results_of(
-        attention_cases(), lambda f: {one("ours", SMALL): 1.0, one("theirs"): 2.0 if f["causal"] else 0.5}
-    )
-    path = tmp_path / "h200" / "0001.jsonl"
+    times = lambda f: {one("ours", SMALL): 1.0, one("theirs"): 2.0 if f["causal"] else 0.5}  # noqa: E731
+    return shipped_of(results_of(attention_cases(), times), tmp_path)
+
+
+def shipped_of(results, folder):
+    path = folder / "h200" / "0001.jsonl"
     with journal.Journal(path) as file:
         file.write("run", format=journal.FORMAT, machine=MACHINE, mode="events")
         for key, case in results.cases.items():
@@ -264,7 +266,7 @@ def shipped(tmp_path):
                     file.write("sample", case=key, key=k, round=turn, **sample)
             file.write("done", case=key)
     raw = journal.read(path)
-    return tmp_path, make_table(raw, fits(raw.of("attention"), raw.machine, ALL), "h200/0001", ALL)
+    return folder, make_table(raw, fits(raw.of("attention"), raw.machine, ALL), "h200/0001", ALL)
 
 
 def verified(shipped, text):

@@ -172,6 +172,50 @@ class AttentionVarlen(VarlenOp):
             result = copied_to.copy_(result)
         return (result, lse) if return_lse else result
 
+    def check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any) -> None:
+        """Raise what the same call would raise, and launch nothing: for who writes into a cache before the call.
+
+        So does `explain`. This keeps the plan that it finds, as a call does, and takes a fifth of the time where there
+        is one. In a graph that is being compiled it checks all but `out`.
+        """
+        if torch.compiler.is_compiling():
+            self(q, k, v, **{**call, "out": None})  # nobody uses the result: it is traced, checked, and in no graph
+        elif self._has_plan(q, k, v, **call):
+            self.refuse_values(q, k, v, **call)
+        else:
+            self.explain(q, k, v, **call)
+
+    def _has_plan(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        causal: bool = False,
+        window: Any = None,
+        softcap: float = 0.0,
+        scale: float | None = None,
+        return_lse: bool = False,
+        variant: str | None = None,
+        **given: Any,
+    ) -> bool:
+        """Whether a call with these settings would find or make a plan; not, where it would go by the torch op, or has
+        a `plan` or `out` of its own to be checked."""
+        if scale is not None:
+            masks.check_scale(scale)
+        masks.check_flag("causal", causal)
+        masks.check_flag("return_lse", return_lse)
+        window, softcap = masks.check_window(window), masks.check_softcap(softcap)
+        own = given.keys() - set(arguments.OPTIONAL) or given.get("out") is not None
+        if own or type(max_seqlen_q) is not int or type(max_seqlen_k) is not int:
+            return False
+        longest = coarse(max_seqlen_k) if given.get("cu_seqlens_k") is None and max_seqlen_k > 0 else max_seqlen_k
+        how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
+        return self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, self._optional(given))) is not None
+
     def schedule(
         self,
         q: torch.Tensor,

@@ -11,12 +11,12 @@ import registry
 varlen = registry.attention_varlen
 
 
-def call_with(changes):
+def call_with(changes, function=varlen):
     """A good call but for these arguments: values, or functions of the good ones."""
     (q, k, v), how = batch(dtype=torch.float32)
     named = {"q": q, "k": k, "v": v} | how
     named |= {name: change(named[name]) if callable(change) else change for name, change in changes.items()}
-    return varlen(named.pop("q"), named.pop("k"), named.pop("v"), **named)
+    return function(named.pop("q"), named.pop("k"), named.pop("v"), **named)
 
 
 CASES = {
@@ -86,6 +86,9 @@ def test_errors_name_the_argument(case):
         with pytest.raises(registry.InvalidArgument) as raised:
             call_with(changes)
         assert raised.value.argument == name and raised.value.allowed
+        with pytest.raises(registry.InvalidArgument) as checked:
+            call_with(changes, varlen.check)
+        assert str(checked.value) == str(raised.value)
         call_with({})
 
 
@@ -153,7 +156,27 @@ def test_a_variant_is_handed_what_it_claims_and_nothing_else(declare):
         assert set(seen) == wanted
 
 
+def test_a_check_launches_nothing_and_raises_what_the_call_would(declare):
+    """Where a plan is found, and where none is kept, as under autocast."""
+    declare("test.never", op="attention_varlen", run=lambda *_, **__: pytest.fail("launched"), kv_layouts=("cache",))
+    qkv, how = batch("cache", heads=(2, 2), dtype=torch.float32)
+    longer = how | {"seqused_k": how["seqused_k"] + qkv[1].shape[1]}
+    for _ in ("cold", "warm"):
+        varlen.check(*qkv, **how, variant="test.never")
+        varlen.check(*qkv, **how, variant="test.never", scale=-2)
+        with torch.autocast("cpu", torch.bfloat16):
+            varlen.check(*qkv, **how)
+        with pytest.raises(registry.InvalidArgument) as raised:
+            varlen(*qkv, **longer)
+        with pytest.raises(registry.InvalidArgument) as checked:
+            varlen.check(*qkv, **longer)
+        assert str(checked.value) == str(raised.value)
+        with pytest.raises(registry.IllegalVariant, match="causal"):
+            varlen.check(*qkv, **how, causal=True, variant="test.never")
+
+
 def test_unknown_keywords_are_refused():
     qkv, how = batch()
-    with pytest.raises(TypeError):
-        varlen.explain(*qkv, **how, key_padding=True)
+    for function in (varlen.explain, varlen.check):
+        with pytest.raises(TypeError):
+            function(*qkv, **how, key_padding=True)

@@ -1,0 +1,108 @@
+"""Trees know a config by its place, too: lint says which variants declare others there than when they were fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from test_tuning_fit import attention_cases, one, results_of, shipped_of, verified
+
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
+from registry.tables.config_order import ASKED, own_order
+from registry.tables.measured import read_beside
+from registry.tuning import config_trees, journal
+from registry.tuning.config_trees import order_digest
+from registry.tuning.fit import fit
+from registry.tuning.kinds import kept
+from registry.tuning.lint import lint_tables, load_files
+
+TILES = [{"TILE": 2**n} for n in range(ASKED + 2)]
+MOVED = "rules[0]: test.ours declares its configs in another order, or others, than when it was fitted"
+
+
+@pytest.fixture
+def declared(declare, monkeypatch):
+    """What a variant declares, best first: a list to be edited, as where measurements are carried over an edit."""
+    monkeypatch.setattr(config_trees, "LEAST", 8)
+    found = list(TILES)
+    declare("test.ours", configs=lambda problem: list(found), dtypes=("bfloat16",))
+    return found
+
+
+@pytest.fixture
+def shipped(declared, tmp_path):
+    """(raw results folder, table) as a release has them."""
+
+    def times(facts):
+        first = 1.0 if facts["seqlen_q"] > 2000 else 1.2
+        return {one("test.ours", TILES[0]): first, one("test.ours", TILES[1]): 1.1, one("theirs"): 3.0}
+
+    results = results_of(attention_cases(), times)
+    for case in results.cases.values():
+        for entry in case.entries.values():
+            if entry.variant == "test.ours":
+                entry.fingerprint = fingerprint_of(catalog.get().variants["test.ours"])
+    return shipped_of(results, tmp_path)
+
+
+def moved(shipped):
+    """Whether lint says so."""
+    return any(problem.startswith(MOVED) for problem in verified(shipped, shipped[1].text))
+
+
+def keeps(shipped):
+    """What a fit that keeps what holds would keep."""
+    folder, made = shipped
+    raw = journal.read(folder / "h200" / "0001.jsonl")
+    verified(shipped, made.text)
+    (found,) = kept(load_files([folder / "attention.sm90.yaml"]).tables[0], raw.of("attention"), raw.machine)
+    return found and fit(raw.of("attention"), raw.machine, before=found)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda tiles: tiles.reverse(),
+        lambda tiles: tiles.insert(1, {"TILE": 3}),
+        lambda tiles: tiles.remove(TILES[3]),
+        lambda tiles: tiles.__setitem__(2, {**TILES[2], "deep": True}),
+    ],
+    ids=["another order", "one more", "one less", "another value"],
+)
+def test_configs_at_other_places_are_an_error_and_fitted_again(shipped, declared, edit):
+    assert verified(shipped, shipped[1].text) == [] and keeps(shipped)
+    edit(declared)
+    assert moved(shipped) and not keeps(shipped)
+    declared[:] = TILES
+    assert not moved(shipped) and keeps(shipped)
+
+
+def test_configs_that_trees_are_not_asked_about_may_change(shipped, declared):
+    declared[ASKED:] = [{"TILE": 3}]
+    assert not moved(shipped) and keeps(shipped)
+
+
+def test_trees_from_before_an_order_was_kept_are_a_warning_until_a_fit_that_keeps_them_adds_it(shipped):
+    folder, made = shipped
+    data = json.loads(made.measured)
+    order = data["config_trees"]["0"]["test.ours"].pop("order")
+    before = folder, dataclasses.replace(made, measured=json.dumps(data))
+    assert verified(before, made.text) == []
+    tables = load_files([folder / "attention.sm90.yaml"])
+    found = {finding.code: finding for finding in lint_tables(tables)}["unkept-order"]
+    assert found.severity == "warning" and "kreg tune attention --fit-only --keep" in found.message
+    assert keeps(before).config_trees["test.ours"].order == order
+    assert keeps(before).config_trees == read_beside(tables.tables[0]).config_trees[0]
+    verified(shipped, made.text)
+    assert "unkept-order" not in [f.code for f in lint_tables(load_files([folder / "attention.sm90.yaml"]))]
+
+
+def test_the_order_counts_in_which_a_variant_would_try_its_configs_whatever_it_was_written_in():
+    cost = lambda config: float(config["TILE"])  # noqa: E731
+    there, back = own_order(TILES, None), own_order(TILES[::-1], None)
+    assert order_digest([there]) != order_digest([back]) != order_digest([back, back])
+    assert order_digest([own_order(TILES, cost)]) == order_digest([own_order(TILES[::-1], cost)])
+    one, other = [({"TILE": 1, "deep": True}, 1.0)], [({"deep": True, "TILE": 1}, 2.0)]
+    assert order_digest([one]) == order_digest([other]) != order_digest([[({"TILE": 1, "deep": 1}, 1.0)]])
