@@ -12,7 +12,7 @@ from typing import Any
 from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
 
 # (padded head dim, consumers, BLOCK_N): microseconds of a launch, and of 100,000 scores of an SM
-_TIMES = {
+TIMES = {
     (64, 1, 128): (7.0, 6.60),
     (64, 2, 128): (7.4, 6.53),
     (64, 3, 128): (7.9, 5.62),
@@ -38,7 +38,7 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
     """Microseconds."""
     wide = tier(problem)
     rows, columns = ROWS * config["consumers"], config["BLOCK_N"]
-    launch, scores = _TIMES[wide, config["consumers"], columns]
+    launch, scores = TIMES[wide, config["consumers"], columns]
     scores *= _WRITTEN.get(wide, 1.0) if config.get("written") else 1.0
     at_once = 2 if config["consumers"] == 1 and (wide == 64 or (wide == 128 and columns == 64)) else 1
     sms = max(problem.target.sm_count, 1)

@@ -14,7 +14,7 @@ from registry.plugins.gluon_fa3.claims import CLAIMS
 from registry.plugins.gluon_fa3.configs import design_of
 from registry.plugins.gluon_fa3.varlen import host
 from registry.plugins.gluon_fa3.varlen.configs import cached_rule, configs, registers, rule, shared_memory
-from registry.toolbox.costs import unknown_cost
+from registry.plugins.gluon_fa3.varlen.cost import cost
 from registry.toolbox.designs import specialised
 
 VARIANT = Variant(
@@ -35,7 +35,7 @@ VARIANT = Variant(
     ),
     design=specialised((128, 128), 2, tasks=3),
     configs=configs,
-    cost=unknown_cost,
+    cost=cost,
     design_of=design_of,
     summary="gluon_fa3 over packed sequences: its tiles come from a list that the device makes of the lengths",
 )
