@@ -6,15 +6,16 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections import Counter
+
+from registry.forks import new_lock
 
 __all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "what_failed"]
 
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
 
-_lock = threading.Lock()
+_lock = new_lock()
 _counts: Counter[str] = Counter()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from registry.dispatch.quarantine import did_not_compile, quarantine
 from registry.dispatch.scope import Bind, Scope, Trial, current, entered
 from registry.dispatch.tried import Took, TriedOut, tried
 from registry.errors import InvalidArgument, shown
+from registry.forks import new_lock
 from registry.ops.parts.memory import copied
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def try_out(most: int = MOST) -> Iterator[TryOuts]:
             forget_plans()
 
 
-_alone = threading.RLock()
+_alone = new_lock()
 """Two at once would time each other."""
 
 

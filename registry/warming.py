@@ -26,7 +26,7 @@ from registry.dispatch.decision import NO_KERNEL, Decision
 from registry.dispatch.quarantine import compile_failures
 from registry.dispatch.scope import Recorder, current
 from registry.dispatch.select import decide
-from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant
+from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant, shown
 from registry.ops.known import op_named
 from registry.toolbox.capturing import capturing
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool
@@ -126,14 +126,20 @@ def warm(
 def _cases(what: Any) -> Iterable[tuple[Case, Target | None]]:
     from registry.ops.parts.cases import Case, of_problem
 
-    for one in what.problems if isinstance(what, Recorder) else what:
+    given = what.problems if isinstance(what, Recorder) else what
+    allowed = 'a record() block, or a list of Cases, Problems and text such as "matmul m=64,n=64,k=64"'
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument("what", shown(given), allowed)
+    for one in given:
         if isinstance(one, Problem):
             yield of_problem(one), one.target
         elif isinstance(one, str):
             op, _, shape = one.strip().partition(" ")
             yield Case.parse(op, shape), None
-        else:
+        elif isinstance(one, Case):
             yield one, None
+        else:
+            raise InvalidArgument("what", f"{shown(one)} in a list", allowed)
 
 
 def _here() -> Target | None:

@@ -156,6 +156,12 @@ def test_needs_a_target_where_there_is_no_gpu(variant, monkeypatch):
         warm([f"attention {SHAPE}"])
 
 
+@pytest.mark.parametrize("what", [3, None, "matmul m=8,n=8,k=8", [3], [None], [registry.matmul]], ids=str)
+def test_what_says_no_problem_is_named(what):
+    with pytest.raises(InvalidArgument, match=r"^what: got .*; allowed: a record\(\) block, or a list of Cases"):
+        warm(what, target=H100)
+
+
 def test_not_in_capture(monkeypatch):
     monkeypatch.setattr(warming, "capturing", lambda: True)
     with pytest.raises(CaptureError):

@@ -13,6 +13,7 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.errors import InvalidArgument, UnknownOp
 from registry.ops.op import Op
+from registry.ops.parts.cases import MOST
 
 DTYPE_ALIASES: Mapping[str, str] = {short: dtype for dtype, short in SHORT_DTYPES.items()} | {
     "half": "float16",
@@ -113,9 +114,13 @@ def _shape(
     words: dict[str, Any] = {}
     for part in (text or "").replace(",", " ").split():
         name, given, value = part.partition("=")
+        if name in found or name in words:
+            raise InvalidArgument("--shape", f"two values of {name}", "one")
         kind = _kind(others[name]) if name in others else None
         if name in sizes and value.lstrip("-").isdecimal():
             found[name] = int(value)
+            if found[name] > MOST:
+                raise InvalidArgument("--shape", repr(part), f"sizes of up to {MOST}")
         elif kind is bool and value.lower() in ("true", "false", "") and bool(value) == bool(given):
             words[name] = value.lower() != "false"
         elif kind is float and _is_number(value):

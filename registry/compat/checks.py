@@ -10,7 +10,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.masks import check_flag, check_scale, check_softcap
-from registry.ops.tensors import check_tensor, dtype_name, is_virtual
+from registry.ops.tensors import check_tensor, dtype_name, is_virtual, readable
 
 Tensor = torch.Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -106,6 +106,14 @@ def refuse_beyond(name: str, values: Tensor, least: int, most: Tensor | int, wha
         at = tuple(wrong.nonzero()[0].tolist())
         bound = most if isinstance(most, int) else int(most[at])
         raise InvalidArgument(name, f"{int(values[at])} at {list(at)}", f"{least} to {bound}, {what}")
+
+
+def refuse_tail(name: str, starts: Tensor, rows: int) -> None:
+    """Raise for rows behind the last sequence, where they can be seen for nothing, by the numbers that were given."""
+    if readable(starts) and int(starts[-1]) != rows:
+        raise InvalidArgument(
+            name, f"{int(starts[-1])} at the end", f"numbers that rise from 0 to {rows}, the rows there are"
+        )
 
 
 def deterministic(value: object) -> None:

@@ -120,7 +120,7 @@ def flash_attn_varlen_func(
     elif seqused_q is None and seqused_k is None:
         lengths["cu_seqlens_k"] = cu_seqlens_k
     else:
-        parts = _parts(check_tensor("q", q).device, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        parts = _parts(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
         lengths = {"cu_seqlens_q": parts[0], "cu_seqlens_k": parts[1]}
     found = registry.attention_varlen(
         q,
@@ -217,21 +217,24 @@ def flash_attn_with_kvcache(
 
 
 def _parts(
-    device: torch.device, starts_q: Any, starts_k: Any, used_q: Tensor | None, used_k: Tensor | None
+    q: Any, k: Any, starts_q: Any, starts_k: Any, used_q: Tensor | None, used_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Where three sequences begin for each: what is used of it, queries without keys, keys without queries."""
     if starts_k is None:
         raise InvalidArgument("cu_seqlens_k", "None", "where each sequence of packed k begins, and the end")
-    starts_q = checks.lengths("cu_seqlens_q", starts_q, None, device)
-    starts_k = checks.lengths("cu_seqlens_k", starts_k, starts_q.shape[0], device)
+    q, k = checks.dense("q", q, 3, "[T, H, D]"), checks.dense("k", k, 3, "[Tk, Hkv, D]")
+    starts_q = checks.lengths("cu_seqlens_q", starts_q, None, q.device)
+    starts_k = checks.lengths("cu_seqlens_k", starts_k, starts_q.shape[0], q.device)
+    checks.refuse_tail("cu_seqlens_q", starts_q, q.shape[0])
+    checks.refuse_tail("cu_seqlens_k", starts_k, k.shape[0])
     for name, used, starts in (("seqused_q", used_q, starts_q), ("seqused_k", used_k, starts_k)):
         if used is not None:
-            used = checks.lengths(name, used, starts.shape[0] - 1, device)
+            used = checks.lengths(name, used, starts.shape[0] - 1, q.device)
             checks.refuse_beyond(name, used, 0, starts.diff(), "the rows that this sequence has")
     end_q, end_k = (
         starts[1:] if used is None else starts[:-1] + used for starts, used in ((starts_q, used_q), (starts_k, used_k))
     )
     parts_q, parts_k = (starts_q[:-1], end_q, starts_q[1:]), (starts_k[:-1], end_k, end_k)
     joined = (torch.stack(parts, dim=1).flatten() for parts in (parts_q, parts_k))
-    q, k = (torch.cat((part, starts[-1:])) for part, starts in zip(joined, (starts_q, starts_k), strict=True))
-    return q, k
+    of_q, of_k = (torch.cat((part, starts[-1:])) for part, starts in zip(joined, (starts_q, starts_k), strict=True))
+    return of_q, of_k

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from registry.errors import InvalidArgument, shown
+from registry.forks import new_lock
 
 if TYPE_CHECKING:
     from torch import device as TorchDevice
@@ -63,7 +63,7 @@ class Target:
 
 
 _interpreting: list[Target] = []
-_guard = threading.Lock()
+_guard = new_lock()
 
 
 def interpreted_as() -> Target | None:

@@ -26,6 +26,7 @@ from registry.contract.declared import check_declaration
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
 from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant
+from registry.forks import in_child, new_lock
 from registry.notices import clip, printable, what_failed
 
 if TYPE_CHECKING:
@@ -222,11 +223,13 @@ class _Lazy:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._swap = threading.Lock()
+        self._lock = new_lock()
+        self._swap = new_lock()
         self._catalog: Catalog | None = None
         self._finder: int | None = None
         """The thread that loads the plugins, while it does."""
+        self._torn = False
+        """Whether that thread is gone, and has left modules half made behind: this process is a fork from then."""
         self._by_plugin: list[Variant] = []
         """What the plugin that is being loaded has registered."""
         self._waiting: list[tuple[Variant, str]] = []
@@ -242,6 +245,11 @@ class _Lazy:
             raise RegistryError(
                 "a plugin asks for the registry's variants while plugins are being loaded: "
                 "it may call registry.register there, and ops later"
+            )
+        if self._torn:
+            raise RegistryError(
+                "this process was forked while another thread was loading plugins, whose modules are half made here: "
+                "call registry.variants() once before threads start, or before the fork"
             )
         if not self._lock.acquire(timeout=WAIT_S):
             raise RegistryError(
@@ -261,6 +269,11 @@ class _Lazy:
             return catalog
         finally:
             self._lock.release()
+
+    def in_child(self) -> None:
+        """Who loads plugins in the process that was forked does not go on here, unless it is who forked."""
+        if self._finder not in (None, threading.get_ident()):
+            self._finder, self._torn = None, True
 
     def _with_waiting(self, found: Catalog) -> Catalog:
         waiting, self._waiting = self._waiting, []
@@ -334,3 +347,4 @@ def _importing() -> bool:
 
 
 catalog = _Lazy()
+in_child(catalog.in_child)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
 from registry.dispatch.tried import tried
+from registry.forks import new_lock
 from registry.tables import (
     Condition,
     Field,
@@ -33,7 +33,7 @@ from registry.tables import (
 CACHE_VARIABLE = "REGISTRY_CACHE"
 
 _store = TableStore()
-_lock = threading.Lock()
+_lock = new_lock()
 _loaded = False
 
 

@@ -12,7 +12,7 @@ from registry import notices
 from registry.dispatch.decision import Decision
 from registry.dispatch.quarantine import did_not_compile, quarantine
 from registry.dispatch.scope import Scope, Trial
-from registry.errors import CaptureError, IllegalVariant, NoLegalVariant, RegistryError
+from registry.errors import CaptureError, IllegalVariant, NoLegalVariant, RegistryError, shown
 from registry.toolbox.capturing import capturing
 
 
@@ -49,14 +49,18 @@ def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
 class LateLaunch:
     """Calls a variant's `prepare` at the first launch, so that making a plan, or explaining one, never compiles."""
 
-    def __init__(self, prepare: Callable[[], Callable[..., Any]], unclaimed: list[str]) -> None:
-        self._prepare, self._unclaimed = prepare, unclaimed
+    def __init__(self, name: str, prepare: Callable[[], Callable[..., Any]], unclaimed: list[str]) -> None:
+        self._name, self._prepare, self._unclaimed = name, prepare, unclaimed
         self.prepared: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.prepared is None:
             with device_of(args[0]):
                 launch = self._prepare()
+            if not callable(launch):
+                raise RegistryError(
+                    f"{self._name}: prepare gave {shown(launch)}; allowed: a launch, which can be called"
+                )
             finish = finishing(launch, self._unclaimed)
             self.prepared = launch if finish is None else finish(launch)
         return self.prepared(*args, **kwargs)

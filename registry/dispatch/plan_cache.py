@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -26,6 +25,7 @@ from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import EMPTY, current
+from registry.forks import in_child, new_lock
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
@@ -94,7 +94,7 @@ class PlanCache:
         self._eager = eager
         self._entries: dict[Hashable, Any] = {}
         self._get = self._entries.get
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._passing: collections.deque[Hashable] = collections.deque()
         self._forgotten = 0
         self.straight: dict[Hashable, tuple[Callable[..., bool], Callable[..., Any], str | None]] = {}
@@ -110,6 +110,7 @@ class PlanCache:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
         if _dispatch_modes():  # guards overlook them, and fake tensors have no memory to be asked about
             return None
+        kept: tuple[Any, ...] = ()
         try:
             key: Any = (tensors[0].numel(), tensors[1].numel(), len(tensors), settings, _scope().key, _deterministic())
             low = 0
@@ -118,7 +119,8 @@ class PlanCache:
                     break
                 low |= tensor.data_ptr()
             else:
-                for guard, precision, grad, offsets, plan in self._get(key, ()):
+                kept = self._get(key, ())
+                for guard, precision, grad, offsets, plan in kept:
                     if (
                         guard(*tensors)
                         and (precision is None or precision == _precision())
@@ -145,8 +147,8 @@ class PlanCache:
         made = self.by_facts(settings, *tensors, with_grad=needs_grad and _grad_enabled())
         if made.once:
             made.once = False  # a guard is for those who come again
-        elif key is not None:
-            self._add_guard(key, made, tensors, needs_grad, plans_then)
+        elif key is not None and tensors[-1] is not tensors[-2] and len(kept) < GUARDS:  # k may well be v, too
+            self._add_guard(key, kept, made, tensors, needs_grad, plans_then)
         return made
 
     def keep_straight(
@@ -247,12 +249,16 @@ class PlanCache:
         return plan
 
     def _add_guard(
-        self, key: Hashable, plan: Plan, tensors: tuple[torch.Tensor, ...], needs_grad: bool, plans_then: int
+        self,
+        key: Hashable,
+        kept: tuple[Any, ...],
+        plan: Plan,
+        tensors: tuple[torch.Tensor, ...],
+        needs_grad: bool,
+        plans_then: int,
     ) -> None:
-        """Keep a guard for a plan that was found by its facts. The first few of a key stay: they could take turns."""
-        kept = self._get(key, ())
-        if len(kept) >= GUARDS:
-            return
+        """Keep a guard for a plan that was found by its facts, beside those that its key has. The first few stay: they
+        could take turns."""
         if len(set(map(id, tensors))) < len(tensors):
             return  # a guard takes no tensor twice: self-attention of one tensor goes by its facts
         guards = _tensor_guards()
@@ -292,5 +298,13 @@ _caches: list[PlanCache] = []
 def forget_plans() -> None:
     """Drop every plan: after variants or tables changed."""
     traced.new_era()
+    _clear_all()
+
+
+def _clear_all() -> None:
     for cache in _caches:
         cache.clear()
+
+
+# Of a thread that is gone a plan may be in the middle of its first launch, and a cache in that of being cleared.
+in_child(_clear_all)

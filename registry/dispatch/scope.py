@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, shown
+from registry.forks import new_lock
 
 if TYPE_CHECKING:
     from registry.contract.problem import Problem
@@ -193,20 +193,27 @@ def went_elsewhere(door: str, because: str) -> None:
         recorder.add_elsewhere(f"{door}: {because}")
 
 
+_counting = new_lock()
+"""Of all recorders: each holds nothing but counts, and can be copied and sent to another process."""
+
+
 class Recorder:
     """What ran inside a `record()` block."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._counts: Counter[Ran] = Counter()
         self._elsewhere: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Recorder {self.counts}>"
 
+    def __getstate__(self) -> dict[str, Any]:
+        with _counting:  # as they are now, though others count on
+            return {"_counts": Counter(self._counts), "_elsewhere": Counter(self._elsewhere)}
+
     def add_elsewhere(self, because: str) -> None:
         """Count one call that was handed back."""
-        with self._lock:
+        with _counting:
             self._elsewhere[because] += 1
 
     def add(self, decision: Decision) -> None:
@@ -214,13 +221,13 @@ class Recorder:
         ran = Ran(
             decision.problem.op, decision.variant, freeze_config(decision.config), decision.problem, decision.because
         )
-        with self._lock:
+        with _counting:
             self._counts[ran] += 1
 
     @property
     def launches(self) -> dict[Ran, int]:
         """Every distinct launch with its count."""
-        with self._lock:
+        with _counting:
             return dict(self._counts)
 
     @property
@@ -230,7 +237,7 @@ class Recorder:
         for ran, count in self.launches.items():
             per_op = found.setdefault(ran.op, {})
             per_op[ran.variant] = per_op.get(ran.variant, 0) + count
-        with self._lock:
+        with _counting:
             return found | ({ELSEWHERE: dict(self._elsewhere)} if self._elsewhere else {})
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import torch
 
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument
+from registry.forks import new_lock
 from registry.notices import notice, what_failed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -34,7 +34,7 @@ graph_forms: dict[Any, Callable[..., Any]] = {}
 _lent = False
 _scopes = 0
 _era = ""
-_counting = threading.Lock()
+_counting = new_lock()
 _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
 

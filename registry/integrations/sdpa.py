@@ -29,6 +29,8 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 import registry
 from registry.dispatch.scope import went_elsewhere
 from registry.errors import InvalidArgument
+from registry.forks import new_lock
+from registry.ops.parts.masks import is_finite
 
 NAME = "kernel_registry"
 _NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal"}
@@ -36,7 +38,7 @@ _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
 _blocks = threading.local()
-_lock = threading.Lock()
+_lock = new_lock()
 _open = 0
 """How many blocks there are on all threads: the last one to end puts torch's own function back."""
 
@@ -94,6 +96,8 @@ def attention(
     why = _what_is_missing(query, key, value, None if lower_right or upper_left else attn_mask, dropout_p, enable_gqa)
     if not isinstance(is_causal, bool):
         why = "an is_causal that is neither True nor False"
+    if scale is not None and not is_finite(scale):
+        why = "a scale that is no number of float32's"
     top_left = why is None and (is_causal or upper_left)
     if why is None and (lower_right or upper_left):
         why = _what_is_odd(attn_mask, query, key, is_causal)
@@ -127,8 +131,13 @@ def _what_is_missing(q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: boo
         return "tensors that have neither three nor four dimensions"
     if any(x.is_nested or x.layout is not torch.strided for x in (q, k, v)):
         return "tensors that are not dense"
-    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1] or (not gqa and q.shape[-3] != k.shape[-3]):
+    (*outer, heads, _, columns), of_k, of_v = q.shape, k.shape, v.shape
+    if outer != list(of_k[:-3]) or of_k[:-1] != of_v[:-1] or (not gqa and heads != of_k[-3]):
         return "shapes that broadcast"
+    if not columns or not of_v[-1]:
+        return "heads of no columns"
+    if heads and not of_k[-3]:
+        return "no heads of keys"
     return None
 
 

@@ -239,7 +239,8 @@ class Op:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
         launch: Callable[..., Any]
         if variant.prepare is not None and interpreted_as() is None:  # an interpreter has no launcher but Triton's own
-            launch = LateLaunch(functools.partial(variant.prepare, problem, config), self._unclaimed(variant))
+            prepare = functools.partial(variant.prepare, problem, config)
+            launch = LateLaunch(variant.name, prepare, self._unclaimed(variant))
         else:
             launch = on_its_device(self._running(variant, problem, config))
         waits = variant.waits is not None and variant.waits(problem)

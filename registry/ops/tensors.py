@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -18,23 +18,55 @@ _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
 _FakeTensor = torch._subclasses.FakeTensor
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
+def _batching() -> Callable[[], bool]:
+    """Tells of the mode in which torch batches gradients (is_grads_batched, vectorize): functorch does not show it, and
+    its tensors say that they are plain ones."""
+    try:
+        mode: Any = torch._C._parse_dispatch_key("VmapMode")
+        asks = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, mode)
+        asks()
+    except Exception:  # a private part of torch, which may vanish; that mode will have gone before it
+        return bool
+    return asks
+
+
+_batches_gradients = _batching()
+
+
 def plain(*tensors: torch.Tensor) -> bool:
-    """Whether these are ordinary tensors outside of any mode, so that nobody but autograd needs to see the op."""
+    """Whether these are ordinary tensors outside of any mode, so that nobody but autograd needs to see the op.
+
+    A lazily negated view is none: what its memory holds has the other sign, which torch's dispatcher sees to. The first
+    tensor speaks for the device of all: others on another one are refused by the checks of every op.
+    """
+    if _is_compiling():
+        return False
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TYPES or tensor.is_meta:
+        if type(tensor) not in _PLAIN_TYPES or tensor.is_neg():
             return False
     return not (
-        _is_compiling()
+        (tensors and tensors[0].is_meta)
         or _dispatch_modes()
         or _function_modes()
         or _any_autocast()
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
+        or _batches_gradients()
     )
+
+
+def followed(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd follows one of these tensors, those that there are."""
+    if _grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def forward_mode() -> bool:

@@ -11,10 +11,10 @@ Importing this module loads neither msgspec nor yaml; the first load does.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from registry.forks import new_lock
 from registry.tables.files import LayerFile, OpFields, environment_files, files_at, shipped_files
 from registry.tables.match import Condition, Field, kind_of
 from registry.tables.model import Erratum, Layer, Match, Rule, Table, TableSet, Use
@@ -63,7 +63,7 @@ class TableStore:
     """Holds the tables in force. `reload` replaces them whole, or raises and leaves them as they were."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.current = TableSet()
 
     def reload(self, files: Iterable[LayerFile], ops: OpFields, **options: Any) -> TableSet:

@@ -14,18 +14,18 @@ The word outlives all launches, so a CUDA graph that was captured with it compla
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import torch
 
 from registry.errors import CaptureError, DeviceComplaint
+from registry.forks import new_lock
 from registry.toolbox.capturing import capturing
 
 __all__ = ["Complaint", "check"]
 
 _complaints: list[Complaint] = []
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 class Complaint:

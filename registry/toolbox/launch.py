@@ -29,11 +29,11 @@ import functools
 import itertools
 import math
 import operator
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from registry.errors import CaptureError, InvalidArgument
+from registry.forks import new_lock
 from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
@@ -43,7 +43,7 @@ from registry.toolbox.triton_internals import encoder_can, refusal, triton_round
 
 __all__ = ["Bound", "Launcher", "NoClusters", "StandIn"]
 
-_loading = threading.Lock()  # Triton loads a kernel on first use, and two threads doing so see it half loaded
+_loading = new_lock()  # Triton loads a kernel on first use, and two threads doing so see it half loaded
 
 
 @functools.cache

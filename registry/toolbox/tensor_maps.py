@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from registry.forks import new_lock
 
 __all__ = [
     "Address",
@@ -58,7 +59,7 @@ class TensorMaps(dict[int, Any]):
         self._encode, self._old = encode, _NONE
         # one for all addresses, changed and read under the lock
         self._descriptor = with_base(without_base(example), Address(0, example.base.dtype))
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def resized(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMaps:
         """Maps of the same blocks, of tensors of other sizes. They share the lock: there are many of them."""
@@ -96,7 +97,7 @@ class TensorMaps(dict[int, Any]):
 _NONE: dict[int, Any] = {}
 """An old generation before there is one; nobody adds to it."""
 _by_geometry: weakref.WeakValueDictionary[Any, TensorMaps] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def maps_for(descriptor: Any, metadata: Mapping[str, Any], encoder: Callable[[Any, Any], Any]) -> TensorMaps:

@@ -48,6 +48,7 @@ def test_a_file_that_holds_no_shapes_is_one_line(capsys, tmp_path, content, said
         ("grouped_mm", "e=-1", "e"),
         ("grouped_mm", "form=x", "form"),
         ("matmul", "layout=xx", "layout"),
+        ("matmul", "m=3,n=4,k=5,m=7", "m"),
     ],
 )
 def test_a_shape_that_is_none_is_one_line(capsys, tmp_path, op, shape, word):
@@ -59,6 +60,17 @@ def test_a_shape_that_is_none_is_one_line(capsys, tmp_path, op, shape, word):
         assert main(command) == USAGE
         err = capsys.readouterr().err
         assert f"{word}: got" in err and "allowed" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [("m=3,n=4,k=5,m=7", "two values of m"), ("m=3,ieee,ieee=false", "two values of ieee")]
+)
+def test_explain_takes_each_size_once_and_none_that_there_cannot_be(capsys, shape, said):
+    assert main(["explain", "matmul", "--device", "H100", "--shape", shape]) == USAGE
+    err = capsys.readouterr().err
+    assert f"--shape: got {said}" in err and err.count("\n") == 1
+    assert main(["explain", "matmul", "--device", "H100", "--shape", "m=99999999999999999999,n=8,k=8"]) == USAGE
+    assert "allowed: sizes of up to 1099511627776" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(5)", "def registry_variants():\n    return 1 / 0"])

@@ -107,6 +107,17 @@ def test_parts_of_packed_sequences():
     assert torch.all(out[2] == 0)
 
 
+@pytest.mark.parametrize("used", [{}, {"seqused_q": torch.tensor([2, 4], dtype=torch.int32)}], ids=["all", "used"])
+def test_rows_behind_the_last_sequence_are_refused_by_the_numbers_that_were_given(used):
+    q, k = torch.randn(9, HEADS, D), torch.randn(9, KV_HEADS, D)
+    for rows_q, rows_k, name in ((q, k[:7], "cu_seqlens_q"), (q[:7], k, "cu_seqlens_k")):
+        with pytest.raises(
+            registry.InvalidArgument, match="numbers that rise from 0 to 9, the rows there are"
+        ) as raised:
+            flash_attn_varlen_func(rows_q, rows_k, rows_k, starts([3, 4]), starts([3, 4]), 4, 4, **used)
+        assert raised.value.argument == name and "7" in str(raised.value)
+
+
 def test_pages_of_a_packed_call():
     q, pages_k, pages_v = torch.randn(sum(QUERIES), HEADS, D), *torch.randn(2, 20, 4, KV_HEADS, D)
     table = torch.randperm(20)[:15].view(5, 3).to(torch.int32)

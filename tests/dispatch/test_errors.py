@@ -189,3 +189,21 @@ def test_a_tuple_of_one_is_no_product(declare):
     declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b,), layouts=("nn",))
     with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):
         registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
+
+
+def test_a_prepare_that_gives_nothing_to_call_names_its_variant():
+    requires = registry.Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True)
+    for given in (None, 3):
+        variant = registry.Variant(
+            "test.unprepared",
+            op="matmul",
+            run=lambda a, b, *, config: a @ b,
+            requires=requires,
+            prepare=lambda *_, given=given: given,
+        )
+        registry.register(variant)
+        try:
+            said = str(raised(registry.matmul, torch.ones(2, 3), torch.ones(3, 2), variant="test.unprepared"))
+        finally:
+            registry.unregister("test.unprepared")
+        assert said == f"test.unprepared: prepare gave {given}; allowed: a launch, which can be called"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from races import in_threads
 
 import registry
 from registry import IllegalVariant, InvalidArgument, UnknownVariant, notices
+from registry.dispatch.scope import went_elsewhere
 
 
 def qkv(**kwargs):
@@ -152,3 +155,17 @@ def test_records_nest():
             ran()
     assert sum(outer.counts["attention"].values()) == 2
     assert sum(inner.counts["attention"].values()) == 1
+
+
+def test_what_ran_can_be_copied_and_sent_to_another_process():
+    with registry.record() as recorder:
+        registry.attention(*qkv())
+        went_elsewhere("a door", "a reason")
+        sent, copied = pickle.loads(pickle.dumps(recorder)), copy.deepcopy(recorder)
+        registry.attention(*qkv())
+    for other in (sent, copied):
+        assert other.counts == {"attention": {"torch_cpu": 1}, "elsewhere": {"a door: a reason": 1}}
+        assert list(other.problems) == list(recorder.problems)
+        other.add(registry.attention.explain(*qkv()))
+        assert other.counts == recorder.counts  # it counts on, and for itself
+    assert recorder.counts["attention"] == {"torch_cpu": 2}

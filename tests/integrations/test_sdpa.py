@@ -33,6 +33,11 @@ ELSEWHERE = [
     ("is_causal with more queries than keys", (2, 4, 9, 8), (2, 4, 6, 8), {"is_causal": True}),
     ("shapes that broadcast", (2, 4, 6, 8), (1, 4, 9, 8), {}),
     ("tensors that have neither three nor four dimensions", (6, 8), (9, 8), {}),
+    ("a scale that is no number of float32's", (2, 4, 6, 8), (2, 4, 9, 8), {"scale": torch.tensor(0.3)}),
+    ("a scale that is no number of float32's", (2, 4, 6, 8), (2, 4, 9, 8), {"scale": True}),
+    ("a scale that is no number of float32's", (2, 4, 6, 8), (2, 4, 9, 8), {"scale": float("nan")}),
+    ("heads of no columns", (2, 4, 6, 0), (2, 4, 9, 0), {}),
+    ("no heads of keys", (2, 4, 6, 8), (2, 0, 9, 8), {"enable_gqa": True}),
 ]
 
 
@@ -65,8 +70,14 @@ def test_what_stays_with_torch_is_counted(why, q, k, how):
     expected = results(qkv, how)
     with sdpa.replaced(), registry.record() as recorder:
         found = results(qkv, how)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, equal_nan=True)
     assert recorder.counts == {"elsewhere": {f"sdpa: {why}": 1}}
+
+
+def test_values_of_no_columns_stay_with_torch():
+    q = torch.randn(1, 2, 8, 16)
+    with sdpa.replaced():
+        assert functional.scaled_dot_product_attention(q, q, q[..., :0]).shape == (1, 2, 8, 0)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,22 @@ def test_products_under_vmap(case):
     torch.testing.assert_close(shared, torch.stack([theirs(a, *rest) for a in two[0]]))
 
 
+def test_no_entries_under_vmap():
+    """Each entry has a product of its own where a bias, or ends, are mapped; of none the form is known all the same."""
+    a, b, bias = doubles((0, 3, 4), (4, 5), (0, 5), grad=True)
+
+    def product(a, bias):
+        return registry.matmul(a, b, bias=bias)
+
+    found = torch.vmap(product)(a, bias)
+    assert (found.shape, found.dtype) == ((0, 3, 5), torch.float64)
+    grads = torch.autograd.grad(found.sum(), (a, b, bias))
+    assert [grad.shape for grad in grads] == [(0, 3, 4), (4, 5), (0, 5)] and not grads[1].any()
+    assert torch.vmap(product, out_dims=1)(a, bias).shape == (3, 0, 5)
+    rows, weights, ends = torch.ones(6, 4), torch.ones(2, 4, 5), torch.zeros(0, 2, dtype=torch.int32)
+    assert torch.vmap(lambda offs: registry.grouped_mm(rows, weights, offs=offs))(ends).shape == (0, 6, 5)
+
+
 @pytest.mark.parametrize("name", ["matmul", "grouped_mm"])
 def test_scales_and_out_of_a_product_have_no_derivative(name):
     op, a = getattr(registry, name), torch.randn(6, 4)
@@ -229,6 +245,74 @@ def test_attention_over_sequences_says_what_it_cannot_differentiate(form, what):
             call(q), call(q.clone().requires_grad_()).sum().backward()
         with pytest.raises(NotImplementedError, match="allowed: "):
             ask()
+
+
+# --- gradients in batches, as torch.autograd makes them: not functorch, which `vmap` above is ------------------------
+
+EVEN = {"cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32), "max_seqlen_q": 3, "max_seqlen_k": 3}
+EVEN["cu_seqlens_k"] = EVEN["cu_seqlens_q"]
+HEADS = ((2, 2, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8))
+BATCHED = {case: (product(case)[0], shapes) for case, (_, shapes, _) in PRODUCTS.items()} | {
+    "attention": (lambda *x: registry.attention(*x, causal=True), HEADS),
+    "LSE": (lambda q, k: registry.attention(q, k, k, return_lse=True)[1], HEADS[:2]),
+    "sinks": (lambda *x: registry.attention(*x[:3], sinks=x[3]), (*HEADS, (2,))),
+    "key lengths": (lambda *x: registry.attention(*x, key_lengths=torch.tensor([5, 2])), HEADS),
+    "packed": (lambda *x: registry.attention_varlen(*x, **EVEN), ((5, 2, 8), (5, 1, 8), (5, 1, 8))),
+}
+
+
+@pytest.mark.parametrize("case", BATCHED)
+def test_batches_of_gradients(case):
+    call, shapes = BATCHED[case]
+    leaves = doubles(*shapes, grad=True)
+    for _ in ("cold", "warm"):
+        out = call(*leaves)
+        grads = torch.randn(3, *out.shape, dtype=torch.float64)
+        wanted = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in grads]
+        found = torch.autograd.grad(out, leaves, grads, is_grads_batched=True)
+        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*wanted, strict=True))))
+
+
+@pytest.mark.parametrize("case", ["matrices", "attention", "packed"])
+def test_vectorized_jacobians(case):
+    call, shapes = BATCHED[case]
+    given = tuple(doubles(*shapes))
+    found, wanted = (torch.autograd.functional.jacobian(call, given, vectorize=how) for how in (True, False))
+    torch.testing.assert_close(found, wanted)
+
+
+# --- gradients that are asked for by name ----------------------------------------------------------------------------
+
+
+def by_name(form):
+    """(an op of gradients with all that it takes but these, grad_out, q, sinks)"""
+    grad, q, k, v = doubles(*[(1, 2, 5, 8) if form == "attention" else (5, 2, 8)] * 4)
+    (sinks,) = doubles((2,))
+    if form == "attention":
+        out, lse = registry.attention(q, k, v, return_lse=True)
+        return lambda grad, q, _: registry.attention.backward(grad, q, k, v, out, lse), [grad, q, sinks]
+    out, lse = registry.attention_varlen(q, k, v, return_lse=True, sinks=sinks, **EVEN)
+    varlen = registry.attention_varlen.backward
+    return lambda grad, q, sinks: varlen(grad, q, k, v, out, lse, sinks=sinks, **EVEN), [grad, q, sinks]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["grad_out", "q", "sinks"])
+@pytest.mark.parametrize("form, variant", [("attention", "torch_math_backward"), ("attention", ""), ("packed", "")])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradients_by_name_have_no_derivative(form, variant, which, compiled):
+    """They are there, and whoever differentiates them is told so, by whichever variant."""
+    if form == "attention" and which == 2:
+        pytest.skip("it has no sinks")
+    call, given = by_name(form)
+    wanted = call(*given)
+    given[which].requires_grad_()
+    with registry.use(variant) if variant else contextlib.nullcontext():
+        found = (torch.compile(call, backend="aot_eager") if compiled else call)(*given)
+        with torch.no_grad():
+            assert not call(*given)[0].requires_grad
+    torch.testing.assert_close(tuple(x.detach() for x in found), tuple(wanted))
+    with pytest.raises(NotImplementedError, match="second derivative of attention"):
+        (found[0].square().sum() + given[which].sum()).backward()
 
 
 @pytest.mark.parametrize("way", ["eager", "warm", "grad", "made inside", "jvp", "autocast", "device"])

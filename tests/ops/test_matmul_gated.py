@@ -129,6 +129,20 @@ def test_out_is_written_and_may_overlap(how, kernel):
         )
 
 
+@pytest.mark.parametrize("around", [False, True], ids=["dense", "a view"])
+@pytest.mark.parametrize("shapes", [((3,), (2, 3, 3, 4)), ((2, 3), (2, 3, 3, 4)), ((2, 2, 3), (3, 4)), ((3,), (3, 4))])
+def test_out_of_whatever_batches_is_written_where_it_is(shapes, around):
+    """What is computed of folded batches has another shape, to which torch would resize an `out`."""
+    a, b = doubles(*shapes)
+    want = matmul.reference(a, b, gated=True)
+    memory = torch.full((*want.shape[:-1], 5), 7.0, dtype=torch.float64)
+    out = memory[..., :2] if around else torch.empty_like(want)
+    found = matmul(a, b, gated=True, out=out)
+    assert found is out and out.shape == want.shape
+    torch.testing.assert_close(out, want)
+    assert torch.all(memory[..., 2:] == 7)
+
+
 BAD = {
     "an odd number of columns": ({"b": torch.ones(24, 11)}, "b: got 11 columns; allowed: an even number"),
     "a vector": ({"b": torch.ones(24)}, "b: got 1 columns; allowed: an even number"),

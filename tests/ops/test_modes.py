@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -10,6 +11,7 @@ import pytest
 import torch
 from ran import printed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -87,6 +89,18 @@ def test_a_mode_of_ones_own_sees_warm_calls(name, grad, kind):
 
 
 @each_call
+@pytest.mark.parametrize("kind", [Spy, Overlooked])
+def test_a_mode_that_is_entered_after_the_forward_sees_the_gradients(name, kind):
+    qkv = tensors(grad=True)
+    expected = torch.autograd.grad(CALLS[name](*qkv).sum(), qkv)
+    loss = CALLS[name](*qkv).sum()
+    with kind() as spy:
+        found = torch.autograd.grad(loss, qkv)
+    torch.testing.assert_close(found, expected)
+    assert f"registry.{name}.default" in spy.seen or f"registry.{name}_backward.default" in spy.seen
+
+
+@each_call
 def test_fake_tensors_of_warm_shapes(name):
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = CALLS[name](*tensors(grad=True))
@@ -120,6 +134,86 @@ def test_selective_checkpointing_of_some_layers(name, saved):
         found = torch.autograd.grad(model(*qkv, True), qkv)
         torch.testing.assert_close(found, expected)
     assert wanted in seen
+
+
+# --- gradients by name -----------------------------------------------------------------------------------------------
+
+
+PACKED = {"cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 5, "max_seqlen_k": 5}
+
+
+def saved(name):
+    """(an op of gradients, what it takes, how)."""
+    if name == "attention":
+        q, k, v = tensors()
+        out, lse = registry.attention(q, k, v, causal=True, return_lse=True)
+        return registry.attention.backward, [torch.randn_like(out), q, k, v, out, lse], {"causal": True}
+    q, k, v = (torch.randn(8, 2, 16) for _ in range(3))
+    how = PACKED | {"causal": True, "sinks": torch.randn(2)}
+    out, lse = registry.attention_varlen(q, k, v, **how, return_lse=True)
+    return registry.attention_varlen.backward, [torch.randn_like(out), q, k, v, out, lse], how
+
+
+by_name = pytest.mark.parametrize("name", ["attention", "attention_varlen"])
+
+
+@by_name
+@pytest.mark.parametrize("way", ["mode", "compiled", "compiled, by Inductor", "make_fx", "autocast", "function mode"])
+def test_gradients_by_name(name, way):
+    backward, given, how = saved(name)
+    expected = backward(*given, **how)
+    call = functools.partial(backward, **how)
+    if way.startswith("compiled"):
+        found = torch.compile(call, backend="inductor" if "by" in way else "aot_eager", fullgraph=True)(*given)
+    elif way == "make_fx":
+        found = make_fx(call)(*given)(*given)
+    elif way == "mode":
+        with Spy() as spy:
+            found = call(*given)
+        assert spy.seen.count(f"registry.{name}_backward.default") == 1
+    else:
+        with torch.autocast("cpu", torch.bfloat16) if way == "autocast" else torch.device("cpu"):
+            found = call(*given)
+    close = {"rtol": 0.1, "atol": 0.1} if way == "autocast" else {}  # which torch's own operations are under, too
+    torch.testing.assert_close(tuple(found), expected, **close)
+
+
+@by_name
+@pytest.mark.parametrize("where", ["fake", "meta"])
+def test_gradients_by_name_of_tensors_without_memory(name, where):
+    backward, given, how = saved(name)
+    expected = backward(*given, **how)
+    with FakeTensorMode() if where == "fake" else contextlib.nullcontext() as mode:
+        turned = mode.from_tensor if where == "fake" else (lambda x: x.to("meta"))
+        given = [turned(x) for x in given]
+        how = {n: turned(x) if isinstance(x, torch.Tensor) else x for n, x in how.items()}
+        found = backward(*given, **how)
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        with pytest.raises(registry.InvalidArgument, match="lse: got shape"):
+            backward(*given[:5], given[5][..., :-1], **how)
+
+
+def test_gradients_by_name_under_vmap():
+    backward, (grad, *given), how = saved("attention")
+    grads = torch.stack([grad, grad.cos(), grad * 2])
+    found = torch.func.vmap(lambda grad: backward(grad, *given, **how)[1])(grads)
+    torch.testing.assert_close(found, torch.stack([backward(grad, *given, **how)[1] for grad in grads]))
+
+
+@by_name
+def test_the_variant_of_gradients_by_name_holds_under_a_mode(name):
+    backward, given, how = saved(name)
+    variant = {"attention": "torch_math_backward", "attention_varlen": "torch_varlen_math_backward"}[name]
+    with Spy(), registry.record() as ran:
+        backward(*given, **how, variant=variant)
+        with registry.use(variant):
+            backward(*given, **how)
+    assert ran.counts == {f"{name}_backward": {variant: 2}}
+    with Spy(), pytest.raises(registry.IllegalVariant):
+        backward(*given, **how, variant="triton_fa2_backward" if name == "attention" else "triton_varlen_backward")
+    compiled = torch.compile(functools.partial(backward, **how, variant=variant), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="'variant', .*None in a compiled function"):
+        compiled(*given)
 
 
 # --- floating-point operations ---------------------------------------------------------------------------------------

@@ -318,6 +318,14 @@ def test_parameters_are_plain():
     assert tensors.plain(torch.nn.Parameter(torch.ones(2)))
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_lazily_negated_views_are_not_plain(place):
+    """Their memory holds the other sign, which torch's dispatcher knows and kernels do not."""
+    given = [torch.ones(2), torch.ones(2)]
+    given[place] = torch.complex(given[0], given[1]).conj().imag
+    assert not tensors.plain(*given) and tensors.plain(*(x.resolve_neg() for x in given))
+
+
 def test_checkpointing_recomputes_the_same():
     q, k, v = qkv(grad=True)
     out = torch.utils.checkpoint.checkpoint(registry.attention, q, k, v, use_reentrant=False)

@@ -18,7 +18,8 @@ from ran import printed
 
 import registry
 from registry import Reason, Requires, Target, Variant
-from registry.ops.attention.op import attention, attention_backward
+from registry.ops.attention.backward import attention_backward
+from registry.ops.attention.op import attention
 from registry.ops.attention.outputs import new_lse, new_out
 from registry.ops.known import op_named
 from registry.ops.parts.sizes import size_for

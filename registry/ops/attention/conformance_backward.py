@@ -9,6 +9,7 @@ import torch
 
 from registry.contract.capability import Requires
 from registry.dispatch.scope import use
+from registry.ops.attention.backward import attention_backward
 from registry.ops.attention.conformance_forward import (
     AttentionKit,
     _fill,
@@ -18,7 +19,7 @@ from registry.ops.attention.conformance_forward import (
     order_complaints,
     strides_in,
 )
-from registry.ops.attention.op import attention, attention_backward
+from registry.ops.attention.op import attention
 from registry.ops.attention.outputs import new_out
 from registry.ops.parts.attention_kit import noise_of, typical
 from registry.ops.parts.judging import Expected, Yardstick

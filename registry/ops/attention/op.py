@@ -7,6 +7,7 @@ never modified, strides are taken as they are. q heads may be a multiple of k/v 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -18,175 +19,21 @@ from registry.contract.target import Target
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
-from registry.ops.attention import arguments, costs, oracle, ragged
-from registry.ops.attention.arguments import BHSD, LEAST_SCALE, MOST_SCALE, Window, is_window
+from registry.ops.attention import arguments, oracle, ragged
+from registry.ops.attention.arguments import BHSD, LEAST_SCALE, MOST_SCALE, is_window
 from registry.ops.attention.autograd import eager_with_grad
+from registry.ops.attention.backward import AttentionBackward, attention_backward
+from registry.ops.attention.common import AttentionOp, fields_of
 from registry.ops.attention.outputs import in_the_order_of, new_out
-from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
+from registry.ops.attention.problem import AttentionProblem
 from registry.ops.attention.torch_op import Settings, define, through_torch
-from registry.ops.op import Op, with_variant
-from registry.ops.tensors import autocast, check_fits, check_tensor, dtype_name, operand, refuse_tangents
+from registry.ops.op import with_variant
+from registry.ops.tensors import autocast
 
-BackwardSettings = tuple[bool, Any, float, bool, str | None]
-"""causal, window, softcap, whether there is a gradient of the LSE, variant."""
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _is_compiling = torch.compiler.is_dynamo_compiling
-_deterministic = torch.are_deterministic_algorithms_enabled
 
 
-class _AttentionOp(Op):
-    """What the forward and the backward share: the features that earn arguments, and the empty answers."""
-
-    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "causal": ("causal", "causal"),
-        "window": ("window", "window"),
-        "softcap": ("softcap", "softcap"),
-    }
-
-    flops = staticmethod(costs.flops)
-    bytes_moved = staticmethod(costs.bytes_moved)
-
-    def empty(self, problem: AttentionProblem) -> bool:
-        return not all((problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k, problem.head_dim_v))
-
-
-class AttentionBackward(_AttentionOp):
-    """Gradients of attention, with variants and tables of their own. Called by autograd, and by name in `explain`."""
-
-    name = "attention_backward"
-    summary = "gradients of attention with respect to q, k and v"
-    problem_type = AttentionBackwardProblem
-    tensors = ("grad_out", "q", "k", "v", "out", "lse")
-    fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
-        **_AttentionOp.fixed_arguments,
-        "deterministic": ("deterministic", "deterministic"),
-    }
-    call_arguments: ClassVar[Mapping[str, str]] = {"scale": "", "grad_lse": "grad_lse"}
-
-    def __call__(
-        self,
-        grad_out: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Window | None = None,
-        softcap: float = 0.0,
-        grad_lse: torch.Tensor | None = None,
-        variant: str | None = None,
-    ) -> Gradients:
-        """(dq, dk, dv) from what the forward saved; all else as the forward was given it."""
-        # A plan knows the shapes and dtypes of tensors. What is none, or has no such dimensions, is told here.
-        for name, tensor in (("grad_out", grad_out), ("q", q), ("k", k), ("v", v), ("out", out)):
-            arguments.check_4d(name, tensor)
-        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
-            if sums is not None or name == "lse":
-                check_tensor(name, sums)
-        scale = q.shape[3] ** -0.5 if scale is None else scale
-        if type(scale) is not float or not -MOST_SCALE <= scale <= MOST_SCALE:
-            arguments.check_scale(scale)
-        arguments.check_flag("causal", causal)
-        window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
-        given = (causal, window, softcap, grad_lse is not None, variant)
-        return self.gradients(given, scale, grad_out, q, k, v, out, lse, grad_lse)
-
-    def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
-        """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""
-        masks = problem.causal, problem.window, problem.softcap
-        return self.gradients((*masks, tensors[-1] is not None, None), scale, *tensors)
-
-    def gradients(self, settings: BackwardSettings, scale: float, grad_out: Any, *saved: Any) -> Gradients:
-        """The same for autograd, whose settings and scale the forward has checked; `saved` ends with grad_lse."""
-        if grad_out.stride(-1) != 1:
-            # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
-            grad_out = grad_out.contiguous()
-        *tensors, grad_lse = grad_out, *saved
-        plan = self.find_plan(settings, *tensors) if grad_lse is None else self.find_plan(settings, *tensors, grad_lse)
-        assert plan is not None
-        found: Gradients = plan.launch(*tensors, scale=scale, grad_lse=grad_lse)
-        scope = current.get()
-        if scope is not EMPTY:
-            observe(scope, plan.decision)
-        return found
-
-    def eager(self, *tensors: Any) -> bool:
-        refuse_tangents("the gradients of attention", *tensors)
-        return True  # who should see the forward saw it, and is called for the gradients
-
-    def asked(self, settings: BackwardSettings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
-        causal, window, softcap, _, variant = settings
-        grad_lse = tensors[6] if len(tensors) > 6 else None
-        masks = {"causal": causal, "window": window, "softcap": softcap}
-        return self.problem_of(*tensors[:6], **masks, grad_lse=grad_lse, variant=variant)
-
-    def problem_of(
-        self,
-        grad_out: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        *,
-        causal: bool = False,
-        window: Any = None,
-        softcap: float = 0.0,
-        scale: float | None = None,
-        grad_lse: torch.Tensor | None = None,
-        variant: str | None = None,
-        target: Target | None = None,
-    ) -> tuple[AttentionBackwardProblem, Scope]:
-        """The Problem and the scope of a call, after all checks of its arguments."""
-        if scale is not None:
-            arguments.check_scale(scale)
-        fields = _fields(q, k, v, causal, window, softcap, True, target)
-        rows = tuple(q.shape[:3])
-        for name, tensor in (("grad_out", grad_out), ("out", out)):
-            check_fits(name, tensor, (*rows, v.shape[3]), q.dtype, q.device)
-        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
-            if sums is not None or name == "lse":
-                check_fits(name, sums, rows, torch.float32, q.device)
-        extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
-        fields["operands"] = (*fields["operands"], *extra)
-        fields["layout"] = memory_order(fields["operands"])
-        problem = AttentionBackwardProblem(**fields, grad_lse=grad_lse is not None)
-        return problem, with_variant(self.name, current.get(), variant)
-
-    def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
-        return lambda grad_out, q, k, v, out, lse, **_: (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
-
-    def reference(
-        self,
-        grad_out: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Any = None,
-        softcap: float = 0.0,
-        grad_lse: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float64,
-    ) -> tuple[torch.Tensor, ...]:
-        """(dq, dk, dv) by autograd through the oracle, in `dtype`."""
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
-        with torch.enable_grad():
-            out, lse = attention.reference(
-                *leaves, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=True, dtype=dtype
-            )
-            results, grads = [out], [grad_out.to(dtype)]
-            if grad_lse is not None:
-                results.append(torch.where(torch.isfinite(lse), lse, 0.0))
-                grads.append(grad_lse.to(dtype))
-            return torch.autograd.grad(results, leaves, grads)
-
-
-class Attention(_AttentionOp):
+class Attention(AttentionOp):
     """softmax(scale * q k^T) v by the fastest legal kernel. `.explain(...)` says which one and why."""
 
     name = "attention"
@@ -194,7 +41,7 @@ class Attention(_AttentionOp):
     problem_type = AttentionProblem
     tensors = ("q", "k", "v")
     fixed_arguments: ClassVar[Mapping[str, tuple[str, str]]] = {
-        **_AttentionOp.fixed_arguments,
+        **AttentionOp.fixed_arguments,
         "return_lse": ("lse", "lse"),
     }
     call_arguments: ClassVar[Mapping[str, str]] = {"scale": ""}
@@ -314,7 +161,7 @@ class Attention(_AttentionOp):
             arguments.check_scale(scale)
         arguments.check_flag("return_lse", return_lse)
         q, k, v = autocast(q, k, v)
-        fields = _fields(q, k, v, causal, window, softcap, return_lse, target)
+        fields = fields_of(q, k, v, causal, window, softcap, return_lse, target)
         return AttentionProblem(**fields), with_variant(self.name, current.get(), variant)
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
@@ -362,35 +209,6 @@ class Attention(_AttentionOp):
         return (out, lse) if return_lse else out
 
 
-def _fields(
-    q: Any, k: Any, v: Any, causal: Any, window: Any, softcap: Any, lse: bool, target: Target | None
-) -> dict[str, Any]:
-    """Check the arguments of a call and turn them into the fields of its Problem."""
-    q, k, v = arguments.check_qkv(q, k, v)
-    arguments.check_flag("causal", causal)
-    window = arguments.check_window(window)
-    operands = (operand("q", q), operand("k", k), operand("v", v))
-    return {
-        "target": target if target is not None else Target.of(q.device),
-        "dtype": dtype_name(q.dtype),
-        "batch": q.shape[0],
-        "heads_q": q.shape[1],
-        "heads_kv": k.shape[1],
-        "seqlen_q": q.shape[2],
-        "seqlen_k": k.shape[2],
-        "head_dim": q.shape[3],
-        "head_dim_v": v.shape[3],
-        "layout": memory_order(operands),
-        "causal": causal,
-        "window": window,
-        "softcap": arguments.check_softcap(softcap),
-        "lse": lse,
-        "ieee": arguments.asks_ieee(q.dtype),
-        "deterministic": _deterministic(),
-        "operands": operands,
-    }
-
-
-attention_backward = AttentionBackward()
 attention = Attention()
-define(attention.forward, attention_backward.gradients, attention.graph_launch, attention.plans.holding)
+_beneath = functools.partial(attention_backward.gradients, beneath=True)
+define(attention.forward, _beneath, attention.graph_launch, attention.plans.holding)

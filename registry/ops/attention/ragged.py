@@ -14,7 +14,7 @@ import torch
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import check_tensor, dtype_name, readable
+from registry.ops.tensors import autocast, check_tensor, dtype_name, readable
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
@@ -23,6 +23,8 @@ _INTEGERS = (torch.int32, torch.int64)
 
 def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] | None = None, **call: Any) -> Any:
     """What `registry.attention` returns, for bhsd operands; `by` the op, or by its oracle."""
+    if by is None:
+        q, k, v = autocast(q, k, v)
     with _named():
         packed = _call(q, k, v, call)
         found = (OPS[OP] if by is None else by)(*packed, **call, return_lse=return_lse)  # type: ignore[operator]
@@ -51,6 +53,7 @@ def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any
     """What such a call would run, and why."""
     if arguments.check_layout(layout) != "bhsd":
         q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+    q, k, v = autocast(q, k, v)
     with _named():
         return OPS[OP].explain(*_call(q, k, v, call), **call)
 
@@ -58,7 +61,7 @@ def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any
 def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v for that op; the lengths go into `call`, instead of those of the keys."""
     q, k, v = arguments.check_qkv(q, k, v)
-    key_lengths = call.pop("key_lengths", None)
+    key_lengths, sinks = call.pop("key_lengths", None), call.get("sinks")
     (b, _, s, _), keys = q.shape, k.shape[2]
     call |= {"max_seqlen_q": s, "max_seqlen_k": keys}
     starts = torch.arange(b + 1, dtype=torch.int32, device=q.device)
@@ -67,12 +70,13 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
         call |= {"cu_seqlens_q": starts * s, "cu_seqlens_k": starts * keys}
         return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
     lengths = _checked(key_lengths, q, keys)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+    followed = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (q, k, v, sinks))
+    if not (followed and torch.is_grad_enabled()):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
     if q.is_cpu and q.itemsize > 1:
         # There plain products multiply zeros by what lies behind the keys, which may be NaN.
-        behind = (torch.arange(keys) >= lengths[:, None])[:, :, None, None]
+        behind = (torch.arange(keys, device=lengths.device) >= lengths[:, None])[:, :, None, None]
         rows_of_k, rows_of_v = (t.masked_fill(behind, 0.0) for t in (rows_of_k, rows_of_v))
     # Gradients are for packed keys. What follows the keys of a sequence is one more sequence, which has no queries.
     ends = torch.stack((starts[:-1] * keys + lengths, starts[1:] * keys), dim=1).flatten()
@@ -93,4 +97,4 @@ def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
                 raise InvalidArgument("key_lengths", f"{length} in entry {entry}", f"0 to {keys}, the keys there are")
     if lengths.dtype is torch.int64:
         lengths = lengths.clamp(-1, 2**31 - 1)  # what int32 does not hold stays a lie
-    return lengths.to(torch.int32)
+    return lengths.to(torch.int32).contiguous()

@@ -44,6 +44,7 @@ _functorch_active = torch._C._are_functorch_transforms_active
 
 Settings = tuple[bool, Any, float, bool, str | None]
 """causal, window, softcap, whether the LSE is asked for, variant: all of a call but tensors and scale."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def through_torch(
@@ -72,6 +73,15 @@ def through_torch(
     call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention
     out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None
+
+
+def gradients_through_torch(settings: Settings, scale: float, *tensors: Any) -> Gradients:
+    """Call the torch op of the gradients; `tensors` end with that of the LSE, or None. The variant is the scope's."""
+    causal, window, softcap, *_ = settings
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_backward
+    found: Gradients = call(*tensors, causal, float(scale), left, right, softcap)
+    return found
 
 
 def _is_plain_call(q: Any, k: Any, v: Any) -> bool:
@@ -145,7 +155,7 @@ def define(
         out, lse = launch(q, k, v, scale=scale)
         return in_the_order_of(out, q), _lse_or_none(q, lse)
 
-    def _backward(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _backward(*args: Any) -> Gradients:
         *tensors, grad_lse, causal, scale, left, right, softcap = args
         settings = (causal, window_of(left, right), softcap, grad_lse is not None, None)
         grads = backward(settings, scale, *tensors, grad_lse)
@@ -164,9 +174,7 @@ def _attention_fake(
     return new_out(q, v), new_lse(q) if with_lse else q.new_empty(0, dtype=torch.float32)
 
 
-def _backward_fake(
-    grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _backward_fake(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Gradients:
     return new_out(q, q), new_out(k, k), new_out(v, v)
 
 

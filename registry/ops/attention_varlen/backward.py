@@ -10,20 +10,26 @@ import torch
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
-from registry.dispatch.scope import EMPTY, Scope, current
-from registry.errors import InvalidArgument
+from registry.dispatch.scope import EMPTY, Scope, current, entered
+from registry.errors import InvalidArgument, shown
 from registry.ops.attention_varlen import lengths, oracle
-from registry.ops.attention_varlen.arguments import OPTIONAL
+from registry.ops.attention_varlen.arguments import OPTIONAL, check_maximum, check_operands
 from registry.ops.attention_varlen.common import MASKS, VarlenOp, fields_of
+from registry.ops.attention_varlen.derivatives import no_second_derivative
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
+from registry.ops.attention_varlen.torch_op import gradients_through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.tensors import check_fits, check_tensor, operand, refuse_tangents
+from registry.ops.parts.derivatives import last_derivative
+from registry.ops.tensors import check_fits, check_tensor, followed, operand, plain, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
 """(dq, dk, dv), and the gradient of the sinks where there are some."""
 Settings = tuple[tuple[bool, ...], bool, Any, float, int, int, str | None]
 """Which of sinks, slopes and gradient of the LSE there are; causal, window, softcap, the maxima, variant."""
+_LENT = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes", "grad_lse")
+"""The tensors of a call behind grad_out, q, k, v, out and lse."""
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class AttentionVarlenBackward(VarlenOp):
@@ -74,9 +80,16 @@ class AttentionVarlenBackward(VarlenOp):
         masks.check_flag("causal", causal)
         window, softcap = masks.check_window(window), masks.check_softcap(softcap)
         how = (causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
-        lent: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        lent |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "grad_lse": grad_lse}
-        return self.gradients(how, scale, grad_out, q, k, v, out, lse, **lent)
+        tensors = (grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, grad_lse)
+        if followed(*tensors):  # who differentiates the gradients must not be told zero, nor a variant's own derivative
+            found: Gradients = _LastDerivative.apply(how, scale, *tensors)
+            return found
+        if _is_compiling():
+            if variant is not None:
+                allowed = "None in a compiled function; registry.use(...) around its calls"
+                raise InvalidArgument("variant", shown(variant), allowed)
+            return _through_torch(how, scale, *tensors)
+        return self.in_a_row(how, scale, *tensors)
 
     def gradients(
         self,
@@ -89,16 +102,24 @@ class AttentionVarlenBackward(VarlenOp):
         sinks: torch.Tensor | None,
         alibi_slopes: torch.Tensor | None,
         grad_lse: torch.Tensor | None,
+        beneath: bool = False,
     ) -> Gradients:
-        """The same for autograd, whose settings and scale the forward has checked."""
+        """The same for autograd, whose settings and scale the forward has checked; and for the torch op, `beneath`
+        which nobody is left who wants to see the call."""
         if grad_out.stride(-1) != 1:
             # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
             grad_out = grad_out.contiguous()
         present = (sinks is not None, alibi_slopes is not None, grad_lse is not None)
         tensors = (grad_out, *saved)
-        more = (t for t in (sinks, alibi_slopes, grad_lse) if t is not None)
+        more = [t for t in (sinks, alibi_slopes, grad_lse) if t is not None]
         plan = self.find_plan((present, *how), *tensors, cu_seqlens_q, cu_seqlens_k, *more)
-        assert plan is not None
+        if plan is None:
+            if not beneath:
+                with entered(with_variant(self.name, current.get(), how[-1])):
+                    return _through_torch(
+                        how, scale, *tensors, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, grad_lse
+                    )
+            plan = self.plans.by_facts((present, *how), *tensors, cu_seqlens_q, cu_seqlens_k, *more)
         q, k = saved[:2]
         lengths.refuse_lies(q, k, cu_seqlens_q, _given(cu_seqlens_k, None, None), *how[3:5])
         found: Gradients = plan.launch(
@@ -115,6 +136,11 @@ class AttentionVarlenBackward(VarlenOp):
             observe(scope, plan.decision)
         return found if sinks is not None else found[:3]
 
+    def in_a_row(self, how: tuple[Any, ...], scale: float, *given: Any, beneath: bool = False) -> Gradients:
+        """The same of all tensors in the order of the torch op."""
+        lent = dict(zip(_LENT, given[6:], strict=True))
+        return self.gradients(how, scale, *given[:6], **lent, beneath=beneath)
+
     def of(self, problem: VarlenProblem, scale: float, *tensors: torch.Tensor, **given: Any) -> Gradients:
         """The gradients of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse."""
         asked = problem.causal, problem.window, problem.softcap
@@ -122,7 +148,7 @@ class AttentionVarlenBackward(VarlenOp):
 
     def eager(self, *tensors: Any) -> bool:
         refuse_tangents("the gradients of attention_varlen", *tensors)
-        return True  # who should see the forward saw it, and is called for the gradients
+        return plain(*tensors)
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         present, *how = settings
@@ -172,12 +198,7 @@ class AttentionVarlenBackward(VarlenOp):
             lse=True,
             target=target,
         )
-        rows, heads = q.shape[:2]
-        for name, tensor in (("grad_out", grad_out), ("out", out)):
-            check_fits(name, tensor, (rows, heads, v.shape[2]), q.dtype, q.device)
-        for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
-            if sums is not None or name == "lse":
-                check_fits(name, sums, (heads, rows), torch.float32, q.device)
+        _check_saved(grad_out, q, v, out, lse, grad_lse)
         extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
         fields["operands"] = (*fields["operands"], *extra)
         problem = VarlenBackwardProblem(**fields, grad_lse=grad_lse is not None)
@@ -234,4 +255,26 @@ def _given(cu_seqlens_k: Any, sinks: Any, alibi_slopes: Any) -> dict[str, Any]:
     return dict.fromkeys(OPTIONAL) | {"cu_seqlens_k": cu_seqlens_k, "sinks": sinks, "alibi_slopes": alibi_slopes}
 
 
+def _check_saved(grad_out: Any, q: torch.Tensor, v: torch.Tensor, out: Any, lse: Any, grad_lse: Any) -> None:
+    """What a forward of these q and v saved, and the gradients of what it gave."""
+    rows, heads = q.shape[:2]
+    for name, tensor in (("grad_out", grad_out), ("out", out)):
+        check_fits(name, tensor, (rows, heads, v.shape[2]), q.dtype, q.device)
+    for name, sums in (("lse", lse), ("grad_lse", grad_lse)):
+        if sums is not None or name == "lse":
+            check_fits(name, sums, (heads, rows), torch.float32, q.device)
+
+
+def _through_torch(how: tuple[Any, ...], scale: float, *given: Any) -> Gradients:
+    """By the torch op, which compilers, modes, subclasses and functorch can see. Fake kernels check no argument."""
+    grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, grad_lse = given
+    geometry = check_operands(q, k, v, cu_seqlens_q, _given(cu_seqlens_k, sinks, alibi_slopes))
+    check_maximum("max_seqlen_q", how[3], q.shape[0])
+    check_maximum("max_seqlen_k", how[4], geometry.capacity)
+    _check_saved(grad_out, q, v, out, lse, grad_lse)
+    found = gradients_through_torch(how, scale, *given)
+    return found if sinks is not None else found[:3]
+
+
 attention_varlen_backward = AttentionVarlenBackward()
+_LastDerivative = last_derivative(lambda *call: attention_varlen_backward.in_a_row(*call), no_second_derivative)

@@ -10,6 +10,7 @@ result, whatever a page or a cache holds there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -237,6 +238,7 @@ class AttentionVarlen(VarlenOp):
         problem, _ = self.problem_of(q, k, v, **call)
         lengths.refuse_lies(q, k, cu_seqlens_q, lent, max_seqlen_q, max_seqlen_k)
         given = {name: lent.get(name, cu_seqlens_q) for name in LENGTHS}
+        given = {name: one if one is None else one.resolve_neg() for name, one in given.items()}  # kernels read memory
         if q.is_cuda and self.trivial(problem) is None:
             given |= checked(q, k, problem, given)
         return Schedule(problem, given)
@@ -393,4 +395,4 @@ class AttentionVarlen(VarlenOp):
 
 
 attention_varlen = AttentionVarlen()
-define(attention_varlen.forward, attention_varlen_backward.gradients)
+define(attention_varlen.forward, functools.partial(attention_varlen_backward.in_a_row, beneath=True))

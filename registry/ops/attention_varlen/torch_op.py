@@ -14,7 +14,7 @@ import torch
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.ops.attention_varlen import arguments, costs
-from registry.ops.attention_varlen.autograd import INSTEAD, no_gradient_of_a_cache, no_second_derivative
+from registry.ops.attention_varlen.derivatives import INSTEAD, no_gradient_of_a_cache, no_second_derivative
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
@@ -41,7 +41,6 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _TENSORS = 11
-_SAVED = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
 
 How = tuple[int, int, bool, Any, float, bool, str | None]
 """All of a call but tensors and scale."""
@@ -80,6 +79,16 @@ def through_torch(
     return found, lse if return_lse else None
 
 
+def gradients_through_torch(how: tuple[Any, ...], scale: float, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    """Call the torch op of the gradients with all of its tensors, None for those that are not there. The variant is the
+    scope's."""
+    causal, window, softcap, max_q, max_k, _ = how
+    left, right = window if window is not None else (UNLIMITED, UNLIMITED)
+    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_varlen_backward
+    found: tuple[torch.Tensor, ...] = call(*tensors, max_q, max_k, causal, float(scale), left, right, softcap)
+    return found
+
+
 def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
     """Give the torch ops their kernels: the two ops' own ways to find and launch a plan."""
 
@@ -92,10 +101,9 @@ def define(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         return out, lse if lse is not None else q.new_empty(0, dtype=torch.float32)
 
     def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
-        tensors, given = args[:6], dict(zip((*_SAVED, "grad_lse"), args[6:11], strict=True))
-        max_q, max_k, causal, scale, left, right, softcap = args[11:]
+        *tensors, max_q, max_k, causal, scale, left, right, softcap = args
         how = (causal, masks.window_of(left, right), softcap, max_q, max_k, None)
-        found = backward(how, scale, *tensors, **given)
+        found = backward(how, scale, *tensors)
         found = tuple(grad.contiguous() for grad in found)
         return found if len(found) == 4 else (*found, found[0].new_empty(0))
 

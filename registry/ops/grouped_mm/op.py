@@ -34,11 +34,10 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
-from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
-_grad_enabled = torch.is_grad_enabled
 Settings = tuple[str | None, bool, torch.dtype | None, str | None]
 """activation, gated, out_dtype, variant: all of a call but its tensors."""
 
@@ -111,7 +110,7 @@ class GroupedMm(Op):
                     return result
             if out is not None:
                 out = check_writable(out)
-            if _no_grad_and_plain(a, b, bias, offs, rows, scale_a, scale_b):
+            if _no_grad_and_plain(a, b, bias, offs, rows, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, offs, rows, bias, scale_a, scale_b):
                     result = self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
@@ -276,9 +275,7 @@ class GroupedMm(Op):
 
 def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, *others: Any) -> bool:
     given = [a, b, *(one for one in others if one is not None)]
-    if not plain(*given):
-        return False
-    return not (_grad_enabled() and any(one.requires_grad for one in given))
+    return plain(*given) and not followed(*given)
 
 
 grouped_mm = GroupedMm()

@@ -80,9 +80,9 @@ def product(
         result = torch.ops.registry.matmul_gated(*tensors, named)
     elif not compiling and named is not None and _makes_groups(named):
         result = _as_a_group(asked, named, **more)
-    elif followed or not plain(*inputs):
+    elif followed or not plain(*inputs, *(tensor for tensor in (scale_a, scale_b, out) if tensor is not None)):
         result = _in_parts(asked, variant, **more)
-    elif out is not None and out.dim() == asked.a.dim() and not needs_copy(out, *inputs, scale_a, scale_b):
+    elif out is not None and _as_it_is(asked) == out.shape and not needs_copy(out, *inputs, scale_a, scale_b):
         return _launched(asked, variant, out=out, **more)
     else:
         result = _launched(asked, variant, **more)
@@ -141,6 +141,11 @@ def check_columns(b: torch.Tensor) -> int:
     if columns % 2:
         raise InvalidArgument("b", f"{columns} columns", "an even number, the gates and then what they gate")
     return columns
+
+
+def _as_it_is(asked: _Asked) -> tuple[int, ...]:
+    """The shape that the product of the operands has, whose batches were folded; torch resizes an `out` of another."""
+    return (*asked.a.shape[:-1], asked.shape[-1])
 
 
 def _named(variant: str | None) -> str | None:

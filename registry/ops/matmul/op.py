@@ -35,11 +35,10 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import autocast, dtype_name, ieee_float32, operand, plain
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
-_grad_enabled = torch.is_grad_enabled
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
@@ -142,7 +141,7 @@ class Matmul(Op):
                     return result
             if out is not None:
                 out = check_writable(out)
-            if _no_grad_and_plain(a, b, bias, scale_a, scale_b):
+            if _no_grad_and_plain(a, b, bias, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
@@ -334,7 +333,7 @@ class Matmul(Op):
 
 def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
-    return plain(*given) and not (_grad_enabled() and any(tensor.requires_grad for tensor in given))
+    return plain(*given) and not followed(*given)
 
 
 matmul = Matmul()

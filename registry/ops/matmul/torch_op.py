@@ -166,7 +166,8 @@ def _gradients(ctx: Any, grad: torch.Tensor, product: Product, needed: Sequence[
     grad_in = grad.to(a.dtype)
     grad_a = product(grad_in, b.mT) if needed[0] else None
     grad_b = product(a.mT, grad_in) if needed[1] else None
-    grad_bias = grad.flatten(0, -2).sum(0).to(ctx.bias_dtype) if needed[2] else None
+    rows = tuple(range(grad.dim() - 1))  # not flattened: gradients that torch batches cannot be
+    grad_bias = grad.sum(rows).to(ctx.bias_dtype) if needed[2] else None
     return grad_a, grad_b, grad_bias
 
 

@@ -102,6 +102,8 @@ def parse_words(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in text.replace(",", " ").split():
         name, given, value = word.partition("=")
+        if name in found:
+            raise InvalidArgument(name, "two values", "one")
         found[name] = _scalar(value) if given else True
     return found
 

@@ -31,7 +31,7 @@ def is_window(window: object) -> bool:
     return type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     """Whether this is a number that float32 can hold; spelt so that torch.compile can trace it for a symbolic one."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
@@ -62,12 +62,12 @@ def _negated(q: Any) -> Any:
 
 
 def check_scale(scale: object) -> None:
-    if not _is_finite(scale):
+    if not is_finite(scale):
         raise InvalidArgument("scale", shown(scale), "None (1/sqrt(head_dim)) or a finite number (of float32's range)")
 
 
 def check_softcap(softcap: object) -> float:
-    if not _is_finite(softcap) or softcap < 0 or 0 < softcap < LEAST_SOFTCAP:  # type: ignore[operator]
+    if not is_finite(softcap) or softcap < 0 or 0 < softcap < LEAST_SOFTCAP:  # type: ignore[operator]
         allowed = f"0.0 (off) or a positive finite number (of float32's range, from {LEAST_SOFTCAP})"
         raise InvalidArgument("softcap", shown(softcap), allowed)
     return float(softcap)  # type: ignore[arg-type]

@@ -84,9 +84,19 @@ def transformed(name: str, call: Product, gradients: Gradients, tangent_of_bias:
 
 
 def one_by_one(call: Product, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch.Tensor, int]:
-    """A rule for vmap: one call after the other."""
+    """A rule for vmap: one call after the other; with no entries, one of zeros, which says what none looks like."""
+    count = info.batch_size
+    if not count:
+        args = tuple(arg if dim is None else _with_one(arg, dim) for arg, dim in zip(args, in_dims, strict=True))
     each = (
         [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
-        for i in range(info.batch_size)
+        for i in range(max(1, count))
     )
-    return torch.stack([call(*one) for one in each]), 0
+    return torch.stack([call(*one) for one in each])[:count], 0
+
+
+def _with_one(nothing: torch.Tensor, dim: int) -> torch.Tensor:
+    """Entries of which there are none, and one of zeros behind them, so that autograd still follows."""
+    sizes = list(nothing.shape)
+    sizes[dim] = 1
+    return torch.cat((nothing, nothing.new_zeros(sizes)), dim)

@@ -123,3 +123,48 @@ def test_nothing_behind_the_keys_reaches_a_gradient(operands, layout, softcap):
 
     wanted = gradients(registry.attention.reference, 0.0)
     torch.testing.assert_close(gradients(registry.attention, float("nan")), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor(LENGTHS)], ids=["all keys", "key_lengths"])
+def test_sinks_alone_have_a_gradient(operands, lengths):
+    def total(sinks, of=registry.attention):
+        return of(*operands, sinks=sinks, key_lengths=lengths).square().sum()
+
+    given = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(total(given), given)
+    (want,) = torch.autograd.grad(total(given, registry.attention.reference), given)
+    torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.func.grad(total)(given.detach()), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", [{"key_lengths": torch.tensor(LENGTHS)}, {"sinks": torch.zeros(4)}], ids=lambda h: [*h])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_autocast_is_asked_before_dtypes_are_compared(operands, layout, how):
+    q, k, v = (t if layout == "bhsd" else t.transpose(1, 2).contiguous() for t in operands)
+    q, k, v = q.float().requires_grad_(), k.bfloat16(), v.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = registry.attention(q, k, v, layout=layout, **how)
+        assert registry.attention.explain(q, k, v, layout=layout, **how).problem.dtype == "bfloat16"
+    plain = registry.attention(q.bfloat16(), k, v, layout=layout, **how)
+    assert out.dtype is torch.bfloat16 and torch.equal(out, plain)
+    out.float().sum().backward()
+    assert q.grad.dtype is torch.float32 and q.grad.any()
+    with pytest.raises(registry.InvalidArgument, match="q's dtype float32"):
+        registry.attention(q, k, v, layout=layout, **how)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_another_default_device_changes_nothing(operands, grad):
+    given, lengths = [t.requires_grad_(grad) for t in operands], torch.tensor(LENGTHS)
+    want = registry.attention(*given, key_lengths=lengths)
+    with torch.device("meta"):
+        assert torch.equal(registry.attention(*given, key_lengths=lengths), want)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+@pytest.mark.parametrize("grad", [False, True])
+def test_lengths_may_be_strided_and_expanded(operands, grad, kind):
+    given = [t.requires_grad_(grad) for t in operands]
+    for lengths in (torch.tensor(5, dtype=kind).expand(B), torch.tensor([9, 7, 0, 7, 6, 7], dtype=kind)[::2]):
+        want = registry.attention(*given, key_lengths=lengths.clone())
+        assert torch.equal(registry.attention(*given, key_lengths=lengths), want)
