@@ -3,18 +3,19 @@
 A box is described like the end of a packed sequence (places.py): its last key is the last that there is, so that what
 lies behind it on the page comes as zeros, whatever that memory holds, and a box behind the last key is all zeros.
 
-Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated inputs, 310 drawn prompts over pages of
+Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated inputs, 180 drawn prompts over pages of
 16 to 256 keys and whole caches, its best config over the best of all others, by queries of the longest sequence:
 
-  256 and more     1.45 by geometric mean, least 0.74 (91 batches)
-  32 to 255        1.27, 0.57 (153)
-  16 to 31         1.03, 0.30 (66)
+  256 and more     1.50 by geometric mean, least 1.03 (47 batches)
+  32 to 255        1.28, 0.63 (90)
+  16 to 31         1.13, 0.64 (43)
 
-  heads side by side   1.36 of its other configs under 128 queries (99, ahead on 78); without, 71 others had 0.71 to
+  heads side by side   1.32 of its other configs under 128 queries (54, ahead on 41); without, 71 others had 0.71 to
                        0.88 of Triton's, which always has
-  keys shared out      1.75 of not (48, ahead on 43), where tiles are fewer than half of the SMs; shares of 1 or 2
-                       blocks instead of 4 at least: 0.94 to 1.01 of the time (5)
-  not: shares are of all sequences alike, so one long one among many short is not divided (0.30)
+  keys shared out      1.40 of not (56, ahead on 35): 1.53 where one sequence is long, 1.49 where lengths are lognormal,
+                       1.11 where they are alike; shares of 1 or 2 blocks instead of 4 at least: 0.94 to 1.01 (5)
+  by each one's keys   74 sequences of 24 queries, one of 124,000 keys: 1,500 us with as many shares for each, 478; 16 of
+                       64, one of 32,768: 214, 110; the list takes 3.0 us instead of 2.1
 
   registers        a producer that looks pages up spilled 8 to 144 bytes with 24 of them; with 40 none, or 16 with pages
                    of 8 (what the compiler says; the two were not timed beside each other)
