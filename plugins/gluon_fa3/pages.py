@@ -14,8 +14,8 @@ Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, CUDA graphs over rotated 
                        0.88 of Triton's, which always has
   keys shared out      1.40 of not (56, ahead on 35): 1.53 where one sequence is long, 1.49 where lengths are lognormal,
                        1.11 where they are alike; shares of 1 or 2 blocks instead of 4 at least: 0.94 to 1.01 (5)
-  by each one's keys   74 sequences of 24 queries, one of 124,000 keys: 1,500 us with as many shares for each, 478; 16 of
-                       64, one of 32,768: 214, 110; the list takes 3.0 us instead of 2.1
+  by each one's keys   74 sequences of 24 queries, one of 124,000 keys: 1,500 us with as many shares for each, now 478;
+                       16 of 64, one of 32,768: 214, now 110; the list takes 3.0 us instead of 2.1
 
   registers        a producer that looks pages up spilled 8 to 144 bytes with 24 of them; with 40 none, or 16 with pages
                    of 8 (what the compiler says; the two were not timed beside each other)
