@@ -211,7 +211,7 @@ if INTERPRETED:
                     assert tokens[end - queries + own][:3] == [first + own, shares, apart]
                     assert first + own + share * apart not in taken
                     taken.add(first + own + share * apart)
-        assert len(taken) == sum(queries * 1 for queries in rows) + sum(
+        assert len(taken) == sum(rows) + sum(
             (shares - 1) * (min(m * ROWS + ROWS, queries) - m * ROWS) for (_, queries, _, m, shares) in of
         )
         assert max(taken, default=0) < sum(rows) + ROWS * PLACES

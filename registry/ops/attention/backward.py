@@ -11,19 +11,17 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
-from registry.errors import InvalidArgument, shown
 from registry.ops.attention import arguments, oracle
 from registry.ops.attention.arguments import MOST_SCALE, Window
 from registry.ops.attention.common import AttentionOp, fields_of
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Gradients, Settings, gradients_through_torch, no_second_derivative
 from registry.ops.op import with_variant
-from registry.ops.parts.derivatives import last_derivative
-from registry.ops.tensors import check_fits, check_tensor, followed, operand, plain, refuse_tangents
+from registry.ops.parts.derivatives import gradients_by_name, last_derivative
+from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 BackwardSettings = Settings
 """causal, window, softcap, whether there is a gradient of the LSE, variant."""
-_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class AttentionBackward(AttentionOp):
@@ -69,15 +67,9 @@ class AttentionBackward(AttentionOp):
         window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
         settings = (causal, window, softcap, grad_lse is not None, variant)
         tensors = (grad_out, q, k, v, out, lse, grad_lse)
-        if followed(*tensors):  # who differentiates the gradients must not be told zero, nor a variant's own derivative
-            found: Gradients = _LastDerivative.apply(settings, scale, *tensors)
-            return found
-        if _is_compiling():
-            if variant is not None:
-                allowed = "None in a compiled function; registry.use(...) around its calls"
-                raise InvalidArgument("variant", shown(variant), allowed)
-            return _through_torch(settings, scale, *tensors)
-        return self.gradients(settings, scale, *tensors)
+        found: Gradients
+        found = gradients_by_name(self.gradients, _through_torch, _LastDerivative, variant, settings, scale, *tensors)
+        return found
 
     def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
         """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""

@@ -11,7 +11,7 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
-from registry.errors import InvalidArgument, shown
+from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import lengths, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, check_maximum, check_operands
 from registry.ops.attention_varlen.common import MASKS, VarlenOp, fields_of
@@ -20,8 +20,8 @@ from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenP
 from registry.ops.attention_varlen.torch_op import gradients_through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.parts.derivatives import last_derivative
-from registry.ops.tensors import check_fits, check_tensor, followed, operand, plain, refuse_tangents
+from registry.ops.parts.derivatives import gradients_by_name, last_derivative
+from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
 """(dq, dk, dv), and the gradient of the sinks where there are some."""
@@ -29,7 +29,6 @@ Settings = tuple[tuple[bool, ...], bool, Any, float, int, int, str | None]
 """Which of sinks, slopes and gradient of the LSE there are; causal, window, softcap, the maxima, variant."""
 _LENT = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes", "grad_lse")
 """The tensors of a call behind grad_out, q, k, v, out and lse."""
-_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class AttentionVarlenBackward(VarlenOp):
@@ -81,15 +80,9 @@ class AttentionVarlenBackward(VarlenOp):
         window, softcap = masks.check_window(window), masks.check_softcap(softcap)
         how = (causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
         tensors = (grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, grad_lse)
-        if followed(*tensors):  # who differentiates the gradients must not be told zero, nor a variant's own derivative
-            found: Gradients = _LastDerivative.apply(how, scale, *tensors)
-            return found
-        if _is_compiling():
-            if variant is not None:
-                allowed = "None in a compiled function; registry.use(...) around its calls"
-                raise InvalidArgument("variant", shown(variant), allowed)
-            return _through_torch(how, scale, *tensors)
-        return self.in_a_row(how, scale, *tensors)
+        found: Gradients
+        found = gradients_by_name(self.in_a_row, _through_torch, _LastDerivative, variant, how, scale, *tensors)
+        return found
 
     def gradients(
         self,

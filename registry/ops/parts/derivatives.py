@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from registry.errors import InvalidArgument, shown
+from registry.ops.tensors import followed
+
+_is_compiling = torch.compiler.is_dynamo_compiling
 Refusal = Callable[[], NotImplementedError]
 
 
@@ -44,3 +48,24 @@ def last_derivative(
         raise refusal()
 
     return transformed(compute, lambda ctx, inputs, output: None, refuse, refusal, vmap)
+
+
+def gradients_by_name(
+    compute: Callable[..., Any],
+    through_torch: Callable[..., Any],
+    last: type[torch.autograd.Function],
+    variant: str | None,
+    settings: Any,
+    scale: float,
+    *tensors: torch.Tensor | None,
+) -> Any:
+    """What `compute(settings, scale, *tensors)` gives who calls an op of gradients by name: by `last` where autograd
+    follows, which must not be told zero nor a variant's own derivative, by the torch op in a graph being compiled."""
+    if followed(*tensors):
+        return last.apply(settings, scale, *tensors)
+    if not _is_compiling():
+        return compute(settings, scale, *tensors)
+    if variant is not None:
+        allowed = "None in a compiled function; registry.use(...) around its calls"
+        raise InvalidArgument("variant", shown(variant), allowed)
+    return through_torch(settings, scale, *tensors)
