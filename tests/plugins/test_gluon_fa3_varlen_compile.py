@@ -105,12 +105,13 @@ def test_heads_lie_side_by_side_where_they_share_keys():
 
 
 def test_keys_are_shared_out_where_tiles_are_few():
-    """Or one sequence may be far longer than others: of packed ones that is known, if they are many."""
+    """Or a last wave of them is not full, or one sequence may be far longer than others: of packed ones that is known, if
+    they are many."""
     packed = {"hkv": 2, "sq": 32, "sk": 9000, "causal": True}
     lengths = {**packed, "kv": "paged", "page": 64}
     for b, given, expected in (
         (1, lengths, True), (70, lengths, True), (4000, lengths, False), (1, lengths | {"sk": 200}, False),
-        (1, packed, True), (70, packed, False), (70, packed | {"tk": 12_000}, True),
+        (1, packed, True), (70, packed, True), (300, packed, False), (300, packed | {"tk": 40_000}, True),
         (1, packed | {"sq": 9000, "hkv": 8}, False),
     ):  # fmt: skip
         p = problem(b=b, **given)

@@ -5,6 +5,7 @@ This file runs itself once more in a process of its own, with TRITON_INTERPRET=1
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import random
@@ -21,9 +22,11 @@ from registry.ops.attention_varlen.lengths import (
     BAD_SEQUSED_K,
     BAD_TABLE,
 )
+from registry.plugins.gluon_fa3.varlen.configs import LEAST_BLOCKS, MOST_MORE
 
 ROWS, OTHERS = 128, 64
 N_KEYS, PLACES = 128, 33
+MORE = MOST_MORE * PLACES
 UNTOUCHED = -7
 
 
@@ -59,7 +62,7 @@ def shared(rows, keys, layout, total=None):
     """(entries, words of each token, complaints) of keys shared out among PLACES row blocks of all heads at once."""
     batch, page = len(rows), 16 if layout == "paged" else 0
     total = sum(rows) if total is None else total
-    room = total // ROWS + batch + PLACES
+    room = total // ROWS + batch + MORE
     start = (room + 1) * WORDS.value
     found = torch.full((start + total * TOKEN_WORDS.value,), UNTOUCHED, dtype=torch.int32)
     word = torch.zeros(1, dtype=torch.int32)
@@ -67,13 +70,31 @@ def shared(rows, keys, layout, total=None):
     tensors = [torch.tensor(one, dtype=torch.int32) for one in ([0, *itertools.accumulate(rows)], lengths)]
     table = torch.zeros(batch, 600, dtype=torch.int32)
     of_keys = sum(keys) if layout == "packed" else 9600
-    numbers = (batch, total, of_keys, 1 << 20, 1 << 20, room, PLACES, total + ROWS * PLACES, 1 << 29, 600, 1, 9600)
-    how = {"ROWS": ROWS, "N": N_KEYS, "PACKED": layout == "packed", "PAGE": page, "CHUNK": 32, "EARLY": False}
+    numbers = (batch, total, of_keys, 1 << 20, 1 << 20, room, PLACES, total + ROWS * MORE, 1 << 29, 600, 1, 9600)
+    how = {"ROWS": ROWS, "N": N_KEYS, "PACKED": layout == "packed", "PAGE": page, "CHUNK": 32}
+    how |= {"BESIDE": 3.0, "EARLY": False}
     list_shares[(batch,)](*tensors, table, found, word, *numbers, **how)
     entries = found[:start].view(-1, WORDS.value)
     count = int(entries[0, 0])
     assert count <= room and entries[count + 1 :].eq(UNTOUCHED).all()
     return entries[1 : count + 1].tolist(), found[start:].view(total, TOKEN_WORDS.value).tolist(), int(word)
+
+
+def span(tiles):
+    """When the last of PLACES is done, if each takes the next tile when it is through with one."""
+    until = [0] * PLACES
+    for tile in tiles:
+        heapq.heapreplace(until, until[0] + tile)
+    return max(until)
+
+
+def best_span(sequences):
+    """The same by the best length of a share; of each sequence its blocks of keys, and of rows."""
+    found = []
+    for length in range(LEAST_BLOCKS, max(LEAST_BLOCKS, *(keys for keys, _ in sequences)) + 1):
+        counts = [(keys, blocks, max(-(-keys // length), 1)) for keys, blocks in sorted(sequences, reverse=True)]
+        found.append(span([-(-keys // n) + 3 for keys, blocks, n in counts for _ in range(blocks * n)]))
+    return min(found)
 
 
 def expected(rows, others, last_first, own=0):
@@ -214,19 +235,17 @@ if INTERPRETED:
         assert len(taken) == sum(rows) + sum(
             (shares - 1) * (min(m * ROWS + ROWS, queries) - m * ROWS) for (_, queries, _, m, shares) in of
         )
-        assert max(taken, default=0) < sum(rows) + ROWS * PLACES
-        longest = max((-(-seen // N_KEYS) / shares for (_, _, seen, _, shares) in of), default=0)
-        work = sum(blocks[b] * -(-keys[b] // N_KEYS) for b in blocks)
-        assert len(entries) <= max(PLACES, sum(blocks.values()) + PLACES) and ends[-1] == len(tokens)
-        assert longest <= max(4, 2 * -(-work // PLACES)), "nobody waits for one that is far longer"
-        if 2 * len(of) <= PLACES:
-            assert len(entries) <= PLACES, "all at once"
+        assert max(taken, default=0) < sum(rows) + ROWS * MORE
+        assert len(entries) <= sum(blocks.values()) + MORE and ends[-1] == len(tokens)
+        found = [3 - (-seen // N_KEYS) // (word >> 16) for _, _, _, seen, _, _, word, _ in entries]
+        alone = [(-(-keys[b] // N_KEYS), blocks[b]) for b in blocks]
+        assert span(found) <= 1.3 * best_span(alone), "SMs are done at about the same time"
 
     def test_shares_of_lengths_that_lie_stay_within_the_memory_of_parts():
         entries, _, wrong = shared([300, 300, 300, 0], [9000, 640, 9000, 5], "cache", total=310)
         assert wrong & BAD_CU_SEQLENS_Q
         for _, end, queries, _, _, _, word, part in entries:
-            assert queries <= end <= 310 and part >= 0 and part + queries <= 310 + ROWS * PLACES
+            assert queries <= end <= 310 and part >= 0 and part + queries <= 310 + ROWS * MORE
             assert (word & 0xFFFF) < (word >> 16)
 
     @pytest.mark.parametrize("shares", [1, 5, 19])

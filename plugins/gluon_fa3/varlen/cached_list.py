@@ -42,6 +42,27 @@ def pages_lie(own_table, needed, pages):
     return tl.max(bad, 0)
 
 
+@triton.jit
+def place_of_keys(own, keys, table, table_row, pages, sequence_rows, PAGE: tl.constexpr):
+    """(an entry's fifth word, whether a page that the sequence needs is not there)."""
+    bad = 0
+    if PAGE:
+        bad = pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
+        place = own
+    else:
+        place = own * sequence_rows + keys
+    return place, bad
+
+
+@triton.jit
+def say(row_blocks, complaints, own, count, wrong):
+    """How many entries there are, and what is wrong."""
+    if own == 0:
+        tl.store(row_blocks, count)
+    if wrong != 0:
+        tl.atomic_or(complaints, wrong)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def list_cached_row_blocks(
     cu_q, used, table, row_blocks, complaints, batch, total_q, slots, most_q, most_k, room, table_row, pages,
@@ -66,14 +87,6 @@ def list_cached_row_blocks(
         if own == 0:
             wrong |= lies(cu_q, b_B, batch, total_q, most_q, _CU_Q, _MOST_Q)
             wrong |= keys_lie(used, b_B, batch, slots, most_k)
-    if own == 0:
-        tl.store(row_blocks, tl.minimum(count, room))
-    if PAGE:
-        wrong |= pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
-        place = own
-    else:
-        place = own * sequence_rows + keys
-    if wrong != 0:
-        tl.atomic_or(complaints, wrong)
-
+    place, bad = place_of_keys(own, keys, table, table_row, pages, sequence_rows, PAGE)
+    say(row_blocks, complaints, own, tl.minimum(count, room), wrong | bad)
     list_blocks(row_blocks, before, (rows + (ROWS - 1)) // ROWS, room, end, rows, keys, place, 0, True)

@@ -24,7 +24,9 @@ from registry.plugins.gluon_fa3.traits import (
 
 LEAST_BLOCKS = 4  # of keys in a share
 MOST_SHARES = 128  # of a row block's keys
-MOST_WAVES = 8  # of tiles on the SMs, up to which a long sequence among short ones may be waited for
+MOST_MORE = 3  # times as many as SMs work on at once, of row blocks that sharing adds
+BESIDE = {1: 2.0, 2: 3.0}  # blocks of keys in the time that a tile takes besides its own, by consumer groups
+MOST_WAVES, MOST_WAVES_UNLIKE = 2, 8  # of tiles on the SMs: a last one that is not full; a sequence among short ones
 LONG = 4  # times the mean, from where on a packed sequence is far longer than others
 HEADS_LIMIT = 8  # side by side: a tile's rows are eight at least, a swizzle's
 THREE_GROUPS_FROM = 8192  # masked rows of a sequence at head dim 64, in the mean: 0.98 of two groups at 4k, 1.06 at 16k
@@ -82,11 +84,11 @@ def may_help(problem: Any, t: Traits) -> bool:
     left, _ = window_bounds(problem.causal, problem.window)
     seen = min(problem.max_seqlen_k, left + problem.max_seqlen_q)
     places = places_of(problem, t)
-    if seen < 2 * LEAST_BLOCKS * t.block_n or 2 * -(-problem.max_seqlen_q // t.block_m) > places:
+    if seen < 2 * LEAST_BLOCKS * t.block_n or -(-problem.max_seqlen_q // t.block_m) > MOST_WAVES * places:
         return False
     mean = -(-problem.total_q // (max(problem.batch, 1) * t.block_m)) * problem.batch
     alike = problem.batch < 2 or (problem.kv_layout == "packed" and seen < LONG * problem.total_k // problem.batch)
-    return bool(2 * mean <= places or (not alike and mean <= MOST_WAVES * places))
+    return bool(mean <= (MOST_WAVES if alike else MOST_WAVES_UNLIKE) * places)
 
 
 def listed_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
@@ -156,13 +158,19 @@ def configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The last and the first with the heads of which a sequence, as long as the mean, takes the fewest tiles."""
-    mean = -(-problem.total_q // max(problem.batch, 1))
-    group, most = problem.heads_q // problem.heads_kv, most_heads(problem)
+    """The last and the first with the heads that waste least: a tile's rows go through the keys of their sequence, of
+    which the one of the most queries is taken to have as many more as it has queries."""
+    most, others = problem.max_seqlen_q, problem.batch - 1
+    queries = [(1, most), (others, max(problem.total_q - most, 0) / others)] if others > 0 else [(1, most)]
+    group, limit = problem.heads_q // problem.heads_kv, most_heads(problem)
     for config in (made[-1], made[0]):
         rows = ROWS * config["consumers"]
-        tiles = {heads: -(-group // heads) * -(-mean * heads // rows) for heads in (1, 2, 4, 8) if heads <= most}
-        heads = min(tiles, key=lambda heads: (tiles[heads], -heads))
+        work = {
+            heads: sum(count * own * -(-group // heads) * -(-own * heads // rows) for count, own in queries)
+            for heads in (1, 2, 4, 8)
+            if heads <= limit
+        }
+        heads = min(work, key=lambda heads: (work[heads], -heads))
         if heads > 1:
             yield {**config, "heads": heads}
 

@@ -7,18 +7,19 @@ what was measured nearby, so what counts is how it changes with tiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from registry.plugins.gluon_fa3.cost import TIMES
 from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import LEAST_BLOCKS
+from registry.plugins.gluon_fa3.varlen.configs import BESIDE, LEAST_BLOCKS
 
 FEW, FAR = 8, 32  # with so few queries others may have so many times fewer keys than the longest, for all that is known
 ALIKE = 0.95  # of the longest, if the mean is as long
-# In blocks of keys, what a tile takes besides its own (queries, output, the first products), by consumer groups: two
-# tiles of one group hide a part of it. What a share does, and how many times the mean an uneven one goes through.
-_BESIDE, _AGAIN, _UNEVEN = {1: 2.0, 2: 3.0}, 2.0, 1.1
+# In blocks of keys, what a share takes besides its own, and how many times the mean an uneven one goes through.
+_AGAIN, _UNEVEN = 2.0, 1.1
+_TRIED = 3  # numbers of waves, one more than are needed and so on
 _CAPPED = {1: 1.15, 2: 1.33}  # times as long where scores have a soft cap, by consumer groups
 _PARTS = 4.0  # microseconds for a kernel that adds up
 _BYTES = 4.0e6  # of keys and values a microsecond, if all SMs ask
@@ -37,7 +38,7 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
     for count, queries, own in _sequences(problem):
         blocks = -(-queries // rows) * problem.heads_kv * -(-group // heads)
         usual, all_seen = _seen(problem, queries, own)
-        seen = usual / columns + _BESIDE[min(groups, 2)]
+        seen = usual / columns + BESIDE[min(groups, 2)]
         tiles, work, keys = tiles + count * blocks, work + count * blocks * seen, keys + count * all_seen
         longest = max(longest, seen)
     alike = problem.total_q >= ALIKE * problem.batch * problem.max_seqlen_q > FEW * ALIKE * problem.batch
@@ -86,7 +87,8 @@ def _seen(problem: Any, queries: float, keys: float) -> tuple[float, float]:
 def _shared(tiles: float, work: float, longest: float, slots: int, alike: bool) -> float:
     """Blocks that an SM goes through for each tile that it works on at once, where keys are shared out."""
     even = max(work / slots, LEAST_BLOCKS)
-    if alike and 2 * tiles > slots:
-        shares = -(-longest // even)
-        return -(-tiles * shares // slots) * (longest / shares + _AGAIN)
-    return _UNEVEN * even + _AGAIN
+    if not alike:
+        return _UNEVEN * even + _AGAIN
+    first = math.ceil(tiles / slots)
+    waves = [(n, max(min(n * slots // tiles, longest / LEAST_BLOCKS), 1)) for n in range(first, first + _TRIED)]
+    return min(n * (longest / shares + _AGAIN) for n, shares in waves)

@@ -13,7 +13,15 @@ from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_fa3.host import KV_SECTION, LOG2E, options
 from registry.plugins.gluon_fa3.places import OUTER_SIZE, OUTER_STRIDE
 from registry.plugins.gluon_fa3.traits import PADDING, PANEL, ROWS_LIMIT, Traits, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import outer_rows, places_of, row_stride, sets_of, traits_of
+from registry.plugins.gluon_fa3.varlen.configs import (
+    BESIDE,
+    MOST_MORE,
+    outer_rows,
+    places_of,
+    row_stride,
+    sets_of,
+    traits_of,
+)
 from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
@@ -142,13 +150,19 @@ def shares_call(problem: Any, given: Operands, t: Traits) -> Call:
         "sequence_rows": page_rows,
     }
     constants = {"ROWS": t.block_m, "N": t.block_n, "PACKED": packed, "PAGE": problem.page_size}
+    constants["BESIDE"] = BESIDE[min(t.groups, 2)]
     warps = {"num_warps": 4 if chunk > 128 or problem.page_size else 1}
     return Call(list_shares, (problem.batch,), arguments, {**constants, "CHUNK": chunk, "EARLY": True}, warps)
 
 
+def more_blocks(problem: Any, t: Traits) -> int:
+    """Row blocks that sharing keys out adds at most."""
+    return MOST_MORE * places_of(problem, t) if t.shared_out else 0
+
+
 def room_of(problem: Any, t: Traits) -> int:
     """Entries that lists have room for."""
-    return blocks_of(problem.total_q, problem.batch, t.block_m) + (places_of(problem, t) if t.shared_out else 0)
+    return blocks_of(problem.total_q, problem.batch, t.block_m) + more_blocks(problem, t)
 
 
 def list_of(problem: Any, t: Traits) -> StandIn:
@@ -162,7 +176,7 @@ def list_of(problem: Any, t: Traits) -> StandIn:
 
 def part_rows(problem: Any, t: Traits) -> int:
     """Rows of a head that shares leave at most: see share_list.py."""
-    return int(problem.total_q + t.block_m * places_of(problem, t))
+    return int(problem.total_q + t.block_m * more_blocks(problem, t))
 
 
 def paging_of(problem: Any, given: Operands) -> tuple[StandIn, int, int]:

@@ -1,9 +1,8 @@
 """The list of row blocks of a step whose keys are shared out: several entries a block, each of some of its keys.
 
-How long a share is depends on all lengths, so one long sequence among many short is divided, and they are not:
-
-    few row blocks    the shortest share by which all of them have an SM at once
-    many              what an SM has to do if all do the same: a longer share would be waited for
+How long a share is depends on all lengths, so one long sequence among many short is divided, and they are not. Of a
+few dozen lengths that one is taken by which SMs are done first, if shares are as long as their mean but for the longest
+one: they begin in waves, and each takes some time besides its keys.
 
 Entries are tile_list.py's, with two words more: which share (and SHARE_BITS higher how many), and where its rows begin
 among those of parts. Behind the entries are four words a token: its row in the first share's part, shares, and how many
@@ -15,8 +14,8 @@ import triton.language as tl
 
 from registry.ops.attention_varlen import lengths as bits
 from registry.plugins.gluon_fa3 import traits
-from registry.plugins.gluon_fa3.varlen.cached_list import keys_lie, keys_used, pages_lie
-from registry.plugins.gluon_fa3.varlen.configs import LEAST_BLOCKS, MOST_SHARES
+from registry.plugins.gluon_fa3.varlen.cached_list import keys_lie, keys_used, place_of_keys, say
+from registry.plugins.gluon_fa3.varlen.configs import LEAST_BLOCKS, MOST_MORE, MOST_SHARES
 from registry.plugins.gluon_fa3.varlen.tile_list import FILLED, WORDS, lies, range_of
 
 TOKEN_WORDS = tl.constexpr(4)
@@ -24,8 +23,13 @@ TRIED = tl.constexpr(32)  # lengths of a share, and sequences looked at together
 _CU_Q, _CU_K = tl.constexpr(bits.BAD_CU_SEQLENS_Q), tl.constexpr(bits.BAD_CU_SEQLENS_K)
 _MOST_Q, _MOST_K = tl.constexpr(bits.ABOVE_MAX_Q), tl.constexpr(bits.ABOVE_MAX_K)
 _SHARE_BITS = tl.constexpr(traits.SHARE_BITS)
-_LEAST_BLOCKS, _MOST_SHARES = tl.constexpr(LEAST_BLOCKS), tl.constexpr(MOST_SHARES)
+_LEAST_BLOCKS, _MOST_SHARES, _MOST_MORE = tl.constexpr(LEAST_BLOCKS), tl.constexpr(MOST_SHARES), tl.constexpr(MOST_MORE)
 SIZES = "batch total_q total_k most_q most_k room places part_rows left table_row pages sequence_rows"
+
+
+@triton.jit
+def _ceil(a, b):
+    return (a + (b - 1)) // b
 
 
 @triton.jit
@@ -38,38 +42,42 @@ def _look(cu_q, lengths, b, batch, total_q, total_k, left, ROWS: tl.constexpr, N
     else:
         keys = keys_used(lengths, b, batch, total_k)
     rows = end - begin
-    return rows, (rows + (ROWS - 1)) // ROWS, keys, (tl.minimum(keys, left + rows) + (N - 1)) // N
+    return rows, _ceil(rows, ROWS), keys, _ceil(tl.minimum(keys, left + rows), N)
 
 
 @triton.jit
 def _share_length(
     cu_q, lengths, batch, total_q, total_k, left, places,
-    ROWS: tl.constexpr, N: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, N: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys in a share; `places` row blocks can be worked on at once."""
-    count, work = 0, 0.0  # a float, which no lengths overflow
+    count, most, work = 0, 1, 0.0  # a float, which no lengths overflow
     for first in range(0, batch, CHUNK):
         b_B = first + tl.arange(0, CHUNK)
         _, blocks_B, _, seen_B = _look(cu_q, lengths, b_B, batch, total_q, total_k, left, ROWS, N, PACKED)
         count += tl.sum(blocks_B, 0)
+        most = tl.maximum(most, tl.max(seen_B, 0))
         work += tl.sum(blocks_B.to(tl.float32) * seen_B.to(tl.float32), 0)
-    even = tl.maximum(tl.ceil(work / places), 1.0).to(tl.int32)
-    length = even
-    if 2 * count <= places:  # then twice as much is enough: half of the places for what is over in each row block
-        tried_T = even + (even * tl.arange(0, TRIED) + (TRIED - 1)) // TRIED
-        shares_T = tl.zeros([TRIED], tl.int32)
-        for first in range(0, batch, TRIED):
-            b_B = first + tl.arange(0, TRIED)
-            _, blocks_B, _, seen_B = _look(cu_q, lengths, b_B, batch, total_q, total_k, left, ROWS, N, PACKED)
-            shares_BT = (seen_B[:, None] + (tried_T[None, :] - 1)) // tried_T[None, :]
-            shares_T += tl.sum(blocks_B[:, None] * tl.maximum(shares_BT, 1), 0)
-        length = tl.min(tl.where(shares_T <= places, tried_T, 2 * even), 0)
-    return tl.maximum(length, _LEAST_BLOCKS)
+
+    # From a quarter of what each place has to do on, to twice as much.
+    tried_T = tl.ceil(work / places * ((tl.arange(0, TRIED) + TRIED // 8) / (TRIED // 2)))
+    tried_T = tl.minimum(tl.maximum(tried_T, _LEAST_BLOCKS), tl.maximum(most, _LEAST_BLOCKS)).to(tl.int32)
+    tiles_T = tl.zeros([TRIED], tl.int32)
+    for first in range(0, batch, TRIED):
+        b_B = first + tl.arange(0, TRIED)
+        _, blocks_B, _, seen_B = _look(cu_q, lengths, b_B, batch, total_q, total_k, left, ROWS, N, PACKED)
+        tiles_T += tl.sum(blocks_B[:, None] * _shares(seen_B[:, None], tried_T[None, :]), 0)
+    longest_T = _ceil(most, _ceil(most, tried_T)) + BESIDE
+    waves_T = _ceil(tiles_T, places).to(tl.float32) * (work / tl.maximum(tiles_T, 1) + BESIDE)
+    there_T = tiles_T <= count + _MOST_MORE * places
+    span_T = tl.where(there_T, tl.maximum(longest_T, waves_T), float("inf"))
+    found_T = there_T & (span_T == tl.min(span_T, 0))
+    return tl.max(tl.where(found_T, tried_T, _LEAST_BLOCKS), 0)
 
 
 @triton.jit
 def _shares(seen, length):
-    return tl.minimum(tl.maximum((seen + (length - 1)) // length, 1), _MOST_SHARES)
+    return tl.minimum(tl.maximum(_ceil(seen, length), 1), _MOST_SHARES)
 
 
 @triton.jit(do_not_specialize=SIZES.split())
@@ -77,14 +85,14 @@ def list_shares(
     cu_q, lengths, table, row_blocks, complaints, batch, total_q, total_k, most_q, most_k, room, places, part_rows,
     left, table_row, pages, sequence_rows,
     ROWS: tl.constexpr, N: tl.constexpr, PACKED: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr,
-    EARLY: tl.constexpr,
+    BESIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program b lists sequence b. `lengths` are cu_seqlens_k of packed keys, `total_k` in all, or how many a sequence
     has in a cache or on pages, which is at most `total_k`."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     own = tl.program_id(0)
-    length = _share_length(cu_q, lengths, batch, total_q, total_k, left, places, ROWS, N, PACKED, CHUNK)
+    length = _share_length(cu_q, lengths, batch, total_q, total_k, left, places, ROWS, N, PACKED, CHUNK, BESIDE)
     rows, blocks, keys, seen = _look(cu_q, lengths, own, batch, total_q, total_k, left, ROWS, N, PACKED)
 
     before, part_row, count, wrong = 0, 0, 0, 0
@@ -102,17 +110,12 @@ def list_shares(
                 wrong |= lies(lengths, b_B, batch, total_k, most_k, _CU_K, _MOST_K)
             else:
                 wrong |= keys_lie(lengths, b_B, batch, total_k, most_k)
-    if own == 0:
-        tl.store(row_blocks, tl.minimum(count, room))
     if PACKED:
         _, place = range_of(lengths, own, batch, total_k)
-    elif PAGE:
-        wrong |= pages_lie(table + own.to(tl.int64) * table_row, (keys + (PAGE - 1)) // PAGE, pages)
-        place = own
     else:
-        place = own * sequence_rows + keys
-    if wrong != 0:
-        tl.atomic_or(complaints, wrong)
+        place, bad = place_of_keys(own, keys, table, table_row, pages, sequence_rows, PAGE)
+        wrong |= bad
+    say(row_blocks, complaints, own, tl.minimum(count, room), wrong)
 
     shares = _shares(seen, length)
     fits = part_row + shares * rows <= part_rows  # if lengths do not lie
