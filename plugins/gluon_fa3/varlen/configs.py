@@ -28,6 +28,7 @@ MOST_MORE = 3  # times as many as SMs work on at once, of row blocks that sharin
 BESIDE = {1: 2.0, 2: 3.0}  # blocks of keys in the time that a tile takes besides its own, by consumer groups
 MOST_WAVES, MOST_WAVES_UNLIKE = 2, 8  # of tiles on the SMs: a last one that is not full; a sequence among short ones
 LONG = 4  # times the mean, from where on a packed sequence is far longer than others
+FEW, FAR = 8, 32  # with so few queries others may have so many times fewer keys than the longest, for all that is known
 HEADS_LIMIT = 8  # side by side: a tile's rows are eight at least, a swizzle's
 THREE_GROUPS_FROM = 8192  # masked rows of a sequence at head dim 64, in the mean: 0.98 of two groups at 4k, 1.06 at 16k
 
@@ -67,6 +68,22 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     """What a config cannot be, beyond its budgets, and what a tensor map cannot count."""
     yield from listed_rule(problem, config)
     yield from rows_rule(problem)
+
+
+def sequences(problem: Any) -> list[tuple[float, float, float]]:
+    """(how many, queries, keys) of the longest sequence, and of the others."""
+    others = problem.batch - 1
+    longest = (1, problem.max_seqlen_q, problem.max_seqlen_k)
+    if others < 1:
+        return [longest]
+    queries = max(problem.total_q - problem.max_seqlen_q, 0) / others
+    if problem.kv_layout == "packed":
+        keys = max(problem.total_k - problem.max_seqlen_k, 0) / others
+    elif problem.max_seqlen_q <= FEW:  # who waits for one that is far longer loses most
+        keys = problem.max_seqlen_k / FAR
+    else:
+        keys = problem.max_seqlen_k * min(queries / problem.max_seqlen_q, 1.0)
+    return [longest, (others, queries, keys)]
 
 
 def sets_of(problem: Any, t: Traits) -> int:
@@ -158,19 +175,23 @@ def configs(problem: Any) -> list[dict[str, Any]]:
 
 
 def _side_by_side(problem: Any, made: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The last and the first with the heads that waste least: a tile's rows go through the keys of their sequence, of
-    which the one of the most queries is taken to have as many more as it has queries."""
-    most, others = problem.max_seqlen_q, problem.batch - 1
-    queries = [(1, most), (others, max(problem.total_q - most, 0) / others)] if others > 0 else [(1, most)]
-    group, limit = problem.heads_q // problem.heads_kv, most_heads(problem)
+    """The last and the first with the heads by which tiles go through the fewest blocks of keys."""
+    group, most = problem.heads_q // problem.heads_kv, most_heads(problem)
+    left, _ = window_bounds(problem.causal, problem.window)
     for config in (made[-1], made[0]):
-        rows = ROWS * config["consumers"]
-        work = {
-            heads: sum(count * own * -(-group // heads) * -(-own * heads // rows) for count, own in queries)
+        rows, beside = ROWS * config["consumers"], BESIDE[min(config["consumers"], 2)]
+        blocks = {
+            heads: sum(
+                count
+                * -(-group // heads)
+                * -(-queries * heads // rows)
+                * (min(keys, left + queries) / config["BLOCK_N"] + beside)
+                for count, queries, keys in sequences(problem)
+            )
             for heads in (1, 2, 4, 8)
-            if heads <= limit
+            if heads <= most
         }
-        heads = min(work, key=lambda heads: (work[heads], -heads))
+        heads = min(blocks, key=lambda heads: (blocks[heads], -heads))
         if heads > 1:
             yield {**config, "heads": heads}
 

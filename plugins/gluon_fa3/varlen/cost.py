@@ -13,12 +13,11 @@ from typing import Any
 
 from registry.plugins.gluon_fa3.cost import TIMES
 from registry.plugins.gluon_fa3.traits import ROWS, UNLIMITED, tier, window_bounds
-from registry.plugins.gluon_fa3.varlen.configs import BESIDE, LEAST_BLOCKS
+from registry.plugins.gluon_fa3.varlen.configs import BESIDE, FEW, LEAST_BLOCKS, sequences
 
-FEW, FAR = 8, 32  # with so few queries others may have so many times fewer keys than the longest, for all that is known
 ALIKE = 0.95  # of the longest, if the mean is as long
 # In blocks of keys, what a share takes besides its own, and how many times the mean an uneven one goes through.
-_AGAIN, _UNEVEN = 2.0, 1.1
+_AGAIN, _UNEVEN = 2.0, 1.2
 _TRIED = 3  # numbers of waves, one more than are needed and so on
 _CAPPED = {1: 1.15, 2: 1.33}  # times as long where scores have a soft cap, by consumer groups
 _PARTS = 4.0  # microseconds for a kernel that adds up
@@ -35,7 +34,7 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
     sms, rows = max(problem.target.sm_count, 1), ROWS * groups // heads
     at_once = 2 if groups == 1 and (wide == 64 or (wide == 128 and columns == 64)) else 1
     tiles, work, longest, keys = 0.0, 0.0, 0.0, 0.0
-    for count, queries, own in _sequences(problem):
+    for count, queries, own in sequences(problem):
         blocks = -(-queries // rows) * problem.heads_kv * -(-group // heads)
         usual, all_seen = _seen(problem, queries, own)
         seen = usual / columns + BESIDE[min(groups, 2)]
@@ -56,22 +55,6 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
     share = min(1.0, _ALONE * tiles / sms)  # of the memory's speed
     memory = keys * problem.heads_kv * (problem.head_dim + problem.head_dim_v) * 2 / (_BYTES * share)
     return launch + max(span * ROWS * groups * columns * scores * 1e-5, memory)
-
-
-def _sequences(problem: Any) -> list[tuple[float, float, float]]:
-    """(how many, queries, keys) of the longest sequence, and of the others."""
-    others = problem.batch - 1
-    longest = (1, problem.max_seqlen_q, problem.max_seqlen_k)
-    if others < 1:
-        return [longest]
-    queries = max(problem.total_q - problem.max_seqlen_q, 0) / others
-    if problem.kv_layout == "packed":
-        keys = max(problem.total_k - problem.max_seqlen_k, 0) / others
-    elif problem.max_seqlen_q <= FEW:  # who waits for one that is far longer loses most
-        keys = problem.max_seqlen_k / FAR
-    else:
-        keys = problem.max_seqlen_k * min(queries / problem.max_seqlen_q, 1.0)
-    return [longest, (others, queries, keys)]
 
 
 def _seen(problem: Any, queries: float, keys: float) -> tuple[float, float]:
