@@ -53,6 +53,8 @@ LONG_MS, HEAT_MS = 0.1, 60.0
 as training runs them, at the limit of its power. Of 40 products two picks lost 8 and 13% by times of a cool card."""
 AWAY, BEHIND = 2.0, 1.3
 """Who took so many times what the fastest took has no further turn: after a first look, after a round."""
+NEAR = 0.05
+"""Of its own size, by which a contender's result may differ from that of the tables' choice: rounding is far less."""
 STAYS = 0.99
 """The choice of the tables stays unless another takes less than this share of its time: noise must not choose."""
 
@@ -138,7 +140,8 @@ def try_out(most: int = MOST) -> Iterator[TryOuts]:
     ends or `forget()` is called on what the block gives. Nothing is tried out where the problem was measured itself,
     where a variant was asked for (`use`, `prefer`), in the capture of a CUDA graph, and for a call with a schedule. A
     first call takes seconds where kernels have to be compiled, else some 70 ms; it waits for the device, and takes up
-    to 160 MiB for copies of its tensors. All that is tried may legally run, so results differ by rounding alone.
+    to 160 MiB for copies of its tensors. Whose results differ from those of the tables' choice by more than
+    rounding may is out of it.
     """
     if traced.is_tracing():
         traced.refuse("try_out")
@@ -164,29 +167,52 @@ def _compared(
     timer = _timer(args[0].device)
     sets = _rotated(args, kwargs, getattr(timer, "MEMORY_BYTES", 0))
     launches: dict[int, Launches] = {}
+    told: tuple[Any, ...] | None = None
     for at, one in enumerate(rivals):
         launch = bind(one.variant, problem, one.config)
         calls = [functools.partial(launch, *tensors, **named) for tensors, named in sets]
-        if _runs(one, problem, calls[0]):
-            launches[at] = calls
+        found = _results(one, problem, calls[0], told)
+        if found is not None:
+            launches[at], told = calls, told or tuple(map(copied, found))  # others may write to the same `out`
+    del told
     try:
         return _timed(timer, launches)
     finally:
         getattr(timer, "forget", lambda: None)()  # it knows launches, and these their tensors
 
 
-def _runs(one: Contender, problem: Problem, call: Callable[[], Any]) -> bool:
-    """Launch once, which compiles. Who fails is out of it, and says so: the tables' choice is left."""
+def _results(
+    one: Contender, problem: Problem, call: Callable[[], Any], told: tuple[Any, ...] | None
+) -> tuple[Any, ...] | None:
+    """What a launch, which compiles, returns. None for who fails, or returns other than was `told` before: it is out,
+    and says so."""
     try:
-        call()
+        returned = call()
     except Exception as error:
         if did_not_compile(error):
             quarantine.add(one.variant.name, problem, error)
-        else:
-            what = notices.what_failed(error)
-            notices.notice(f"{one.variant.name} is not tried out on {problem.summary()}: {what}")
-        return False
-    return True
+            return None
+        wrong = notices.what_failed(error)
+    else:
+        found = tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+        wrong = problem.misfit(returned) or next(filter(None, map(_other, found, told or ())), "")
+        if not wrong:
+            return found
+    notices.notice(f"{one.variant.name} is not tried out on {problem.summary()}: {wrong}")
+    return None
+
+
+def _other(found: Any, told: Any) -> str:
+    """Why a result is not what the tables' choice returns; "" where it is, but for rounding."""
+    if not isinstance(told, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return "" if type(found) is type(told) else f"returned {type(found).__name__}, not {type(told).__name__}"
+    if (found.shape, found.dtype) != (told.shape, told.dtype):
+        return f"returned {tuple(found.shape)} of {found.dtype}, not {tuple(told.shape)} of {told.dtype}"
+    size = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
+    found, told = (one.float() if one.element_size() == 1 else one for one in (found, told))
+    same = (found == told) | (found.isnan() & told.isnan())
+    apart, whole = size(torch.where(same, 0.0, found - told)), size(torch.where(told.isfinite(), told, 0.0))
+    return "" if apart <= NEAR * whole else f"a result is {float(apart / whole):.2g} of its size off"
 
 
 def _timed(timer: Timer, launches: dict[int, Launches]) -> dict[int, float]:

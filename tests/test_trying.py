@@ -189,6 +189,40 @@ def test_a_contender_that_fails_is_out_of_it(declare, clock, put_in_force, tmp_p
     assert any("test.b" in text for text in notices.counts())
 
 
+def spoilt(how):
+    """What the right results become."""
+    return {
+        "not a number": lambda out: out.index_fill(2, torch.tensor([3]), torch.nan),
+        "of another shape": lambda out: out[:, :1],
+        "of another dtype": lambda out: out.double(),
+        "a tenth too large": lambda out: 1.1 * out,
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["not a number", "of another shape", "of another dtype", "a tenth too large"])
+def test_a_contender_with_other_results_than_the_tables_choice_is_out_of_it(
+    declare, clock, put_in_force, tmp_path, how
+):
+    right = clock.takes("test.b", 10)
+
+    def wrong(*args, **kwargs):
+        out, lse = right(*args, **kwargs)
+        return spoilt(how)(out), lse
+
+    declare("test.a", run=clock.takes("test.a", 30), lse=True)
+    declare("test.b", run=wrong, lse=True)
+    declare("test.c", run=clock.takes("test.c", 20), lse=True)
+    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c]\n"
+    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
+    put_in_force(tmp_path)
+    q, k, v = qkv()
+    expected = registry.attention.reference(q, k, v)
+    with registry.try_out() as found:
+        torch.testing.assert_close(registry.attention(q, k, v).double(), expected, rtol=1e-4, atol=1e-5)
+    assert [one.variant for one in found.found[0].timed][:2] == ["test.c", "test.a"]
+    assert any("test.b is not tried out" in text for text in notices.counts())
+
+
 @pytest.mark.usefixtures("three")
 def test_where_nothing_can_be_timed_the_tables_choose(monkeypatch):
     def no_clock(device):

@@ -30,7 +30,7 @@ def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     covered, past = coverage(tables)
     findings = lint_tables(tables) + past
     folder = results_folder()
-    if not files and folder is not None:
+    if folder is not None:
         findings += unproven(tables, folder)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:

@@ -7,6 +7,7 @@ sizes that meet all conditions take the same way through the same code, and so t
 
 from __future__ import annotations
 
+import builtins
 import functools
 import math
 import operator
@@ -236,6 +237,8 @@ def _expression(code: str) -> types.CodeType:
 
 
 _FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
+_FUNCTIONS["__builtins__"] = builtins
+"""Of the globals of functions that are made here: torch.jit.trace looks there, and crashes where there are none."""
 
 
 class Noted:

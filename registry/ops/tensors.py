@@ -18,6 +18,7 @@ _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
+_jit_trace = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
 _FakeTensor = torch._subclasses.FakeTensor
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
@@ -57,7 +58,13 @@ def plain(*tensors: torch.Tensor) -> bool:
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
         or _batches_gradients()
+        or jit_traced()
     )
+
+
+def jit_traced() -> bool:
+    """Whether torch.jit.trace is at work: sizes are tensors then, and gradients may be asked for later."""
+    return _jit_trace() is not None
 
 
 def followed(*tensors: torch.Tensor | None) -> bool:

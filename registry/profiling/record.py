@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.errors import RegistryError
+from registry.errors import InvalidArgument, RegistryError
 from registry.notices import notice, what_failed
 from registry.profiling.anatomy import Anatomy, CodeStep, anatomy_of, steps_of
 from registry.toolbox.builds import compile_build
@@ -115,7 +115,8 @@ def _proton() -> Any:
     import torch
 
     if not torch.cuda.is_available():
-        raise CannotRecord("torch finds no GPU on this machine; --from FILE draws a trace that was recorded on another")
+        allowed = "--from FILE, a trace that was recorded on another machine, or --plan-only"
+        raise InvalidArgument("kreg profile", "torch finds no GPU on this machine", allowed)
     try:
         import triton.profiler as proton
     except ImportError as error:

@@ -55,7 +55,7 @@ def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     broken = (*tables.problems, *(error for _, error in tables.refused))
     found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
     for table in tables.tables:
-        found.extend(_lint_file_name(table))
+        found.extend(_lint_file_name(table, known))
         unreachable, compared = _unreachable(table)
         for rule in table.rules:
             found.extend(_lint_rule(table, rule, known, rule.index in unreachable))
@@ -67,12 +67,14 @@ def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
 
 
-def _lint_file_name(table: Table) -> Iterator[LintFinding]:
-    """Shipped files are found by name, so `attention.sm90.yaml` must hold what it says."""
-    expected = f"{table.op}.{table.arch}."
-    if table.layer is Layer.SHIPPED and not os.path.basename(table.file).startswith(expected):
-        message = f"holds {table.op} on {table.arch}: call it {expected}yaml"
+def _lint_file_name(table: Table, known: Known) -> Iterator[LintFinding]:
+    """Shipped files are found by name, so `attention.sm90.yaml` must hold what it says; others had better."""
+    expected, name = f"{table.op}.{table.arch}.", os.path.basename(table.file)
+    message = f"holds {table.op} on {table.arch}: call it {expected}yaml"
+    if table.layer is Layer.SHIPPED and not name.startswith(expected):
         yield LintFinding("error", table.file, 1, "$", "misnamed-file", message)
+    elif name.partition(".")[0] in {*known.variants.values()} - {table.op}:
+        yield LintFinding("warning", table.file, 1, "$", "misnamed-file", message)
 
 
 def _unreachable(table: Table) -> tuple[set[int], int]:

@@ -14,6 +14,7 @@ from registry.dispatch.staleness import stale_evidence
 from registry.errors import InvalidArgument
 from registry.ops.known import all_ops
 from registry.tables import Layer, TableSet, files_at, load_tables
+from registry.tables.files import SHIPPED_PACKAGE
 from registry.tables.lint import Known, LintFinding, lint
 from registry.tables.measured import read_beside
 from registry.tables.model import Rule, Table
@@ -56,11 +57,13 @@ def results_folder() -> Path | None:
 
 
 def unproven(tables: TableSet, folder: Path) -> list[LintFinding]:
-    """What in the shipped tables' evidence the raw results do not bear out."""
+    """What in the shipped tables' evidence the raw results do not bear out. So are those that are named by their path
+    in the checkout."""
     from registry.tuning.evidence import verify
 
-    found = []
-    for table in (table for table in tables.tables if table.layer is Layer.SHIPPED):
+    found, own = [], folder.parents[1] / SHIPPED_PACKAGE.rpartition(".")[2]
+    shipped = (t for t in tables.tables if t.layer is Layer.SHIPPED or Path(t.file).resolve().parent == own)
+    for table in shipped:
         problems = verify(table, folder)
         if read_beside(table) is None and any(rule.evidence for rule in table.rules):
             problems.append("no file of measured sizes lies beside the table")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import click
@@ -327,6 +328,23 @@ def test_lint_of_a_file(kreg, tmp_path, text, severity, strict_code):
     assert severity in [finding["severity"] for finding in findings]
     assert all(finding["file"] == str(path) and finding["line"] for finding in findings)
     assert kreg("tables", "lint", str(tmp_path), "--strict")[0] == FINDING
+
+
+def test_lint_says_where_a_file_is_named_after_another_op(kreg, tmp_path):
+    path = tmp_path / "matmul.any.yaml"
+    path.write_text("op: attention\narch: any\nrules:\n- use: [torch_cpu]\n")
+    code, out, _ = kreg("tables", "lint", str(path), "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["severity"], finding["code"]) == (OK, "warning", "misnamed-file")
+
+
+def test_lint_of_a_shipped_file_by_its_path_holds_it_against_raw_results(kreg, monkeypatch):
+    from registry.tuning import evidence
+
+    monkeypatch.setattr(evidence, "verify", lambda table, folder: [f"{table.op} was not measured so"])
+    folder = Path(__file__).parents[2] / "dispatch_tables"
+    code, out, _ = kreg("tables", "lint", str(folder / "attention_varlen_backward.any.yaml"))
+    assert code == FINDING and "attention_varlen_backward was not measured so" in squeezed(out)
 
 
 def test_lint_of_a_file_that_is_not_there(kreg, tmp_path):

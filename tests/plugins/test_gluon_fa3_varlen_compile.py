@@ -105,8 +105,7 @@ def test_heads_lie_side_by_side_where_they_share_keys():
 
 
 def test_keys_are_shared_out_where_tiles_are_few():
-    """Or a last wave of them is not full, or one sequence may be far longer than others: of packed ones that is known, if
-    they are many."""
+    """Or their last wave is not full, or one sequence may be far longer than others: of packed ones that is known."""
     packed = {"hkv": 2, "sq": 32, "sk": 9000, "causal": True}
     lengths = {**packed, "kv": "paged", "page": 64}
     for b, given, expected in (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.cli import OK, main
+from registry.cli import OK, USAGE, main
 from registry.profiling.figures import common, figures, length, merged, role_names, window
 from registry.profiling.trace import Trace, TraceError, WarpSpan, collect, lanes, perfetto, read
 
@@ -303,7 +303,7 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["profile", "gluon_fa3", *SHAPE]) != OK
+    assert main(["profile", "gluon_fa3", *SHAPE]) == USAGE
     assert "no GPU" in capsys.readouterr().err
 
 

@@ -318,6 +318,13 @@ def test_results_that_are_none_fail(returned: Any, said: str) -> None:
     assert report.failures and any(said in case.detail for case in report.failures), report
 
 
+def test_a_product_that_is_none_fails_by_name() -> None:
+    requires = Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True)
+    variant = Variant("test.product", op="matmul", run=lambda *a, **k: None, requires=requires)
+    report = check_variant(variant, only=lambda name: name.startswith("float32"))
+    assert any("what run returns" in case.detail + str(case.error) for case in report.failures), report
+
+
 @pytest.mark.parametrize("returned", [lambda *g: None, lambda *g: (), lambda *g: g[:1], lambda *g: (*g[:2], None)])
 def test_gradients_that_are_missing_fail(returned: Any) -> None:
     def run(

@@ -23,7 +23,7 @@ from registry.ops.attention.outputs import in_the_order_of, new_lse, new_out, ou
 from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import window_of
-from registry.ops.tensors import autocast, differentiated, no_derivative
+from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
 _MASKS = "bool causal, float scale, SymInt window_left, SymInt window_right, float softcap"
@@ -67,7 +67,7 @@ def through_torch(
     softcap = arguments.check_softcap(softcap)
     causal, window = arguments.canonical_window(arguments.check_window(window), causal)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    with_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    with_grad = jit_traced() or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention", variant, settles=True)
     call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention

@@ -6,6 +6,7 @@ What lies in device memory (lengths, page numbers) is lengths.py's business.
 from __future__ import annotations
 
 import functools
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,9 +187,21 @@ def coarse(longest: int) -> int:
     return -(-longest // step) * step
 
 
+def _surely(condition: Any) -> bool:
+    """Whether a condition on sizes of a graph is known to hold."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes half a second to import
+
+    return bool(guard_or_false(condition))
+
+
 def check_maximum(name: str, value: Any, capacity: int) -> int:
-    """A host maximum as tight as the tensors make it."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 0:
+    """A host maximum as tight as the tensors make it. A graph may work it out from values that it has not seen yet."""
+    compiling = torch.compiler.is_compiling()
+    number = not isinstance(value, bool) and isinstance(value, (numbers.Integral, torch.SymInt))
+    if not number or (_surely(value < 0) if compiling else value < 0):
         allowed = "an int of at least 0: the longest of the sequences, or a bound of it"
         raise InvalidArgument(name, shown(value), allowed)
-    return min(value, capacity)  # type: ignore[return-value]
+    if compiling:
+        torch._check(value >= 0)
+        return torch.sym_min(value, capacity)  # type: ignore[no-any-return]
+    return min(value if isinstance(value, (int, torch.SymInt)) else int(value), capacity)  # type: ignore[return-value]

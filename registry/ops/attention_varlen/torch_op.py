@@ -21,7 +21,7 @@ from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import UNLIMITED
 from registry.ops.parts.products import refuse_grad
-from registry.ops.tensors import autocast, differentiated, no_derivative
+from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _HOW = (
@@ -68,7 +68,7 @@ def through_torch(
     *optional, out = (given[name] for name in arguments.OPTIONAL)
     followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
     refuse_grad("out", out, *followed)
-    with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in followed)
+    with_grad = jit_traced() or (torch.is_grad_enabled() and any(t.requires_grad for t in followed))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)
     call = _Transformed.apply if differentiated() else torch.ops.registry.attention_varlen

@@ -73,6 +73,10 @@ def check_softcap(softcap: object) -> float:
     return float(softcap)  # type: ignore[arg-type]
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def check_window(window: object) -> Window | None:
     """A window as (left, right), -1 for unlimited; one number means so many keys to either side.
 
@@ -81,12 +85,12 @@ def check_window(window: object) -> Window | None:
     if window is None:
         return None
     allowed = "None, a number of keys to either side, or (left, right) with None or -1 for unlimited"
-    if isinstance(window, int) and not isinstance(window, bool) and window >= 0:
+    if _is_number(window) and window >= 0:  # type: ignore[operator]
         window = (window, window)
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise InvalidArgument("window", shown(window), allowed)
     sides = [UNLIMITED if side is None else side for side in window]
-    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= UNLIMITED for side in sides):
+    if not all(_is_number(side) and side >= UNLIMITED for side in sides):
         raise InvalidArgument("window", shown(window), allowed)
     left, right = (UNLIMITED if side >= FAR else int(side) for side in sides)
     return left, right

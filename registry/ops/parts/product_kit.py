@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
+from registry.errors import InvalidArgument
 from registry.ops.parts.kit import UNIT_BYTES, Kit, Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, Strides
 from registry.ops.parts.products import FP8_NAMES, default_out_dtype
@@ -28,7 +29,10 @@ class ProductKit(Kit):
         return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
 
     def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
-        return {"out": launch(*sample.tensors, **sample.launch_arguments)}
+        found = launch(*sample.tensors, **sample.launch_arguments)
+        if not isinstance(found, torch.Tensor):
+            raise InvalidArgument("what run returns", type(found).__name__, "out, a tensor")
+        return {"out": found}
 
     def front_door(self, variant: str, sample: Sample) -> Results:
         return {"out": type(self).call(*sample.tensors, **sample.arguments, variant=variant)}

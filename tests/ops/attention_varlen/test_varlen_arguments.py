@@ -180,3 +180,26 @@ def test_unknown_keywords_are_refused():
     for function in (varlen.explain, varlen.check):
         with pytest.raises(TypeError):
             function(*qkv, **how, key_padding=True)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    (q, k, v), how = batch(dtype=torch.float32)
+    expected = varlen(q, k, v, **how, window=(2, 1))
+    longest = {name: numpy.int64(how[name]) for name in ("max_seqlen_q", "max_seqlen_k")}
+    torch.testing.assert_close(varlen(q, k, v, **how | longest, window=tuple(map(numpy.int32, (2, 1)))), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_graph_may_work_out_how_long_the_longest_is(backend):
+    (q, k, v), how = batch(dtype=torch.float32)
+
+    def call(q, k, v, cu_seqlens_q, cu_seqlens_k, **others):
+        most = [int((starts[1:] - starts[:-1]).max().item()) for starts in (cu_seqlens_q, cu_seqlens_k)]
+        others |= dict(zip(("max_seqlen_q", "max_seqlen_k"), most, strict=True))
+        return varlen(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **others)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(q, k, v, **how), varlen(q, k, v, **how))
