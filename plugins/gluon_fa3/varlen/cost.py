@@ -20,7 +20,7 @@ ALIKE = 0.95  # of the longest, if the mean is as long
 _AGAIN, _UNEVEN = 2.0, 1.2
 _TRIED = 3  # numbers of waves, one more than are needed and so on
 _CAPPED = {1: 1.15, 2: 1.33}  # times as long where scores have a soft cap, by consumer groups
-_PARTS = 4.0  # microseconds for a kernel that adds up
+_PARTS, _ADDED = 2.5, 4e-4  # microseconds for a kernel that adds up, and for each row of a head that it does
 _BYTES = 4.0e6  # of keys and values a microsecond, if all SMs ask
 _ALONE = 1.3  # times its share of that for an SM among few
 
@@ -42,7 +42,8 @@ def cost(problem: Any, config: Mapping[str, Any]) -> float:
         longest = max(longest, seen)
     alike = problem.total_q >= ALIKE * problem.batch * problem.max_seqlen_q > FEW * ALIKE * problem.batch
     if config.get("shared_out"):
-        span, launch = _shared(tiles, work, longest, sms * at_once, alike) * at_once, launch + _PARTS
+        span = _shared(tiles, work, longest, sms * at_once, alike) * at_once
+        launch += _PARTS + _ADDED * problem.total_q * problem.heads_q
         tiles = float(sms)
     elif tiles <= sms:
         span = longest
