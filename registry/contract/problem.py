@@ -184,19 +184,29 @@ class Problem:
         """What a launch returns: one tensor as it is, several as a tuple. None may follow them."""
         return ("out",)
 
+    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
+        """(elements, dtype) of results, where the problem tells; of others nothing is known beforehand."""
+        return {}
+
     def misfit(self, returned: Any) -> str:
-        """Why what a launch returned is not of the form that the op takes apart; "" where it is."""
+        """Why what a launch returned is not what the op takes apart; "" where it is."""
         names, many = self.results(), isinstance(returned, (tuple, list))
-        if not many:
-            if len(names) == 1 and hasattr(returned, "dtype"):
-                return ""
-            got = type(returned).__name__
+        if len(names) == 1:
+            fits = not many and hasattr(returned, "dtype")
         else:
-            more = returned[len(names) :]
-            if len(names) > 1 and len(returned) >= len(names) and all(one is None for one in more):
-                return ""
-            got = f"{len(returned)} results"
+            fits = many and len(returned) >= len(names) and all(one is None for one in returned[len(names) :])
+        if fits:
+            return self._missized(dict(zip(names, returned if many else (returned,), strict=False)))
+        got = f"{len(returned)} results" if many else type(returned).__name__
         return f"returned {got}; allowed: {names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
+
+    def _missized(self, results: Mapping[str, Any]) -> str:
+        for name, (elements, dtype) in self.result_sizes().items():
+            found: Any = results.get(name)
+            kind = str(getattr(found, "dtype", dtype)).removeprefix("torch.")
+            if found is not None and (found.numel(), kind) != (elements, dtype):
+                return f"returned {name} of {tuple(found.shape)} in {kind}; allowed: {elements} elements in {dtype}"
+        return ""
 
     def on(self, target: Target) -> Problem:
         """The same question on another target."""

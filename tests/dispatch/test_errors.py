@@ -185,9 +185,31 @@ def test_results_of_another_form_are_refused(declare, returned, got):
             registry.attention(q, q, q, variant="test.kernel")
 
 
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda out, lse: (out[:1], lse), r"out of \(1, 2, 4, 8\) in float32; allowed: 128 elements in float32"),
+        (lambda out, lse: (out.double(), lse), r"out of \(2, 2, 4, 8\) in float64; allowed: 128 elements in float32"),
+        (lambda out, lse: (out, out), r"lse of \(2, 2, 4, 8\) in float32; allowed: 16 elements in float32"),
+    ],
+    ids=["fewer", "dtype", "lse"],
+)
+def test_results_of_another_size_or_dtype_are_refused_at_the_first_launch(declare, returned, got):
+    declare(run=lambda *args, **more: returned(*math_run(*args, **more)))
+    q = torch.ones(2, 2, 4, 8)
+    with pytest.raises(registry.RegistryError, match=rf"test\.kernel returned {got}"):
+        registry.attention(q, q, q, variant="test.kernel")
+
+
 def test_a_tuple_of_one_is_no_product(declare):
     declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b,), layouts=("nn",))
     with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):
+        registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
+
+
+def test_half_a_product_is_none(declare):
+    declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b)[:1], layouts=("nn",))
+    with pytest.raises(registry.RegistryError, match=r"returned out of \(1, 2\) in float32; allowed: 4 elements"):
         registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
 
 

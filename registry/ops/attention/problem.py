@@ -98,6 +98,10 @@ class AttentionProblem(Problem):
     def results(self) -> tuple[str, ...]:
         return ("out", "lse")
 
+    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
+        rows = self.batch * self.heads_q * self.seqlen_q
+        return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}
+
     def derived_facts(self) -> dict[str, Any]:
         return {
             "batch_heads": self.batch * self.heads_q,
@@ -170,6 +174,15 @@ class AttentionBackwardProblem(AttentionProblem):
 
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv")
+
+    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
+        keys = self.batch * self.heads_kv * self.seqlen_k
+        sizes = (
+            self.batch * self.heads_q * self.seqlen_q * self.head_dim,
+            keys * self.head_dim,
+            keys * self.head_dim_v,
+        )
+        return {name: (size, self.dtype) for name, size in zip(self.results(), sizes, strict=True)}
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str, itemsize: int, layout: str) -> OperandFact:

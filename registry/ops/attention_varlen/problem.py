@@ -100,6 +100,10 @@ class VarlenProblem(Problem):
     def results(self) -> tuple[str, ...]:
         return ("out", "lse")
 
+    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
+        rows = self.total_q * self.heads_q
+        return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}
+
     def derived_facts(self) -> dict[str, Any]:
         return {
             "group": self.heads_q // max(self.heads_kv, 1),
@@ -196,6 +200,11 @@ class VarlenBackwardProblem(VarlenProblem):
 
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")
+
+    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
+        keys = self.total_k * self.heads_kv
+        sizes = (self.total_q * self.heads_q * self.head_dim, keys * self.head_dim, keys * self.head_dim_v)
+        return {name: (size, self.dtype) for name, size in zip(["dq", "dk", "dv"], sizes, strict=True)}
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str) -> OperandFact:
