@@ -203,8 +203,8 @@ class Problem:
     def _missized(self, results: Mapping[str, Any]) -> str:
         for name, (elements, dtype) in self.result_sizes().items():
             found: Any = results.get(name)
-            kind = str(getattr(found, "dtype", dtype)).removeprefix("torch.")
-            if found is not None and (found.numel(), kind) != (elements, dtype):
+            kind = str(getattr(found, "dtype", "")).removeprefix("torch.")  # what is no tensor is found out elsewhere
+            if kind and (found.numel(), kind) != (elements, dtype):
                 return f"returned {name} of {tuple(found.shape)} in {kind}; allowed: {elements} elements in {dtype}"
         return ""
 
