@@ -93,6 +93,10 @@ def command(op: str, **options: Any) -> int:
         raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
     if options["also"] and options["out"] is None:
         raise click.UsageError("--also needs --out FILE, the raw results that the others join")
+    if options["fit_only"] and not options["out"].is_file():
+        raise click.UsageError(f"--out {options['out']} does not exist, and --fit-only measures nothing")
+    if options["out"] is not None and any(options["out"].resolve() == other.resolve() for other in options["also"]):
+        raise click.UsageError(f"--also {options['out']} is the file of --out: its shapes would count twice")
     if options["keep"] and (options["table_path"] is None or not options["table_path"].is_file()):
         raise click.UsageError("--keep needs --table FILE, a table that is there")
     from registry.tuning.extra import load_plugins
@@ -277,6 +281,10 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     if own:
         results, more = _through_cache(op, results)
         notes += more
+    if results.cases and "device" not in results.machine:
+        raise journal.ResultsError(
+            f"{path}: the line is lost that says what it was measured on; a sweep into it adds one"
+        )
     run = options["run_name"] or _run_of(path)
     also = [journal.read(other) for other in options["also"]]
     notes += [f"{other.path}: line {number} is damaged and passed over" for other in also for number in other.bad_lines]

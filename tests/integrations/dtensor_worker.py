@@ -57,6 +57,27 @@ def attention(mesh):
         close(name, [inference], [registry.attention(*(x.detach() for x in qkv))])
 
 
+def ragged(mesh):
+    """Lengths and sinks of dense calls, which the op for packed sequences answers."""
+    qkv, lengths, sinks = [torch.randn(4, 4, 6, 8) for _ in range(3)], torch.tensor([3, 6, 0, 5]), torch.randn(4)
+    for placement in (BATCH, HEAD, ALL):
+        for how in (
+            {"key_lengths": lengths},
+            {"sinks": sinks, "causal": True},
+            {"key_lengths": lengths, "sinks": sinks},
+        ):
+            for grad in (False, True):
+                own = [x.clone().requires_grad_(grad) for x in qkv]
+                given = [distribute_tensor(x.detach(), mesh, [placement]).requires_grad_(grad) for x in own]
+                there = {n: distribute_tensor(x, mesh, [ALL]) if n != "causal" else x for n, x in how.items()}
+                out, expected = registry.attention(*given, **there), registry.attention(*own, **how)
+                found, wanted = [out], [expected]
+                if grad:
+                    found += torch.autograd.grad((out**2).sum(), given)
+                    wanted += torch.autograd.grad((expected**2).sum(), own)
+                close(f"ragged {placement} {sorted(how)} {grad}", found, wanted)
+
+
 def varlen(mesh):
     """Packed sequences with sinks and ALiBi, and a cache, by heads."""
     cu = torch.tensor([0, 3, 8], dtype=torch.int32)
@@ -135,6 +156,7 @@ def main(rank, store, world):
     dtensor.enable()
     mesh = init_device_mesh("cpu", (world,))
     attention(mesh)
+    ragged(mesh)
     varlen(mesh)
     matmul(mesh)
     two_dimensions(init_device_mesh("cpu", (1, world)))

@@ -91,6 +91,8 @@ def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
         (["tune", "attention", "--grid", "paper81"], "allowed: quick, tiny, paper18"),
         (["tune", "attention", "--budget", "soon"], "allowed: a time such as 90s, 10m or 1h"),
         (["tune", "attention", "--fit-only"], "--fit-only needs --out"),
+        (["tune", "attention", "--fit-only", "--out", "none.jsonl"], "--out none.jsonl does not exist"),
+        (["tune", "attention", "--out", __file__, "--also", __file__], "its shapes would count twice"),
         (["tune", "everything"], "everything"),
         (["inspect", "torch_matmul"], "declares no builds"),
         (["inspect", "no_such"], "no variant 'no_such' of any op; known: "),

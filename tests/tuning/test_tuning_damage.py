@@ -114,6 +114,13 @@ def test_nobody_else_may_write_to_the_cache(cache):
     assert [p for p in (cache, *cache.rglob("*")) if p.stat().st_mode & 0o022] == []
 
 
+def test_a_table_is_of_no_device_that_is_lost(tmp_path, capsys):
+    path = written(tmp_path, *GOOD)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    assert main(["tune", "attention", "--fit-only", "--out", str(path)]) == FINDING
+    assert "the line is lost that says what it was measured on" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_sweep_of_failures_says_what_failed_and_what_helps(tmp_path, capsys):
     failed = {"kind": "failed", "case": "a", "key": "k", "why": "wrong", "detail": "out is \x1b[31m0"}
     path = written(tmp_path, *GOOD[:2], failed)

@@ -30,6 +30,8 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] |
         found = (OPS[OP] if by is None else by)(*packed, **call, return_lse=return_lse)  # type: ignore[operator]
     b, h, s = q.shape[:3]
     out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
+    if _is_distributed(out):  # torch would take a view of its gradient by strides that a shard of that lacks
+        out = out.contiguous()
     return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
 
 
@@ -64,7 +66,7 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     key_lengths, sinks = call.pop("key_lengths", None), call.get("sinks")
     (b, _, s, _), keys = q.shape, k.shape[2]
     call |= {"max_seqlen_q": s, "max_seqlen_k": keys}
-    starts = torch.arange(b + 1, dtype=torch.int32, device=q.device)
+    starts = _counted(b + 1, q)
     rows_of_q, rows_of_k, rows_of_v = (t.transpose(1, 2) for t in (q, k, v))
     if key_lengths is None:
         call |= {"cu_seqlens_q": starts * s, "cu_seqlens_k": starts * keys}
@@ -76,12 +78,24 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
     if q.is_cpu and q.itemsize > 1:
         # There plain products multiply zeros by what lies behind the keys, which may be NaN.
-        behind = (torch.arange(keys, device=lengths.device) >= lengths[:, None])[:, :, None, None]
+        behind = (_counted(keys, lengths) >= lengths[:, None])[:, :, None, None]
         rows_of_k, rows_of_v = (t.masked_fill(behind, 0.0) for t in (rows_of_k, rows_of_v))
     # Gradients are for packed keys. What follows the keys of a sequence is one more sequence, which has no queries.
     ends = torch.stack((starts[:-1] * keys + lengths, starts[1:] * keys), dim=1).flatten()
     call |= {"cu_seqlens_q": (starts * s).repeat_interleave(2)[1:], "cu_seqlens_k": torch.cat((starts[:1], ends))}
     return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
+
+
+def _counted(count: int, beside: torch.Tensor) -> torch.Tensor:
+    """0, 1, 2 ... on the device of a tensor; distributed where that is, with which no other may be mixed."""
+    if _is_distributed(beside):
+        return beside.new_ones((count,), dtype=torch.int32).cumsum(0, dtype=torch.int32) - 1
+    return torch.arange(count, dtype=torch.int32, device=beside.device)
+
+
+def _is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether this is a DTensor, whose class takes long to import."""
+    return hasattr(tensor, "device_mesh")
 
 
 def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import FP8, refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name, is_virtual
+from registry.ops.tensors import check_tensor, dtype_name, readable
 
 FORMS = {(2, 3): "rows", (3, 3): "batch", (2, 2): "inner"}
 """By the dimensions of a and b: what the groups are slices of. "batch" has them ready as a dimension."""
@@ -83,13 +83,13 @@ def _only(name: str, got: Any, form: str, *forms: str) -> None:
 def check_values(offs: torch.Tensor | None, rows: torch.Tensor | None, a: torch.Tensor, form: str) -> None:
     """Offsets that fall or leave the tensor, rows that are not there: an error where they can be read for nothing, on
     the CPU. On a GPU they are clamped, for to read them would mean to wait for it."""
-    if offs is not None and offs.is_cpu and offs.numel() and not is_virtual(offs):
+    if offs is not None and offs.numel() and readable(offs):
         size = rows.shape[0] if rows is not None else a.shape[0 if form == "rows" else 1]
         ends = offs.tolist()
         for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if not start <= end <= size:
                 raise InvalidArgument(f"offs[{i}]", end, f"between the end before it, {start}, and {size}")
-    if rows is not None and rows.is_cpu and rows.numel() and not is_virtual(rows):
+    if rows is not None and rows.numel() and readable(rows):
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= a.shape[0]:
             raise InvalidArgument("rows", low if low < 0 else high, f"rows of a: 0 to {a.shape[0] - 1}")
