@@ -209,7 +209,8 @@ def _other(found: Any, told: Any) -> str:
     if (found.shape, found.dtype) != (told.shape, told.dtype):
         return f"returned {tuple(found.shape)} of {found.dtype}, not {tuple(told.shape)} of {told.dtype}"
     size = functools.partial(torch.linalg.vector_norm, dtype=torch.float32)
-    found, told = (one.float() if one.element_size() == 1 else one for one in (found, told))
+    if found.element_size() == 1 or not found.is_floating_point():
+        found, told = found.float(), told.float()
     same = (found == told) | (found.isnan() & told.isnan())
     apart, whole = size(torch.where(same, 0.0, found - told)), size(torch.where(told.isfinite(), told, 0.0))
     return "" if apart <= NEAR * whole else f"a result is {float(apart / whole):.2g} of its size off"

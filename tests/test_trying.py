@@ -223,6 +223,12 @@ def test_a_contender_with_other_results_than_the_tables_choice_is_out_of_it(
     assert any("test.b is not tried out" in text for text in notices.counts())
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.bfloat16])
+def test_results_of_any_dtype_can_be_compared(dtype):
+    told, other = torch.arange(-8, 8).to(dtype), torch.arange(8, -8, -1).to(dtype)
+    assert trying._other(told.clone(), told) == "" and "off" in trying._other(other, told)
+
+
 @pytest.mark.usefixtures("three")
 def test_where_nothing_can_be_timed_the_tables_choose(monkeypatch):
     def no_clock(device):
