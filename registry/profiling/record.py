@@ -115,8 +115,8 @@ def _proton() -> Any:
     import torch
 
     if not torch.cuda.is_available():
-        allowed = "--from FILE, a trace that was recorded on another machine, or --plan-only"
-        raise InvalidArgument("kreg profile", "torch finds no GPU on this machine", allowed)
+        allowed = "FILE, a trace that was recorded on another machine; or --plan-only"
+        raise InvalidArgument("--from", "none, and torch finds no GPU on this machine", allowed)
     try:
         import triton.profiler as proton
     except ImportError as error:
