@@ -12,8 +12,9 @@ builds    all of which the key is the same by which Triton finds what it compile
           tools/replay.py, the machine code where that differs
 
 A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
-Where all are equal, the journals and tables carry the new hash; else it says what differs, changes nothing for that
-variant, and ends with status 1.
+Where all are equal, the tables carry the new hash, and each journal gets a line that says so (kind `carried`): what was
+measured keeps the hash that it was measured with. Else it says what differs, changes nothing for that variant, and ends
+with status 1.
 
 With `--where-alike` launches, and values of constants, may differ: what was measured of those keeps the old hash, and
 is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are fitted anew
@@ -43,10 +44,9 @@ from typing import Any
 from replay import ROOT, SHOWN, Side, both, compare_builds, in_short, laid_out
 
 from registry.toolbox.sass import Loop, loops
+from registry.tuning import journal
+from registry.tuning.journal import CaseResults, Entry, Journal, Results
 
-HASH = r"[0-9a-f]{12}"
-CONTESTANT = re.compile(rf'\["(?P<variant>[\w.]+)",(?P<config>\{{[^{{}}]*\}}),(?:true|false),"(?P<source>{HASH})"\]')
-"""As a journal has it in a line of kind `case`."""
 JUDGED = "judged_"
 """How files begin that no table is fitted to."""
 MOST_COMPILED = 80
@@ -82,20 +82,29 @@ def journals(folder: Path) -> list[Path]:
 
 def measured_rows(files: Iterable[Path], changed: Changed) -> list[Row]:
     """Each measured shape and config of the old sources once, those of a config side by side."""
-    hashes = {old for old, _ in changed.values()}
     found: dict[str, Row] = {}
-    for file in files:
-        target = ""
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if line.startswith('{"kind":"run"'):
-                target = json.loads(line)["machine"]["device"]
-            elif line.startswith('{"kind":"case"') and any(one in line for one in hashes):
-                record = json.loads(line)
-                for variant, config, _, source in record["contestants"].values():
-                    if source == changed.get(variant, ("",))[0]:
-                        key = f"{_key(variant, config)} {record['op']} {record['text']}"
-                        found[key] = [key, variant, record["shape"], config, target]
+    for results in named_in(files, changed):
+        for case, entry in _entries(results):
+            if entry.fingerprint == changed.get(entry.variant, ("",))[0]:
+                key = _row_key(entry, case)
+                found[key] = [key, entry.variant, case.shape, entry.config, results.machine["device"]]
     return [found[key] for key in sorted(found)]
+
+
+def named_in(files: Iterable[Path], changed: Changed) -> Iterator[Results]:
+    """The journals that name an old source anywhere."""
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        if any(old in text for old, _ in changed.values()):
+            yield journal.read(file)
+
+
+def _entries(results: Results) -> Iterator[tuple[CaseResults, Entry]]:
+    return ((case, entry) for case in results.cases.values() for entry in case.entries.values())
+
+
+def _row_key(entry: Entry, case: CaseResults) -> str:
+    return f"{_key(entry.variant, entry.config)} {case.op} {case.text}"
 
 
 def _without_config(key: str) -> str:
@@ -222,28 +231,28 @@ def unlike(old: list[str], new: list[str]) -> list[str]:
 # --- carrying -----------------------------------------------------------------------------------------------------
 
 
-def carried(text: str, changed: Changed, apart: Collection[str] = (), alone: bool = False) -> str:
-    """A journal or a table with the new hashes, but those of rows apart, and of the variant's other configs on the same
-    shape, unless each stands `alone`: a fit compares them with each other."""
-    shape = ""
+def carried(
+    results: Results, variant: str, hashes: tuple[str, str], apart: Collection[str] = (), alone: bool = False
+) -> dict[str, Any] | None:
+    """The line by which a journal carries the new hash of a variant, None where it holds nothing of the old one. But
+    for rows apart, and what the variant's other configs took on the same shape, unless each stands `alone`: a fit
+    compares them with each other."""
+    old, new = hashes
     among = set() if alone else {_without_config(key) for key in apart}
+    but: dict[str, list[str]] = {}
+    count = 0
+    for name, case in results.cases.items():
+        for key, entry in case.entries.items():
+            if entry.variant == variant and entry.fingerprint == old:
+                row = _row_key(entry, case)
+                if row in apart or (among and _without_config(row) in among):
+                    but.setdefault(name, []).append(key)
+                else:
+                    count += 1
+    return {"kind": "carried", "variant": variant, "from": old, "to": new, "but": but} if count else None
 
-    def contestant(found: re.Match[str]) -> str:
-        old, new = changed.get(found["variant"], ("", ""))
-        if found["source"] != old:
-            return found[0]
-        key = f"{_key(found['variant'], json.loads(found['config']))} {shape}"
-        if key in apart or (among and _without_config(key) in among):
-            return found[0]
-        return found[0].replace(f'"{old}"]', f'"{new}"]')
 
-    if text.startswith('{"kind"'):
-        lines = text.splitlines(keepends=True)
-        for at, line in enumerate(lines):
-            if line.startswith('{"kind":"case"'):
-                shape = "{op} {text}".format(**json.loads(line)) if apart else ""
-                lines[at] = CONTESTANT.sub(contestant, line)
-        text = "".join(lines)
+def carried_table(text: str, changed: Changed) -> str:
     for variant, (old, new) in changed.items():
         text = re.sub(rf"\b{variant}: (['\"]?){old}\1", f"{variant}: {in_yaml(new)}", text)
     return text
@@ -254,14 +263,25 @@ def in_yaml(source: str) -> str:
     return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
 
 
-def carry(files: Iterable[Path], changed: Changed, apart: Collection[str] = ()) -> Iterator[Path]:
-    """Write the files anew that name an old source; those are given."""
-    for file in files:
-        was = file.read_text(encoding="utf-8")
-        now = carried(was, changed, apart, alone=file.name.startswith(JUDGED))
+def carry(
+    sweeps: Iterable[Path], tables: Iterable[Path], changed: Changed, apart: Collection[str] = ()
+) -> Iterator[Path]:
+    """Give the files that name an old source the new one; those are given. Nothing that stands in a journal is changed:
+    a line is added."""
+    for results in named_in(sweeps, changed):
+        alone = Path(results.path).name.startswith(JUDGED)
+        found = [carried(results, variant, hashes, apart, alone) for variant, hashes in changed.items()]
+        if any(found):
+            with Journal(Path(results.path)) as file:
+                for line in filter(None, found):
+                    file.write(**line)
+            yield Path(results.path)
+    for table in tables:
+        was = table.read_text(encoding="utf-8")
+        now = carried_table(was, changed)
         if now != was:
-            file.write_text(now, encoding="utf-8")
-            yield file
+            table.write_text(now, encoding="utf-8")
+            yield table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -287,8 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}
-    files = [*journals(options.tree / "benchmarks" / "results"), *(options.tree / "dispatch_tables").glob("*.yaml")]
-    for file in () if options.dry_run else carry(files, same, apart or ()):
+    files = journals(options.tree / "benchmarks" / "results"), sorted((options.tree / "dispatch_tables").glob("*.yaml"))
+    for file in () if options.dry_run else carry(*files, same, apart or ()):
         print(f"carried in {file.relative_to(options.tree)}")
     return 1 if len(same) < len(found) else 0
 

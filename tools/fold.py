@@ -4,7 +4,8 @@
 
 Each finished case goes to FOLDER/OP.jsonl with how it was timed, for such a file holds cases that were timed in several
 ways. A case that is there already is replaced where it stands: the order of cases decides which trees of a fit see
-which. Measurements of another device, driver, torch or triton than the file's are refused, and nothing is written.
+which. What was carried (tools/carry.py) stays so. Measurements of another device, driver, torch or triton than the
+file's are refused, and nothing is written.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class JournalLines:
         self.heads: Lines = []
         """What is about the run."""
         self.cases: dict[str, Lines] = {}
-        if damaged := journal.read(path).bad_lines:
-            raise ResultsError(f"{path}: line {damaged[0]} is damaged")
+        self.read = journal.read(path)
+        if self.read.bad_lines:
+            raise ResultsError(f"{path}: line {self.read.bad_lines[0]} is damaged")
         for _, line in journal.records(path) if path.is_file() else ():
             assert line is not None
             (self.cases.setdefault(line["case"], []) if "case" in line else self.heads).append(line)
@@ -54,8 +56,18 @@ class JournalLines:
             ]
 
     def finished(self) -> dict[str, Lines]:
-        """Cases of which every contestant had its turn."""
-        return {case: lines for case, lines in self.cases.items() if any(line["kind"] == "done" for line in lines)}
+        """Cases of which every contestant had its turn, with the sources that their measurements hold for."""
+        done = {case: lines for case, lines in self.cases.items() if any(line["kind"] == "done" for line in lines)}
+        return {case: [self._carried(line) for line in lines] for case, lines in done.items()}
+
+    def _carried(self, line: dict[str, Any]) -> dict[str, Any]:
+        if line["kind"] != "case" or not self.read.carried:
+            return line
+        named = {
+            key: [variant, config, first, self.read.source(line["case"], key, variant, source)]
+            for key, (variant, config, first, source) in line["contestants"].items()
+        }
+        return {**line, "contestants": named}
 
     def text(self) -> str:
         every = [*self.heads, *(line for lines in self.cases.values() for line in lines)]

@@ -10,7 +10,8 @@ from typing import Any
 
 from registry.errors import InvalidArgument
 from registry.tuning import journal, observed
-from registry.tuning.journal import DAMAGED, Results, ResultsError, check_machine
+from registry.tuning.journal import Results, ResultsError
+from registry.tuning.lines import DAMAGED, check_machine, checked_limits
 
 SHOWN_LINES = 5
 
@@ -96,7 +97,7 @@ def _take(found: Sources, name: str, file: Path) -> None:
             "figures": {str(k): sorted(map(float, v)) for k, v in data["figures"].items() if v},
         }
     elif isinstance(data.get("limits"), Mapping):
-        found.limits[data["machine"]["device"]] = journal.checked_limits(data["limits"])
+        found.limits[data["machine"]["device"]] = checked_limits(data["limits"])
     else:
         raise ValueError("no file of results that a report knows")
 

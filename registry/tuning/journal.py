@@ -2,29 +2,27 @@
 
 Kinds of line: `run` (what was measured on), `case` (a shape, its facts, who may run it), `check` (the accuracy gate),
 `sample` (one turn of one contestant in one round), `failed`, `done` (a case is complete), `limits` (what the card
-reaches at best). A line that was cut off by a crash is passed over; a writer begins on a fresh line after it.
+reaches at best), `carried` (a later source of a variant that launches the same). A line that was cut off by a crash is
+passed over; a writer begins on a fresh line after it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
 from registry.errors import RegistryError
 from registry.ops.parts.cases import Case, digest
-from registry.tables.match import kind_of
+from registry.tuning.lines import DAMAGED, check_record, checked_limits, parsed
 from registry.tuning.timing import quantile
 
 FORMAT = 1
@@ -149,6 +147,22 @@ class Entry:
         return (quantile(ordered, 0.75) - quantile(ordered, 0.25)) / 2 / self.ms if len(ordered) > 1 else 0.0
 
 
+@dataclass(frozen=True)
+class Carried:
+    """That a later source of a variant launches what an older one did, as tools/carry.py found: what was measured of
+    the older counts for the later. It holds wherever in the file it stands, after what was carried before it."""
+
+    variant: str
+    old: str
+    new: str
+    but: Mapping[str, Collection[str]]
+    """Case -> keys of contestants that are launched in another way now."""
+
+    def source(self, case: str, key: str, known: str) -> str:
+        """Of one of the variant's contestants, of which that one is known."""
+        return self.new if known == self.old and key not in self.but.get(case, ()) else known
+
+
 @dataclass
 class CaseResults:
     """Everything known of one case."""
@@ -200,6 +214,14 @@ class Results:
     bad_lines: list[int] = field(default_factory=list)
     limits: dict[str, Any] = field(default_factory=dict)
     """What the card reaches at best, where it was measured: see registry.tuning.limits."""
+    carried: dict[str, list[Carried]] = field(default_factory=dict)
+    """By variant."""
+
+    def source(self, case: str, key: str, variant: str, measured: str) -> str:
+        """The latest source that what was measured of a contestant is known to hold for."""
+        for one in self.carried.get(variant, ()):
+            measured = one.source(case, key, measured)
+        return measured
 
     def of(self, op: str) -> list[CaseResults]:
         found = [case for case in self.cases.values() if case.op == op]
@@ -267,110 +289,6 @@ def read(path: Path) -> Results:
     return found
 
 
-# What a line must hold, so that nobody who reads results has to doubt it: JSON can be valid and still be no result.
-
-DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading a line of anything but our own making may raise."""
-_decoded = msgspec.json.Decoder().decode
-_TEXT, _NUMBER, _MAPPING = (str,), (int, float), (dict,)
-_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "run": {"machine": _MAPPING, "mode": _TEXT},
-    "case": {"case": _TEXT, "op": _TEXT, "text": _TEXT, "shape": _MAPPING, "flops": _NUMBER, "contestants": _MAPPING},
-    "sample": {"case": _TEXT, "key": _TEXT, "round": (int,), "ms": _NUMBER},
-    "check": {"case": _TEXT, "key": _TEXT},
-    "failed": {"case": _TEXT, "key": _TEXT, "why": _TEXT},
-    "done": {"case": _TEXT},
-    "limits": {"limits": _MAPPING},
-}
-
-
-def parsed(line: str) -> dict[str, Any]:
-    """A line as a mapping. Raises one of DAMAGED for what is none."""
-    try:
-        record = _decoded(line)
-    except ValueError:  # or a line with a NaN, which json takes
-        record = json.loads(line)
-    if not isinstance(record, dict):
-        raise TypeError(f"expects a mapping, got {type(record).__name__}")
-    return record
-
-
-def check_record(record: Mapping[str, Any]) -> None:
-    """Raise one of DAMAGED unless a line of a journal holds what its kind must hold."""
-    kind = record["kind"]
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None:
-        raise ValueError(f"no such kind of line: {kind!r}")
-    check_types(record, fields)
-    if kind == "run":
-        check_machine(record["machine"])
-    elif kind == "limits":
-        checked_limits(record["limits"])
-    elif kind == "case":
-        check_facts(record["op"], record["facts"])
-        check_flops(record["flops"])
-        check_types(record.get("illegal", {}), dict.fromkeys(record.get("illegal", {}), _TEXT))
-        for variant, config, first, fingerprint in record["contestants"].values():
-            check_types({"variant": variant, "fingerprint": fingerprint}, {"variant": _TEXT, "fingerprint": _TEXT})
-            check_types({"first": first}, {"first": (bool,)})
-            check_config(config)
-    elif kind == "sample":
-        check_time(record["ms"])
-    elif kind == "failed" and not isinstance(record.get("detail", ""), str):
-        raise TypeError("detail: expects text")
-
-
-def check_types(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in fields.items():
-        value = record[name]
-        if type(value) in kinds:  # as nearly all are: there are hundreds of thousands
-            continue
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise TypeError(f"{name}: got {type(value).__name__}")
-
-
-def check_time(ms: float) -> None:
-    if not 0 < ms < 1e12:
-        raise ValueError(f"ms: got {ms}")
-
-
-def check_flops(flops: float) -> None:
-    if not 0 <= flops < 1e30:
-        raise ValueError(f"flops: got {flops}")
-
-
-def check_machine(machine: Mapping[str, Any]) -> None:
-    for name in ("device", "arch", "driver", "torch", "triton", "date"):
-        if not isinstance(machine.get(name, ""), (str, type(None))):
-            raise TypeError(f"machine.{name}: got {type(machine[name]).__name__}")
-    datetime.date.fromisoformat(machine.get("date") or "2000-01-01")
-    check_types(machine, {"device": _TEXT})
-
-
-def checked_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
-    """{"gbs": ..., "tflops": {dtype: ...}}, all positive. Raises one of DAMAGED for anything else."""
-    gbs, tflops = float(limits["gbs"]), {str(k): float(v) for k, v in limits["tflops"].items()}
-    if not all(0 < rate < 1e9 for rate in (gbs, *tflops.values())):
-        raise ValueError(f"limits: got {limits}")
-    return {"gbs": gbs, "tflops": tflops}
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    if not isinstance(config, dict) or not all(isinstance(value, (bool, int, float, str)) for value in config.values()):
-        raise TypeError("config: expects a flat mapping")
-
-
-def check_facts(op: str, facts: Mapping[str, Any]) -> None:
-    """Facts are compared with each other and with tables, which takes values of the kinds that the op says."""
-    check_types({"facts": facts}, {"facts": _MAPPING})
-    kinds = PROBLEM_TYPES[op].fact_kinds() if op in PROBLEM_TYPES else {}
-    for name, how in kinds.items():
-        allowed = {"int": (int,), "float": (int, float), "str": (str,)}.get(kind_of(how))
-        value = facts.get(name)
-        if allowed and value is not None and (not isinstance(value, allowed) or isinstance(value, bool)):
-            raise TypeError(f"facts.{name}: got {type(value).__name__}")
-
-
 def take(found: Results, record: dict[str, Any]) -> None:
     kind = record["kind"]
     if kind == "run":
@@ -378,6 +296,9 @@ def take(found: Results, record: dict[str, Any]) -> None:
         return
     if kind == "limits":
         found.limits = checked_limits(record["limits"])
+        return
+    if kind == "carried":
+        _take_carried(found, Carried(record["variant"], record["from"], record["to"], record["but"]))
         return
     if kind == "case":
         if found.mode == MIXED and "mode" not in record:
@@ -393,7 +314,8 @@ def take(found: Results, record: dict[str, Any]) -> None:
             mode=str(record.get("mode", found.mode)),
         )
         fresh.entries = dict(known.entries) if known else {}
-        for key, (variant, config, first, fingerprint) in record["contestants"].items():
+        for key, (variant, config, first, measured) in record["contestants"].items():
+            fingerprint = found.source(record["case"], key, variant, measured)
             held = fresh.entries.get(key)
             same = held is not None and held.fingerprint == fingerprint
             fresh.entries[key] = held if held and same else Entry(variant, config, first, fingerprint)
@@ -411,6 +333,14 @@ def take(found: Results, record: dict[str, Any]) -> None:
         entry.check, entry.failure = record, None
     elif kind == "failed":
         entry.failure = record
+
+
+def _take_carried(found: Results, one: Carried) -> None:
+    found.carried.setdefault(one.variant, []).append(one)
+    for name, case in found.cases.items():
+        for key, entry in case.entries.items():
+            if entry.variant == one.variant:
+                entry.fingerprint = one.source(name, key, entry.fingerprint)
 
 
 def _take_run(found: Results, record: dict[str, Any]) -> None:

@@ -21,19 +21,15 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
 from registry.tables import measured
-from registry.tuning.journal import (
+from registry.tuning.journal import CaseResults, Entry, Results, lock, make_folder
+from registry.tuning.lines import (
     DAMAGED,
-    CaseResults,
-    Entry,
-    Results,
     check_config,
     check_facts,
     check_flops,
     check_machine,
     check_time,
     check_types,
-    lock,
-    make_folder,
     parsed,
 )
 from registry.tuning.machine import slug

@@ -14,6 +14,8 @@ import replay_snapshot
 import yaml
 from replay import Comparison, Side, differing, merged
 
+from registry.tuning.journal import Journal, read
+
 OLD, NEW, OTHER = "0123456789ab", "76737746e646", "ffffffffffff"
 CONFIG = {"BLOCK": 64, "PAIR": True}
 
@@ -29,23 +31,50 @@ def journal(tmp_path: Path) -> Path:
         entries = [contestant("acme", OLD), contestant("acme", OLD, BLOCK=32), contestant("peer", OLD)]
         entries += [contestant("acme", OTHER, BLOCK=16)]
         named = {str(n): one for n, one in enumerate(entries)}
-        lines.append({"kind": "case", "op": "matmul", "text": text, "shape": {}, "contestants": named})
+        facts = {"shape": {}, "facts": {}, "flops": 1.0}
+        lines.append({"kind": "case", "case": text, "op": "matmul", "text": text, **facts, "contestants": named})
+        lines.append({"kind": "sample", "case": text, "key": "0", "round": 0, "ms": 1.0})
     path = tmp_path / "matmul.jsonl"
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
+def hashes(file: Path) -> list[list[str]]:
+    return [[one.fingerprint for one in case.entries.values()] for case in read(file).cases.values()]
+
+
 def test_journals_and_tables_carry_the_new_hash_of_the_variant_that_has_it(journal):
     table = journal.with_name("matmul.sm90.yaml")
     table.write_text(f"evidence: {{sources: {{acme: {OLD}, acme_2: {OLD}, peer: {OLD}}}}}\n", encoding="utf-8")
-    assert list(carry.carry([journal, table], {"acme": (OLD, NEW)})) == [journal, table]
-    cases = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()][1:]
-    assert [[one[3] for one in case["contestants"].values()] for case in cases] == [[NEW, NEW, OLD, OTHER]] * 2
+    before = journal.read_bytes()
+    assert list(carry.carry([journal], [table], {"acme": (OLD, NEW)})) == [journal, table]
+    assert hashes(journal) == [[NEW, NEW, OLD, OTHER]] * 2
+    assert journal.read_bytes().startswith(before) and journal.read_bytes().count(b"\n") == before.count(b"\n") + 1
     sources = yaml.safe_load(table.read_text(encoding="utf-8"))["evidence"]["sources"]
     assert sources == {"acme": NEW, "acme_2": OLD, "peer": OLD}
     assert f"'{NEW}'" in table.read_text(encoding="utf-8")  # which YAML 1.2 reads as a number
-    assert list(carry.carry([journal, table], {"acme": (OLD, NEW)})) == []
-    assert list(carry.carry([journal, table], {"acme": (NEW, OLD)})) == [journal, table]  # what was quoted, too
+    assert list(carry.carry([journal], [table], {"acme": (OLD, NEW)})) == []
+    assert list(carry.carry([journal], [table], {"acme": (NEW, OLD)})) == [journal, table]  # what was quoted, too
+    assert hashes(journal) == [[OLD, OLD, OLD, OTHER]] * 2
+    assert carry.measured_rows([journal], {"acme": (NEW, OLD)}) == []
+
+
+def test_what_is_measured_after_a_carry_joins_what_was_carried(journal):
+    """A sweep that goes on writes its cases again, with the source of now: samples of before count for it, and those of
+    a contestant that was left apart begin anew."""
+    line = journal.read_text(encoding="utf-8").splitlines()[1]
+    apart = {row[0] for row in carry.measured_rows([journal], {"acme": (OLD, NEW)}) if row[0].endswith("m=2")}
+    assert list(carry.carry([journal], [], {"acme": (OLD, NEW)}, apart)) == [journal]
+    again = [json.loads(line.replace("m=1", text)) for text in ("m=1", "m=2")]
+    with Journal(journal) as file:
+        for record in again:
+            for one in record["contestants"].values():
+                one[3] = NEW if one[3] == OLD and one[0] == "acme" else one[3]
+            file.write(**record)
+    cases = read(journal).cases
+    assert not read(journal).bad_lines
+    assert {name: len(case.entries["0"].samples) for name, case in cases.items()} == {"m=1": 1, "m=2": 0}
+    assert hashes(journal) == [[NEW, NEW, OLD, OTHER]] * 2
 
 
 def test_rows_are_those_of_the_old_source_and_the_chosen_show_each_feature_and_config(journal):
@@ -114,10 +143,8 @@ def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_pat
     judged = journal.with_name(f"judged_{journal.name}")
     judged.write_text(journal.read_text(encoding="utf-8"), encoding="utf-8")
     for file, expected in ((journal, [OLD, OLD, OLD, OTHER]), (judged, [NEW, OLD, OLD, OTHER])):
-        assert list(carry.carry([file], {"acme": (OLD, NEW)}, apart)) == [file]
-        cases = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][1:]
-        hashes = [[one[3] for one in case["contestants"].values()] for case in cases]
-        assert hashes == [[NEW, NEW, OLD, OTHER], expected]
+        assert list(carry.carry([file], [], {"acme": (OLD, NEW)}, apart)) == [file]
+        assert hashes(file) == [[NEW, NEW, OLD, OTHER], expected]
 
 
 @pytest.mark.parametrize(

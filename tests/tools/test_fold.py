@@ -83,3 +83,24 @@ def test_a_case_in_a_joined_file_that_does_not_say_how_it_was_timed_is_damaged(t
     path.write_text(path.read_text(encoding="utf-8").replace(',"mode":"graph"', "", 1), encoding="utf-8")
     found = journal.read(path)
     assert found.bad_lines and list(times(tmp_path)) == ["m=2"]
+
+
+def test_what_was_carried_stays_so_on_both_sides(tmp_path):
+    """In the journal by its line, and of a sweep by the hash that its cases come with."""
+    carried = {
+        "kind": "carried",
+        "variant": "acme",
+        "from": "0123456789ab",
+        "to": "ffffffffffff",
+        "but": {"m=2": ["one"]},
+    }
+    for name, cases in (("a", {"m=1": 1.0, "m=2": 2.0}), ("b", {"m=3": 3.0})):
+        path = sweep(tmp_path / f"{name}.jsonl", cases)
+        path.write_text(path.read_text(encoding="utf-8") + json.dumps(carried) + "\n", encoding="utf-8")
+        fold.fold(tmp_path, [path])
+    found = {
+        name: case.entries["one"].fingerprint for name, case in journal.read(tmp_path / "matmul.jsonl").cases.items()
+    }
+    assert found == {"m=1": "ffffffffffff", "m=2": "0123456789ab", "m=3": "ffffffffffff"}
+    fold.fold(tmp_path, [sweep(tmp_path / "c.jsonl", {"m=3": 9.0})])
+    assert journal.read(tmp_path / "matmul.jsonl").cases["m=2"].entries["one"].fingerprint == "0123456789ab"
