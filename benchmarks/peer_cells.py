@@ -7,6 +7,7 @@ measure_cells.py writes them; its lines of "kind": "failed" name who could not r
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 Cell = Mapping[str, Any]
 PEERS = {"FlashAttention-3": "fa3", "FlashAttention-4": "fa4"}
 """How a cell names those that have a version of their own."""
+TIMED = ("forward back to back", "forward single", "backward")
+"""What runs beside all peers; training is torch's own against ours."""
 
 
 def read_cells(path: Path) -> tuple[Cell, list[Cell]]:
@@ -35,6 +38,32 @@ def peer_cells(folder: Path) -> str:
     """Markdown: for each run and what was timed, ours over the best peer and over each; in the order of their names."""
     paths = sorted(folder.rglob("peer_cells_*.jsonl"), key=lambda path: path.stem)
     return "\n\n".join("\n".join(table(*read_cells(path))) for path in paths)
+
+
+def peers_at_a_glance(folder: Path) -> str:
+    """Markdown: ours over the best of all peers, by the newest run of each card in which none was missing."""
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for path in sorted(folder.rglob("peer_cells_*.jsonl"), key=lambda path: path.stem):
+        run, cells = read_cells(path)
+        whole = [cell for cell in cells if cell["tflops"].keys() >= set(PEERS.values())]
+        ratios: dict[tuple[str, str], list[float]] = {}
+        for cell in whole:
+            ratios.setdefault((cell["timed"], _heads(cell)), []).append(of_best(cell))
+        found.setdefault(run["machine"].split()[1], {}).update(ratios)
+    if not found:
+        return ""
+    cards = sorted(found, reverse=True)
+    lines = [
+        f"| timed | cells | {' | '.join(f'{card} | least' for card in cards)} |",
+        "|---|---|" + "--:|--:|" * len(cards),
+    ]
+    for timed, heads in itertools.product(TIMED, ("alike", "grouped")):
+        here = [found[card].get((timed, heads), []) for card in cards]
+        if not any(here):
+            continue
+        figures = " | ".join(f"{_mean(ratios):.3f} | {min(ratios):.3f}" if ratios else " | " for ratios in here)
+        lines.append(f"| {timed} | {max(map(len, here))}, {'heads ' * (heads == 'alike')}{heads} | {figures} |")
+    return "\n".join(lines)
 
 
 def table(run: Cell, cells: list[Cell]) -> Iterator[str]:

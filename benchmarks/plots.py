@@ -3,9 +3,8 @@
     python benchmarks/plots.py --results benchmarks/results --images docs/images --page README.md docs
 
 Every figure is computed from the sweeps' own journals (*.jsonl under --results). In a page a table stands between
-`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being attention, attention_backward, matmul, matmul_ratios,
-peer_cells, product_cells, tf32_ratios, headline, regret, tried_out, guided, warm_calls, call_overhead or
-transformers_door. Whatever page of a folder holds the marker gets the table: a section moves with its marker.
+`<!-- results:NAME -->` and `<!-- /results:NAME -->`, NAME being an op of SHOWN or one of WRITERS. Whatever page of a
+folder holds the marker gets the table: a section moves with its marker.
 `--check` says whether they are up to date and writes nothing.
 """
 
@@ -21,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
-from peer_cells import peer_cells
+from off_grid import at_a_glance, headline, regret, tried_out
+from peer_cells import peer_cells, peers_at_a_glance
 from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
 from prompt_cells import prompt_cells
 
-from registry.dispatch.catalog import catalog
-from registry.dispatch.fingerprint import fingerprint_of
 from registry.ops.parts.cases import Case
 from registry.tuning import journal
-from registry.tuning.fit import target_of
 from registry.tuning.grids import grid
 from registry.tuning.journal import CaseResults, Results
 
@@ -146,119 +143,6 @@ def matmul_ratios(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def card_of(results: Results) -> str:
-    """ "H100" of "NVIDIA H100 80GB HBM3"."""
-    return target_of(results.machine).name
-
-
-def library_kernel(case: CaseResults) -> float | None:
-    """Milliseconds of the fastest that torch brings, but for its own arithmetic with stored scores."""
-    kernels = [e for e in case.timed.values() if e.variant.startswith("torch_") and "_math" not in e.variant]
-    return min((e.ms for e in kernels), default=None)
-
-
-def launched_so_today(results: Results, op: str) -> list[CaseResults]:
-    """The shapes of which every launch that was timed is today's: what the best of all is was not measured of others,
-    nor, often, what is picked."""
-    todays = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
-    return [
-        case
-        for case in results.of(op)
-        if all(entry.fingerprint == todays.get(entry.variant, entry.fingerprint) for entry in case.timed.values())
-    ]
-
-
-def regret(folder: Path) -> str:
-    """Per op: what the shipped tables pick over the best of all variants and configs, on shapes drawn by a seed that no
-    table was fitted to and no setting of the fit was chosen by (judged_*.jsonl)."""
-    lines = [
-        "| op | card | drawn shapes | counted: all is launched so today "
-        "| mean | 95th percentile | worst | mean of the best library kernel |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    worst: list[str] = []
-    for path in sorted(folder.rglob("judged_*.jsonl"), key=lambda path: path.stem):
-        results = journal.read(path)
-        for op in results.ops:
-            lost: list[tuple[float, str, str]] = []
-            alone: list[float] = []
-            unmeasured: list[str] = []
-            drawn = sum(bool(case.timed) for case in results.of(op))
-            for case in launched_so_today(results, op):
-                pick, best = dispatched(results, case), fastest(case, "*")
-                if best is None:
-                    continue
-                if pick is None:
-                    unmeasured.append(case.text)
-                    continue
-                lost.append((pick.ms / best - 1, case.text, pick.variant))
-                library = library_kernel(case)
-                alone += [library / best - 1] if library is not None else []
-            lost.sort(reverse=True)
-            shares = [share for share, _, _ in lost]
-            columns = [statistics.mean(shares), shares[len(shares) // 20], shares[0]]
-            columns += [statistics.mean(alone)] if alone else []
-            card, kind = card_of(results), _kind(path)
-            figures = " | ".join([f"{100 * x:.1f}%" for x in columns] + [""] * (4 - len(columns)))
-            lines.append(f"| {op}{kind} | {card} | {drawn} | {len(shares)} | {figures} |")
-            shown = lost[: 1 if kind else 3]
-            worst += [f"- {op}, {card}, `{text}`: {pick}, {100 * share:.0f}%" for share, text, pick in shown]
-            worst += (
-                [f"- {op}, {card}, not counted, for what is picked was not measured: {len(unmeasured)}"]
-                if unmeasured
-                else []
-            )
-    return "\n".join([*lines, "", "The worst:", "", *worst]) if len(lines) > 2 else ""
-
-
-def _kind(draw: Path) -> str:
-    """Of a draw of another kind than random."""
-    kind = draw.stem.partition(".")[2]
-    return f" ({kind})" if kind else ""
-
-
-def tried_out(folder: Path) -> str:
-    """What tables and `try_out` picked on drawn shapes, by the times of a full sweep of the same (judged_*.jsonl)."""
-    rows = [
-        "| op | shapes | tables: mean, 95th percentile, worst | tried out | of at most | first call |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for path in sorted(folder.rglob("try_out_*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        sweep = next(path.parent.glob(f"*_{record['seed']}_{record['op']}.jsonl"))  # judged_, or swept_ if no judge now
-        lost = _outcome_of_trying(record, sweep)
-        columns = [_spread(lost["tables"]), _spread(lost["tried"]), str(record["most"])]
-        columns.append(f"{1e3 * _first_call(record):.0f} ms")
-        rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
-
-
-def _outcome_of_trying(record: Mapping[str, Any] | None, sweep: Path) -> dict[str, list[float]]:
-    """What the picks of the tables of that run, and those of `try_out`, lose by the times of the sweep of the same
-    shapes."""
-    lost: dict[str, list[float]] = {"tables": [], "tried": []}
-    if record is None:
-        return lost
-    times = {case.text: case.timed for case in journal.read(sweep).cases.values()}
-    for shape in record["shapes"]:
-        timed = times.get(shape["text"], {})
-        for how, found in lost.items():
-            pick = timed.get(journal.contestant_key(*shape[how]))
-            found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
-    return lost
-
-
-def _first_call(record: Mapping[str, Any]) -> float:
-    """Seconds, in the median of those that were tried out."""
-    return float(statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"]))
-
-
-def _spread(shares: Sequence[float]) -> str:
-    ordered = sorted(shares, reverse=True)
-    found = statistics.mean(ordered), ordered[len(ordered) // 20], ordered[0]
-    return ", ".join(f"{100 * share:.1f}" for share in found) + "%"
-
-
 def guided(folder: Path) -> str:
     """What a guided sweep measured and picked, held against a full one of the same shapes, by the full one's times."""
     rows = ["| op | shapes | measured | picks slower, mean | worst | within 1% |", "|---|--:|--:|--:|--:|--:|"]
@@ -285,40 +169,6 @@ def guided(folder: Path) -> str:
         return ""
     far = [f"- {text} ({tried} of {of} measured)" for share, text, tried, of in sorted(every)[::-1] if share > 0.01]
     return "\n".join([*rows, row("all", every), "", "Farther off, the pick and the best:", "", *far])
-
-
-def headline(folder: Path) -> str:
-    """Per draw that no table was fitted to (judged_*.jsonl): what is dispatched over the fastest library kernel, what
-    it loses to the best of all, and what `try_out` leaves of that, by the run that tried most."""
-    rows = [
-        "| op | card | shapes | over the fastest library kernel | least | under 0.95 "
-        "| lost: mean, 95th percentile, worst | tried out | first call, tried out |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for path in sorted(folder.rglob("judged_*.jsonl"), key=lambda path: path.stem):
-        results = journal.read(path)
-        for op in results.ops:
-            ratios, lost = [], []
-            for case in launched_so_today(results, op):
-                pick, best, library = dispatched(results, case), fastest(case, "*"), library_kernel(case)
-                if pick is None or best is None:
-                    continue
-                lost.append(pick.ms / best - 1)
-                ratios += [library / pick.ms] if library is not None else []
-            over = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else "none runs"
-            columns = [f"{op}{_kind(path)}", card_of(results), str(len(lost)), over]
-            columns += [
-                f"{min(ratios):.2f}" if ratios else "",
-                str(sum(ratio < 0.95 for ratio in ratios)),
-                _spread(lost),
-            ]
-            _, seed, _ = path.stem.split("_", 2)
-            records = [json.loads(p.read_text(encoding="utf-8")) for p in path.parent.glob(f"try_out_{seed}_*.json")]
-            most = max((r for r in records if r["op"] == op), key=lambda record: record["most"], default=None)
-            tried, seconds = _outcome_of_trying(most, path)["tried"], _first_call(most) if most else 0.0
-            columns += [_spread(tried), f"{1e3 * seconds:.0f} ms"] if tried else ["", ""]
-            rows.append(f"| {' | '.join(columns)} |")
-    return "\n".join(rows) if len(rows) > 2 else ""
 
 
 def warm_calls(folder: Path) -> str:
@@ -411,9 +261,11 @@ WRITERS = (
     warm_calls,
     matmul_ratios,
     peer_cells,
+    peers_at_a_glance,
     product_cells,
     prompt_cells,
     tf32_ratios,
+    at_a_glance,
     headline,
     regret,
     tried_out,

@@ -178,42 +178,6 @@ def test_the_suite_times_real_kernels_and_keeps_the_machine(runs):
         assert 0 < benchmark["stats"]["median"] < 1 and benchmark["stats"]["rounds"] == 2
 
 
-def test_cells_beside_peers_become_a_table(tmp_path):
-    run = {"kind": "run", "machine": "NVIDIA H200", "versions": {"torch": "2.11"}, "of": "these sources"}
-    cell = {"kind": "cell", "timed": "backward", "hq": 8, "hkv": 8}
-    cells = [{**cell, "tflops": {"ours": ours, "fa3": 4.0, "cudnn": 2.0}} for ours in (4.0, 1.0)]
-    cells.append({**cell, "hkv": 2, "tflops": {"ours": 3.0, "fa4": 2.0}})
-    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
-    *_, alike, grouped = plots.peer_cells(tmp_path).splitlines()
-    assert alike == "| backward | alike | 2 | 0.500 | 0.250 | 0.500 | 1.000 |  |"
-    assert grouped == "| backward | grouped | 1 | 1.500 | 1.500 |  |  | 1.500 |"
-    run["versions"]["FlashAttention-4"] = "4.0"
-    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
-    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11, FlashAttention-4 4.0; these sources")
-    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells[:2]])))
-    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11; these sources"), "it was not there"
-    (tmp_path / "peer_cells_2.jsonl").write_text(json.dumps(cell))
-    with pytest.raises(ValueError, match="kind 'cell', not 'run'"):
-        plots.peer_cells(tmp_path)
-
-
-def test_a_guided_sweep_is_held_against_the_full_one_by_its_times(tmp_path):
-    case = grids.select("matmul", grid_name="random:1:1")[0]
-    machine = {"device": "NVIDIA H200", "driver": "", "torch": "2", "triton": "3"}
-    for name, times in (("full", {"fast": 1.0, "slow": 1.5, "slower": 2.0}), ("guided", {"slow": 2.5, "slower": 2.6})):
-        with journal.Journal(tmp_path / f"live_{name}_matmul.jsonl") as file:
-            file.write("run", format=journal.FORMAT, machine=machine, mode="graph")
-            ones = {one: [one, {}, True, "f"] for one in times}
-            told = {"op": "matmul", "text": case.text, "shape": case.data(), "facts": {}, "flops": 1.0}
-            file.write("case", case="c", contestants=ones, illegal={}, **told)
-            for one, ms in times.items():
-                file.write("check", case="c", key=one, errors={})
-                file.write("sample", case="c", key=one, round=0, ms=ms, low=ms, high=ms, n=1)
-    head, _, row, every, _, _, _, far = plots.guided(tmp_path).splitlines()
-    assert row == "| matmul | 1 | 2 of 3 (66.7%) | 50.00% | 50.0% | 0 of 1 |" and every == row.replace("matmul", "all")
-    assert far == f"- matmul `{case.text}`: slow 1500.0, fast 1000.0 us (2 of 3 measured)"
-
-
 @pytest.mark.parametrize(("name", "op"), [("matmul", "matmul"), ("warp_groups", "attention")])
 def test_every_preset_is_measured_on_its_own_configs_too(name, op):
     cases = {case.text: case for case in grids.select(op, shapes=BENCHMARKS / "shapes" / f"{name}.txt")}

@@ -1,0 +1,230 @@
+"""What dispatch costs on shapes that no table was fitted to, as tables for plots.py: `judged_SEED_OP[.KIND].jsonl`,
+which judge.py writes, and what `try_out` picked on the same shapes.
+
+A shape counts where all that was timed on it is launched so today: others tell neither what is picked nor what the best
+of all is.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from product_cells import dispatched, fastest
+
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
+from registry.tuning import journal
+from registry.tuning.fit import target_of
+from registry.tuning.journal import CaseResults, Results
+
+OPS = ("attention", "attention_backward", "matmul", "grouped_mm", "attention_varlen", "attention_varlen_backward")
+"""In the order of the tables; others follow."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Of one shape of a draw."""
+
+    text: str
+    pick: str
+    lost: float
+    """How much slower what is picked is than the best of all."""
+    over_library: float | None
+    """How much faster it is than the fastest library kernel, where there is one."""
+    library_lost: float | None
+
+
+@dataclass
+class Draw:
+    op: str
+    kind: str
+    """Empty for random shapes of 16 bits."""
+    card: str
+    seed: str
+    path: Path
+    date: str
+    drawn: int = 0
+    outcomes: list[Judged] = field(default_factory=list)
+    unmeasured: int = 0
+    """Of shapes that would count: what is picked was not timed."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} ({self.kind})" if self.kind else self.op
+
+
+def card_of(results: Results) -> str:
+    """ "H100" of "NVIDIA H100 80GB HBM3"."""
+    return target_of(results.machine).name
+
+
+def library_kernel(case: CaseResults) -> float | None:
+    """Milliseconds of the fastest that torch brings, but for its own arithmetic with stored scores."""
+    kernels = [e for e in case.timed.values() if e.variant.startswith("torch_") and "_math" not in e.variant]
+    return min((e.ms for e in kernels), default=None)
+
+
+def launched_so_today(results: Results, op: str) -> list[CaseResults]:
+    """The shapes of which every launch that was timed is today's."""
+    todays = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
+    return [
+        case
+        for case in results.of(op)
+        if all(entry.fingerprint == todays.get(entry.variant, entry.fingerprint) for entry in case.timed.values())
+    ]
+
+
+@functools.cache
+def draws(folder: Path) -> list[Draw]:
+    """All draws under a folder of results: random ones first, by op, card and day."""
+    found = []
+    for path in sorted(folder.rglob("judged_*.jsonl")):
+        results = journal.read(path)
+        _, seed, _ = path.stem.split("_", 2)
+        for op in results.ops:
+            draw = Draw(op, path.stem.partition(".")[2], card_of(results), seed, path, results.machine["date"])
+            draw.drawn = sum(bool(case.timed) for case in results.of(op))
+            for case in launched_so_today(results, op):
+                _judge(draw, results, case)
+            if draw.outcomes:
+                found.append(draw)
+    return sorted(found, key=lambda d: (bool(d.kind), _place(d.op), d.op, d.kind, d.card != "H200", d.date, d.seed))
+
+
+def _place(op: str) -> int:
+    return OPS.index(op) if op in OPS else len(OPS)
+
+
+def _judge(draw: Draw, results: Results, case: CaseResults) -> None:
+    pick, best, library = dispatched(results, case), fastest(case, "*"), library_kernel(case)
+    if best is None:
+        return
+    if pick is None:
+        draw.unmeasured += 1
+        return
+    over = (library / pick.ms, library / best - 1) if library is not None else (None, None)
+    draw.outcomes.append(Judged(case.text, pick.variant, pick.ms / best - 1, *over))
+
+
+def spread(shares: Iterable[float]) -> tuple[float, float, float]:
+    """Mean, 95th percentile and worst."""
+    ordered = sorted(shares, reverse=True)
+    return statistics.mean(ordered), ordered[len(ordered) // 20], ordered[0]
+
+
+def spread_text(shares: Iterable[float]) -> str:
+    return ", ".join(f"{100 * share:.1f}" for share in spread(shares)) + "%"
+
+
+def _ratios(outcomes: Iterable[Judged]) -> list[float]:
+    return [one.over_library for one in outcomes if one.over_library is not None]
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def at_a_glance(folder: Path) -> str:
+    """Per op and card: all random draws together."""
+    together: dict[tuple[str, str], list[Judged]] = {}
+    for draw in draws(folder):
+        if not draw.kind:
+            together.setdefault((draw.op, draw.card), []).extend(draw.outcomes)
+    rows = [
+        "| op | card | random shapes | over the fastest library kernel "
+        "| slower than the best of all: mean | 95th percentile | worst |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for (op, card), outcomes in together.items():
+        ratios = _ratios(outcomes)
+        over = f"{statistics.geometric_mean(ratios):.2f} times"
+        over += f" (of {len(ratios)})" if len(ratios) < len(outcomes) else ""
+        lost = " | ".join(f"{100 * share:.1f}%" for share in spread(one.lost for one in outcomes))
+        rows.append(f"| {op} | {card} | {len(outcomes)} | {over} | {lost} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def headline(folder: Path) -> str:
+    """Per draw: what is dispatched over the fastest library kernel, what it loses to the best of all, and what
+    `try_out` leaves of that, by the run that tried most."""
+    rows = [
+        "| op | card | draw | shapes | over the fastest library kernel | least | under 0.95 "
+        "| lost: mean, 95th percentile, worst | tried out | first call, tried out |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for draw in draws(folder):
+        ratios = _ratios(draw.outcomes)
+        over = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else "none runs"
+        columns = [draw.name, draw.card, draw.seed, str(len(draw.outcomes)), over]
+        columns += [f"{min(ratios):.2f}" if ratios else "", str(sum(ratio < 0.95 for ratio in ratios))]
+        columns += [spread_text(one.lost for one in draw.outcomes)]
+        records = [
+            json.loads(p.read_text(encoding="utf-8")) for p in draw.path.parent.glob(f"try_out_{draw.seed}_*.json")
+        ]
+        most = max((r for r in records if r["op"] == draw.op), key=lambda record: record["most"], default=None)
+        tried = _outcome_of_trying(most, draw.path)["tried"] if most is not None else []
+        columns += [spread_text(tried), f"{1e3 * _first_call(most):.0f} ms"] if most is not None and tried else ["", ""]
+        rows.append(f"| {' | '.join(columns)} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def regret(folder: Path) -> str:
+    """Per draw: what is picked over the best of all variants and configs, and the worst shapes."""
+    lines = [
+        "| op | card | draw | drawn shapes | counted: all is launched so today "
+        "| mean | 95th percentile | worst | mean of the best library kernel |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    worst = ["| op | card | draw | the worst shapes | runs | slower |", "|---|---|---|---|---|--:|"]
+    for draw in draws(folder):
+        alone = [one.library_lost for one in draw.outcomes if one.library_lost is not None]
+        columns = [*spread(one.lost for one in draw.outcomes), *([statistics.mean(alone)] if alone else [])]
+        figures = " | ".join([f"{100 * x:.1f}%" for x in columns] + [""] * (4 - len(columns)))
+        counted = f"{len(draw.outcomes)}" + (f" ({draw.unmeasured} more: pick not timed)" if draw.unmeasured else "")
+        where = f"| {draw.name} | {draw.card} | {draw.seed} |"
+        lines.append(f"{where} {draw.drawn} | {counted} | {figures} |")
+        ordered = sorted(draw.outcomes, key=lambda one: (-one.lost, one.text))
+        for one in ordered[: 1 if draw.kind else 3]:
+            worst.append(f"{where} `{one.text}` | `{one.pick}` | {100 * one.lost:.0f}% |")
+    return "\n".join([*lines, "", *worst]) if len(lines) > 2 else ""
+
+
+def tried_out(folder: Path) -> str:
+    """What tables and `try_out` picked on drawn shapes, by the times of a full sweep of the same (judged_*.jsonl)."""
+    rows = [
+        "| op | shapes | tables: mean, 95th percentile, worst | tried out | of at most | first call |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for path in sorted(folder.rglob("try_out_*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        sweep = next(path.parent.glob(f"*_{record['seed']}_{record['op']}.jsonl"))  # judged_, or swept_ if no judge now
+        lost = _outcome_of_trying(record, sweep)
+        columns = [spread_text(lost["tables"]), spread_text(lost["tried"]), str(record["most"])]
+        columns.append(f"{1e3 * _first_call(record):.0f} ms")
+        rows.append(f"| {record['op']} | {len(lost['tried'])} | {' | '.join(columns)} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def _outcome_of_trying(record: Mapping[str, Any] | None, sweep: Path) -> dict[str, list[float]]:
+    """What the picks of the tables of that run, and those of `try_out`, lose by the times of the sweep of the same
+    shapes."""
+    lost: dict[str, list[float]] = {"tables": [], "tried": []}
+    if record is None:
+        return lost
+    times = {case.text: case.timed for case in journal.read(sweep).cases.values()}
+    for shape in record["shapes"]:
+        timed = times.get(shape["text"], {})
+        for how, found in lost.items():
+            pick = timed.get(journal.contestant_key(*shape[how]))
+            found += [pick.ms / min(one.ms for one in timed.values()) - 1] if pick is not None else []
+    return lost
+
+
+def _first_call(record: Mapping[str, Any]) -> float:
+    """Seconds, in the median of those that were tried out."""
+    return float(statistics.median(shape["seconds"] for shape in record["shapes"] if shape["timed"]))

@@ -1,0 +1,104 @@
+"""What `make plots` makes of raw results: tables of README.md and docs/."""
+
+from __future__ import annotations
+
+import json
+
+import plots
+import pytest
+
+import registry
+from registry.contract.target import Target
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
+from registry.tuning import grids, journal
+
+
+def test_cells_beside_peers_become_a_table(tmp_path):
+    run = {"kind": "run", "machine": "NVIDIA H200", "versions": {"torch": "2.11"}, "of": "these sources"}
+    cell = {"kind": "cell", "timed": "backward", "hq": 8, "hkv": 8}
+    cells = [{**cell, "tflops": {"ours": ours, "fa3": 4.0, "cudnn": 2.0}} for ours in (4.0, 1.0)]
+    cells.append({**cell, "hkv": 2, "tflops": {"ours": 3.0, "fa4": 2.0}})
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
+    *_, alike, grouped = plots.peer_cells(tmp_path).splitlines()
+    assert alike == "| backward | alike | 2 | 0.500 | 0.250 | 0.500 | 1.000 |  |"
+    assert grouped == "| backward | grouped | 1 | 1.500 | 1.500 |  |  | 1.500 |"
+    run["versions"]["FlashAttention-4"] = "4.0"
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells])))
+    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11, FlashAttention-4 4.0; these sources")
+    (tmp_path / "peer_cells_1.jsonl").write_text("\n".join(map(json.dumps, [run, *cells[:2]])))
+    assert plots.peer_cells(tmp_path).startswith("NVIDIA H200; torch 2.11; these sources"), "it was not there"
+    (tmp_path / "peer_cells_2.jsonl").write_text(json.dumps(cell))
+    with pytest.raises(ValueError, match="kind 'cell', not 'run'"):
+        plots.peer_cells(tmp_path)
+
+
+def test_the_newest_run_with_all_peers_is_shown_of_each_card(tmp_path):
+    cell = {"kind": "cell", "timed": "backward", "hq": 8, "hkv": 8}
+    for number, (card, ours, peers) in enumerate(
+        [
+            ("H200", 9.0, ("fa3", "fa4")),
+            ("H200", 3.0, ("fa3", "fa4")),
+            ("H200", 8.0, ("fa3",)),
+            ("H100", 1.0, ("fa3", "fa4")),
+        ]
+    ):
+        run = {"kind": "run", "machine": f"NVIDIA {card} 80GB", "versions": {}, "of": "these sources"}
+        found = {**cell, "tflops": {"ours": ours, **dict.fromkeys(peers, 2.0)}}
+        (tmp_path / f"peer_cells_{number}.jsonl").write_text("\n".join(map(json.dumps, [run, found])))
+    assert plots.peers_at_a_glance(tmp_path).splitlines()[2:] == [
+        "| backward | 1, heads alike | 1.500 | 1.500 | 0.500 | 0.500 |"
+    ]
+
+
+def test_what_dispatch_loses_on_a_draw_and_gains_over_a_library(tmp_path):
+    """Ours in twice the time of the best and half of the library's; a shape that was timed by another source counts
+    nowhere, one whose pick was not timed is told of."""
+    machine = {"device": "NVIDIA H200", "driver": "", "torch": "2", "triton": "3", "date": "2026-01-02"}
+    cases = grids.select("matmul", grid_name="random:1:40")
+    picks = [(case, registry.matmul.explain(case.problem(Target.named("H200")))) for case in cases]
+    ours = [(case, pick) for case, pick in picks if not pick.variant.startswith("torch")][:3]
+    assert len(ours) == 3
+    now = {name: fingerprint_of(variant) for name, variant in catalog.get().of("matmul").items()}
+    with journal.Journal(tmp_path / "judged_77_matmul.jsonl") as file:
+        file.write("run", format=journal.FORMAT, machine=machine, mode="graph")
+        for number, (case, pick) in enumerate(ours):
+            timed = {
+                journal.contestant_key(pick.variant, pick.config): (pick.variant, pick.config, 2.0),
+                "library": ("torch_matmul", {}, 4.0),
+                "best": ("triton_matmul", {"no": "config"}, 1.0),
+            }
+            if number == 1:
+                timed.pop(next(iter(timed)))
+            ones = {
+                key: [name, config, True, "old" if number == 2 else now[name]]
+                for key, (name, config, _) in timed.items()
+            }
+            told = {"op": "matmul", "text": case.text, "shape": case.data(), "facts": {}, "flops": 1.0}
+            file.write("case", case=str(number), contestants=ones, illegal={}, **told)
+            for key, (_, _, ms) in timed.items():
+                file.write("sample", case=str(number), key=key, round=0, ms=ms)
+    assert plots.at_a_glance(tmp_path).splitlines()[2:] == [
+        "| matmul | H200 | 1 | 2.00 times | 100.0% | 100.0% | 100.0% |"
+    ]
+    _, _, row, _, _, _, worst = plots.regret(tmp_path).splitlines()
+    assert row == "| matmul | H200 | 77 | 3 | 1 (1 more: pick not timed) | 100.0% | 100.0% | 100.0% | 300.0% |"
+    assert worst == f"| matmul | H200 | 77 | `{ours[0][0].text}` | `{ours[0][1].variant}` | 100% |"
+    assert plots.headline(tmp_path).splitlines()[2].startswith("| matmul | H200 | 77 | 1 | 2.00 (1) | 2.00 | 0 | 100.0")
+
+
+def test_a_guided_sweep_is_held_against_the_full_one_by_its_times(tmp_path):
+    case = grids.select("matmul", grid_name="random:1:1")[0]
+    machine = {"device": "NVIDIA H200", "driver": "", "torch": "2", "triton": "3"}
+    for name, times in (("full", {"fast": 1.0, "slow": 1.5, "slower": 2.0}), ("guided", {"slow": 2.5, "slower": 2.6})):
+        with journal.Journal(tmp_path / f"live_{name}_matmul.jsonl") as file:
+            file.write("run", format=journal.FORMAT, machine=machine, mode="graph")
+            ones = {one: [one, {}, True, "f"] for one in times}
+            told = {"op": "matmul", "text": case.text, "shape": case.data(), "facts": {}, "flops": 1.0}
+            file.write("case", case="c", contestants=ones, illegal={}, **told)
+            for one, ms in times.items():
+                file.write("check", case="c", key=one, errors={})
+                file.write("sample", case="c", key=one, round=0, ms=ms, low=ms, high=ms, n=1)
+    head, _, row, every, _, _, _, far = plots.guided(tmp_path).splitlines()
+    assert row == "| matmul | 1 | 2 of 3 (66.7%) | 50.00% | 50.0% | 0 of 1 |" and every == row.replace("matmul", "all")
+    assert far == f"- matmul `{case.text}`: slow 1500.0, fast 1000.0 us (2 of 3 measured)"
