@@ -15,7 +15,16 @@ from registry.tables.files import LayerFile, OpFields
 from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE, Document, Path, read_document, type_name
-from registry.tables.schema import ErrataFile, ErratumEntry, RuleEntry, TableFile, UseEntry, decode, suggest
+from registry.tables.schema import (
+    ARCH_PATTERN,
+    ErrataFile,
+    ErratumEntry,
+    RuleEntry,
+    TableFile,
+    UseEntry,
+    decode,
+    suggest,
+)
 
 MAX_VERSIONS = 200
 """Characters of a version range: numbers of thousands of digits are read, and fail when they are compared."""
@@ -130,7 +139,7 @@ def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry)
         line=document.line(path),
         variant=entry.variant,
         op=entry.op,
-        arch=(entry.arch,) if isinstance(entry.arch, str) else tuple(entry.arch),
+        arch=_archs(document, (*path, "arch"), entry.arch),
         conditions=_conditions(document, fields, path, entry.when),
         toolchain={
             name: _versions(document, (*path, "toolchain", name), text) for name, text in entry.toolchain.items()
@@ -139,6 +148,15 @@ def _erratum(document: Document, ops: OpFields, index: int, entry: ErratumEntry)
         link=entry.link,
         severity=entry.severity,
     )
+
+
+def _archs(document: Document, path: Path, given: str | list[str]) -> tuple[str, ...]:
+    archs = [(path, given)] if isinstance(given, str) else [((*path, place), arch) for place, arch in enumerate(given)]
+    for where, arch in archs:
+        if not re.fullmatch(ARCH_PATTERN, arch):
+            allowed = "any, cpu, sm90, sm90+, ..."
+            raise document.error(where, f"{clip(arch, 60)!r} is not an architecture; allowed: {allowed}")
+    return tuple(arch for _, arch in archs)
 
 
 def _versions(document: Document, path: Path, text: str) -> SpecifierSet:

@@ -1,6 +1,7 @@
 """The shape of a table and of an errata file: msgspec structs, and the JSON Schema for editors made from them.
 
-`when` and `config` are checked in registry.tables.load, against what the op and its problems declare.
+`when`, `config` and the architectures of errata are checked in registry.tables.load, the first two against what the op
+and its problems declare.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Name = Annotated[str, Meta(pattern=f"^{_NAME}$", max_length=100)]
 TableArch = Annotated[
     str, Meta(pattern=f"^({_ARCH})$", description='"any", "cpu" or a compute capability such as "sm90".')
 ]
-ArchPattern = Annotated[
-    str, Meta(pattern=rf"^({_ARCH}|sm[1-9][0-9]{{1,2}}\+)$", description='"any", "cpu", "sm90"; "sm90+" for newer too.')
+ARCH_PATTERN = rf"^({_ARCH}|sm[1-9][0-9]{{1,2}}\+)$"
+ArchPattern = Annotated[  # held against its pattern in registry.tables.load: of `pattern | list` msgspec frees too much
+    str, Meta(description='"any", "cpu", "sm90"; "sm90+" for newer too.', extra_json_schema={"pattern": ARCH_PATTERN})
 ]
 Coordinate = Annotated[str, Meta(pattern="^[!-~]+$", max_length=100)]
 Speed = Annotated[float, Meta(gt=0)]

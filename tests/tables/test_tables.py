@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 
+import forked
 import pytest
 import yaml
 from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
@@ -233,6 +235,19 @@ def test_an_erratum_may_refer_to_our_own_pages(tmp_path: Path) -> None:
 def test_errata_of_all_layers_add_up(tmp_path: Path) -> None:
     tables = load(tmp_path, ERRATUM, ERRATUM.replace("example.org/1", "example.org/2"))
     assert len(tables.errata_for("brew", "hasty", {"cups": 1}, FakeTarget())) == 2
+
+
+def test_a_debug_interpreter_finds_no_bad_free_after_errata(tmp_path: Path) -> None:
+    """msgspec 0.22 frees the constraint of text in a union with a list as if it were another."""
+    (tmp_path / "errata.yaml").write_text(ERRATUM.replace("[sm90, sm100+]", "sm90"))
+    script = (
+        "import sys; from pathlib import Path; from registry.tables.reader import read_document;"
+        "from registry.tables.schema import ErrataFile, decode;"
+        "print(decode(read_document(Path(sys.argv[1]).read_bytes(), 'errata.yaml'), ErrataFile).errata[0].arch)"
+    )
+    command = [forked.REAL, "-X", "dev", "-c", script, tmp_path / "errata.yaml"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr[-500:]) == (0, "sm90\n", "")
 
 
 # --- what ships ---------------------------------------------------------------------------------------------------

@@ -178,7 +178,9 @@ MALFORMED: dict[str, tuple[str | bytes, int, str, str]] = {
     ),
     "erratum of some tool": (erratum(toolchain="{numpy: '>1'}"), 8, BAD + ".toolchain", "enum value 'numpy'"),
     "erratum of unknown severity": (erratum(severity="bad"), 7, BAD + ".severity", "invalid enum value 'bad'"),
-    "erratum on an unknown arch": (erratum(arch="[sm90, volta]"), 8, BAD + ".arch[1]", "matching regex"),
+    "erratum on an unknown arch": (erratum(arch="volta"), 8, BAD + ".arch", "'volta' is not an architecture"),
+    "erratum on several": (erratum(arch="[sm90, volta]"), 8, BAD + ".arch[1]", "'volta' is not an architecture"),
+    "erratum on a long arch": (erratum(arch="sm9" * 99), 8, BAD + ".arch", "is not an architecture; allowed: any"),
     "table and errata in one": (GOOD + "errata: []\n", 1, "$.op", "unknown key 'op'; known: errata"),
 }
 
