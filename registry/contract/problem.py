@@ -184,6 +184,10 @@ class Problem:
         """What a launch returns: one tensor as it is, several as a tuple. None may follow them."""
         return ("out",)
 
+    def unasked(self) -> tuple[str, ...]:
+        """Those of the results that this call did not ask for: None may stand in their place."""
+        return ()
+
     def result_sizes(self) -> Mapping[str, tuple[int, str]]:
         """(elements, dtype) of results, where the problem tells; of others nothing is known beforehand."""
         return {}
@@ -192,18 +196,27 @@ class Problem:
         """Why what a launch returned is not what the op takes apart; "" where it is."""
         names, many = self.results(), isinstance(returned, (tuple, list))
         if len(names) == 1:
-            fits = not many and hasattr(returned, "dtype")
+            fits = not many
         else:
             fits = many and len(returned) >= len(names) and all(one is None for one in returned[len(names) :])
         if fits:
-            return self._missized(dict(zip(names, returned if many else (returned,), strict=False)))
+            found = dict(zip(names, returned if many else (returned,), strict=False))
+            return self._no_tensor(found) or self._missized(found)
         got = f"{len(returned)} results" if many else type(returned).__name__
         return f"returned {got}; allowed: {names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
+
+    def _no_tensor(self, results: Mapping[str, Any]) -> str:
+        import torch
+
+        for name, found in results.items():
+            if not isinstance(found, torch.Tensor) and not (found is None and name in self.unasked()):
+                return f"returned {found if found is None else type(found).__name__} for {name}; allowed: a tensor"
+        return ""
 
     def _missized(self, results: Mapping[str, Any]) -> str:
         for name, (elements, dtype) in self.result_sizes().items():
             found: Any = results.get(name)
-            kind = str(getattr(found, "dtype", "")).removeprefix("torch.")  # what is no tensor is found out elsewhere
+            kind = str(getattr(found, "dtype", "")).removeprefix("torch.")
             if kind and (found.numel(), kind) != (elements, dtype):
                 return f"returned {name} of {tuple(found.shape)} in {kind}; allowed: {elements} elements in {dtype}"
         return ""

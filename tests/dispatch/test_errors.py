@@ -201,6 +201,46 @@ def test_results_of_another_size_or_dtype_are_refused_at_the_first_launch(declar
         registry.attention(q, q, q, variant="test.kernel")
 
 
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda out, lse: (None, lse), "None for out"),
+        (lambda out, lse: (out, None), "None for lse"),
+        (lambda out, lse: (out.numpy(), lse), "ndarray for out"),
+        (lambda out, lse: (out, lse.tolist()), "list for lse"),
+    ],
+    ids=["None", "lse", "numpy", "list"],
+)
+def test_a_result_that_was_asked_for_is_a_tensor(declare, returned, got):
+    declare(run=lambda *args, **more: returned(*math_run(*args, **more)), lse=True)
+    q = torch.ones(2, 2, 4, 8)
+    for _ in range(2):
+        with pytest.raises(registry.RegistryError, match=rf"test\.kernel returned {got}; allowed: a tensor, for atten"):
+            registry.attention(q, q, q, return_lse=True, variant="test.kernel")
+
+
+def test_a_result_that_nobody_asked_for_may_be_none(declare):
+    declare(run=lambda *args, **more: (math_run(*args, **more)[0], None))
+    q = torch.ones(2, 2, 4, 8)
+    assert registry.attention(q, q, q, variant="test.kernel").shape == q.shape
+
+
+def test_a_gradient_is_a_tensor(declare):
+    declare(op="attention_backward", run=lambda grad_out, q, k, v, out, lse, **more: (None, k, v), lse=True)
+    q = torch.ones(2, 2, 4, 8, requires_grad=True)
+    with registry.use("test.kernel"), pytest.raises(registry.RegistryError, match=r"kernel returned None for dq; allo"):
+        registry.attention(q, q, q).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [(lambda out: None, "None"), (lambda out: out.numpy(), "ndarray")], ids=["None", "numpy"]
+)
+def test_a_product_is_a_tensor(declare, returned, got):
+    declare("test.product", op="matmul", run=lambda a, b, **_: returned(a @ b), layouts=("nn",))
+    with pytest.raises(registry.RegistryError, match=rf"test\.product returned {got} for out; allowed: a tensor"):
+        registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
+
+
 def test_a_tuple_of_one_is_no_product(declare):
     declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b,), layouts=("nn",))
     with pytest.raises(registry.RegistryError, match=r"test\.product returned 1 results; allowed: out"):

@@ -98,6 +98,9 @@ class AttentionProblem(Problem):
     def results(self) -> tuple[str, ...]:
         return ("out", "lse")
 
+    def unasked(self) -> tuple[str, ...]:
+        return () if self.lse else ("lse",)
+
     def result_sizes(self) -> Mapping[str, tuple[int, str]]:
         rows = self.batch * self.heads_q * self.seqlen_q
         return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}

@@ -100,6 +100,9 @@ class VarlenProblem(Problem):
     def results(self) -> tuple[str, ...]:
         return ("out", "lse")
 
+    def unasked(self) -> tuple[str, ...]:
+        return () if self.lse else ("lse",)
+
     def result_sizes(self) -> Mapping[str, tuple[int, str]]:
         rows = self.total_q * self.heads_q
         return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}
