@@ -15,6 +15,9 @@ __all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "sho
 log = logging.getLogger("registry")
 log.addHandler(logging.NullHandler())
 
+WIDEST = 1000
+"""Characters of a phrase: a list of what is allowed fits, a listing of a compiler does not."""
+
 _lock = new_lock()
 _counts: Counter[str] = Counter()
 
@@ -30,21 +33,31 @@ def notice(message: str, level: int = logging.WARNING) -> None:
 
 
 def what_failed(error: BaseException) -> str:
-    """An exception in one phrase, whatever it does when it is asked for its text."""
+    """An exception in one phrase, short and printable, whatever it does when it is asked for its text."""
+    kind = type(error).__name__
     try:
-        return f"{type(error).__name__}: {error}"
+        said = f"{error}"
+        text = f"{kind}: {said}" if said else kind
     except BaseException as worse:
         if isinstance(worse, KeyboardInterrupt):
             raise
-        return f"{type(error).__name__}, which cannot be shown ({type(worse).__name__})"
+        text = f"{kind}, which cannot be shown ({type(worse).__name__})"
+    return _phrase(text)
 
 
 def shown(value: object) -> str:
-    """A value as text, whatever it does when it is asked for that."""
+    """A value in one phrase, short and printable, whatever it does when it is asked for its text."""
     try:
-        return str(value)
-    except Exception as error:
-        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+        text = f"{value!s}"
+    except BaseException as worse:
+        if isinstance(worse, KeyboardInterrupt):
+            raise
+        text = f"a {type(value).__name__} that cannot be shown ({type(worse).__name__})"
+    return _phrase(text)
+
+
+def _phrase(text: str) -> str:
+    return clip(text if text.isprintable() else " ".join(text.split()), WIDEST)
 
 
 def printable(text: str) -> str:

@@ -39,8 +39,8 @@ class Reason:
     operand: str | None = None
 
     def __str__(self) -> str:
-        where = f"{self.operand}.{self.field}" if self.operand else self.field
-        fix = f"; fix: {self.fix}" if self.fix else ""
+        where = f"{shown(self.operand)}.{shown(self.field)}" if self.operand else shown(self.field)
+        fix = f"; fix: {shown(self.fix)}" if self.fix else ""
         return f"{where}: got {shown(self.got)}, allowed {shown(self.allowed)}{fix}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from registry.contract.capability import OWN_CLAIMS, Design, Reason, Requires
 from registry.contract.problem import PROBLEM_TYPES, Problem, known_claims
 from registry.contract.variant import Variant
+from registry.notices import shown
 
 SHORT_DTYPES: Mapping[str, str] = {
     "bfloat16": "bf16",
@@ -130,14 +131,8 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def reason_data(reason: Reason) -> dict[str, Any]:
-    return {
-        "code": reason.code,
-        "field": reason.field,
-        "operand": reason.operand,
-        "got": plain_data(reason.got),
-        "allowed": plain_data(reason.allowed),
-        "fix": reason.fix,
-    }
+    found = {name: getattr(reason, name) for name in ("code", "field", "operand", "got", "allowed", "fix")}
+    return {name: shown(value) if isinstance(value, str) else plain_data(value) for name, value in found.items()}
 
 
 def problem_data(problem: Problem) -> dict[str, Any]:
@@ -155,4 +150,4 @@ def plain_data(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [plain_data(item) for item in value]
-    return str(value)
+    return shown(value)

@@ -22,8 +22,7 @@ class Quarantine:
         """Replaced, never changed, so that a decision can keep what it was made under."""
 
     def add(self, variant: str, problem: Problem, error: BaseException) -> None:
-        kind, _, said = notices.what_failed(error).partition(":")
-        text = f"{kind}: {said.strip().splitlines()[0] if said.strip() else 'no message'}"
+        text = notices.what_failed(error)
         self.held = {**self.held, (variant, problem.kind()): text}
         notices.notice(f"{variant} is quarantined for {problem.summary()}: {text}")
 

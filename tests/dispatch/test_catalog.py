@@ -16,6 +16,7 @@ from ran import install_plugin, printed
 import registry
 from registry import DuplicateVariant, Requires, Variant, hookimpl, notices
 from registry.dispatch import catalog as discovery
+from registry.dispatch.decision import candidate_data
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -230,6 +231,35 @@ def test_a_reason_that_cannot_be_shown_is_told_so(declare):
     q = torch.randn(1, 1, 4, 8)
     with registry.prefer(["test.bad"]):
         assert "cannot be shown" in str(registry.attention.explain(q, q, q))
+
+
+class Ending:
+    def __str__(self):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "said", ["x" * 10**6, "one\ntwo\r\x1b[31mthree", "many\n" * 10**5, Ending()], ids=["long", "odd", "lines", "none"]
+)
+@pytest.mark.parametrize("part", ["rule", "shared_memory", "registers", "configs", "reason"])
+def test_what_a_declaration_says_is_short_and_printable(declare, part, said):
+    """In errors, in what is explained and in notices: of what it raises, and of its own reasons."""
+
+    def fails(*args):
+        raise ValueError(said)
+
+    def refuses(problem, config):
+        return [registry.Reason(said, said, said, said, said, said)]
+
+    declare("test.bad", **({"rule": refuses} if part == "reason" else {part: fails}))
+    q = torch.randn(1, 1, 4, 8)
+    with registry.use("test.bad"), pytest.raises(registry.IllegalVariant) as caught:
+        registry.attention(q, q, q)
+    (refused,) = [c for c in registry.attention.explain(q, q, q).candidates if c.variant == "test.bad"]
+    _, line = str(caught.value).splitlines()
+    noticed = [text for text in notices.counts() if "test.bad" in text]
+    texts = [line, str(refused.reasons[0]), *filter(None, candidate_data(refused)["reasons"][0].values()), *noticed]
+    assert all(text.isprintable() and len(text) < (6000 if part == "reason" else 2000) for text in texts)
 
 
 def test_only_what_was_registered_can_be_taken_back(declare):
