@@ -25,7 +25,7 @@ class Query:
     rule: str | Callable[..., Any]
     """A name in registry.contract.capability.RULES, or such a function for a field that needs one of its own."""
     claim: str
-    fix: Callable[[Any, Any], str] | None = None
+    fix: Callable[[Any, Any], str | None] | None = None
     unclaimed: Any = None
     """What `Requires.<claim>` is where a variant does not claim it."""
 
@@ -42,7 +42,7 @@ def query(
     *,
     claim: str,
     default: Any = dataclasses.MISSING,
-    fix: Callable[[Any, Any], str] | None = None,
+    fix: Callable[[Any, Any], str | None] | None = None,
     unclaimed: Any = None,
 ) -> Any:
     """Declare a Problem field that `rule` (see registry.contract.capability.RULES) holds against `Requires.<claim>`.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+import registry
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
 from registry.contract.noted import Notes
@@ -125,10 +126,6 @@ def test_sequence_lengths_can_be_required_to_divide():
 
 
 def test_memory_facts_name_the_operand_the_stride_and_the_fix():
-    import torch
-
-    import registry
-
     requires = Requires(
         arch=("any",),
         dtypes=("bfloat16",),
@@ -145,6 +142,42 @@ def test_memory_facts_name_the_operand_the_stride_and_the_fix():
     assert found["k", "stride_alignment"].got == "2080 bytes" or "130" in str(found["k", "stride_alignment"].got)
     assert "k" in found["k", "stride_alignment"].fix
     assert found["v", "unit_inner_stride"].fix == "call .contiguous() on v: its inner stride is 16"
+
+
+def laid(layout, rows, columns):
+    """A matrix of that letter: "n", "t", or neither."""
+    base = torch.zeros(2 * rows, 2 * columns)
+    return {"n": base[:rows, :columns], "t": base.mT.contiguous().mT[:rows, :columns], "s": base[::2, ::2]}[layout]
+
+
+@pytest.mark.parametrize("claimed", [("nn",), ("nn", "nt"), ("nt",), ("tn", "nt"), ("tt",)], ids=" ".join)
+@pytest.mark.parametrize("given", ["nn", "nt", "tn", "tt", "sn", "ts", "ss"])
+def test_the_fix_of_a_products_layout_is_one(claimed, given):
+    requires = Requires(arch=("cpu",), dtypes=("float32",), layouts=claimed, ieee=True)
+    operands = {"a": laid(given[0], 4, 6), "b": laid(given[1], 6, 5)}
+    reasons = reasons_against(requires, registry.matmul.problem_of(**operands)[0])
+    assert bool(reasons) == (given not in claimed)
+    for reason in reasons:
+        if reason.fix is None:  # rows are contiguous where they may not be, which no copy by itself changes
+            assert "nn" not in claimed
+            continue
+        for name in reason.fix.removeprefix("call .contiguous() on ").split(" and "):
+            operands[name] = operands[name].contiguous()
+        assert reasons_against(requires, registry.matmul.problem_of(**operands)[0]) == []
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_the_fix_of_a_layout_of_attention_is_one(layout):
+    requires = Requires(arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bhsd",), ieee=True)
+    q = torch.zeros(2, 3, 4, 8).transpose(1, 2) if layout == "bhsd" else torch.zeros(2, 3, 4, 8)
+    (reason,) = reasons_against(requires, registry.attention.problem_of(q, q, q, layout=layout)[0])
+    assert (reason.got, reason.fix) == ("bshd", "make every operand dense as [B, H, S, D]")
+    dense = q.contiguous() if layout == "bhsd" else q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert reasons_against(requires, registry.attention.problem_of(dense, dense, dense, layout=layout)[0]) == []
+    other = Requires(arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bshd",), ieee=True)
+    assert [r.fix for r in reasons_against(other, registry.attention.problem_of(dense, q, q, layout=layout)[0])] == [
+        None
+    ]
 
 
 def test_toolchain_ranges():

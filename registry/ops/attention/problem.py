@@ -11,6 +11,7 @@ from registry.contract.problem import OperandFact, Problem, Query, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.attention.arguments import (
+    BHSD,
     FLOATS,
     LAYOUTS,
     Window,
@@ -27,8 +28,8 @@ def _expand_heads(got: Any, claim: Any) -> str:
     return "repeat k and v for each query head (repeat_interleave over dim 1)"
 
 
-def _copy_layout(got: Any, claim: Any) -> str:
-    return "call .contiguous() on q, k and v"
+def _copy_layout(got: Any, claim: Any) -> str | None:
+    return "make every operand dense as [B, H, S, D]" if BHSD in claim else None
 
 
 def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:

@@ -17,11 +17,11 @@ from registry.ops.parts.products import (
     LAYOUTS,
     alignment,
     check_activation,
+    contiguous_rows,
     made_up,
     named_out_dtype,
     pitch_of,
     same_dtype,
-    unit_dimension,
 )
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
@@ -53,7 +53,7 @@ class GroupedMmProblem(Problem):
     k: int = fact()
     form: str = query("member", claim="forms", default="rows", fix=_form)
     out_dtype: str = query(same_dtype, claim="out_dtypes", unclaimed=())
-    layout: str = query("member", claim="layouts", default="nn", fix=unit_dimension)
+    layout: str = query("member", claim="layouts", default="nn", fix=contiguous_rows)
     gather: bool = query(
         "flag", claim="gather", default=False, fix=lambda got, claim: "pass a[rows] as a, without rows"
     )

@@ -17,11 +17,11 @@ from registry.ops.parts.products import (
     LAYOUTS,
     alignment,
     check_activation,
+    contiguous_rows,
     made_up,
     named_out_dtype,
     pitch_of,
     same_dtype,
-    unit_dimension,
 )
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
@@ -46,7 +46,7 @@ class MatmulProblem(Problem):
     batch: int = fact(1)
     dtype_b: str = query(same_dtype, claim="dtypes_b", unclaimed=())
     out_dtype: str = query(same_dtype, claim="out_dtypes", unclaimed=())
-    layout: str = query("member", claim="layouts", default="nn", fix=unit_dimension)
+    layout: str = query("member", claim="layouts", default="nn", fix=contiguous_rows)
     bias: bool = query("flag", claim="bias", default=False)
     activation: str = query("optional_member", claim="activations", default="")
     scaling: str = query("optional_member", claim="scaling", default="")

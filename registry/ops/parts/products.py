@@ -131,8 +131,16 @@ def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterat
                 )
 
 
-def unit_dimension(got: Any, claim: Any) -> str:
-    return "call .contiguous() on the operand of which neither matrix dimension has stride 1"
+def contiguous_rows(got: Any, claim: Any) -> str | None:
+    """The copies, as few as there can be, that make a claimed layout of this one. A copy has contiguous rows."""
+    letters = got if got in LAYOUTS else "  "
+    ways = [
+        [name for name, was, to in zip("ab", letters, layout, strict=True) if was != to]
+        for layout in claim
+        if all(to in (was, "n") for was, to in zip(letters, layout, strict=False))
+    ]
+    names: list[str] = min(ways, key=len, default=[])
+    return f"call .contiguous() on {' and '.join(names)}" if names else None
 
 
 def pitch_of(columns: int, out_dtype: str, operands: Iterable[OperandFact]) -> int:
