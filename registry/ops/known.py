@@ -43,8 +43,11 @@ def register(variant: Variant, *, replace: bool = False) -> Variant:
     return variant
 
 
-def unregister(name: str) -> None:
-    """Take back a variant that `register` added."""
+def unregister(variant: Variant | str) -> None:
+    """Take back a variant that `register` added, which may be said by its name."""
+    name = variant.name if isinstance(variant, Variant) else variant
+    if not isinstance(name, str):
+        raise InvalidArgument("variant", shown(variant), "a Variant that was registered, or its name")
     catalog.unregister(name)
     forget_plans()
 

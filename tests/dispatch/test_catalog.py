@@ -270,6 +270,11 @@ def test_only_what_was_registered_can_be_taken_back(declare):
     registry.unregister("test.mine")
     registry.unregister("test.mine")  # gone already
     assert "test.mine" not in registry.variants()
+    registry.unregister(declare("test.mine"))
+    assert "test.mine" not in registry.variants()
+    for wrong in (None, ["test.mine"]):
+        with pytest.raises(registry.InvalidArgument, match=r"variant: got .*; allowed: a Variant that was registered"):
+            registry.unregister(wrong)
 
 
 DECLARE = """
