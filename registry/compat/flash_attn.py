@@ -191,6 +191,8 @@ def flash_attn_with_kvcache(
         q = kv_cache.rotated("q", q, rotary_cos, rotary_sin, before, rotary_interleaved, still)
         k = kv_cache.rotated("k", k, rotary_cos, rotary_sin, before, rotary_interleaved)
     where = None if k is None else cache.behind(k, v, before)
+    if k is not None and v is not None:
+        q, k, v = (cache.apart(given) for given in (q, k, v))
     b, s = q.shape[:2]
     operands = q.flatten(0, 1), k_cache, v_cache
     call = how | {

@@ -8,7 +8,7 @@ import torch
 
 from registry.compat import checks
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
 
 Tensor = torch.Tensor
 
@@ -69,6 +69,11 @@ class Cache:
                 got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)} on {tensor.device}"
                 allowed = f"shape {shape} of {dtype_name(cache.dtype)} on {cache.device}, as the cache has"
                 raise InvalidArgument(name, got, allowed)
+            if not is_its_own(cache):
+                got = f"shape {tuple(cache.shape)} with strides {cache.stride()}"
+                raise InvalidArgument(
+                    f"{name}_cache", got, f"entries that share no memory, for {name} is written there"
+                )
         more = k.shape[1]
         checks.refuse_beyond(
             "cache_seqlens", before, 0, self.capacity - more, f"so that {more} more fit into the cache"
@@ -81,6 +86,12 @@ class Cache:
         pages = self.table[rows, at // page].long()
         checks.refuse_beyond("block_table", pages, 0, self.k.shape[0] - 1, "the pages there are")
         return pages, at % page
+
+    def apart(self, given: Tensor) -> Tensor:
+        """The tensor, or a copy of one that shares memory with the caches, which are written to before it is read. What
+        a graph writes is seen by nobody in it."""
+        shared = not torch.compiler.is_compiling() and any(overlap(given, cache) for cache in (self.k, self.v))
+        return given.clone() if shared else given
 
 
 def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:

@@ -207,6 +207,38 @@ def test_a_call_that_is_refused_has_written_nothing(given, name):
     assert raised.value.argument == name and not pages.any()
 
 
+@pytest.mark.parametrize("which", ["k_cache", "v_cache"])
+@pytest.mark.parametrize(
+    "shared",
+    [
+        lambda flat: flat[:24].view(1, 6, 2, 2).expand(B, -1, -1, -1),
+        lambda flat: flat[:12].view(B, 1, 2, 2).expand(-1, 6, -1, -1),
+        lambda flat: flat.as_strided((B, 6, 2, 2), (8, 4, 2, 1)),
+    ],
+    ids=["of sequences", "of positions", "windows"],
+)
+def test_a_cache_whose_entries_share_memory_is_read_and_not_written_to(which, shared):
+    flat = torch.zeros(B * 6 * 2 * 2)
+    (q, k, v), given = torch.ones(3, B, 1, 2, 2), dict.fromkeys(("k_cache", "v_cache"), torch.zeros(B, 6, 2, 2))
+    given[which] = shared(flat)
+    flash_attn_with_kvcache(q, **given)
+    with pytest.raises(registry.InvalidArgument, match="entries that share no memory") as raised:
+        flash_attn_with_kvcache(q, **given, k=k, v=v, cache_seqlens=3)
+    assert raised.value.argument == which
+    assert not flat.any() and not any(cache.any() for cache in given.values())
+
+
+@pytest.mark.parametrize("moved", ["q", "k", "v"])
+def test_what_comes_from_the_cache_is_read_before_it_is_written_to(moved):
+    caches = dict(zip(("k_cache", "v_cache"), torch.randn(2, B, 6, 2, 2), strict=True))
+    new = dict(zip("qkv", torch.randn(3, B, 2, 2, 2), strict=True))
+    new[moved] = caches["k_cache"] if moved == "q" else caches[f"{moved}_cache"][:, 2:4]
+    before = [{name: tensor.clone() for name, tensor in given.items()} for given in (new, caches)]
+    want = flash_attn_with_kvcache(**before[0], **before[1], cache_seqlens=3)
+    torch.testing.assert_close(flash_attn_with_kvcache(**new, **caches, cache_seqlens=3), want)
+    assert all(torch.equal(caches[name], before[1][name]) for name in caches)
+
+
 def test_a_call_that_no_variant_may_run_has_written_nothing():
     pages = torch.zeros(3, 4, 2, D)
     with pytest.raises(registry.IllegalVariant), registry.use("torch_varlen_flash"):
