@@ -39,7 +39,7 @@ _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
 
 
-def _by_the_tracer(function: _F) -> _F:
+def by_the_tracer(function: _F) -> _F:
     """Have a tracer call this rather than trace it, so that what it says reaches the user as it is.
 
     It is what torch.compiler.assume_constant_result does, which would import all of torch.compile, and triton, at once.
@@ -112,13 +112,13 @@ def _choose() -> None:
     choice = None if _scopes > 0 else SETTLED + _era
 
 
-@_by_the_tracer
+@by_the_tracer
 def is_exporting() -> bool:
     """Whether torch.export is at work. The tracer asks: inside of a trace torch 2.11 says so of torch.compile, too."""
     return torch.compiler.is_exporting()
 
 
-@_by_the_tracer
+@by_the_tracer
 def _meet_compiler() -> None:
     """Tell the compiler what graphs may hold in the place of our ops, and how they call them, before it asks."""
     global _era, _lent
@@ -160,13 +160,13 @@ lenders: list[tuple[Callable[[], None], str]] = [(_lend_forms, "call the registr
 """What tells Inductor, and what compiled graphs do where that fails."""
 
 
-@_by_the_tracer
+@by_the_tracer
 def refuse(what: str) -> None:
     """Raise for what a graph cannot hold."""
     raise InvalidArgument(what, "a block inside of a compiled function", "a block around the call of that function")
 
 
-@_by_the_tracer
+@by_the_tracer
 def _forward_op_of(name: str) -> str:
     op = catalog.get().named(name).op
     if op.endswith("_backward"):
@@ -175,7 +175,7 @@ def _forward_op_of(name: str) -> str:
     return op
 
 
-@_by_the_tracer
+@by_the_tracer
 def tell_elsewhere(door: str, because: str) -> None:
     """Log a call that an integration hands back to its library."""
     notice(f"{door}: not run by a variant of the registry: {because}")

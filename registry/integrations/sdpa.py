@@ -8,7 +8,9 @@
     torch.nn.attention.activate_flash_attention_impl("kernel_registry")
 
 `is_causal` is aligned top-left here, as torch has it. A call with a dense mask, with dropout or with shapes that
-broadcast stays torch's, which `registry.record()` counts under "elsewhere".
+broadcast stays torch's, which `registry.record()` counts under "elsewhere". So does one for which only torch's own
+definition will do: with tangents of forward mode, and under `sdpa_kernel(SDPBackend.MATH)`, whose gradients have
+gradients. A compiled function asks that while it is traced.
 
 The first door does not see a function that was imported by its own name before the block, which keeps torch's meaning.
 A tensor class of others that recognises torch's function by looking it up by its name finds the registry's there while
@@ -28,9 +30,11 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import registry
 from registry.dispatch.scope import went_elsewhere
+from registry.dispatch.traced import by_the_tracer
 from registry.errors import InvalidArgument
 from registry.forks import new_lock
 from registry.ops.parts.masks import is_finite
+from registry.ops.tensors import have_tangents
 
 NAME = "kernel_registry"
 _NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal"}
@@ -98,6 +102,10 @@ def attention(
         why = "an is_causal that is neither True nor False"
     if scale is not None and not is_finite(scale):
         why = "a scale that is no number of float32's"
+    if why is None and _math_alone():
+        why = "sdpa_kernel(SDPBackend.MATH)"
+    if why is None and have_tangents(query, key, value):
+        why = "tangents of forward mode"
     top_left = why is None and (is_causal or upper_left)
     if why is None and (lower_right or upper_left):
         why = _what_is_odd(attn_mask, query, key, is_causal)
@@ -115,6 +123,13 @@ def attention(
         return found[0] if three else found  # type: ignore[no-any-return]
     went_elsewhere("sdpa", why)
     return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@by_the_tracer
+def _math_alone() -> bool:
+    """Whether torch is asked for its own definition, which can be differentiated twice and in forward mode."""
+    backends = torch.backends.cuda
+    return not (backends.flash_sdp_enabled() or backends.mem_efficient_sdp_enabled() or backends.cudnn_sdp_enabled())
 
 
 def _what_is_missing(q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool) -> str | None:

@@ -91,13 +91,17 @@ def no_derivative(what: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{what} is not implemented; allowed: {instead}")
 
 
+def have_tangents(*tensors: Any) -> bool:
+    """Whether forward-mode autograd follows one of the tensors."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
 def refuse_tangents(what: str, *tensors: Any) -> None:
     """Raise where forward-mode autograd follows one of the tensors, for it would be lost."""
-    if forward_ad._current_level < 0:
-        return
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise no_derivative(f"forward-mode differentiation of {what}", "reverse mode")
+    if have_tangents(*tensors):
+        raise no_derivative(f"forward-mode differentiation of {what}", "reverse mode")
 
 
 @functools.cache

@@ -9,7 +9,9 @@ import pytest
 import torch
 from races import in_threads
 from ran import printed
+from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as by_name
 
@@ -72,6 +74,43 @@ def test_what_stays_with_torch_is_counted(why, q, k, how):
         found = results(qkv, how)
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert recorder.counts == {"elsewhere": {f"sdpa: {why}": 1}}
+
+
+def test_what_only_torchs_definition_can_stays_with_torch():
+    """Gradients of gradients, and forward mode."""
+    qkv = operands((2, 4, 6, 8), (2, 4, 9, 8))
+    tangents = [torch.randn_like(x) for x in qkv]
+
+    def penalty():
+        out = functional.scaled_dot_product_attention(*qkv)
+        first = torch.autograd.grad(out.square().sum(), qkv, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first), qkv)
+
+    def forward_mode():
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x.detach(), t) for x, t in zip(qkv, tangents, strict=True)]
+            return forward_ad.unpack_dual(functional.scaled_dot_product_attention(*duals)).tangent
+
+    def jvp():
+        plain = tuple(x.detach() for x in qkv)
+        return torch.func.jvp(lambda *x: functional.scaled_dot_product_attention(*x), plain, tuple(tangents))
+
+    with sdpa_kernel(SDPBackend.MATH):
+        for call in (penalty, forward_mode, jvp):
+            expected = call()
+            with sdpa.replaced(), registry.record() as recorder:
+                torch.testing.assert_close(call(), expected)
+            assert recorder.counts == {"elsewhere": {"sdpa: sdpa_kernel(SDPBackend.MATH)": 1}}
+    for call in (forward_mode, jvp):
+        with pytest.raises(Exception) as theirs:
+            call()
+        with sdpa.replaced(), registry.record() as recorder, pytest.raises(type(theirs.value)) as ours:
+            call()
+        assert str(ours.value) == str(theirs.value)
+        assert recorder.counts == {"elsewhere": {"sdpa: tangents of forward mode": 1}}
+    with forward_ad.dual_level(), sdpa.replaced(), registry.record() as recorder:  # which none of these tensors has
+        functional.scaled_dot_product_attention(*[x.detach() for x in qkv])
+    assert set(recorder.counts) == {"attention"}
 
 
 def test_values_of_no_columns_stay_with_torch():
@@ -209,6 +248,10 @@ def test_a_compiled_function():
     with sdpa.replaced(), registry.record() as recorder:
         torch.testing.assert_close(compiled(*qkv), expected)
     assert set(recorder.counts) == {"attention"}
+    torch._dynamo.reset()
+    with sdpa.replaced(), sdpa_kernel(SDPBackend.MATH), registry.record() as recorder:
+        torch.testing.assert_close(compiled(*qkv), expected)
+    assert "attention" not in recorder.counts
 
 
 # --- as torch's flash attention ---------------------------------------------------------------------------------------
