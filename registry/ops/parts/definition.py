@@ -42,16 +42,17 @@ def attend(
     seen = visible(rows, keys, causal, window, q.device, shift)
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    if sinks is not None:  # one more column in the softmax's sum, which makes a row without keys like any other
-        column = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, column], dim=-1)
-        weights, lse = torch.softmax(scores, dim=-1)[..., :-1], torch.logsumexp(scores, dim=-1)
-    elif seen is None and keys:
-        weights, lse = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
-    else:
-        # A row without keys is given one score for all, and then nothing of it is kept: no NaN, in gradients too.
-        blind = torch.ones(rows, dtype=torch.bool, device=q.device) if seen is None else ~seen.any(dim=-1)
-        scores = scores.masked_fill(blind[:, None], 0.0)
-        weights = torch.softmax(scores, dim=-1).masked_fill(blind[:, None], 0.0)
-        lse = torch.logsumexp(scores, dim=-1).masked_fill(blind, -torch.inf)
+    if seen is None and keys and sinks is None:
+        return torch.matmul(torch.softmax(scores, dim=-1), v), torch.logsumexp(scores, dim=-1)
+    # A row without keys, or with all of its weight on a sink of +inf, is given one score for all, and nothing of it is
+    # kept: no NaN, in gradients too.
+    empty = torch.full((rows,), not keys, device=q.device) if seen is None else ~seen.any(dim=-1)
+    rest = scores.new_tensor(-torch.inf)
+    if sinks is not None:  # one more column in the softmax's sum
+        rest = sinks.to(scores.dtype)[:, None]
+        empty = empty | (rest == torch.inf)
+        scores = torch.cat([scores, rest[..., None].expand(*scores.shape[:-1], 1)], dim=-1)
+    scores = scores.masked_fill(empty[..., None], 0.0)
+    weights = torch.softmax(scores, dim=-1)[..., :keys].masked_fill(empty[..., None], 0.0)
+    lse = torch.where(empty, rest, torch.logsumexp(scores, dim=-1))
     return torch.matmul(weights, v), lse

@@ -92,6 +92,31 @@ def test_queries_without_keys():
         assert torch.all(out[2:4] != 0)
 
 
+def test_sinks_without_end():
+    """One of +inf has all of the weight, of rows without keys too; one of -inf is none."""
+    qkv, how = batch(queries=(4, 2), keys=(2, 0))
+    how |= {"causal": True, "return_lse": True}
+    plain, plain_lse = varlen.reference(*qkv, **how)
+    sinks = torch.tensor([math.inf, -math.inf, math.inf, -math.inf], dtype=torch.float64)
+    want, want_lse = plain.clone(), plain_lse.clone()
+    want[:, ::2], want_lse[::2] = 0.0, math.inf
+    torch.testing.assert_close(varlen.reference(*qkv, **how, sinks=sinks), (want, want_lse))
+    for name in CPU:
+        out, lse = varlen(*qkv, **how, sinks=sinks, variant=name)
+        keyed = slice(2, 4)  # the rows that see a key
+        found, right = (out[keyed], lse.double()[:, keyed]), (want[keyed], want_lse[:, keyed])
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_the_oracle_beside_sinks_without_end():
+    qkv, how = batch(queries=(4, 2), keys=(2, 0))
+    leaves = [t.clone().requires_grad_() for t in (*qkv, torch.tensor([math.inf, -math.inf, 0.5, 1.0]).double())]
+    out, lse = varlen.reference(*leaves[:3], **how, causal=True, sinks=leaves[3], return_lse=True)
+    grads = torch.autograd.grad(out.square().sum() + lse[2:].sum(), leaves)
+    assert all(g.isfinite().all() for g in grads)
+    assert not grads[0][:, 0].any() and not grads[3][:2].any() and grads[3][2:].all()
+
+
 @pytest.mark.parametrize("layout", ["cache", "paged"])
 @pytest.mark.parametrize("kind", ["tensor", "head", "token"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
