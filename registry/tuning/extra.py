@@ -6,13 +6,14 @@ import functools
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import PluginFailed, catalog, contained
+from registry.dispatch.catalog import PluginFailed, catalog, contained, new_manager
 from registry.errors import InvalidArgument
 from registry.notices import what_failed
 from registry.ops.known import all_ops
@@ -28,6 +29,9 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         declare = getattr(module, "registry_variants", None)
         if declare is None:
             raise InvalidArgument("plugin", name, "a module with a function registry_variants()")
+        if new_manager().parse_hookimpl_opts(module, "registry_variants") is None:
+            text = f"{name}: registry_variants is not marked with @registry.hookimpl: once installed it would not load"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         for variant in _own_code(name, functools.partial(_listed, declare)):
             if variant.op not in all_ops():
                 raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import forked
 import pytest
@@ -15,6 +16,7 @@ from ran import install_plugin
 from registry import notices
 from registry.cli import FINDING, OK, USAGE, main
 from registry.cli._page import Page, print_json
+from registry.tuning.extra import load_plugins
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -79,6 +81,17 @@ def test_a_plugin_file_that_fails_is_one_line(capsys, tmp_path, body):
     assert main([*TUNE, "--plugin", str(tmp_path / "bad.py")]) == USAGE
     err = capsys.readouterr().err
     assert "bad.py" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("mark", ["", "from registry import hookimpl\n@hookimpl\n"], ids=["plain", "marked"])
+def test_a_plugin_file_that_would_not_load_once_installed_says_so(tmp_path, mark):
+    (tmp_path / "unmarked.py").write_text(f"{mark}def registry_variants():\n    return []\n")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert load_plugins([str(tmp_path / "unmarked.py")]) == []
+    texts = [str(one.message) for one in said]
+    assert len(texts) == (not mark)
+    assert all("unmarked.py: registry_variants is not marked with @registry.hookimpl" in text for text in texts)
 
 
 @pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--help"], []])

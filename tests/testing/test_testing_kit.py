@@ -200,6 +200,7 @@ import os, sys, registry
 def ends(q, k, v, *, scale, config):
     {end}
 
+@registry.hookimpl
 def registry_variants():
     requires = registry.Requires(arch=("cpu",), dtypes=("float32",), head_dim=(16, 16), layouts=("bhsd",), ieee=True)
     return [registry.Variant("test.ends", op="attention", run=ends, requires=requires)]
