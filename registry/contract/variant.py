@@ -249,6 +249,19 @@ class Variant:
             notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
             return [Reason("declaration", "requires", text, "a declaration that answers")]
 
+    def may_wait(self, problem: Problem) -> bool:
+        """Whether a launch may wait for the device: it says so, or fails to say."""
+        waits, said = self.waits, [True]
+        if waits is None:
+            return False
+
+        def ask() -> list[Reason]:
+            said[:] = [bool(waits(problem))]
+            return []
+
+        self.answer(problem, ask)
+        return said[0]
+
     def design_for(self, config: Config) -> Design:
         """The traits of one config."""
         return self.design_of(config) if self.design_of else self.design

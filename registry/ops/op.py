@@ -243,8 +243,7 @@ class Op:
             launch = LateLaunch(variant.name, prepare, self._unclaimed(variant))
         else:
             launch = on_its_device(self._running(variant, problem, config))
-        waits = variant.waits is not None and variant.waits(problem)
-        return Uncaptured(launch, variant.name) if waits else launch
+        return Uncaptured(launch, variant.name) if variant.may_wait(problem) else launch
 
     def _running(self, variant: Variant, problem: Problem, config: Config) -> Callable[..., Any]:
         """`run` with what is fixed for a Problem, and without what it does not claim."""

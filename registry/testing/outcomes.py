@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from registry.notices import what_failed
 from registry.ops.parts.judging import Verdict
 
 __all__ = ["Check", "Finding", "Outcome", "Report", "in_common", "told"]
@@ -88,7 +89,7 @@ def told(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if _is_plugins(str(frame.f_globals.get("__name__", "")))
     ]
-    return f"{type(error).__name__}: {error}" + (f" ({places[-1]})" if places else "")
+    return what_failed(error) + (f" ({places[-1]})" if places else "")
 
 
 def _is_plugins(module: str) -> bool:

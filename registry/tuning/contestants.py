@@ -87,7 +87,7 @@ def line_up(case: Case, target: Target, selection: Selection | None = None, mode
             if all(reason.code == "resources" for reason in reasons):
                 pruned += len(variant.configs_for(problem))
             continue
-        if mode == "graph" and variant.waits is not None and variant.waits(problem):
+        if mode == "graph" and variant.may_wait(problem):
             illegal[name] = "it waits for the device, which no graph can capture"
             continue
         declared = variant.configs_for(problem)

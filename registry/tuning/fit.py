@@ -323,7 +323,7 @@ def guess_of(entry: Entry | Contestant, problem: Any) -> float:
         return 0.0
     try:
         return math.log(max(variant.cost(problem, entry.config), 1e-9))
-    except (KeyError, ValueError, TypeError):  # a config of an earlier version, with keys of its own
+    except Exception:  # a config of an earlier version, mostly, with keys of its own
         return 0.0
 
 

@@ -233,6 +233,18 @@ def test_a_reason_that_cannot_be_shown_is_told_so(declare):
         assert "cannot be shown" in str(registry.attention.explain(q, q, q))
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(3), Unspeakable()])
+def test_one_that_cannot_say_whether_it_waits_may_wait(declare, error):
+    def waits(problem):
+        raise error
+
+    made = declare("test.waits", waits=waits)
+    q = torch.randn(1, 1, 4, 8)
+    registry.attention(q, q, q, variant="test.waits")
+    assert made.may_wait(registry.attention.explain(q, q, q).problem)
+    assert any("test.waits failed" in message for message in notices.counts())
+
+
 class Ending:
     def __str__(self):
         raise SystemExit(3)

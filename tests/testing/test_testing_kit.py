@@ -231,6 +231,9 @@ def test_what_nobody_knows_is_said_before_anything_runs(tmp_path: Path, plugin: 
 def test_an_exception_is_told_with_its_place(plugin: Any, capsys: Any) -> None:
     assert main([*plugin("{}['x']"), "--only", "float32 *"]) == 1
     assert "KeyError: 'x' (ending.py:5, in ends)" in " ".join(capsys.readouterr().out.split())
+    assert main([*plugin("raise type('Odd', (Exception,), dict(__str__=lambda e: 1 / 0))"), "--only", "float32 *"]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Odd, which cannot be shown (ZeroDivisionError) (ending.py:5, in ends)" in told
 
 
 @pytest.mark.parametrize(("end", "jobs"), [("os._exit(0)", 1), ("sys.exit(0)", 1), ("os.kill(os.getpid(), 9)", 2)])
