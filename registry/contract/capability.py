@@ -309,10 +309,9 @@ def _alignment(requires: Requires, problem: Problem) -> Iterator[Reason]:
         if strides and not (requires.unit_inner_stride and not fact.unit_inner_stride):
             dim, stride = strides[0]
             allowed = f"multiples of {requires.stride_alignment} bytes"
-            fix = (
-                f"make {fact.name} contiguous or pad its rows: its stride of {stride} bytes in dimension {dim} is no "
-                f"multiple of {requires.stride_alignment}"
-            )
+            helps = not fact.shape[-1] * fact.itemsize % unit  # then a dense copy has such strides alone
+            how = f"call .contiguous() on {fact.name}" if helps else f"pad the rows of {fact.name}"
+            fix = f"{how}: its stride of {stride} bytes in dimension {dim} is no multiple of {unit}"
             yield Reason("alignment", "stride_alignment", f"{stride} bytes", allowed, fix, fact.name)
 
 

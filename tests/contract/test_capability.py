@@ -140,7 +140,9 @@ def test_memory_facts_name_the_operand_the_stride_and_the_fix():
     found = {(reason.operand, reason.field): reason for reason in reasons_against(requires, asked)}
     assert ("q", "base_alignment") in found
     assert found["k", "stride_alignment"].got == "2080 bytes" or "130" in str(found["k", "stride_alignment"].got)
-    assert "k" in found["k", "stride_alignment"].fix
+    assert found["k", "stride_alignment"].fix == (
+        "call .contiguous() on k: its stride of 130 bytes in dimension 2 is no multiple of 16"
+    )
     assert found["v", "unit_inner_stride"].fix == "call .contiguous() on v: its inner stride is 16"
 
 
@@ -178,6 +180,17 @@ def test_the_fix_of_a_layout_of_attention_is_one(layout):
     assert [r.fix for r in reasons_against(other, registry.attention.problem_of(dense, q, q, layout=layout)[0])] == [
         None
     ]
+
+
+@pytest.mark.parametrize(("columns", "fix"), [(24, "call .contiguous() on q"), (20, "pad the rows of q")])
+def test_the_fix_of_a_stride_is_one(columns, fix):
+    requires = replace(EVERYTHING, stride_alignment=16)
+    q = torch.zeros(1, 2, 6, 33, dtype=torch.bfloat16)[..., :columns]
+    k = torch.zeros(1, 2, 6, 32, dtype=torch.bfloat16)[..., :columns]
+    (reason,) = reasons_against(requires, registry.attention.problem_of(q, k, k)[0])
+    assert reason.fix.startswith(f"{fix}: its stride of ")
+    mended = q.contiguous() if fix.startswith("call") else torch.nn.functional.pad(q, (0, 4))[..., :columns]
+    assert reasons_against(requires, registry.attention.problem_of(mended, k, k)[0]) == []
 
 
 def test_toolchain_ranges():
