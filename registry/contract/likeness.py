@@ -17,12 +17,15 @@ LOWEST = -STEPS
 _EDGES = [2.0 ** (step / STEPS) for step in range(LOWEST, 64 * STEPS)]
 _MARKS = [LOWEST / STEPS, *((step + LOWEST) / STEPS for step in range(len(_EDGES)))]
 """What a size counts that is not below so many edges."""
+_EXACT = 53
+"""Integers of so many bits are what they are as floats, too, which are found in a list of floats in a third of the
+time."""
 
 
 def octaves(value: Any) -> float:
     """A size on a scale where each doubling is one, by the edge that it is not below; half of one and less is -1."""
     if type(value) is not Noted:
-        return _MARKS[bisect_right(_EDGES, value)]
+        return _MARKS[bisect_right(_EDGES, 1.0 * value if type(value) is int and not value >> _EXACT else value)]
     place = bisect_right(_EDGES, value.value)  # between which edges it lies, and no more, is asked of it
     assert (not place or value >= _EDGES[place - 1]) and (place == len(_EDGES) or value < _EDGES[place])
     return _MARKS[place]
