@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ TOOLS = ("torch", "triton", "driver", "cuda", "cudnn")
 """Whose versions a Target knows."""
 Config = Mapping[str, Any]
 Budget = Callable[[Any, Config], int]
+CLASSES = 256
+"""Kinds of problems of which it is kept whether claims let them through; they go when there are more."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Requires:
             object.__setattr__(self, own.name, given.pop(own.name, default))
         claims |= {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         object.__setattr__(self, "claims", claims)
+        object.__setattr__(self, "_let_through", (None, {}))  # a target, and which of its kinds of problems are
         for name in ("arch", "dtypes", "layouts"):
             object.__setattr__(self, name, strings(name, getattr(self, name)))
         for entry in self.arch:
@@ -144,11 +148,26 @@ def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
 
 
 def meets(requires: Requires, problem: Problem) -> bool:
-    """Whether `reasons_against` is empty, told by the first reason. Most flags of a problem ask for nothing."""
-    if next(_target_reasons(requires, problem), None) is not None:
-        return False
-    for rule, name, how in _rules_of(type(problem)):  # type: ignore[arg-type]
-        if (rule is not _flag or getattr(problem, name)) and next(iter(rule(requires, problem, name, how)), None):
+    """Whether `reasons_against` is empty, told by the first reason. What hangs on the kind of a problem alone, its
+    target, flags and words, is found once for each kind."""
+    kind_of, alone, others = _rules_apart(type(problem))  # type: ignore[arg-type]
+    target, known = requires._let_through
+    if target is not problem.target and target != problem.target:
+        target, known = problem.target, {}
+        object.__setattr__(requires, "_let_through", (target, known))
+    kind = type(problem), kind_of(problem)
+    met = known.get(kind)
+    if met is None:
+        met = next(_target_reasons(requires, problem), None) is None and _passes(alone, requires, problem)
+        if len(known) >= CLASSES:
+            known.clear()
+        known[kind] = met
+    return met and _passes(others, requires, problem)
+
+
+def _passes(rules: Iterable[tuple[Rule, str, Query]], requires: Requires, problem: Problem) -> bool:
+    for rule, name, how in rules:  # noqa: SIM110 - a generator takes longer than most rules
+        if next(iter(rule(requires, problem, name, how)), None) is not None:
             return False
     return True
 
@@ -168,6 +187,17 @@ def _rules_of(kind: type[Problem]) -> list[tuple[Rule, str, Query]]:
     return [(rule, name, how) for rule, name, how in every if rule is not _fact]
 
 
+_Rules = list[tuple["Rule", str, Query]]
+
+
+@functools.cache
+def _rules_apart(kind: type[Problem]) -> tuple[Callable[[Problem], Any], _Rules, _Rules]:
+    """What tells kinds of problems apart, the rules that look at nothing else, and the others."""
+    every = _rules_of(kind)  # type: ignore[arg-type]
+    alone = [one for one in every if one[0] in (_flag, _member, _optional_member)]
+    return operator.attrgetter(*[name for _, name, _ in alone]), alone, [one for one in every if one not in alone]
+
+
 def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
     """Every reason why this config may not run a problem that `reasons_against` lets through."""
     return [*_budget_reasons(requires, problem, config), *_rule_reasons(requires, problem, config)]
@@ -175,8 +205,9 @@ def config_reasons(requires: Requires, problem: Problem, config: Config) -> list
 
 def config_meets(requires: Requires, problem: Problem, config: Config) -> bool:
     """Whether `config_reasons` is empty, told by the first reason; a budget takes longer to work out than a rule."""
-    ways = (_rule_reasons, _budget_reasons)
-    return all(next(reasons(requires, problem, config), None) is None for reasons in ways)
+    if requires.rule is not None and next(_rule_reasons(requires, problem, config), None) is not None:
+        return False
+    return next(_budget_reasons(requires, problem, config), None) is None
 
 
 def _budget_reasons(requires: Requires, problem: Problem, config: Config) -> Iterator[Reason]:

@@ -147,10 +147,17 @@ class Problem:
                 found.setdefault(f"{how.claim}_multiple", 1)
         return {**found, **cls.more_claims}
 
-    def facts(self) -> dict[str, Any]:
-        """What tables and errata may match on: every field but the target and the operands, plus derived facts."""
-        names, values = _facts(type(self))  # type: ignore[arg-type]
-        return {**dict(zip(names, values(self), strict=True)), **self.derived_facts()}
+    def facts(self, names: frozenset[str] | None = None) -> dict[str, Any]:
+        """What tables and errata may match on: every field but the target and the operands, plus derived facts. With
+        `names`, those of them that are facts of this op: what nobody asks for need not be derived."""
+        if names is None:
+            every, values = _facts(type(self))  # type: ignore[arg-type]
+            return {**dict(zip(every, values(self), strict=True)), **self.derived_facts()}
+        fields, derived = _facts_among(type(self), names)  # type: ignore[arg-type]
+        found = {name: getattr(self, name) for name in fields}
+        if derived:
+            found |= {name: value for name, value in self.derived_facts().items() if name in derived}
+        return found
 
     def likeness(self) -> Mapping[str, float]:
         """Coordinates in which problems that lie near each other are likely to be served best by the same kernel: by
@@ -238,6 +245,13 @@ def _facts(kind: type[Problem]) -> tuple[tuple[str, ...], Callable[[Problem], tu
     """The fields that are facts, and what reads them."""
     names = tuple(name for name in _queries(kind) if name not in _NOT_FACTS)
     return names, operator.attrgetter(*names)
+
+
+@functools.lru_cache(maxsize=256)
+def _facts_among(kind: type[Problem], names: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Those of these names that are fields, and those that are derived of them."""
+    fields, _ = _facts(kind)  # type: ignore[arg-type]
+    return tuple(name for name in fields if name in names), names & frozenset(kind.derived_kinds)
 
 
 _QUERIES: dict[type, dict[str, Query]] = {}

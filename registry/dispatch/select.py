@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from registry import notices
 from registry.contract.capability import Config, Reason, config_reasons, reasons_against
@@ -31,8 +31,7 @@ if TYPE_CHECKING:  # tables are read at the first decision, not at import
 LATE = "; behind the others of the rule: it builds a kernel for each new length, which no measurement has"
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A place in the order: a variant, the config the table wants for it, and where that was said."""
 
     variant: str
@@ -53,6 +52,8 @@ class Moment:
     tables: TableSet
     held: Held
     tried: TriedHeld
+    _contending: dict[int, tuple[dict[str, Use], list[str]]] = field(default_factory=dict, init=False, compare=False)
+    """By the id of a rule of these tables."""
 
     @classmethod
     def now(cls) -> Moment:
@@ -65,6 +66,15 @@ class Moment:
             _latest = latest = cls(*now)
         return latest
 
+    def contending(self, match: Match) -> tuple[dict[str, Use], list[str]]:
+        """What a rule names, by variant, and those that are a library's."""
+        found = self._contending.get(id(match.rule))
+        if found is None:
+            uses, known = {use.variant: use for use in match.use}, self.catalog.of(match.table.op)
+            libraries = [name for name in uses if name in known and known[name].builds is None]
+            found = self._contending[id(match.rule)] = uses, libraries
+        return found
+
 
 @functools.cache
 def _in_force() -> Any:
@@ -72,6 +82,14 @@ def _in_force() -> Any:
     from registry.dispatch import in_force
 
     return in_force
+
+
+@functools.cache
+def _measured() -> Any:
+    """What reads the shapes behind them."""
+    from registry.tables import measured
+
+    return measured
 
 
 INTERPRETED = ("triton", "aten")
@@ -86,8 +104,8 @@ class Question:
     def __init__(self, problem: Problem, moment: Moment, preferred: tuple[str, ...]) -> None:
         self.problem, self.preferred, self.tables = problem, preferred, moment.tables
         self.variants = moment.catalog.of(problem.op)
-        self._held, self._tried = moment.held, moment.tried
-        self._facts = problem.facts()
+        self._moment, self._held, self._tried = moment, moment.held, moment.tried
+        self._facts = problem.facts(moment.tables.asked_about(problem.op))
         self.late: set[str] = set()
         """Variants that build a kernel for each new length, where lengths grow."""
         if problem.growing:
@@ -120,8 +138,7 @@ class Question:
                 yield Ranked(one.variant, config, found.because(place), settled=True)  # type: ignore[union-attr]
 
     def _by_advice(self, match: Match, advice: Advice) -> list[Use]:
-        uses = {use.variant: use for use in match.use}
-        libraries = [name for name in uses if name in self.variants and self.variants[name].builds is None]
+        uses, libraries = self._moment.contending(match)
         return [uses[name] for name in advice.ranked(list(uses), libraries)]
 
     def places(self) -> Iterator[Ranked]:
@@ -234,12 +251,13 @@ def advice_of(table: Table, rule: Rule, problem: Problem, likeness: Mapping[str,
     order of its own."""
     if rule.nearest is None:
         return None
-    from registry.tables.measured import neighbours_of
-
-    neighbours = neighbours_of(table, rule)
+    neighbours = _measured().neighbours_of(table, rule)
     if neighbours is None:
         return None
-    return neighbours.ask(likeness or problem.likeness(), guess=guesses_of(problem), runs=runs_of(problem))
+    found: Advice | None = neighbours.ask(
+        likeness or problem.likeness(), guess=guesses_of(problem), runs=runs_of(problem)
+    )
+    return found
 
 
 def guesses_of(problem: Problem) -> Guess:
@@ -265,12 +283,10 @@ def runs_of(problem: Problem) -> Runs:
 
 
 def _nearest(match: Match, problem: Problem) -> str:
-    from registry.tables.measured import read_beside, without_shapes
-
-    missing = without_shapes(match.table, match.rule)
+    missing = _measured().without_shapes(match.table, match.rule)
     if missing:
         return f"none: the rule {missing}"
-    beside = read_beside(match.table)
+    beside = _measured().read_beside(match.table)
     found = beside.nearest(match.rule, problem.facts()) if beside is not None else None
     advice = advice_of(match.table, match.rule, problem)
     said = ""

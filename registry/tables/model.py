@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,24 @@ class Rule:
 
     def matches(self, facts: Facts) -> bool:
         """True where the facts meet every condition. A fact that the problem does not have matches nothing."""
-        return all(c.name in facts and c.matches(facts[c.name]) for c in self.conditions)
+        for name, matches in self._checks:  # noqa: SIM110 - a generator takes longer than most conditions
+            if name not in facts or not matches(facts[name]):
+                return False
+        return True
+
+    @functools.cached_property
+    def _checks(self) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+        return tuple([(condition.name, condition.matches) for condition in self.conditions])
+
+    @functools.cached_property
+    def told(self) -> dict[str, Any] | None:
+        """The measurement behind the row as plain data, made once: each decision by the row carries it."""
+        if self.evidence is None:
+            return None
+        from msgspec import to_builtins
+
+        found: dict[str, Any] = to_builtins(self.evidence)
+        return found
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,11 @@ class Table:
     """The measured shapes of rules that rank by them, once they were asked: see tables.measured."""
     beside: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
     """What lies beside the file (a MeasuredSizes), or why that is nothing, once it was read."""
+
+    @functools.cached_property
+    def matches(self) -> tuple[Match, ...]:
+        """What a problem finds here, rule by rule."""
+        return tuple([Match(self, rule) for rule in self.rules])
 
     def applies(self, op: str, arch: str, device: str | None) -> bool:
         """True where the table speaks about this op on this device."""
@@ -92,7 +115,7 @@ class Match:
         """The candidates, best first."""
         return self.rule.use
 
-    @property
+    @functools.cached_property
     def where(self) -> str:
         """Where the row stands, for people: "attention.sm90.yaml:12 rules[3]"."""
         return f"{self.table.file}:{self.rule.line} rules[{self.rule.index}]"
@@ -100,12 +123,7 @@ class Match:
     @property
     def evidence(self) -> dict[str, Any] | None:
         """The measurement behind the row as plain data."""
-        if self.rule.evidence is None:
-            return None
-        from msgspec import to_builtins
-
-        found: dict[str, Any] = to_builtins(self.rule.evidence)
-        return found
+        return self.rule.told
 
 
 @dataclass(frozen=True)
@@ -175,6 +193,7 @@ class TableSet:
     _order: dict[tuple[str, str, str | None], tuple[Table, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _asked: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
         """The rule that counts in each table that applies, highest layer first."""
@@ -183,10 +202,19 @@ class TableSet:
                 raise error
         facts = {**facts, "arch": arch}
         for table in self.applying(op, arch, device):
-            for rule in table.rules:
-                if rule.matches(facts):
-                    yield Match(table, rule)
+            for match in table.matches:
+                if match.rule.matches(facts):
+                    yield match
                     break
+
+    def asked_about(self, op: str) -> frozenset[str]:
+        """The facts of an op's problems that any row names, or an erratum."""
+        found = self._asked.get(op)
+        if found is None:
+            rows: list[Rule | Erratum] = [rule for table in self.tables if table.op == op for rule in table.rules]
+            rows += [erratum for erratum in self.errata if erratum.op == op]
+            found = self._asked[op] = frozenset(condition.name for row in rows for condition in row.conditions)
+        return found
 
     def applying(self, op: str, arch: str, device: str | None = None) -> tuple[Table, ...]:
         """The tables that speak about this op on this device, highest layer first."""
@@ -200,5 +228,15 @@ class TableSet:
 
     def errata_for(self, op: str, variant: str, facts: Facts, target: Any) -> list[Erratum]:
         """Every erratum that forbids `variant` here. `target` has `.arch` and versions (`.torch`, `.triton`, ...)."""
+        known = self._errata_of.get((op, variant))
+        if known is None:  # of most
+            return []
         facts = {**facts, "arch": target.arch}
-        return [e for e in self.errata if e.variant == variant and e.op == op and e.applies(facts, target)]
+        return [erratum for erratum in known if erratum.applies(facts, target)]
+
+    @functools.cached_property
+    def _errata_of(self) -> Mapping[tuple[str, str], list[Erratum]]:
+        found: dict[tuple[str, str], list[Erratum]] = {}
+        for erratum in self.errata:
+            found.setdefault((erratum.op, erratum.variant), []).append(erratum)
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,12 @@ import torch
 
 import registry
 from registry import DeclarationError, Reason, Requires, Target, Variant
-from registry.contract.capability import arch_matches, config_reasons, reasons_against
+from registry.contract.capability import CLASSES, arch_matches, config_reasons, meets, reasons_against
+from registry.contract.likeness import _EDGES, _MARKS, octaves
 from registry.contract.noted import Notes
 from registry.ops.attention.problem import AttentionProblem
+from registry.ops.known import op_named
+from registry.tuning.grids import grid
 
 H100 = Target.named("H100")
 EVERYTHING = Requires(
@@ -308,3 +312,39 @@ def test_wrong_variants_are_refused_at_once(settings):
 def test_a_reason_reads_well():
     text = str(Reason("range", "head_dim", 72, "64, 128", "pad head_dim 72 to 128", "q"))
     assert text == "q.head_dim: got 72, allowed 64, 128; fix: pad head_dim 72 to 128"
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+def test_what_is_kept_of_kinds_of_problems_is_what_the_reasons_say(op):
+    """Of all variants, on problems of many kinds that come in turns with two targets, each asked twice."""
+    targets, variants = [H100, Target.named("A100")], op_named(op).variants.values()
+    for case in grid(op, "random:771:60"):
+        for asked in [case.problem(target) for target in targets] + [case.problem(H100)] * 2:
+            flags = {name: True for name in ("deterministic", "causal", "bias") if hasattr(asked, name)}
+            for one in (asked, replace(asked, **flags)):
+                found = {v.name: meets(v.requires, one) for v in variants}
+                assert found == {v.name: not reasons_against(v.requires, one) for v in variants}
+
+
+def test_few_kinds_of_problems_are_kept():
+    for softcap in range(1, 2 * CLASSES):
+        assert meets(EVERYTHING, problem(softcap=float(softcap)))
+    assert len(EVERYTHING._let_through[1]) <= CLASSES
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_varlen", "grouped_mm", "matmul"])
+def test_facts_by_name_are_those_of_all(op):
+    for case in grid(op, "random:772:20"):
+        asked = case.problem(H100)
+        every = asked.facts()
+        for names in ({"dtype"}, {"dtype", "arch"}, set(every), {*list(every)[::3], "no such fact"}, set()):
+            assert asked.facts(frozenset(names)) == {name: every[name] for name in every if name in names}
+
+
+def test_a_size_counts_by_the_edge_that_it_is_not_below():
+    """Integers are looked up as floats where they are the same."""
+    sizes = [size for power in range(63) for size in range(2**power - 2, 2**power + 3)]
+    sizes += [math.ceil(edge) + off for edge in _EDGES if edge > 4 for off in (-1, 0, 1)]
+    for size in sizes:
+        assert octaves(size) == _MARKS[sum(edge <= size for edge in _EDGES)], size
+        assert octaves(size + 0.5) == _MARKS[sum(edge <= size + 0.5 for edge in _EDGES)], size

@@ -73,6 +73,12 @@ def test_the_first_matching_rule_of_a_table_counts(tmp_path: Path) -> None:
     assert picks(tables, op="brew_backward", cups=2) == []
 
 
+def test_a_set_of_tables_says_which_facts_it_asks_about(tmp_path: Path) -> None:
+    tables = load(tmp_path, table("{when: {cups: ..4, arch: sm90}, use: [a]}", "use: [b]", arch="any"), ERRATUM)
+    assert tables.asked_about("brew") == {"cups", "arch"}
+    assert tables.asked_about("brew_backward") == set()
+
+
 def test_candidates_keep_their_order_and_configs(tmp_path: Path) -> None:
     text = table("use: [{variant: a, config: {BLOCK: 64, mode: fast, tma: true}}, b, {variant: acme.c}]")
     (match,) = load(tmp_path, text).match("brew", {}, "sm90")
