@@ -39,7 +39,7 @@ def _standing(order: Sequence[tuple[Config, float]]) -> list[tuple[float, float]
     """Where each stands. Guesses count in steps, as sizes do: what is learnt of a noted one is between which edges it
     lies."""
     least = order[0][1] if order else 1.0
-    return [(place, octaves(guess / least)) for place, (_, guess) in enumerate(order)]
+    return [(place, octaves(guess / least) if guess is not least else 0.0) for place, (_, guess) in enumerate(order)]
 
 
 def coordinates_of(configs: Sequence[Config]) -> tuple[str, ...]:
@@ -58,7 +58,8 @@ class ConfigTrees:
     """A digest of the configs that stood at the places which the trees know (tuning/config_trees.py). Where others do
     today, what was learnt of a place is of another config. Empty where nobody kept it."""
     _known: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Which leaves are left by what configs say that were asked about: the same few, again and again."""
+    """Which leaves are left by what configs say that were asked about, and by where they stand: the same few, again and
+    again."""
 
     def __post_init__(self) -> None:
         own = self.trees.coordinates[self.trees.shared :]
@@ -92,18 +93,20 @@ class ConfigTrees:
     ) -> list[float]:
         """What trees say of each of these configs."""
         leaves, known = self.trees.leaves(unseen), self._known if unseen is None else {}
-        left, totals = leaves.left(self.trees.at(likeness)), []
+        left, totals, asking = leaves.left(self.trees.at(likeness)), [], noting()
+        if len(known) >= KNOWN:
+            known.clear()
         for stands, (config, _) in zip(_standing(order), order, strict=True):
-            noted = noting() and Noted in map(type, config.values())  # to look one up would fix it
-            key = None if noted else (*config, *config.values())
-            said = known.get(key) if key is not None else None
-            if said is None:
+            stood = known.get(stands)
+            if stood is None:
+                stood = known[stands] = leaves.left(stands, 1)
+            if asking and Noted in map(type, config.values()):  # to look one up would fix it
                 said = leaves.left(self._said(config), 2)
-                if key is not None:
-                    if len(known) >= KNOWN:
-                        known.clear()
-                    known[key] = said
-            totals.append(leaves.total(left & said & leaves.left(stands, 1)))
+            else:
+                key = *config, *config.values()
+                found = known.get(key)
+                said = found if found is not None else known.setdefault(key, leaves.left(self._said(config), 2))
+            totals.append(leaves.total(left & stood & said))
         return totals
 
     def in_order(

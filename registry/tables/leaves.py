@@ -39,15 +39,17 @@ class Leaves:
         self._length = size * len(trees)
         self._cut = struct.Struct(f">{len(trees)}Q" if size == 8 else f"{size}s" * len(trees)).unpack
         self._words = size == 8
-        self._leaves: list[list[int]] = []
-        """Of each tree, by how many of its bits there are from the first that is left on."""
+        self._leaves: list[Sequence[int]] = []
+        """Of each tree, by how many of its bits there are from the first that is left on. Leaves of one number lie in
+        an array, side by side: a list leads to each by another place in memory."""
         self._every = 0
         taken: dict[int, dict[float, int]] = {}
         for number, (tree, count) in enumerate(zip(trees, counts, strict=True)):
             low = 8 * size * (len(trees) - 1 - number)
             leaves: list[Leaf] = []
             _plant(tree, low + count, leaves, taken)
-            self._leaves.append([0, *map(_side_by_side, reversed(leaves))])
+            added = [0, *map(_side_by_side, reversed(leaves))]
+            self._leaves.append(array("q", added) if len(leaves[0]) == 1 else added)
             self._every |= ((1 << count) - 1) << low
         begins = 0, *begins, 1 << 30
         self._groups = [

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from registry import garbage
+from registry.contract.noted import noting
 from registry.tables.closer import Closer, Guess, Runs, close
 from registry.tables.config_order import ConfigTrees
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
@@ -79,8 +80,11 @@ class Advice:
     """Of the problem: what trees for configs ask about."""
     guessing: tuple[str, ...] = ()
     """The variants whose guesses a closer look asked for."""
-    _orders: dict[Any, Sequence[Config]] = field(default_factory=dict, init=False, compare=False)
-    """Of variants that guess no cost: what they were answered before, for problems that lie here, too."""
+    _orders: dict[str, tuple[Sequence[Config], Sequence[Config]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
+    """Of variants that guess no cost: the configs that were asked about last, for a problem that lies here, too, and
+    what was answered."""
     _ranked: dict[Any, list[str]] = field(default_factory=dict, init=False, compare=False)
     """What was answered of variants."""
 
@@ -159,11 +163,12 @@ class Advice:
         asked = (*names, None, *libraries)
         ranked = self._ranked.get(asked)
         if ranked is None:
-            far, little = self.far, LITTLE if self.expected is not None and self._same is None else 0.0
-            expected = {name: self.lost.get(name, UNKNOWN) + (0.0 if name in libraries else little) for name in names}
-            least = min(expected.values(), default=0.0)
-            trusted = {name for name in names if not far or (name in libraries and expected[name] - least < TRUST)}
-            ranked = sorted(names, key=lambda name: (name not in trusted, expected[name]))
+            little, lost = LITTLE if self.expected is not None and self._same is None else 0.0, self.lost
+            expected = {name: lost.get(name, UNKNOWN) + (0.0 if name in libraries else little) for name in names}
+            ranked = sorted(names, key=expected.__getitem__)
+            if self.far:
+                least = min(expected.values(), default=0.0)
+                ranked.sort(key=lambda name: not (name in libraries and expected[name] - least < TRUST))
             self._ranked[asked] = ranked
         return list(ranked)
 
@@ -180,10 +185,11 @@ class Advice:
             return configs if cost is None else self._configs_nearby(variant, configs, cost)
         if cost is not None:
             return self._by_trees(variant, trees, configs, cost)
-        key = variant, *[tuple(config.values()) for config in configs]
-        found = self._orders.get(key)
-        if found is None:
-            found = self._orders[key] = self._by_trees(variant, trees, configs, None)
+        asked, found = self._orders.get(variant, ((), ()))
+        if asked != configs:
+            found = self._by_trees(variant, trees, configs, None)
+            if not noting():  # others would be given noted sizes
+                self._orders[variant] = configs, found
         return found
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_a_guess_counts_in_octaves_above_the_least():
 def test_a_config_that_lacks_a_value_or_has_others_is_asked_about_all_the_same():
     (told,) = config_trees(SMALL_IS_FAST).told([({"WIDTH": 8, "DEEP": True}, 3.0)])
     assert told == (0, 0.0, 0, False)
+
+
+def test_what_is_kept_of_configs_is_what_is_found_anew():
+    """Where they stand and what they say are kept apart, as either comes with any other."""
+    listed, draw = [SMALL_IS_FAST, PINGPONG_IS_SLOW, [1, 1.5, [2, 0.5, [0.1], [0.2]], [0.3]]], random.Random(1)
+    trees = config_trees(*listed)
+    for _ in range(100):
+        order = [(draw.choice(CONFIGS), draw.choice([1.0, 1.5, 4.0])) for _ in range(4)]
+        likeness = {"size": draw.uniform(0, 20)}
+        assert trees.totals(likeness, order) == config_trees(*listed).totals(likeness, order)
 
 
 def test_the_fastest_is_first_and_ties_stay_in_the_variants_order():
