@@ -43,6 +43,11 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
         yield Reason("range", "n", problem.n, "a multiple of 8: TMA stores", "gluon_matmul_ws, triton_matmul")
 
 
+def _never(problem: Any) -> bool:
+    """What `_rule` refuses with every config."""
+    return bool(problem.m <= FEW // 2 or problem.n % 8 or (problem.scaling and not host.exact(problem)))
+
+
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
     return (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
@@ -57,7 +62,7 @@ def _registers(problem: Any, config: Any) -> int:
 def registry_variants() -> list[Variant]:
     dtypes = (*HOPPER_ROWS["dtypes"], "float8_e4m3fn", "float8_e5m2")
     claims = {**HOPPER_ROWS, "dtypes": dtypes, "promoted": True, "scaling": ("scalar", "rowwise")}
-    requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule)
+    requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule, never=_never)
     return [
         host.HOST.variant(
             "gluon_matmul_pairs",

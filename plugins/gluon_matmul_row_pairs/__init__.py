@@ -40,6 +40,11 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
         yield Reason("range", "n", problem.n, "an even number", "gluon_matmul_ws, triton_matmul")
 
 
+def _never(problem: Any) -> bool:
+    """What `_rule` refuses with every config."""
+    return bool(not host.FEWEST <= problem.m <= host.MOST or problem.n % 2)
+
+
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
     return (cfg.STAGES * cfg.STAGE + cfg.BEYOND + 1) * 1024 + HAND_OVER
@@ -52,7 +57,7 @@ def _registers(problem: Any, config: Any) -> int:
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule)
+    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule, never=_never)
     return [
         host.HOST.variant(
             "gluon_matmul_row_pairs",

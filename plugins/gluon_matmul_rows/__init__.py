@@ -41,6 +41,11 @@ def _rule(problem, config) -> Iterable[Reason]:
         yield Reason("config", "SPLIT", config["SPLIT"], "ranges of a block of K", "SPLIT=1")
 
 
+def _never(problem) -> bool:
+    """What `_rule` refuses with every config."""
+    return bool(problem.m > host.MOST or problem.n % 2)
+
+
 def _shared_memory(problem, config) -> int:
     cfg = host.switches(problem, config)
     return (cfg.STAGES * cfg.STAGE + cfg.BEYOND) * 1024 + 16 * cfg.STAGES + HAND_OVER
@@ -53,7 +58,7 @@ def _registers(problem, config) -> int:
 
 @hookimpl
 def registry_variants() -> list[Variant]:
-    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule)
+    requires = Requires(**HOPPER_ROWS, shared_memory=_shared_memory, registers=_registers, rule=_rule, never=_never)
     return [
         host.HOST.variant(
             "gluon_matmul_rows",

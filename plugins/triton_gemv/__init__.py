@@ -25,6 +25,11 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     yield from int32_reasons(problem)
 
 
+def _never(problem: Any) -> bool:
+    """What `_rule` refuses with every config."""
+    return bool(min(problem.m, problem.n) > MOST)
+
+
 def _shared_memory(problem: Any, config: Any) -> int:
     """Bytes: what adding across warps takes, and shifting; or x on its way to the threads that want it."""
     side, width = host.sides(MATMUL.operands(problem)), config["WIDTH"]
@@ -123,6 +128,7 @@ def registry_variants() -> list[Variant]:
         shared_memory=_shared_memory,
         registers=_registers,
         rule=_rule,
+        never=_never,
     )
     return [
         host.HOST.variant(

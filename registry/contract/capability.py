@@ -70,7 +70,8 @@ class Requires:
 
     `arch` entries are "sm90" (exactly), "sm80+" (that or any newer NVIDIA GPU), "cpu" or "any".
     `shared_memory` (bytes) and `registers` (32-bit, per block) are functions of (problem, config), held against the
-    target; `rule(problem, config)` yields further Reasons. All three may rule out single configs.
+    target; `rule(problem, config)` yields further Reasons. All three may rule out single configs. `never(problem)` may
+    say beforehand that they rule out every config: nobody then makes configs and puts them in order to refuse each.
     """
 
     arch: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ class Requires:
     shared_memory: Budget | None = None
     registers: Budget | None = None
     rule: Callable[[Any, Config], Iterable[Reason]] | None = None
+    never: Callable[[Any], bool] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
     """What is claimed of the op's own fields. Written as further keywords, `Requires(causal=True, head_dim=(64, 128))`,
     and read as attributes; each op's Problem says which there are."""

@@ -134,6 +134,7 @@ def _check_functions(variant: Variant) -> None:
         _check_call(variant, "configs", variant.configs, ("problem",))
     for name in ("shared_memory", "registers", "rule"):
         _check_call(variant, f"requires.{name}", getattr(variant.requires, name), ("problem", "config"))
+    _check_call(variant, "requires.never", variant.requires.never, ("problem",))
 
 
 def _check_call(

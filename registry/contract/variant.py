@@ -202,6 +202,8 @@ class Variant:
         return found[0] if found else None
 
     def _first_config(self, problem: Problem, order: Order | None = None) -> Config | None:
+        if self.requires.never is not None and self.requires.never(problem):
+            return None
         configs: Sequence[Config] = self.configs_for(problem)
         if order is not None:
             configs = self._ordered(problem, configs, order)

@@ -348,3 +348,26 @@ def test_a_size_counts_by_the_edge_that_it_is_not_below():
     for size in sizes:
         assert octaves(size) == _MARKS[sum(edge <= size for edge in _EDGES)], size
         assert octaves(size + 0.5) == _MARKS[sum(edge <= size + 0.5 for edge in _EDGES)], size
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+def test_what_a_variant_never_runs_has_no_legal_config(op):
+    """`never` says no more than the rule: else `explain` would have nothing to say against the variant."""
+    for variant in op_named(op).variants.values():
+        for case in grid(op, "random:773:200") if variant.requires.never is not None else ():
+            asked = case.problem(H100)
+            if not reasons_against(variant.requires, asked) and variant.requires.never(asked):
+                assert variant.legal_configs(asked) == [] != variant.config_refusals(asked) == variant.reasons(asked)
+
+
+def test_what_never_runs_is_refused_before_configs_are_made():
+    made = []
+    rule = lambda problem, config: [Reason("few", "m", problem.m, "8 rows")] if problem.m < 8 else []  # noqa: E731
+    requires = Requires(
+        arch=("any",), dtypes=("bfloat16",), layouts=("nn",), rule=rule, never=lambda problem: problem.m < 8
+    )
+    variant = Variant("test.rows", "matmul", print, requires, configs=lambda problem: made.append(problem.m) or [{}])
+    few, many = (op_named("matmul").problem_type.of_shape(H100, m=m) for m in (4, 16))
+    assert (variant.first_legal(few), made) == (None, [])
+    assert (variant.first_legal(many), made) == ({}, [16])
+    assert [str(reason) for reason in variant.reasons(few)] == ["m: got 4, allowed 8 rows"]

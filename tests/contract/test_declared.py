@@ -88,6 +88,7 @@ def test_values_that_there_are_not(given, said):
         (dict(cost=lambda config: 1.0), "cost(problem, config)"),
         (dict(waits=True), "Variant test.declared: waits: got True; allowed: a function"),
         (dict(rule=lambda problem: []), "requires.rule(problem, config)"),
+        (dict(never=lambda problem, config: False), "requires.never(problem)"),
         (dict(shared_memory=4096), "requires.shared_memory: got 4096; allowed: a function"),
     ],
 )
