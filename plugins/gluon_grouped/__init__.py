@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.grouped_mm.calls import GROUPED_MM, halves_reasons
+from registry.ops.grouped_mm.calls import halves_reasons
 from registry.plugins.gluon_grouped import host
 from registry.toolbox.designs import specialised
 
@@ -50,10 +50,12 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
 
 def _shared_memory(problem: Any, config: Any) -> int:
     """The ring, the buffers of C, and the table of groups."""
-    cfg = host.switches(problem, config, GROUPED_MM.operands(problem))
-    ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
-    buffers = 2 * cfg.STORES * cfg.GM * cfg.EN * int(getattr(torch, problem.out_dtype).itemsize)
-    return ring + buffers + 8 * cfg.EP + 16 * cfg.STAGES + HAND_OVER
+    stages, size = config["STAGES"], int(getattr(torch, problem.out_dtype).itemsize)
+    ring = stages * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
+    first, second = host.halves(problem, config["BLOCK_N"])
+    rows, columns = config["BLOCK_M"] // host.parts_of(config), host.columns_at_once(second or first, size)
+    buffers = 2 * config["STORES"] * rows * columns * size
+    return ring + buffers + 8 * host.entries(problem.groups) + 16 * stages + HAND_OVER
 
 
 def _registers(problem: Any, config: Any) -> int:

@@ -49,10 +49,30 @@ def split_n(width: int) -> tuple[int, int]:
     return first, width - first
 
 
+def halves(problem: Any, wide: int) -> tuple[int, int]:
+    """Columns of b in a tile of so many, as the two parts that it comes in."""
+    return (wide // 2, wide // 2) if problem.gated else split_n(wide)
+
+
+def parts_of(config: Mapping[str, Any]) -> int:
+    """Consumers that share a tile."""
+    return 2 if config["MODE"] == "coop" else 1
+
+
+def columns_at_once(columns: int, item: int) -> int:
+    """Columns of a tile that are stored together, of elements of so many bytes."""
+    return min(128 // item, columns)
+
+
+def entries(groups: int) -> int:
+    """Of the table of groups: a power of two."""
+    return max(1 << groups.bit_length(), 128)
+
+
 def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> GroupedSwitches:
     """What this config means for a problem; BLOCK_N counts columns of b, so a gated tile has half as many."""
-    parts, wide, out = 2 if config["MODE"] == "coop" else 1, config["BLOCK_N"], out_of(problem, given)
-    n0, n1 = (wide // 2, wide // 2) if problem.gated else split_n(wide)
+    parts, wide, out = parts_of(config), config["BLOCK_N"], out_of(problem, given)
+    n0, n1 = halves(problem, wide)
     return GroupedSwitches(
         PARTS=parts,
         GM=config["BLOCK_M"] // parts,
@@ -62,9 +82,9 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Groupe
         BK=config["BLOCK_K"],
         STAGES=config["STAGES"],
         STORES=config["STORES"],
-        EN=min(128 // out.dtype.itemsize, n1 or n0),
+        EN=columns_at_once(n1 or n0, out.dtype.itemsize),
         GROUP=config["GROUP"],
-        EP=max(triton.next_power_of_2(problem.groups + 1), 128),
+        EP=entries(problem.groups),
         PDL=True,
         B_T=turned(given["b"]),
         TMA_STORE=tma_can_store(out),

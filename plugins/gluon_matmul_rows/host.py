@@ -36,7 +36,7 @@ class TileFacts:
 
 
 def eights(number: int) -> int:
-    return 8 * triton.cdiv(number, 8)
+    return 8 * -(-number // 8)  # triton.cdiv takes ten times as long, and a decision asks often
 
 
 MOST = 256

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import triton
 import triton.language as tl
 
 from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, strides_of
@@ -68,8 +67,9 @@ def sides(given: Operands) -> Sides:
 def tiles_of(side: Sides, width: int) -> int:
     """Tiles of a batch entry."""
     if side.along_k:
-        return triton.cdiv(triton.cdiv(side.columns, side.alike), width) * side.alike
-    return triton.cdiv(side.columns, width - side.unit if side.shift else width)
+        each = -(-side.columns // side.alike)
+        return -(-each // width) * side.alike
+    return -(-side.columns // (width - side.unit if side.shift else width))
 
 
 def pass_of(side: Sides, width: int, warps: int) -> int:

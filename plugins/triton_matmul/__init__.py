@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -69,9 +70,9 @@ def _itemsize(problem) -> int:
 
 def _narrow(problem) -> int:
     """Bytes of the shorter of the two operands' contiguous runs."""
-    facts = _facts(problem)
-    a = min(facts["A_RUN"], facts["M_RUN"] if facts["A_UNIT"] == "m" else 16) if facts["A_UNIT"] else 1
-    b = min(facts["B_RUN"], facts["N_RUN"] if facts["B_UNIT"] == "n" else 16) if facts["B_UNIT"] else 1
+    a_unit, a_run, b_unit, b_run = host.runs_of(MATMUL.operands(problem))
+    a = min(a_run, math.gcd(problem.m, 16) if a_unit == "m" else 16) if a_unit else 1
+    b = min(b_run, math.gcd(problem.n, 16) if b_unit == "n" else 16) if b_unit else 1
     return min(a, b) * _itemsize(problem)
 
 

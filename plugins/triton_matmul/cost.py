@@ -66,6 +66,36 @@ _EFFICIENCY = {(16, 32): 0.69, (16, 64): 0.87, (32, 16): 0.83, (32, 64): 1.17, (
 _EFFICIENCY |= {(64, 128): 0.84, (128, 64): 0.62, (128, 128): 1.69, (128, 256): 1.04}
 _EFFICIENCY_NARROW = {(64, 32): 0.6, (64, 64): 1.59, (64, 128): 1.41, (128, 64): 0.63, (128, 128): 1.18}
 
+
+class _Tile(NamedTuple):
+    """What is the same for all problems whose operands have runs as long: of one program, and one block of K."""
+
+    at_once: int
+    """Programs that an SM has room for."""
+    products: float
+    rate: float
+    """How fast they are multiplied."""
+    loads: float
+    waits: float
+    epilogue: float
+
+
+@functools.lru_cache(maxsize=1 << 9)
+def _tile(run: int, x: int, y: int, block: int, warps: int, stages: int) -> _Tile:
+    speed, efficiency = (_WIDE, _EFFICIENCY) if run >= WIDE else (_NARROW, _EFFICIENCY_NARROW)
+    ring = max((x + y) * block * 2 * max(stages - (x < 64), 1), x * y * 2) + 1024
+    registers = max(4 * x * y + 6144 * warps, 8192 * warps)
+    alone = stages == 1 or run < 4  # the compiler has no copies of 2 bytes that could be in flight
+    return _Tile(
+        at_once=max(1, min(_SHARED // ring, _REGISTERS // registers, _THREADS // (32 * warps), _PROGRAMS)),
+        products=2e-6 * x * y * block,
+        rate=(speed.wgmma if x >= 64 else speed.mma) * efficiency.get((x, y), 1.0),
+        loads=2e-3 * (x + y) * block,
+        waits=speed.alone[run] * ((x + y) * block / 8192) ** 0.3 if alone else speed.ahead / (stages - 1),
+        epilogue=speed.epilogue * x * y / 16384,
+    )
+
+
 _SHARED, _REGISTERS, _THREADS, _PROGRAMS = 227 << 10, 256 << 10, 2048, 32
 """What an SM has: bytes of shared memory and of registers, threads, programs at once."""
 
@@ -73,16 +103,15 @@ _SHARED, _REGISTERS, _THREADS, _PROGRAMS = 227 << 10, 256 << 10, 2048, 32
 def guesses(problem: Any, run: int) -> Callable[[int, int, int, int, int, int], float]:
     """Microseconds that rows, columns and K of a tile, warps, stages and ranges of K take, for one problem: what is the
     same for all is worked out once. `run`: bytes of the shorter of the operands' contiguous runs: 2, 4, 8 or 16."""
-    speed, efficiency = (_WIDE, _EFFICIENCY) if run >= WIDE else (_NARROW, _EFFICIENCY_NARROW)
+    speed = _WIDE if run >= WIDE else _NARROW
     m, n, k, z, sms = problem.m, problem.n, problem.k, problem.batch or 1, problem.target.sm_count or 132
     moved = 2e-6 * (m * k + k * n + m * n) * z / speed.memory
     layout = 1.0 + speed.b_along_k * (problem.layout[1] == "t") + speed.a_along_m * (problem.layout[0] == "t")
-    return functools.partial(_guess, speed, efficiency, (m, n, k, z, sms), run, layout, moved)
+    return functools.partial(_guess, speed, (m, n, k, z, sms), run, layout, moved)
 
 
 def _guess(
     speed: _Speed,
-    efficiency: Mapping[tuple[int, int], float],
     sizes: tuple[int, int, int, int, int],
     run: int,
     layout: float,
@@ -98,21 +127,15 @@ def _guess(
     programs = -(-m // x) * -(-n // y) * z * split
     blocks = -(-k // (block * split))
 
-    ring = max((x + y) * block * 2 * max(stages - (x < 64), 1), x * y * 2) + 1024
-    registers = max(4 * x * y + 6144 * warps, 8192 * warps)
-    at_once = max(1, min(_SHARED // ring, _REGISTERS // registers, _THREADS // (32 * warps), _PROGRAMS))
-    each = min(at_once, -(-programs // sms))  # programs of one SM
+    tile = _tile(run, x, y, block, warps, stages)
+    each = min(tile.at_once, -(-programs // sms))  # programs of one SM
+    products = tile.products * each / tile.rate * layout
+    loads = tile.loads * each / speed.loads * speed.slower[run]
+    step = max(products, loads, tile.waits)
 
-    products = 2e-6 * x * y * block * each / ((speed.wgmma if x >= 64 else speed.mma) * efficiency.get((x, y), 1.0))
-    products *= layout
-    loads = 2e-3 * (x + y) * block * each / speed.loads * speed.slower[run]
-    alone = stages == 1 or run < 4  # the compiler has no copies of 2 bytes that could be in flight
-    waits = speed.alone[run] * ((x + y) * block / 8192) ** 0.3 if alone else speed.ahead / (stages - 1)
-    step = max(products, loads, waits)
-
-    rounds = -(-programs // (sms * at_once))
-    tile = speed.epilogue * x * y / 16384 * each + (speed.ragged if k % block else 0.0)
-    found = speed.start + max(rounds * (speed.round + blocks * step + tile), moved)
+    rounds = -(-programs // (sms * tile.at_once))
+    ends = tile.epilogue * each + (speed.ragged if k % block else 0.0)
+    found = speed.start + max(rounds * (speed.round + blocks * step + ends), moved)
     if split > 1:
         found += speed.split + speed.part * split * x * y / 8192 * min(1.0, programs / sms)
     return found

@@ -28,20 +28,28 @@ def _run(extents, strides, unit, base, item) -> int:
     return run
 
 
-def memory_facts(given: Operands, out: StandIn) -> dict[str, Any]:
-    """Compile-time memory facts."""
+def runs_of(given: Operands) -> tuple[str, int, str, int]:
+    """Of a, then of b: along which dimension it is contiguous, if any, and elements that are aligned together there."""
     m, n, k, z = sizes_of(given)
-    (azs, a_base, a_item), (bzs, b_base, b_item), (czs, c_base, c_item) = (
-        (strides_of(t), t.alignment, t.dtype.itemsize) for t in (given["a"], given["b"], out)
+    (azs, a_base, a_item), (bzs, b_base, b_item) = (
+        (strides_of(t), t.alignment, t.dtype.itemsize) for t in (given["a"], given["b"])
     )
     a_unit = "k" if azs[2] == 1 or k == 1 else "m" if azs[1] == 1 or m == 1 else ""
     b_unit = "n" if bzs[2] == 1 or n == 1 else "k" if bzs[1] == 1 or k == 1 else ""
-    c_unit = "n" if czs[2] == 1 or n == 1 else ""
     a_outer = (azs[0], azs[1], 1) if a_unit == "k" else (azs[0], azs[2], 1)
     b_outer = (bzs[0], bzs[1], 1) if b_unit == "n" else (bzs[0], bzs[2], 1)
     a_run = _run((z, m if a_unit == "k" else k, 1), a_outer, a_unit, a_base, a_item) if a_unit else 1
     b_run = _run((z, k if b_unit == "n" else n, 1), b_outer, b_unit, b_base, b_item) if b_unit else 1
-    c_run = _run((z, m, 1), (czs[0], czs[1], 1), c_unit, c_base, c_item) if c_unit else 1
+    return a_unit, a_run, b_unit, b_run
+
+
+def memory_facts(given: Operands, out: StandIn) -> dict[str, Any]:
+    """Compile-time memory facts."""
+    m, n, _, z = sizes_of(given)
+    a_unit, a_run, b_unit, b_run = runs_of(given)
+    azs, bzs, czs = (strides_of(t) for t in (given["a"], given["b"], out))
+    c_unit = "n" if czs[2] == 1 or n == 1 else ""
+    c_run = _run((z, m, 1), (czs[0], czs[1], 1), c_unit, out.alignment, out.dtype.itemsize) if c_unit else 1
     longest = max(abs(s) for t in (azs, bzs, czs) for s in t[1:])
     return {
         "A_UNIT": a_unit,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
 from registry.plugins.triton_matmul.cost import WIDE, guesses
+from registry.toolbox import integers
 
 Config = dict[str, int]
 
@@ -86,25 +89,13 @@ def ranked(problem: Any, run: int) -> list[Config]:
 def _listed(problem: Any, run: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Rows, columns and K of a tile, warps, stages, ranges of K."""
     m, n, k, sms = problem.m, problem.n, problem.k, problem.target.sm_count or 132
-    rows, columns, block_of_k = (max(16, 1 << (size - 1).bit_length()) for size in (m, n, k))
     along_k = problem.layout[1] == "t"
     largest = _LARGEST // (2 if along_k else 1)  # it would spill in a tail of K, in an epilogue, and in short copies
     if k % 64 or problem.activation or run < 16:
         largest //= 2
-    listed = () if run < WIDE or k <= 64 else _PIPELINED
-    listed += () if listed and run > WIDE else _UNPIPELINED
-    for x, y, block, warps, stages in listed:
-        if (
-            x > 2 * rows
-            or y > 2 * columns
-            or (x == 16 and m > 32)
-            or (y == 16 and n > 16)
-            or (block > 64 and k % block)
-            or block > max(64, block_of_k)
-        ):
-            continue
-        if x * y > largest or (run < 4 and max(x, y) * block > _SINGLES):
-            continue
+    least = [_SIZES[bisect_left(_SIZES, one, hi=len(_SIZES) - 1)] for one in (m, n, k)]
+    fitting = _fitting(run, *least, bool(m <= 32), bool(n <= 16), bool(k <= 64), integers.gcd(k, _SIZES[-1]), largest)
+    for x, y, block, warps, stages in fitting:
         tiles = -(-m // x) * -(-n // y) * (problem.batch or 1)
         if x * y < 64 * 64 and tiles > ROUNDS * sms and min(m, n) > 64:
             continue
@@ -114,3 +105,30 @@ def _listed(problem: Any, run: int) -> Iterator[tuple[int, int, int, int, int, i
             parts = sms // tiles, sms // tiles // 2, 2 * sms // tiles
             for split in {min(most, max(1, part)) for part in parts} - {1}:
                 yield x, y, block, warps, stages, split
+
+
+_SIZES = (16, 32, 64, 128, 256)
+"""No tile asks for more than whether a size has more than these."""
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _fitting(
+    run: int, rows: int, columns: int, depth: int, low: bool, thin: bool, short: bool, divisor: int, largest: int
+) -> tuple[tuple[int, int, int, int, int], ...]:
+    """The tiles for sizes of no more than these powers of two, or beyond them all; `divisor`: of K, as of 256."""
+    listed = () if run < WIDE or short else _PIPELINED
+    listed += () if listed and run > WIDE else _UNPIPELINED
+    return tuple(
+        [
+            (x, y, block, warps, stages)
+            for x, y, block, warps, stages in listed
+            if x <= 2 * rows
+            and y <= 2 * columns
+            and (x > 16 or low)
+            and (y > 16 or thin)
+            and (block <= 64 or divisor % block == 0)
+            and block <= max(64, depth)
+            and x * y <= largest
+            and (run >= 4 or max(x, y) * block <= _SINGLES)
+        ]
+    )
