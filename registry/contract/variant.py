@@ -168,14 +168,11 @@ class Variant:
 
     def may_run(self, problem: Problem) -> bool:
         """Whether what it claims lets the problem through, whatever the config."""
-        found: list[bool] = []
-
-        def find() -> list[Reason]:
-            found.append(self._meets(problem))
-            return []
-
-        self.answer(problem, find)
-        return bool(found and found[0])
+        try:
+            return self._meets(problem)
+        except BaseException as error:
+            self._failed(problem, error)
+            return False
 
     def _meets(self, problem: Problem) -> bool:
         for asked, met in self._met:
@@ -191,15 +188,11 @@ class Variant:
 
         It answers for a launch, so it makes no more reasons than it takes to refuse.
         """
-        found: list[Config] = []
-
-        def find() -> list[Reason]:
-            first = self._first_config(problem, order) if self._meets(problem) else None
-            found.extend([] if first is None else [first])
-            return []
-
-        self.answer(problem, find)
-        return found[0] if found else None
+        try:
+            return self._first_config(problem, order) if self._meets(problem) else None
+        except BaseException as error:
+            self._failed(problem, error)
+            return None
 
     def _first_config(self, problem: Problem, order: Order | None = None) -> Config | None:
         if self.requires.never is not None and self.requires.never(problem):
@@ -215,14 +208,11 @@ class Variant:
 
     def _ordered(self, problem: Problem, configs: Sequence[Config], order: Order) -> Sequence[Config]:
         """In this order; as declared where its guess fails, which refuses nothing."""
-        found: list[Config] = []
-
-        def sort() -> list[Reason]:
-            found.extend(order(configs))
-            return []
-
-        self.answer(problem, sort)
-        return found or configs
+        try:
+            return order(configs) or configs
+        except BaseException as error:
+            self._failed(problem, error)
+            return configs
 
     def legal_configs(self, problem: Problem) -> list[Config]:
         """The declared configs that the problem and the target allow; assumes that `reasons_against` is empty."""
@@ -245,11 +235,15 @@ class Variant:
         try:
             return ask()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) or noting():
-                raise
-            text = what_failed(error)
-            notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
-            return [Reason("declaration", "requires", text, "a declaration that answers")]
+            return [Reason("declaration", "requires", self._failed(problem, error), "a declaration that answers")]
+
+    def _failed(self, problem: Problem, error: BaseException) -> str:
+        """What is said of a declaration that raised this, which is being handled."""
+        if isinstance(error, KeyboardInterrupt) or noting():
+            raise error
+        text = what_failed(error)
+        notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
+        return text
 
     def may_wait(self, problem: Problem) -> bool:
         """Whether a launch may wait for the device: it says so, or fails to say."""

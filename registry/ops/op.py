@@ -49,6 +49,7 @@ class Op:
     def __init__(self) -> None:
         self.plans = PlanCache(self.new_plan, self.eager, alike=Alike(self))
         self.find_plan = self.plans.find
+        self._left_out: dict[str, tuple[Variant, list[str]]] = {}
         OPS[self.name] = self
         if self.tensors:
             HANDED[self.name] = self.handed
@@ -211,7 +212,12 @@ class Op:
         return prepare(found.problem, found.config)
 
     def _unclaimed(self, variant: Variant) -> list[str]:
-        return [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
+        """What launches of a variant are handed and do not pass on, found once for each that there is of its name."""
+        known, found = self._left_out.get(variant.name, (None, []))
+        if known is not variant:
+            found = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
+            self._left_out[variant.name] = variant, found
+        return found
 
     def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:
         """A decision and its variant; decided again where another thread took that one back meanwhile."""
