@@ -93,7 +93,7 @@ class OperandFact:
     def stride_alignment(self) -> int:
         """The largest power of two up to 16 that divides every outer stride, in bytes."""
         combined, itemsize = 16, self.itemsize
-        for size, stride in zip(self.shape, self.strides, strict=True):
+        for size, stride in zip(self.shape, self.strides):  # noqa: B905 - of one length, and asked often
             if size > 1 and stride != 1:
                 combined |= stride * itemsize
         return combined & -combined

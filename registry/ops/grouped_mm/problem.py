@@ -90,7 +90,7 @@ class GroupedMmProblem(Problem):
 
     @property
     def pitch(self) -> int:
-        return pitch_of(self.n, self.out_dtype, self.operands)
+        return pitch_of(self.n, self.out_dtype, [one.stride_alignment for one in self.operands])
 
     @classmethod
     def of_shape(

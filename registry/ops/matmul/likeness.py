@@ -7,6 +7,7 @@ from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up, waves
 from registry.contract.noted import gcd
+from registry.ops.parts.products import pitch_of
 
 THIN = 64
 """Rows or columns below which part of the smallest wgmma tile is empty."""
@@ -22,10 +23,12 @@ def coordinates(problem: Any) -> dict[str, float]:
     """Sizes and work in octaves, how full rounds of tiles are, what decides which kernels of a library can run, and how
     many products there are for each element of operands that others would have to copy."""
     m, n, k, z = problem.m, problem.n, problem.k, problem.batch
-    sms, elements, pitch = problem.target.sm_count, z * m * n, problem.pitch
+    sms, elements = problem.target.sm_count, z * m * n
+    alignments = [one.stride_alignment for one in problem.operands]
+    pitch = pitch_of(n, problem.out_dtype, alignments)
     dtype, layout = problem.dtype, problem.layout
     tall, wide = math.ceil(m / 128), math.ceil(n / 128)
-    odd = sum(math.prod(one.shape) for one in problem.operands if one.stride_alignment < ALIGNED)
+    odd = sum([math.prod(one.shape) for one, by in zip(problem.operands, alignments, strict=True) if by < ALIGNED])
     return {
         "m": octaves(m),
         "n": octaves(n),

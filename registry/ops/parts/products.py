@@ -121,6 +121,8 @@ def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterat
             fix = f"call .clone() on {one.name}: its storage offset breaks the alignment"
             got, allowed = f"{one.base_alignment} bytes", f"multiples of {base} bytes"
             yield Reason("alignment", "base_alignment", got, allowed, fix, one.name)
+        if unit == 1:  # which divides all
+            continue
         inner = len(one.shape) - (2 if one.shape[-1] != 1 and one.strides[-1] != 1 else 1)
         for dim, (extent, elements) in enumerate(zip(one.shape, one.strides, strict=True)):
             stride = elements * one.itemsize
@@ -143,11 +145,11 @@ def contiguous_rows(got: Any, claim: Any) -> str | None:
     return f"call .contiguous() on {' and '.join(names)}" if names else None
 
 
-def pitch_of(columns: int, out_dtype: str, operands: Iterable[OperandFact]) -> int:
-    """Bytes, up to 16, that divide every row's distance from the next, in the operands and the result: what decides
-    which of a library's kernels can run."""
+def pitch_of(columns: int, out_dtype: str, alignments: Iterable[int]) -> int:
+    """Bytes, up to 16, that divide every row's distance from the next, in the operands, whose strides are aligned so,
+    and the result: what decides which of a library's kernels can run."""
     result: int = columns * getattr(torch, out_dtype).itemsize | 16
-    return min([fact.stride_alignment for fact in operands] + [result & -result])
+    return min([*alignments, result & -result])
 
 
 def made_up(name: str, shape: tuple[int, ...], letter: str, dtype: torch.dtype) -> OperandFact:
