@@ -32,7 +32,7 @@ DECISION_US = 2.0
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
 NEW_SHAPE_US = 150.0
 """The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
-RANDOM_US, SLOWEST_US = 300.0, 600.0
+RANDOM_US, SLOWEST_US = 260.0, 520.0
 """The same without checks, for shapes drawn at random, each of another kind than the one before: in the median, and at
 the 95th percentile."""
 GROWN_US = 40.0
