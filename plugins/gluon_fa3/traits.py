@@ -306,6 +306,8 @@ def written_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     k, v = (1 << (-(-d // PANEL)).bit_length() - 1 for d in (problem.head_dim, problem.head_dim_v))
     if config.get("written") and config["stages"] * k % v:
         yield Reason("config", "written", True, "False with so much wider values")
+    if config.get("written") and problem.target.triton.startswith("3.8."):  # see PARTS_HAVE_VIEWS in toolbox/hopper.py
+        yield Reason("config", "written", True, "False with Triton 3.8, which has no view of a part of a tile")
     parts, panels = two_powers(problem.head_dim_v).bit_count(), -(-problem.head_dim_v // PANEL)
     if config.get("one_product") and not (config.get("written") and parts > 1 and panels.bit_count() == 1):
         yield Reason("config", "one_product", True, "False: one product as it is, or V does not lie as one matrix")

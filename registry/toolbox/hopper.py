@@ -18,8 +18,10 @@ launch       `after_previous_kernel`, for kernels launched with `launch_pdl=True
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import functools
+import math
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -50,6 +52,9 @@ DTYPES = {
     torch.int8: gl.int8,
     torch.int32: gl.int32,
 }
+PARTS_HAVE_VIEWS = not triton.__version__.startswith("3.8.")
+"""Whether a tile's first bytes may be viewed as a smaller one. Triton 3.8 alone wants as many bytes on both sides, and
+views of what has no other name: there a tile is viewed as several, and the first is cut off."""
 FREE_BARRIERS = range(8, 16)  # 0 to 7 are the compiler's: one for each partition, and one for all
 
 
@@ -121,6 +126,41 @@ else:
         return tile._reinterpret(
             tile.dtype, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype)
         )
+
+
+if not PARTS_HAVE_VIEWS:
+
+    @gluon.constexpr_function
+    def _several(held, bits, shape, own_bits):
+        """The shape of as many such tiles, one below the other, as have the bytes of what is held."""
+        times = math.prod(held) * bits // (math.prod(shape) * own_bits)
+        return [shape[0] * times, *shape[1:]]
+
+    @gluon.jit
+    def retyped(tile, DTYPE: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes as elements of another type."""
+        BITS: gl.constexpr = tile.dtype.primitive_bitwidth
+        WHOLE: gl.constexpr = _several(tile.shape, BITS, SHAPE, DTYPE.primitive_bitwidth)
+        whole = tile._reinterpret(DTYPE, WHOLE, LAYOUT)
+        if WHOLE[0] == SHAPE[0]:
+            return whole
+        else:
+            return whole.slice(0, SHAPE[0], dim=0)
+
+    @gluon.jit
+    def viewed(tile, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same bytes in another shape and layout."""
+        return retyped(tile, tile.dtype, SHAPE, LAYOUT)
+
+    @gluon.jit
+    def as_matrix(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """A tile as a swizzled matrix, as wgmma reads it."""
+        return viewed(tile, [ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([ROWS, COLUMNS], tile.dtype))
+
+    @gluon.jit
+    def as_box(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+        """The front of a tile as a box of a rank-3 tensor map."""
+        return viewed(tile, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype))
 
 
 # --- rings of tiles -------------------------------------------------------------------------------------------------

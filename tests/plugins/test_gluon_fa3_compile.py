@@ -143,6 +143,9 @@ def test_what_cannot_be_written_out_is_refused():
     assert refused({"one_product": True, "written": True}, d=96) == []
     assert refused({"one_product": True, "written": True}, d=192) == ["one_product"], "in two places"
     assert refused({"one_product": True, "written": True}, d=128) == ["one_product"]
+    triton_38 = dataclasses.replace(H200, triton="3.8.0")
+    elsewhere = [problem(d=128, causal=True).on(target) for target in (H200, triton_38)]
+    assert [any(c.get("written") for c in VARIANT.legal_configs(p)) for p in elsewhere] == [True, False]
 
 
 @reading
