@@ -41,6 +41,7 @@ ALIGNED = 15
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_jit_trace = torch._C._get_tracing_state
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
 _precision = torch._C._get_float32_matmul_precision
@@ -109,6 +110,8 @@ class PlanCache:
     def find(self, settings: Hashable, *tensors: Any) -> Plan | None:
         """The plan of an eager call; None where it must go by the torch op, which others want to see."""
         if _dispatch_modes():  # guards overlook them, and fake tensors have no memory to be asked about
+            return None
+        if _jit_trace() is not None:  # to whom a size is an operation, and one that it refuses ends it
             return None
         kept: tuple[Any, ...] = ()
         try:

@@ -38,6 +38,38 @@ def test_the_op_stands_in_the_graph(op, grad):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("op", CALLS)
+def test_a_weight_that_is_no_input_is_refused_as_torch_refuses_it(op):
+    """The tracer ends with the error, and going on without it ended the process."""
+    call, shape = CALLS[op]
+    weight = torch.nn.Parameter(torch.randn(shape))
+    with pytest.raises(RuntimeError, match="Cannot insert a Tensor that requires grad as a constant"):
+        torch.jit.trace(lambda x: call(weight) + x, torch.randn(()))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("op", ["matmul", "grouped_mm"])
+def test_activations_of_weights_pass_the_tracers_own_check(op):
+    """Which traces again, without gradients."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(2, 16, 16))
+
+        def forward(self, x):
+            if op == "matmul":
+                return registry.matmul(x, self.weight[0], activation="relu")
+            return registry.grouped_mm(x, self.weight, offs=STARTS[1:], activation="relu")
+
+    layer, x, other = Layer(), torch.randn(16, 16), torch.randn(16, 16)
+    traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(other), layer(other))
+    expected = torch.autograd.grad(layer(other).sum(), layer.weight)
+    torch.testing.assert_close(torch.autograd.grad(traced(other).sum(), traced.weight), expected)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
 def test_a_traced_module_is_saved_and_what_ran_in_it_too(tmp_path: Path):
     class Attends(torch.nn.Module):
         def forward(self, x):

@@ -35,7 +35,7 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -103,7 +103,7 @@ class Matmul(Op):
         if gated is not False:
             how: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, "variant": variant, "gated": gated}
             return with_gate.product(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out, **how)
-        if not _is_compiling():
+        if not _is_compiling() and not jit_traced():
             product, key = None, None
             epilogue = bias is not None or scale_a is not None or scale_b is not None or activation is not None
             if not epilogue and out is None and out_dtype is None:

@@ -19,7 +19,7 @@ from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
 from registry.ops.parts.products import activate, check_activation, check_out, check_out_dtype, refuse_grad
-from registry.ops.tensors import autocast, differentiated, forward_mode, no_derivative, plain
+from registry.ops.tensors import autocast, differentiated, forward_mode, jit_traced, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -62,9 +62,10 @@ def through_torch(
     refuse_grad("scale_a", scale_a, *inputs)
     refuse_grad("out", out, *inputs)
     variant = named_for("matmul", variant, settles=True)
-    # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed.
+    # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed, and
+    # where it may be asked for later.
     transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
-    apart = needs_grad or transformed
+    apart = needs_grad or transformed or jit_traced()
     fused = "" if apart else activation
     if transformed:
         result = _TransformedMatmul.apply(a2, b2, bias, result_dtype, scale_a, scale_b, variant)
