@@ -13,7 +13,7 @@ from registry.forks import new_lock
 __all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "what_failed"]
 
 log = logging.getLogger("registry")
-log.addHandler(logging.NullHandler())
+"""Without a handler: where a program sets none up, Python shows warnings on stderr."""
 
 WIDEST = 1000
 """Characters of a phrase: a list of what is allowed fits, a listing of a compiler does not."""

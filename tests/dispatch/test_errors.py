@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import pickle
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -269,3 +271,18 @@ def test_a_prepare_that_gives_nothing_to_call_names_its_variant():
         finally:
             registry.unregister("test.unprepared")
         assert said == f"test.unprepared: prepare gave {given}; allowed: a launch, which can be called"
+
+
+@pytest.mark.parametrize("level, said", [("WARNING", 1), ("ERROR", 0)])
+@pytest.mark.usefixtures("quick_python")
+def test_a_plain_script_shows_a_notice_once_and_may_turn_it_off(level, said):
+    script = f"""
+import logging, torch, registry
+logging.getLogger("registry").setLevel("{level}")
+q = torch.randn(1, 2, 8, 16)
+for _ in range(2):
+    with registry.prefer("gluon_fa3"):
+        registry.attention(q, q, q)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stderr.count("preferred gluon_fa3 is illegal") == said and not done.stdout
