@@ -31,6 +31,8 @@ so that one with a choice in it is not run for somebody who asks for another, or
 graph_forms: dict[Any, Callable[..., Any]] = {}
 """Torch op -> what takes its arguments and answers by torch's own operations, or NotImplemented."""
 
+_whole: list[Callable[..., Any]] = []
+"""What a graph holds as it is, of which the compiler does not know yet."""
 _lent = False
 _scopes = 0
 _era = ""
@@ -45,6 +47,15 @@ def by_the_tracer(function: _F) -> _F:
     It is what torch.compiler.assume_constant_result does, which would import all of torch.compile, and triton, at once.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def in_one_piece(function: _F) -> _F:
+    """Have a graph hold this function as it is, once the tracer has run `meet_compiler`.
+
+    For an autograd.Function that functorch transforms: the tracer, which looks into each, does not get through those.
+    """
+    _whole.append(function)
     return function
 
 
@@ -75,7 +86,7 @@ def by_op(op_of: Callable[[str], str], names: tuple[str, ...]) -> dict[str, str]
 def variant_for(op: str, named: str | None = None) -> str | None:
     """The variant that the call, or the blocks being traced, ask for; else a choice that is settled when the graph is
     compiled."""
-    _meet_compiler()
+    meet_compiler()
     if named is not None:
         return named
     if _asked:  # so that graphs guard little
@@ -119,9 +130,11 @@ def is_exporting() -> bool:
 
 
 @by_the_tracer
-def _meet_compiler() -> None:
+def meet_compiler() -> None:
     """Tell the compiler what graphs may hold in the place of our ops, and how they call them, before it asks."""
     global _era, _lent
+    while _whole:
+        _keep_whole(_whole.pop())
     if not _era:
         from registry.dispatch import in_force
 
@@ -136,6 +149,14 @@ def _meet_compiler() -> None:
                 lend()
             except Exception as error:  # parts of torch that it promises to nobody
                 notice(f"compiled graphs {otherwise}: {what_failed(error)}")
+
+
+def _keep_whole(function: Callable[..., Any]) -> None:
+    from torch._dynamo import eval_frame
+
+    torch.compiler.allow_in_graph(function)
+    with contextlib.suppress(AttributeError):  # not to be traced by itself either, where a graph broke outside of it
+        eval_frame.skip_code(function.__code__)  # type: ignore[attr-defined]
 
 
 def lend_again() -> None:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
-from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
+from registry.dispatch.traced import asked_of, graph_forms, in_one_piece, is_tracing, meet_compiler, variant_for
 from registry.ops.attention import arguments, costs
 from registry.ops.attention.arguments import UNLIMITED
 from registry.ops.attention.outputs import in_the_order_of, new_lse, new_out, out_geometry
@@ -70,7 +70,7 @@ def through_torch(
     with_grad = jit_traced() or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention", variant, settles=True)
-    call = _TransformedAttention.apply if differentiated() else torch.ops.registry.attention
+    call = _transformed if differentiated() else torch.ops.registry.attention
     out, lse = call(q, k, v, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     return out, lse if return_lse else None
 
@@ -79,7 +79,9 @@ def gradients_through_torch(settings: Settings, scale: float, *tensors: Any) -> 
     """Call the torch op of the gradients; `tensors` end with that of the LSE, or None. The variant is the scope's."""
     causal, window, softcap, *_ = settings
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_backward
+    if is_tracing():
+        meet_compiler()
+    call = _transformed_backward if differentiated() else torch.ops.registry.attention_backward
     found: Gradients = call(*tensors, causal, float(scale), left, right, softcap)
     return found
 
@@ -257,3 +259,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 _TransformedAttention = transformed(
     _compute, _keep, _op_backward, lambda: no_derivative("forward-mode differentiation of attention", _INSTEAD)
 )
+
+
+@in_one_piece
+def _transformed(*args: Any) -> Any:
+    return _TransformedAttention.apply(*args)
+
+
+@in_one_piece
+def _transformed_backward(*args: Any) -> Any:
+    return _TransformedBackward.apply(*args)

@@ -13,6 +13,7 @@ import torch
 
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
+from registry.dispatch.traced import in_one_piece, is_tracing, meet_compiler
 from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.derivatives import INSTEAD, no_gradient_of_a_cache, no_second_derivative
 from registry.ops.attention_varlen.outputs import new_lse, new_out
@@ -71,7 +72,7 @@ def through_torch(
     with_grad = jit_traced() or (torch.is_grad_enabled() and any(t.requires_grad for t in followed))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)
-    call = _Transformed.apply if differentiated() else torch.ops.registry.attention_varlen
+    call = _transformed if differentiated() else torch.ops.registry.attention_varlen
     asked = (max_q, max_k, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     found, lse = call(q, k, v, cu_seqlens_q, *optional, *asked)
     if out is not None:
@@ -84,7 +85,9 @@ def gradients_through_torch(how: tuple[Any, ...], scale: float, *tensors: Any) -
     scope's."""
     causal, window, softcap, max_q, max_k, _ = how
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    call = _TransformedBackward.apply if differentiated() else torch.ops.registry.attention_varlen_backward
+    if is_tracing():
+        meet_compiler()
+    call = _transformed_backward if differentiated() else torch.ops.registry.attention_varlen_backward
     found: tuple[torch.Tensor, ...] = call(*tensors, max_q, max_k, causal, float(scale), left, right, softcap)
     return found
 
@@ -176,3 +179,13 @@ _Transformed = transformed(_compute, _keep, _op_backward, _no_forward_mode, _no_
 _TransformedBackward = last_derivative(torch.ops.registry.attention_varlen_backward, no_second_derivative, _no_vmap)
 torch.library.register_autograd("registry::attention_varlen", _op_backward, setup_context=_save, lib=_library)
 torch.library.register_autograd("registry::attention_varlen_backward", _TransformedBackward.backward, lib=_library)
+
+
+@in_one_piece
+def _transformed(*args: Any) -> Any:
+    return _Transformed.apply(*args)
+
+
+@in_one_piece
+def _transformed_backward(*args: Any) -> Any:
+    return _TransformedBackward.apply(*args)

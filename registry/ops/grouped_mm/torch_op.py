@@ -13,12 +13,13 @@ import torch
 
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
+from registry.dispatch.traced import in_one_piece
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
 from registry.ops.parts.products import check_activation, check_out, check_out_dtype, refuse_grad
-from registry.ops.tensors import autocast, differentiated, forward_mode, hidden, jit_traced, no_derivative, plain
+from registry.ops.tensors import autocast, differentiated, hidden, jit_traced, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -59,16 +60,17 @@ def through_torch(
         and not any(t is not None and hidden(t) for t in (offs, rows))
     ):
         arguments.check_values(offs, rows, a, form)
-    # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside.
-    transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
-    apart = needs_grad or transformed or jit_traced()
+    # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside, in a trace,
+    # whose gradients may be asked for later, too.
+    followed = differentiated()
+    apart = needs_grad or followed or jit_traced()
     if apart and rows is not None:
         # On a CPU torch's own indexing refuses rows that are not there, in a graph too.
         at = rows.clamp(0, a.shape[0] - 1) if a.is_cuda else rows
         a, rows = a.index_select(0, at), None
         scale_a = scale_a if scale_a is None else scale_a.index_select(0, at)
-    if transformed:
-        result = _TransformedGroupedMm.apply(a, b, offs, bias, result_dtype, scale_a, scale_b, variant)
+    if followed:
+        result = _transformed(a, b, offs, bias, result_dtype, scale_a, scale_b, variant)
     elif needs_grad and all(plain(t) for t in inputs):
         result = _EagerGroupedMm.apply(a, b, offs, bias, ("", False, result_dtype, variant), current.get())
     else:
@@ -192,3 +194,9 @@ def _tangent_of_bias(product: Product, bias_dot: torch.Tensor, a: torch.Tensor, 
 
 
 _TransformedGroupedMm = transformed("grouped_mm", _unfused, _gradients, _tangent_of_bias)
+
+
+@in_one_piece
+def _transformed(*args: Any) -> torch.Tensor:
+    result: torch.Tensor = _TransformedGroupedMm.apply(*args)
+    return result

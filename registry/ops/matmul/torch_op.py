@@ -14,12 +14,12 @@ from torch.autograd import forward_ad
 
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
-from registry.dispatch.traced import asked_of, graph_forms, is_tracing, variant_for
+from registry.dispatch.traced import asked_of, graph_forms, in_one_piece, is_tracing, variant_for
 from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
 from registry.ops.parts.products import activate, check_activation, check_out, check_out_dtype, refuse_grad
-from registry.ops.tensors import autocast, differentiated, forward_mode, jit_traced, no_derivative, plain
+from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -29,6 +29,7 @@ _library.define(
 )
 # Under names of this module, of which a graph guards one each rather than the way there.
 _torch_op = torch.ops.registry.matmul
+_functorch_active = torch._C._are_functorch_transforms_active
 _autocast_enabled = torch.is_autocast_enabled
 
 
@@ -62,13 +63,13 @@ def through_torch(
     refuse_grad("scale_a", scale_a, *inputs)
     refuse_grad("out", out, *inputs)
     variant = named_for("matmul", variant, settles=True)
-    # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed, and
-    # where it may be asked for later.
-    transformed = differentiated() and not (torch.compiler.is_compiling() and not forward_mode())
-    apart = needs_grad or transformed or jit_traced()
+    # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed, or
+    # may be later.
+    followed = differentiated()
+    apart = needs_grad or followed or jit_traced()
     fused = "" if apart else activation
-    if transformed:
-        result = _TransformedMatmul.apply(a2, b2, bias, result_dtype, scale_a, scale_b, variant)
+    if followed:
+        result = _transformed(a2, b2, bias, result_dtype, scale_a, scale_b, variant)
     elif needs_grad and all(plain(t) for t in inputs):
         result = _EagerMatmul.apply(a2, b2, bias, ("", result_dtype, variant), current.get())
     else:
@@ -89,7 +90,7 @@ def _is_plain_product(a: Any, b: Any) -> bool:
         return False
     if not a.dtype.is_floating_point or forward_ad._current_level >= 0:
         return False
-    return not _autocast_enabled(a.device.type)
+    return not _functorch_active() and not _autocast_enabled(a.device.type)
 
 
 def define(
@@ -223,3 +224,9 @@ def _tangent_of_bias(product: Product, bias_dot: torch.Tensor, a: torch.Tensor, 
 
 
 _TransformedMatmul = transformed("matmul", _call, _gradients, _tangent_of_bias)
+
+
+@in_one_piece
+def _transformed(*args: Any) -> torch.Tensor:
+    result: torch.Tensor = _TransformedMatmul.apply(*args)
+    return result
