@@ -16,7 +16,7 @@ Where all are equal, the tables carry the new hash, and each journal gets a line
 measured keeps the hash that it was measured with. Else it says what differs, changes nothing for that variant, and ends
 with status 1.
 
-What neither side can launch, a config of other names, keeps the old hash.
+What neither side can launch, a config of names that are no more, tells no difference, and goes along.
 
 With `--where-alike` launches, and values of constants, may differ: what was measured of those keeps the old hash, and
 is no measurement of today's source, nor is what other configs of the variant took on that shape; tables are fitted anew
@@ -146,7 +146,7 @@ def compare(
     gone: set[str] | None = None,
 ) -> dict[str, list[str]]:
     """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
-    where it is given, those that neither side can launch to `gone`, and count as no difference."""
+    where it is given, and count as no difference, as do those that neither side can launch: they go to `gone`."""
     found: dict[str, list[str]] = {row[1]: [] for row in rows}
     asked = old.work / "asked.json"
     asked.write_text(json.dumps(rows), encoding="utf-8")
@@ -237,16 +237,11 @@ def unlike(old: list[str], new: list[str]) -> list[str]:
 
 
 def carried(
-    results: Results,
-    variant: str,
-    hashes: tuple[str, str],
-    apart: Collection[str] = (),
-    alone: bool = False,
-    gone: Collection[str] = (),
+    results: Results, variant: str, hashes: tuple[str, str], apart: Collection[str] = (), alone: bool = False
 ) -> dict[str, Any] | None:
     """The line by which a journal carries the new hash of a variant, None where it holds nothing of the old one. But
-    for rows that are gone, for rows apart, and what the variant's other configs took on the same shape as these, unless
-    each stands `alone`: a fit compares them with each other."""
+    for rows apart, and what the variant's other configs took on the same shape, unless each stands `alone`: a fit
+    compares them with each other."""
     old, new = hashes
     among = set() if alone else {_without_config(key) for key in apart}
     but: dict[str, list[str]] = {}
@@ -255,7 +250,7 @@ def carried(
         for key, entry in case.entries.items():
             if entry.variant == variant and entry.fingerprint == old:
                 row = _row_key(entry, case)
-                if row in gone or row in apart or (among and _without_config(row) in among):
+                if row in apart or (among and _without_config(row) in among):
                     but.setdefault(name, []).append(key)
                 else:
                     count += 1
@@ -274,17 +269,13 @@ def in_yaml(source: str) -> str:
 
 
 def carry(
-    sweeps: Iterable[Path],
-    tables: Iterable[Path],
-    changed: Changed,
-    apart: Collection[str] = (),
-    gone: Collection[str] = (),
+    sweeps: Iterable[Path], tables: Iterable[Path], changed: Changed, apart: Collection[str] = ()
 ) -> Iterator[Path]:
     """Give the files that name an old source the new one; those are given. Nothing that stands in a journal is changed:
     a line is added."""
     for results in named_in(sweeps, changed):
         alone = Path(results.path).name.startswith(JUDGED)
-        found = [carried(results, variant, hashes, apart, alone, gone) for variant, hashes in changed.items()]
+        found = [carried(results, variant, hashes, apart, alone) for variant, hashes in changed.items()]
         if any(found):
             with Journal(Path(results.path)) as file:
                 for line in filter(None, found):
@@ -320,12 +311,12 @@ def main(arguments: list[str] | None = None) -> int:
     if apart is not None:
         print(f"{len(apart)} launches differ, and keep the old hash")
     if gone:
-        print(f"{len(gone)} are of configs that neither side can launch, and keep the old hash")
+        print(f"{len(gone)} are of configs that neither side can launch, and are taken along")
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}
     files = journals(options.tree / "benchmarks" / "results"), sorted((options.tree / "dispatch_tables").glob("*.yaml"))
-    for file in () if options.dry_run else carry(*files, same, apart or (), gone):
+    for file in () if options.dry_run else carry(*files, same, apart or ()):
         print(f"carried in {file.relative_to(options.tree)}")
     return 1 if len(same) < len(found) else 0
 
