@@ -1,4 +1,8 @@
-"""Things that must never pass in silence: fallbacks, quarantines, missing tables. Logged once each, counted always."""
+"""Things that must never pass in silence: fallbacks, quarantines, missing tables. Logged once each, counted always.
+
+By the logger `registry`, which has no handler of ours, a NullHandler neither: where nobody configured logging, Python
+prints them on stderr.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ import logging
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 from registry.forks import new_lock
 
-__all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "what_failed"]
+__all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "shown_by_caller", "what_failed"]
 
 log = logging.getLogger("registry")
-"""Without a handler: where a program sets none up, Python shows warnings on stderr."""
 
 WIDEST = 1000
 """Characters of a phrase: a list of what is allowed fits, a listing of a compiler does not."""
@@ -30,6 +34,16 @@ def notice(message: str, level: int = logging.WARNING) -> None:
         first = _counts[message] == 1
     if first:
         log.log(level, message)
+
+
+@contextlib.contextmanager
+def shown_by_caller() -> Iterator[None]:
+    """Around a command that shows notices itself: they are counted, and not logged a second time."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def what_failed(error: BaseException) -> str:

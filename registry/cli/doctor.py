@@ -14,8 +14,10 @@ from registry.cli._page import Page, json_option, print_json
 @json_option
 def command(as_json: bool) -> int:
     from registry.doctor import ailments, examine
+    from registry.notices import shown_by_caller
 
-    report = examine()
+    with shown_by_caller():
+        report = examine()
     wrong = ailments(report)
     if as_json:
         print_json(report | {"wrong": wrong})

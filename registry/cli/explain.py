@@ -13,6 +13,7 @@ from registry.cli._problems import problem_from, problem_options
 from registry.contract.describe import config_text, problem_data, reason_data
 from registry.dispatch.decision import Candidate, Decision, evidence_text
 from registry.errors import IllegalVariant, NoLegalVariant
+from registry.notices import shown_by_caller
 from registry.ops.known import all_ops
 from registry.ops.op import Op
 
@@ -48,7 +49,8 @@ def explain(op: Op, *, as_json: bool, variant: str | None, **values: Any) -> int
     """Print the decision for a problem; 1 if nothing, or not the variant that was asked for, may run it."""
     problem = problem_from(op, values)
     try:
-        decision = op.explain(problem, variant=variant)
+        with shown_by_caller():
+            decision = op.explain(problem, variant=variant)
     except (IllegalVariant, NoLegalVariant) as refusal:
         if as_json:
             print_json(_refusal_data(refusal) | {"notes": _notes()})

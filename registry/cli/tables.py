@@ -24,9 +24,13 @@ def command() -> None: ...
 @json_option
 def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
     from registry.dispatch import in_force
+    from registry.dispatch.catalog import catalog
+    from registry.notices import shown_by_caller
     from registry.tuning.lint import coverage, lint_tables, load_files, results_folder, together, unproven
 
-    tables = load_files([Path(file) for file in files]) if files else in_force.tables()
+    catalog.get()  # no finding of ours names a plugin that fails, so that may be logged
+    with shown_by_caller():
+        tables = load_files([Path(file) for file in files]) if files else in_force.tables()
     covered, past = coverage(tables)
     findings = lint_tables(tables) + past
     folder = results_folder()

@@ -1,0 +1,50 @@
+"""Notices are seen where nobody configured logging, once, and not again where a command shows them itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ran import install_plugin
+
+pytestmark = pytest.mark.usefixtures("quick_python")
+
+SCRIPT = """
+import torch, registry
+q = torch.randn(1, 2, 8, 8)
+for _ in range(2):
+    with registry.prefer("torch_flash"):
+        registry.attention(q, q, q)
+"""
+
+
+def run(*arguments, **environment):
+    command, everything = [sys.executable, *arguments], {**os.environ, **environment}
+    return subprocess.run(command, env=everything, capture_output=True, text=True, check=True)
+
+
+def test_a_plain_script_sees_a_fallback_once():
+    assert run("-c", SCRIPT).stderr.count("preferred torch_flash is illegal") == 1
+
+
+def test_whoever_configures_logging_has_them_there():
+    quiet = "import logging; logging.getLogger('registry').setLevel(logging.ERROR)"
+    kept = "import logging, sys; logging.basicConfig(stream=sys.stdout, format='%(name)s: %(message)s')"
+    assert run("-c", quiet + SCRIPT).stderr == ""
+    done = run("-c", kept + SCRIPT)
+    assert done.stderr == "" and done.stdout.startswith("registry: preferred torch_flash is illegal")
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"), [("explain matmul --device cpu", True), ("tables lint FILE", False), ("list", False)]
+)
+def test_a_command_says_it_once(tmp_path, command, shown):
+    install_plugin(tmp_path, "broken_plugin", "raise ImportError('no such thing')")
+    (tmp_path / "mine.yaml").write_text("op: matmul\narch: cpu\nrules: [{use: [nobody_has_this]}]\n")
+    arguments = [str(tmp_path / "mine.yaml") if one == "FILE" else one for one in command.split()]
+    done = run("-m", "registry.cli", *arguments, PYTHONPATH=str(tmp_path), REGISTRY_TABLES=str(tmp_path))
+    said = {True: done.stdout, False: done.stderr}
+    assert (said[shown].count("no such thing"), said[not shown].count("no such thing")) == (1, 0)
+    assert (done.stdout + done.stderr).count("nobody_has_this") == (command != "list")
