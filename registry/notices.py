@@ -15,7 +15,18 @@ from collections.abc import Iterator
 
 from registry.forks import new_lock
 
-__all__ = ["clear", "clip", "counts", "drop_output", "notice", "printable", "shown", "shown_by_caller", "what_failed"]
+__all__ = [
+    "clear",
+    "clip",
+    "counts",
+    "drop_output",
+    "notice",
+    "printable",
+    "shown",
+    "shown_by_caller",
+    "text_of",
+    "what_failed",
+]
 
 log = logging.getLogger("registry")
 
@@ -61,13 +72,17 @@ def what_failed(error: BaseException) -> str:
 
 def shown(value: object) -> str:
     """A value in one phrase, short and printable, whatever it does when it is asked for its text."""
+    return _phrase(text_of(value))
+
+
+def text_of(value: object) -> str:
+    """All that a value says, with its lines, or that it cannot be shown."""
     try:
-        text = f"{value!s}"
+        return f"{value!s}"
     except BaseException as worse:
         if isinstance(worse, KeyboardInterrupt):
             raise
-        text = f"a {type(value).__name__} that cannot be shown ({type(worse).__name__})"
-    return _phrase(text)
+        return f"a {type(value).__name__} that cannot be shown ({type(worse).__name__})"
 
 
 def _phrase(text: str) -> str:

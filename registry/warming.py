@@ -27,6 +27,7 @@ from registry.dispatch.quarantine import compile_failures
 from registry.dispatch.scope import Recorder, current
 from registry.dispatch.select import decide
 from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant, shown
+from registry.notices import text_of
 from registry.ops.known import op_named
 from registry.toolbox.capturing import capturing
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool
@@ -194,7 +195,7 @@ def _launch(case: Case, warmed: Warmed) -> Warmed:
 
 
 def _text(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 

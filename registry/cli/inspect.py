@@ -12,6 +12,7 @@ from registry.cli import FINDING, OK
 from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._problems import matching, problem_from, problem_options
+from registry.notices import text_of
 
 COUNTS = ("HGMMA", "QGMMA", "tcgen05", "HMMA", "TMA load", "TMA store", "cp.async", "BAR", "SYNCS", "MUFU")
 
@@ -162,7 +163,7 @@ def _kernel(variant: Any, problem: Any, config: dict[str, Any], build: Any) -> d
             raise build
         found["resources"] = resources = resources_of(compile_build(build, problem.target))
     except Exception as error:
-        text = str(error).strip()
+        text = text_of(error).strip()
         found["findings"].append(f"does not compile: {type(error).__name__}: {text.splitlines()[-1] if text else ''}")
         return found
     if resources.spills:

@@ -113,6 +113,8 @@ def command(op: str, **options: Any) -> int:
     device = options["device"] or _best_device()
     if device == "cuda" and _best_device() != "cuda":
         raise InvalidArgument("--device", "cuda", "cpu: torch finds no GPU on this machine")
+    if options["device"] is None and device == "cpu":
+        click.echo("torch finds no GPU here: the CPU is measured. Grids are made for GPUs and may take long.", err=True)
     _refuse_unknown(op, options["only"])
     effort = _effort(options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:

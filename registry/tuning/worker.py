@@ -18,6 +18,8 @@ from typing import Any
 from registry.toolbox.compile_pool import Child
 
 OK: dict[str, Any] = {"ok": True}
+NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+"""What errors say, in CUDA's words and in those of torch's allocator for the CPU."""
 
 
 def refusal(why: str, detail: str = "", **more: Any) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class Worker:
         from registry.dispatch.catalog import catalog
         from registry.tuning.extra import load_plugins
         from registry.tuning.machine import Monitor, describe, target_data
+        from registry.tuning.memory import leave_some
         from registry.tuning.timing import timer_for
 
         self.device, self.mode = device, mode
@@ -58,6 +61,7 @@ class Worker:
             self.timer = timer_for("cuda", mode, Monitor())
         else:
             torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+            leave_some()
             self.timer = timer_for("cpu", mode)
         return {**OK, "target": target_data(target), "machine": describe(target)}
 
@@ -211,12 +215,13 @@ def _same(before: Any, now: Any) -> bool:
 def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
     """What an exception means for the sweep: a config that does not fit, memory, a plain error, or a broken device."""
     from registry.dispatch.quarantine import compile_failures
+    from registry.notices import text_of
 
-    text = f"{type(error).__name__}: {error}".strip()
+    text = f"{type(error).__name__}: {text_of(error)}".strip()
     where = "" if len(text) > 40 else "\n" + "".join(traceback.format_exception(error)[-4:-1]).rstrip()
     if isinstance(error, compile_failures()):
         return refusal("does not compile", text)
-    if "out of memory" in text.lower() or isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
         with contextlib.suppress(Exception):
             gc.collect()
         return refusal("out of memory", text)
