@@ -99,10 +99,11 @@ def command(name: str, op: str, package: bool, into: Path) -> int:
     if not _NAME.fullmatch(name):
         raise InvalidArgument("NAME", repr(name), "vendor.name in lower-case words, such as acme.my_kernel")
     vendor, module = name.partition(".")[0], name.replace(".", "_")
-    folder = into / module
+    # Named unlike the module: beside it, Python would take the folder for the module, ahead of an editable install.
+    folder = into / (distribution := module.replace("_", "-"))
     if folder.exists() and any(folder.iterdir()):
         raise InvalidArgument("NAME", f"{name!r}, but {folder} is not empty", "a name whose folder is not there yet")
-    words = {"NAME": name, "OP": op, "MODULE": module, "VENDOR": vendor, "DISTRIBUTION": module.replace("_", "-")}
+    words = {"NAME": name, "OP": op, "MODULE": module, "VENDOR": vendor, "DISTRIBUTION": distribution}
     kernel, words["CONTENT"] = starter(op), PACKAGE_CONTENT if package else MODULE_CONTENT
     files = {"pyproject.toml": PYPROJECT, "README.md": README}
     if package:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,15 @@ def test_the_ops_that_people_write_kernels_for_have_one():
 
 @pytest.mark.slow(15)
 def test_what_is_written_passes(tmp_path, capsys, monkeypatch):
+    folders = []
     for op in STARTED:
         package = ["--package"] if op == "matmul" else []
         assert main(["new", f"acme.new_{op}", "--op", op, "--into", str(tmp_path), *package]) == OK
-        folder = tmp_path / f"acme_new_{op}"
+        folder = tmp_path / f"acme-new-{op}".replace("_", "-")
+        folders.append(str(folder))
+        assert PathFinder.find_spec(f"acme_new_{op}", [str(tmp_path)]) is None, (
+            "found where it was written, uninstalled"
+        )
         files = written(folder)
         assert str(folder / "README.md") in capsys.readouterr().out.replace("\n", " ")
         assert not [name for name, text in files.items() if re.search(r"@[A-Z]+@", text)]
@@ -51,7 +57,6 @@ def test_what_is_written_passes(tmp_path, capsys, monkeypatch):
     printed(*ruff, "format", "--isolated", "--line-length=120", "--check", ".", cwd=tmp_path)
     printed(*ruff, "check", "--isolated", "--line-length=120", "--select=E,F,W,I,B", ".", cwd=tmp_path)
     few = " or ".join(f"test_acme_new_{op}.py and ({FEW.get(op, 'refuses')})" for op in STARTED)
-    folders = [str(tmp_path / f"acme_new_{op}") for op in STARTED]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))  # as if they were installed
     (tmp_path / "elsewhere").mkdir()
     tests = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", few, *folders)
@@ -63,7 +68,7 @@ def test_what_is_written_passes(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow(6)
 def test_a_package_brings_its_tables(tmp_path):
     assert main(["new", "acme.tabled", "--op", "matmul", "--package", "--into", str(tmp_path)]) == OK
-    package = tmp_path / "acme_tabled" / "acme_tabled"
+    package = tmp_path / "acme-tabled" / "acme_tabled"
     (package / "matmul.sm90.yaml").write_text("op: matmul\narch: sm90\nrules: []\n")
     code = (
         "import acme_tabled as a; print([p.name for p in a.registry_tables()], [v.name for v in a.registry_variants()])"
@@ -82,7 +87,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
         assert main(["new", *arguments, "--into", str(tmp_path)]) == USAGE
         assert said in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
-    (tmp_path / "acme_x").mkdir()
-    (tmp_path / "acme_x" / "mine").write_text("")
+    (tmp_path / "acme-x").mkdir()
+    (tmp_path / "acme-x" / "mine").write_text("")
     assert main(["new", "acme.x", "--into", str(tmp_path)]) == USAGE
     assert "is not empty" in capsys.readouterr().err
