@@ -8,18 +8,13 @@ from typing import Any
 
 import click
 
-from registry.contract.describe import SHORT_DTYPES
+from registry.contract.describe import DTYPE_ALIASES, long_dtype
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.errors import InvalidArgument, UnknownOp
 from registry.ops.op import Op
 from registry.ops.parts.cases import MOST
 
-DTYPE_ALIASES: Mapping[str, str] = {short: dtype for dtype, short in SHORT_DTYPES.items()} | {
-    "half": "float16",
-    "e4m3": "float8_e4m3fn",
-    "float8": "float8_e4m3fn",
-}
 _PLAIN = {"bool": bool, "float": float, "str": str}
 
 
@@ -64,7 +59,7 @@ def problem_from(op: Op, values: Mapping[str, Any]) -> Problem:
         if value is None:
             continue
         if "dtype" in name:
-            value = DTYPE_ALIASES.get(value.lower(), value)
+            value = long_dtype(value)
         elif _kind(others[name]) is None:
             value = _numbers(name, value)
         given[name] = value

@@ -22,11 +22,22 @@ SHORT_DTYPES: Mapping[str, str] = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "e5m2",
 }
+DTYPE_ALIASES: Mapping[str, str] = {short: dtype for dtype, short in SHORT_DTYPES.items()} | {
+    "half": "float16",
+    "e4m3": "float8_e4m3fn",
+    "float8": "float8_e4m3fn",
+}
+"""What options and shapes may say for a dtype of torch's."""
 
 
 def short_dtype(dtype: str) -> str:
     """ "bf16" for "bfloat16": the name that the command line takes, too."""
     return SHORT_DTYPES.get(dtype, dtype)
+
+
+def long_dtype(name: str) -> str:
+    """ "bfloat16" for "bf16"; what is no short name, as it is."""
+    return DTYPE_ALIASES.get(name.lower(), name)
 
 
 def dtypes_text(dtypes: tuple[str, ...]) -> str:

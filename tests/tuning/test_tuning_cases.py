@@ -41,6 +41,19 @@ def test_a_shape_has_one_spelling_that_reads_back(op, text):
     assert case.problem(H200).op == op
 
 
+@pytest.mark.parametrize(
+    ("op", "text", "long"),
+    [
+        ("attention", "hq=2,s=8,d=4,dtype=bf16", "hq=2,s=8,d=4"),
+        ("attention", "hq=2,s=8,d=4,dtype=FP16", "hq=2,s=8,d=4,dtype=float16"),
+        ("attention_varlen", "hq=2,sq=8,d=16,kv_dtype=fp8", "hq=2,sq=8,d=16,kv_dtype=float8_e4m3fn"),
+        ("matmul", "m=4,n=4,k=4,dtype=fp8,out_dtype=half", "m=4,n=4,k=4,dtype=float8_e4m3fn,out_dtype=float16"),
+    ],
+)
+def test_short_names_of_dtypes_are_other_spellings(op, text, long):
+    assert Case.parse(op, text).text == Case.parse(op, long).text == long
+
+
 def test_defaults_do_not_make_another_case():
     assert (
         Case.parse("attention", "b=1,hq=2,hkv=2,s=8,sk=8,d=4,dv=4,causal=false,dtype=bfloat16,layout=bhsd").text

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from registry.contract.describe import long_dtype
 from registry.errors import InvalidArgument, shown
 from registry.ops.known import op_named
 
@@ -47,8 +48,12 @@ class Case:
 
     @classmethod
     def parse(cls, op: str, text: str) -> Case:
-        """From "b=4,hq=16,s=4096,d=128,causal" (commas or blanks; a bare word is true; window=255:0)."""
-        case = cls.of(op, **parse_words(text))
+        """From "b=4,hq=16,s=4096,d=128,causal" (commas or blanks; a bare word is true; window=255:0; dtype=bf16)."""
+        fields, words = op_named(op).tuning.fields, parse_words(text)
+        for word, value in words.items():
+            if "dtype" in fields.get(word, "") and isinstance(value, str):
+                words[word] = long_dtype(value)
+        case = cls.of(op, **words)
         for word, value in case.shape:
             _check_word(op, word, value)
         return case
