@@ -29,7 +29,7 @@ from registry.dispatch.contenders import Contender, contenders
 from registry.dispatch.plan import device_of
 from registry.dispatch.plan_cache import forget_plans
 from registry.dispatch.quarantine import did_not_compile, quarantine
-from registry.dispatch.scope import Bind, Scope, Trial, current, entered
+from registry.dispatch.scope import Bind, Scope, Trial, block, current, entered
 from registry.dispatch.tried import Took, TriedOut, tried
 from registry.errors import InvalidArgument, shown
 from registry.forks import new_lock
@@ -132,7 +132,7 @@ class TryOuts:
         return paths
 
 
-@contextlib.contextmanager
+@block
 def try_out(most: int = MOST) -> Iterator[TryOuts]:
     """Have the first call of each problem inside the block time up to `most` kernels and configs, and run the fastest.
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from registry.contract.variant import Variant
     from registry.dispatch.decision import Decision
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T", covariant=True)
 Launch = Callable[..., Any]
 Bind = Callable[["Variant", "Problem", Any], Launch]
 """(variant, problem, config) -> a launch."""
@@ -106,7 +109,42 @@ def entered(scope: Scope) -> Iterator[None]:
             traced.enter(-1)
 
 
-@contextlib.contextmanager
+class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
+    """What can be entered again and again, inside of itself, by other threads and as a decorator too."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[_T]]) -> None:
+        self._make = make
+
+    def __enter__(self) -> _T:
+        one = self._make()
+        found = one.__enter__()
+        _open.set((*_open.get(), (self, one)))
+        return found
+
+    def __exit__(self, *failure: Any) -> bool | None:
+        entered = _open.get()
+        last = max(at for at, (block, _) in enumerate(entered) if block is self)
+        _open.set(entered[:last] + entered[last + 1 :])
+        return entered[last][1].__exit__(*failure)
+
+
+_open: contextvars.ContextVar[tuple[tuple[Block[Any], contextlib.AbstractContextManager[Any]], ...]]
+_open = contextvars.ContextVar("registry.open_blocks", default=())
+"""The blocks that this thread or task is in, innermost last, each with what one entry of it has to undo."""
+
+
+def block(function: Callable[_P, Iterator[_T]]) -> Callable[_P, contextlib.AbstractContextManager[_T]]:
+    """As contextlib.contextmanager, whose objects can be entered once, which is what a tracer knows."""
+    once = contextlib.contextmanager(function)
+
+    @functools.wraps(function)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> contextlib.AbstractContextManager[_T]:
+        return once(*args, **kwargs) if traced.is_tracing() else Block(lambda: once(*args, **kwargs))
+
+    return make
+
+
+@block
 def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Run exactly these variants (one an op, no more) inside the block, or raise IllegalVariant with the reasons.
 
@@ -132,9 +170,12 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@block
 def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
-    """Try these variants first, in this order, inside the block. A fallback is logged once and counted."""
+    """Try these variants first, in this order, inside the block, then those of `prefer` blocks around it.
+
+    A fallback is logged once and counted.
+    """
     if traced.is_tracing():
         traced.refuse("prefer")
     if not isinstance(names, (str, list, tuple)):
@@ -142,11 +183,13 @@ def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         _op_of(name)
-    with entered(replace(current.get(), preferred=wanted)):
+    scope = current.get()
+    outer = (name for name in scope.preferred if name not in wanted)
+    with entered(replace(scope, preferred=(*wanted, *outer))):
         yield
 
 
-@contextlib.contextmanager
+@block
 def record() -> Iterator[Recorder]:
     """Record what really runs inside the block, forward and backward, with counts."""
     if traced.is_tracing():

@@ -97,6 +97,32 @@ def test_prefer_takes_the_first_legal_and_reports_a_fallback():
     assert "fallback" in str(decision)
 
 
+def test_a_preference_inside_another_comes_first_and_hides_nothing():
+    with registry.prefer(["torch_math", "torch_cpu"]):
+        with registry.prefer(["torch_flash"]):
+            assert ran() == "torch_math"
+            assert registry.attention.explain(*qkv()).fallback_from == ()
+        with registry.prefer("torch_cpu"):
+            assert ran() == "torch_cpu"
+        assert ran() == "torch_math"
+
+
+@pytest.mark.parametrize("make", [lambda: registry.use("torch_math"), lambda: registry.prefer("torch_math")])
+def test_a_block_can_be_entered_again_inside_itself_and_by_others(make):
+    block = make()
+    with block:
+        with block:
+            assert ran() == "torch_math"
+        with registry.use("torch_cpu"), block:
+            pass
+        assert ran() == "torch_math"
+        assert in_threads(lambda _: block(ran)(), 2) == ["torch_math"] * 2
+    assert ran() == "torch_cpu"
+    with pytest.raises(KeyError), block, block:
+        raise KeyError
+    assert ran() == "torch_cpu"
+
+
 def test_the_backward_runs_in_the_scope_of_its_forward(declare):
     q, k, v = qkv(requires_grad=True)
     with registry.use("torch_math", "torch_math_backward"), registry.record() as recorder:
