@@ -17,8 +17,8 @@ from registry.notices import drop_output, printable
 from registry.toolbox.compile_pool import WorkerFailed
 
 OK, FINDING, USAGE = 0, 1, 2
-INTERRUPTED = 130
-"""Ctrl-C, as shells have it."""
+INTERRUPTED, TERMINATED = 130, 143
+"""Ctrl-C and SIGTERM, as shells have them."""
 PROGRAM = "kreg"
 PACKAGE = __name__.rpartition(".")[0]
 _USAGE_ERRORS = (InvalidArgument, UnknownOp, UnknownVariant, WorkerFailed)

@@ -10,14 +10,15 @@ from typing import Any
 
 import click
 
-from registry.cli import FINDING, INTERRUPTED, OK
+from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
 from registry.errors import InvalidArgument
 from registry.notices import printable
 from registry.ops.known import all_ops
 
-CTRL_C = "interrupted"
+ENDED_BY = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
+"""What ends a sweep from outside, and the exit status that says so."""
 GUIDED_DROP = 1.1
 """A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -126,7 +127,7 @@ def command(op: str, **options: Any) -> int:
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
     status = _fit(op, options, settings, path, report)
-    return INTERRUPTED if report.stopped == CTRL_C else status
+    return ENDED_BY.get(report.stopped, status)
 
 
 def _least_sure(cases: list[Any], child: Any, options: dict[str, Any]) -> list[Any]:
@@ -220,6 +221,7 @@ def _guidance(op: str, options: dict[str, Any]) -> Any:
 
 
 def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: Any, options: dict[str, Any]) -> Any:
+    from registry.tuning.journal import ResultsError
     from registry.tuning.measure import Sweep
     from registry.tuning.refine import refined
 
@@ -244,7 +246,9 @@ def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: An
                 except _Stopped:
                     sweep.report.stopped = "terminated"
                 except KeyboardInterrupt:
-                    sweep.report.stopped = CTRL_C
+                    sweep.report.stopped = "interrupted"
+                except ResultsError as error:  # another sweep's file, or another machine's: nothing was found here
+                    raise click.ClickException(str(error)) from error
         return sweep.report
 
     return refined(swept, cases, effort) if options["refine"] else swept(cases, effort)

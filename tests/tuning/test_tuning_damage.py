@@ -18,7 +18,7 @@ from ran import gone
 from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
 import registry
-from registry.cli import FINDING, INTERRUPTED, main
+from registry.cli import FINDING, INTERRUPTED, TERMINATED, USAGE, main
 from registry.dispatch import in_force
 from registry.errors import InvalidArgument
 from registry.toolbox import compile_pool
@@ -256,8 +256,20 @@ def registry_variants():
 """
 
 
-def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache):
-    """Its children are gone, its journal is whole, and its exit status is that of Ctrl-C."""
+def test_a_second_sweep_into_one_file_is_one_line(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    with journal.Journal(path):
+        assert main(["tune", "attention", "--device", "cpu", "--grid", "tiny", "--out", str(path)]) == USAGE
+    assert capsys.readouterr().err == f"kreg: {path}: another process writes to it\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "word"),
+    [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache, ending, status, word):
+    """Its children are gone, its journal is whole, and its exit status is that of what ended it."""
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "shapes.txt").write_text("b=1,hq=1,s=16,d=16,dtype=float32\n")
     who, out = tmp_path / "who", tmp_path / "run.jsonl"
@@ -274,9 +286,9 @@ def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache):
     ) as sweep:
         while not who.exists() and sweep.poll() is None:
             time.sleep(0.1)
-        os.killpg(sweep.pid, signal.SIGINT)
+        os.killpg(sweep.pid, ending)
         printed, complaints = sweep.communicate(timeout=120)
-    assert sweep.returncode == INTERRUPTED, complaints
-    assert "stopped: interrupted" in printed and "Traceback" not in complaints
+    assert sweep.returncode == status, complaints
+    assert f"stopped: {word}" in printed and "Traceback" not in complaints
     assert all(gone(int(pid)) for pid in who.read_text().split())
     assert [json.loads(line)["kind"] for line in out.read_text().splitlines()][:2] == ["run", "case"]
