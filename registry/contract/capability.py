@@ -274,14 +274,14 @@ def _flag(requires: Requires, problem: Problem, name: str, how: Query) -> Iterab
     got = getattr(problem, name)
     if not got or (claim := requires.claim(how.claim)):
         return ()
-    return (Reason("unclaimed", name, got, "off", how.fix(got, claim) if how.fix else None),)
+    return (Reason("unclaimed", name, got, "off", how.fix(problem, claim) if how.fix else None),)
 
 
 def _member(requires: Requires, problem: Problem, name: str, how: Query) -> Iterable[Reason]:
     got, claim = getattr(problem, name), requires.claim(how.claim) or ()
     if got in claim:
         return ()
-    fix = how.fix(got, claim) if how.fix else None
+    fix = how.fix(problem, claim) if how.fix else None
     return (Reason("unclaimed", name, got, ", ".join(claim) or "none declared", fix),)
 
 

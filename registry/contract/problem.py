@@ -26,6 +26,7 @@ class Query:
     """A name in registry.contract.capability.RULES, or such a function for a field that needs one of its own."""
     claim: str
     fix: Callable[[Any, Any], str | None] | None = None
+    """(problem, claim) -> what the caller can do about it, if anything."""
     unclaimed: Any = None
     """What `Requires.<claim>` is where a variant does not claim it."""
 
@@ -106,7 +107,10 @@ class Problem:
     target: Target = fact()
     dtype: str = query("member", claim="dtypes")
     deterministic: bool = query(
-        "flag", claim="deterministic", default=False, fix=lambda got, claim: "torch.use_deterministic_algorithms(False)"
+        "flag",
+        claim="deterministic",
+        default=False,
+        fix=lambda problem, claim: "torch.use_deterministic_algorithms(False)",
     )
     operands: tuple[OperandFact, ...] = query("operands", claim="base_alignment", default=())
 

@@ -73,6 +73,13 @@ def test_each_feature_must_be_claimed(field, shape):
     assert fields_of(reasons_against(without, asked)) == {field}
 
 
+def test_the_fix_of_grouped_heads_names_the_dimension_of_the_heads():
+    without = replace(EVERYTHING, gqa=False)
+    for layout, dims in (("bhsd", "over dim 1)"), ("bshd", 'over dim 1, or over dim 2 where layout="bshd")')):
+        (reason,) = reasons_against(without, problem(hq=8, hkv=2, layout=layout))
+        assert reason.fix.endswith(dims)
+
+
 def test_a_new_field_makes_old_variants_illegal_until_they_claim_it():
     @dataclass(frozen=True, kw_only=True)
     class WithSinks(AttentionProblem):

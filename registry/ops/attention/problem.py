@@ -24,11 +24,13 @@ from registry.ops.attention.likeness import coordinates
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
-def _expand_heads(got: Any, claim: Any) -> str:
-    return "repeat k and v for each query head (repeat_interleave over dim 1)"
+def _expand_heads(problem: Any, claim: Any) -> str:
+    # What is [B, S, H, D] in memory is passed as such, or as a view of it that is transposed.
+    other = "" if problem.layout == BHSD else ', or over dim 2 where layout="bshd"'
+    return f"repeat k and v for each query head (repeat_interleave over dim 1{other})"
 
 
-def _copy_layout(got: Any, claim: Any) -> str | None:
+def _copy_layout(problem: Any, claim: Any) -> str | None:
     return "make every operand dense as [B, H, S, D]" if BHSD in claim else None
 
 
@@ -75,7 +77,7 @@ class AttentionProblem(Problem):
     softcap: float = query("flag", claim="softcap", default=0.0)
     lse: bool = query("flag", claim="lse", default=False)
     ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
     )
     gqa: bool = field(init=False, metadata=query("flag", claim="gqa", default=False, fix=_expand_heads).metadata)
     cross_length: bool = field(init=False, metadata=query("flag", claim="cross_length", default=False).metadata)

@@ -81,9 +81,9 @@ class VarlenProblem(Problem):
     sinks: bool = query("flag", claim="sinks", default=False)
     alibi: bool = query("flag", claim="alibi", default=False)
     lse: bool = query("flag", claim="lse", default=False)
-    out: bool = query("flag", claim="out", default=False, fix=lambda got, claim: "leave out= away")
+    out: bool = query("flag", claim="out", default=False, fix=lambda problem, claim: "leave out= away")
     ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
     )
     gqa: bool = field(init=False, metadata=query("flag", claim="gqa", default=False).metadata)
 

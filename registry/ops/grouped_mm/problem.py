@@ -26,7 +26,7 @@ from registry.ops.parts.products import (
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
-def _form(got: Any, claim: Any) -> str:
+def _form(problem: Any, claim: Any) -> str:
     return f"ask for one of the forms {', '.join(claim)}" if claim else "none: this variant claims no form"
 
 
@@ -55,7 +55,7 @@ class GroupedMmProblem(Problem):
     out_dtype: str = query(same_dtype, claim="out_dtypes", unclaimed=())
     layout: str = query("member", claim="layouts", default="nn", fix=contiguous_rows)
     gather: bool = query(
-        "flag", claim="gather", default=False, fix=lambda got, claim: "pass a[rows] as a, without rows"
+        "flag", claim="gather", default=False, fix=lambda problem, claim: "pass a[rows] as a, without rows"
     )
     bias: bool = query("flag", claim="bias", default=False)
     activation: str = query("optional_member", claim="activations", default="")
@@ -63,7 +63,7 @@ class GroupedMmProblem(Problem):
     scaling: str = query("optional_member", claim="scaling", default="")
     out: bool = query("flag", claim="out", default=False)
     ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
     )
     promoted: bool = field(init=False, metadata=query("flag", claim="promoted", default=False).metadata)
     """float8: sums leave the tensor cores' own adders for float32 every 128 values of K at the latest."""

@@ -52,7 +52,7 @@ class MatmulProblem(Problem):
     scaling: str = query("optional_member", claim="scaling", default="")
     out: bool = query("flag", claim="out", default=False)
     ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda got, claim: 'torch.set_float32_matmul_precision("high")'
+        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
     )
     batched: bool = field(init=False, metadata=query("flag", claim="batched", default=False).metadata)
     promoted: bool = field(init=False, metadata=query("flag", claim="promoted", default=False).metadata)

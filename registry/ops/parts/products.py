@@ -133,9 +133,9 @@ def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterat
                 )
 
 
-def contiguous_rows(got: Any, claim: Any) -> str | None:
+def contiguous_rows(problem: Any, claim: Any) -> str | None:
     """The copies, as few as there can be, that make a claimed layout of this one. A copy has contiguous rows."""
-    letters = got if got in LAYOUTS else "  "
+    letters = problem.layout if problem.layout in LAYOUTS else "  "
     ways = [
         [name for name, was, to in zip("ab", letters, layout, strict=True) if was != to]
         for layout in claim
