@@ -104,6 +104,15 @@ def test_a_nondeterministic_kernel_fails_where_it_claims_to_be_deterministic() -
     assert "differs from the first" in complaints(report)
 
 
+def test_what_is_wrong_for_long_sequences_alone_fails() -> None:
+    def long_is_wrong(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+        out, lse = right(q, k, v, **rest)
+        return (out * 1.1 if k.shape[2] > 1024 else out), lse
+
+    report = report_on(long_is_wrong, only=lambda name: "1501x1501" in name)
+    assert report.failures, str(report)
+
+
 def test_every_config_is_tried() -> None:
     def second_is_wrong(q: Any, k: Any, v: Any, *, config: Any, **rest: Any) -> Any:
         out, lse = right(q, k, v, config=config, **rest)

@@ -128,7 +128,14 @@ class AttentionKit(AttentionLikeKit):
     def crowded(self, size: Size) -> Sequence[Spec]:
         if not size.large:
             few: Spec = {"batch": 1, "lengths": (size.long, size.long), "memory": "bhsd", "spread": ""}
-            return tuple({**few, "mask": (causal, None)} for causal in (False, True))
+            one: Spec = {
+                **few,
+                "heads": (1, 1),
+                "lengths": (size.far, size.far),
+                "head_dim_v": 0,
+                "mask": (False, None),
+            }
+            return (*({**few, "mask": (causal, None)} for causal in (False, True)), *([one] if size.far else []))
         many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
         return tuple(
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}

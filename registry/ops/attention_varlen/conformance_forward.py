@@ -148,6 +148,10 @@ class VarlenKit(AttentionLikeKit):
             {"alibi": True, "mask": causal},
         )
 
+    def crowded(self, size: Size) -> Sequence[Spec]:
+        long: Spec = {"heads": (1, 1), "lengths": ((size.far, size.far), (1, size.far)), "head_dim_v": 0}
+        return ({**long, "mask": (False, None), "spread": ""},) if size.far else ()
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
         decoding: Pairs = ((4, 20), (3, 9))

@@ -81,7 +81,7 @@ class GroupedMmKit(ProductKit):
 
     def crowded(self, size: Size) -> Sequence[Spec]:
         if not size.large:
-            return ()
+            return ({"sizes": (2, size.far, 40, 48), "form": "rows", "spread": "random"},) if size.far else ()
         plain: Spec = {"gather": "", "scaling": "", "out": "", "memory": "dense", "spread": "random"}
         return (
             {**plain, "sizes": (64, 5000, 1032, 128), "form": "rows", "layout": "nt", "gated": False},

@@ -83,7 +83,8 @@ class MatmulKit(ProductKit):
         plain: Spec = {"batch": 0, "shared": "", "memory": "dense"}
         if size.large:  # with a sum of float8 that has to leave the tensor cores' adders
             return ({**plain, "sizes": (384, 512, 4096), "dtype": "float8_e4m3fn", "layout": "nt"},)
-        return tuple({**plain, "sizes": sizes} for sizes in ((300, 400, size.long), (size.long, 150, 40)))
+        several = [(300, 400, size.long), (size.long, 150, 40), *([(size.far, 40, size.far)] if size.far else [])]
+        return tuple({**plain, "sizes": sizes} for sizes in several)
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         found = unclaimed(

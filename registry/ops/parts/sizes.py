@@ -28,6 +28,8 @@ class Size:
     """How many problems are run with every config; among the others they are dealt out."""
     repeats: int
     """How often launches on the same values are compared: a race that shows once in fifty calls has to show."""
+    far: int = 0
+    """A length of one problem with little else; 0 where such lengths come anyway, or would be interpreted."""
 
 
 _LENGTHS = {"small": (1, 16, 77, 129), "cpu": (1, 77, 129, 64, 300), "cuda": (1, 77, 129, 1000, 256, 2049)}
@@ -48,4 +50,5 @@ def size_for(device: torch.device, level: str, interpreted: bool) -> Size:
         values=12 if full else 4,
         full_config_problems=3 if full else 0,
         repeats=3 if interpreted else 200,
+        far=0 if cuda or interpreted else 1501,
     )
