@@ -26,7 +26,7 @@ def run(q, k, v, *, scale, config):
 @hookimpl
 def registry_variants():
     claims = Requires(arch=("cpu",), dtypes=("float32",), head_dim=(1, 64), layouts=("bhsd",), ieee=True)
-    return [Variant("fake.takes_much", op="attention", run=run, requires=claims)]
+    return [Variant("greedy.takes_much", op="attention", run=run, requires=claims)]
 """
 
 
@@ -35,13 +35,13 @@ def test_a_kernel_that_wants_all_memory_is_left_out_and_the_rest_goes_on(tmp_pat
     (tmp_path / "greedy.py").write_text(GREEDY)
     path, case = tmp_path / "results.jsonl", Case.of("attention", hq=1, s=24, d=8, dtype="float32", ieee=True)
     effort = Effort(rounds=1, least_rounds=1, settle_ms=0.5, measure_ms=2.0)
-    only = Selection(("fake.*", "torch_*"))
+    only = Selection(("greedy.*", "torch_*"))
     report = Sweep(
         [case], path, device="cpu", effort=effort, selection=only, plugins=[str(tmp_path / "greedy.py")]
     ).run()
     (found,) = journal.read(path).cases.values()
     failures = {entry.variant: entry.failure["why"] for entry in found.entries.values() if entry.failure}
-    assert failures == {"fake.takes_much": "out of memory"} and report.restarts == 0
+    assert failures == {"greedy.takes_much": "out of memory"} and report.restarts == 0
     assert {entry.variant for entry in found.entries.values() if entry.timed} == {"torch_cpu", "torch_math"}
 
 
