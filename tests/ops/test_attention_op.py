@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
 from registry.ops.attention.arguments import canonical_mask, canonical_window, check_window
@@ -213,6 +214,22 @@ def test_only_some_inputs_need_grad():
     k = torch.randn(1, 1, 4, 8, requires_grad=True)
     registry.attention(q, k, q).sum().backward()
     assert k.grad is not None and q.grad is None
+
+
+def test_the_definition_takes_no_number_of_the_host():
+    """A CUDA graph that is being captured copies none to the GPU; `torch_math` is the definition itself."""
+    copied = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            copied.extend([func] if func is torch.ops.aten.lift_fresh.default else [])
+            return func(*args, **(kwargs or {}))
+
+    q, k, v = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    for how in ({"causal": True}, {"window": (2, 0), "softcap": 5.0}, {"sinks": torch.zeros(4)}, {}):
+        with Seen():
+            registry.attention.reference(q, k, v, return_lse=True, **how)
+    assert not copied
 
 
 def test_no_grad_and_inference_mode():

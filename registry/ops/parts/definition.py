@@ -47,7 +47,7 @@ def attend(
     # A row without keys, or with all of its weight on a sink of +inf, is given one score for all, and nothing of it is
     # kept: no NaN, in gradients too.
     empty = torch.full((rows,), not keys, device=q.device) if seen is None else ~seen.any(dim=-1)
-    rest = scores.new_tensor(-torch.inf)
+    rest = scores.new_full((), -torch.inf)  # not from a number of the host: a graph that is being captured takes none
     if sinks is not None:  # one more column in the softmax's sum
         rest = sinks.to(scores.dtype)[:, None]
         empty = empty | (rest == torch.inf)
