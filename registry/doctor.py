@@ -25,6 +25,7 @@ from registry.dispatch.quarantine import quarantine
 from registry.errors import TableError
 from registry.installed import DISTRIBUTION
 from registry.tables import TableSet
+from registry.tables.lint import LintFinding
 from registry.tuning.lint import lint_tables
 from registry.version import __version__
 
@@ -62,12 +63,24 @@ def examine() -> dict[str, Any]:
             {"variant": variant, "problem_class": plain_data(kind), "error": error}
             for variant, kind, error in quarantine.items()
         ],
-        "notices": notices.counts(),
+        "notices": _others(tables, findings),
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT_PREFIX)
         },
         "folders": {"cache": str(in_force.cache_folder()), "tuned tables": str(in_force.tuned_folder())},
     }
+
+
+def _others(tables: TableSet | None, findings: list[LintFinding]) -> dict[str, int]:
+    """Every notice, and how often it was met, but those of what the report says of tables and quarantines anyway."""
+    told = set(in_force.wrong_with(tables)) if tables is not None else set()
+
+    def stands_there(text: str) -> bool:
+        of_table = any(text.startswith(f"{f.file}:{f.line} ") and text.endswith(f": {f.message}") for f in findings)
+        held = ((f"{variant} is quarantined for ", f": {error}") for variant, _, error in quarantine.items())
+        return text in told or of_table or any(text.startswith(begin) and text.endswith(end) for begin, end in held)
+
+    return {text: count for text, count in notices.counts().items() if not stands_there(text)}
 
 
 def ailments(report: dict[str, Any]) -> list[str]:

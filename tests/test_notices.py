@@ -48,3 +48,23 @@ def test_a_command_says_it_once(tmp_path, command, shown):
     said = {True: done.stdout, False: done.stderr}
     assert (said[shown].count("no such thing"), said[not shown].count("no such thing")) == (1, 0)
     assert (done.stdout + done.stderr).count("nobody_has_this") == (command != "list")
+
+
+def test_the_doctor_says_it_once(tmp_path):
+    """Each in the section that it belongs to: notices are what else there was."""
+    install_plugin(tmp_path, "broken_plugin", "raise ImportError('no such thing')")
+    (tmp_path / "mine.yaml").write_text("op: matmul\narch: cpu\nrules: [{use: [nobody_has_this]}]\n")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "bad.yaml").write_text("op: matmul\narch: cpu\nrules: 7\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "REGISTRY_CACHE": str(tmp_path),
+        "REGISTRY_TABLES": str(tmp_path / "mine.yaml"),
+        "COLUMNS": "200",
+    }
+    command = [sys.executable, "-m", "registry.cli", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    for what in ("no such thing", "nobody_has_this", "bad.yaml:3"):
+        assert done.stdout.count(what) == 1, what

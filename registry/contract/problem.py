@@ -199,8 +199,8 @@ class Problem:
         """Those of the results that this call did not ask for: None may stand in their place."""
         return ()
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        """(elements, dtype) of results, where the problem tells; of others nothing is known beforehand."""
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """(shape, dtype) of results, where the problem tells; of others nothing is known beforehand."""
         return {}
 
     def misfit(self, returned: Any) -> str:
@@ -212,7 +212,7 @@ class Problem:
             fits = many and len(returned) >= len(names) and all(one is None for one in returned[len(names) :])
         if fits:
             found = dict(zip(names, returned if many else (returned,), strict=False))
-            return self._no_tensor(found) or self._missized(found)
+            return self._no_tensor(found) or self._misshaped(found)
         got = f"{len(returned)} results" if many else type(returned).__name__
         return f"returned {got}; allowed: {names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}"
 
@@ -224,12 +224,12 @@ class Problem:
                 return f"returned {found if found is None else type(found).__name__} for {name}; allowed: a tensor"
         return ""
 
-    def _missized(self, results: Mapping[str, Any]) -> str:
-        for name, (elements, dtype) in self.result_sizes().items():
+    def _misshaped(self, results: Mapping[str, Any]) -> str:
+        for name, (shape, dtype) in self.result_shapes().items():
             found: Any = results.get(name)
             kind = str(getattr(found, "dtype", "")).removeprefix("torch.")
-            if kind and (found.numel(), kind) != (elements, dtype):
-                return f"returned {name} of {tuple(found.shape)} in {kind}; allowed: {elements} elements in {dtype}"
+            if kind and (tuple(found.shape), kind) != (shape, dtype):
+                return f"returned {name} of {tuple(found.shape)} in {kind}; allowed: {shape} in {dtype}"
         return ""
 
     def on(self, target: Target) -> Problem:

@@ -50,20 +50,27 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
     A broken file of the layers `by_op` fails the calls of its own op instead, or none where it does not say its op.
     """
     global _loaded
-    known = catalog.get().variants  # before the lock: discovery runs plugins' code, which may come back here
+    catalog.get()  # before the lock: discovery runs plugins' code, which may come back here
     with _lock:
         found = _store.reload(
             layer_files(), op_fields(), contain=(Layer.PLUGIN, Layer.TUNED), by_op=by_op, skip=stale_rule
         )
         _loaded = True
-    for error in (*found.problems, *(error for _, error in found.refused)):
-        notices.notice(f"dispatch table left out: {error}")
-    for table, rule, why in found.skipped:
-        notices.notice(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
-    for table in found.tables:
-        for name in {use.variant for rule in table.rules for use in rule.use} - set(known):
-            notices.notice(f"{table.file}: names variant {name!r}, which no plugin declares")
+    for text in wrong_with(found):
+        notices.notice(text)
     return found
+
+
+def wrong_with(found: TableSet) -> list[str]:
+    """What is noticed of tables as they are read."""
+    known = catalog.get().variants
+    wrong = [f"dispatch table left out: {error}" for error in (*found.problems, *(e for _, e in found.refused))]
+    for table, rule, why in found.skipped:
+        wrong.append(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
+    for table in found.tables:
+        for name in sorted({use.variant for rule in table.rules for use in rule.use} - known.keys()):
+            wrong.append(f"{table.file}: names variant {name!r}, which no plugin declares")
+    return wrong
 
 
 def digest() -> str:

@@ -190,13 +190,14 @@ def test_results_of_another_form_are_refused(declare, returned, got):
 @pytest.mark.parametrize(
     ("returned", "got"),
     [
-        (lambda out, lse: (out[:1], lse), r"out of \(1, 2, 4, 8\) in float32; allowed: 128 elements in float32"),
-        (lambda out, lse: (out.double(), lse), r"out of \(2, 2, 4, 8\) in float64; allowed: 128 elements in float32"),
-        (lambda out, lse: (out, out), r"lse of \(2, 2, 4, 8\) in float32; allowed: 16 elements in float32"),
+        (lambda out, lse: (out[:1], lse), r"out of \(1, 2, 4, 8\) in float32; allowed: \(2, 2, 4, 8\) in float32"),
+        (lambda out, lse: (out.mT, lse), r"out of \(2, 2, 8, 4\) in float32; allowed: \(2, 2, 4, 8\) in float32"),
+        (lambda out, lse: (out.double(), lse), r"out of \(2, 2, 4, 8\) in float64; allowed: \(2, 2, 4, 8\) in float32"),
+        (lambda out, lse: (out, out), r"lse of \(2, 2, 4, 8\) in float32; allowed: \(2, 2, 4\) in float32"),
     ],
-    ids=["fewer", "dtype", "lse"],
+    ids=["fewer", "shape", "dtype", "lse"],
 )
-def test_results_of_another_size_or_dtype_are_refused_at_the_first_launch(declare, returned, got):
+def test_results_of_another_shape_or_dtype_are_refused_at_the_first_launch(declare, returned, got):
     declare(run=lambda *args, **more: returned(*math_run(*args, **more)))
     q = torch.ones(2, 2, 4, 8)
     with pytest.raises(registry.RegistryError, match=rf"test\.kernel returned {got}"):
@@ -251,8 +252,20 @@ def test_a_tuple_of_one_is_no_product(declare):
 
 def test_half_a_product_is_none(declare):
     declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b)[:1], layouts=("nn",))
-    with pytest.raises(registry.RegistryError, match=r"returned out of \(1, 2\) in float32; allowed: 4 elements"):
+    with pytest.raises(
+        registry.RegistryError, match=r"returned out of \(1, 2\) in float32; allowed: \(2, 2\) in float32"
+    ):
         registry.matmul(torch.ones(2, 2), torch.ones(2, 2), variant="test.product")
+
+
+def test_a_product_has_the_shape_of_its_rows_and_columns(declare):
+    declare("test.product", op="matmul", run=lambda a, b, **_: (a @ b).mT, layouts=("nn",))
+    with pytest.raises(registry.RegistryError, match=r"returned out of \(3, 2\) in float32; allowed: \(2, 3\)"):
+        registry.matmul(torch.ones(2, 2), torch.ones(2, 3), variant="test.product")
+    run = lambda a, b, **_: (a @ b).flatten(0, 1)  # noqa: E731
+    declare("test.groups", op="grouped_mm", run=run, forms=("batch",), layouts=("nn",))
+    with pytest.raises(registry.RegistryError, match=r"returned out of \(8, 3\) in float32; allowed: \(4, 2, 3\)"):
+        registry.grouped_mm(torch.ones(4, 2, 2), torch.ones(4, 2, 3), variant="test.groups")
 
 
 def test_a_prepare_that_gives_nothing_to_call_names_its_variant():

@@ -81,3 +81,45 @@ def test_a_traced_module_is_saved_and_what_ran_in_it_too(tmp_path: Path):
     assert all(type(problem.batch) is int for problem in ran.problems)
     save_recorded(ran.problems, tmp_path / "ran.json")
     torch.testing.assert_close(torch.jit.load(io.BytesIO(file.getvalue()))(x), registry.attention(x, x, x))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("given", [("key_lengths",), ("sinks",), ("key_lengths", "sinks")])
+def test_ragged_batches_and_sinks_are_traced_for_all_sizes(given, layout):
+    """Their longest sequences are sizes, which are tensors to the tracer and integers to the op."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, x, *others):
+            ragged = dict(zip(given, others, strict=True))
+            return registry.attention(x, x, x, causal=True, layout=layout, return_lse=True, **ragged)
+
+    def drawn(lengths, seqlen):
+        shape = (len(lengths), 4, seqlen, 8) if layout == "bhsd" else (len(lengths), seqlen, 4, 8)
+        by_name = {"key_lengths": torch.tensor(lengths), "sinks": torch.randn(4, requires_grad=True)}
+        return torch.randn(shape, requires_grad=True), *(by_name[name] for name in given)
+
+    file = io.BytesIO()
+    traced = torch.jit.trace(Attends(), drawn([5, 16], 16))
+    assert str(traced.inlined_graph).count("registry::") == 1
+    torch.jit.save(traced, file)
+    for call in (traced, torch.jit.load(io.BytesIO(file.getvalue()))):
+        other = drawn([24, 0, 7], 24)
+        found, expected = call(*other), Attends()(*other)
+        torch.testing.assert_close(found, expected)
+        followed = [one for one in other if one.requires_grad]
+        grads = [torch.autograd.grad(out.sum(), followed) for out, _ in (found, expected)]
+        torch.testing.assert_close(*grads)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_the_longest_sequence_may_be_a_size():
+    def call(x, starts):
+        length = x.shape[0]
+        return registry.attention_varlen(
+            x, x, x, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=length, max_seqlen_k=length
+        )
+
+    traced = torch.jit.trace(call, (torch.randn(16, 4, 8), STARTS))
+    x, starts = torch.randn(40, 4, 8), torch.tensor([0, 38, 40], dtype=torch.int32)
+    torch.testing.assert_close(traced(x, starts), call(x, starts))

@@ -28,6 +28,17 @@ def test_a_question_is_answered_once(tmp_path, monkeypatch):
     assert shared.once("what is it?", answer) and len(asked) == 2, "a script is no session"
 
 
+def test_a_session_knows_nothing_of_what_its_user_has_tuned():
+    environment = {"REGISTRY_TABLES": "mine", "REGISTRY_CACHE": "mine"}
+    end = shared.begin(environment)
+    try:
+        found = {name: value for name, value in environment.items() if name.startswith("REGISTRY_")}
+        assert found == {"REGISTRY_CACHE": os.path.join(environment[shared.FOLDER], "registry")}
+        assert os.environ["REGISTRY_CACHE"] == os.path.join(os.environ[shared.FOLDER], "registry"), "so is this one"
+    finally:
+        end()
+
+
 # --- forked.py ------------------------------------------------------------------------------------------------------
 
 pytestmark = [

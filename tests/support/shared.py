@@ -41,6 +41,10 @@ def begin(environment: MutableMapping[str, str] = os.environ) -> Callable[[], No
     folder = tempfile.mkdtemp(prefix="kernel-registry-tests-")
     environment[FOLDER] = folder
     environment.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
+    # Tests expect what the shipped tables choose, whatever this machine's user has tuned, or is tuning meanwhile.
+    for name in [name for name in environment if name.startswith("REGISTRY_")]:
+        del environment[name]
+    environment["REGISTRY_CACHE"] = os.path.join(folder, "registry")
 
     def end() -> None:
         environment.pop(FOLDER, None)

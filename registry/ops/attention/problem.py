@@ -104,9 +104,9 @@ class AttentionProblem(Problem):
     def unasked(self) -> tuple[str, ...]:
         return () if self.lse else ("lse",)
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        rows = self.batch * self.heads_q * self.seqlen_q
-        return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        rows = (self.batch, self.heads_q, self.seqlen_q)
+        return {"out": ((*rows, self.head_dim_v), self.dtype), "lse": (rows, "float32")}
 
     def derived_facts(self) -> dict[str, Any]:
         return {
@@ -181,14 +181,13 @@ class AttentionBackwardProblem(AttentionProblem):
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv")
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        keys = self.batch * self.heads_kv * self.seqlen_k
-        sizes = (
-            self.batch * self.heads_q * self.seqlen_q * self.head_dim,
-            keys * self.head_dim,
-            keys * self.head_dim_v,
-        )
-        return {name: (size, self.dtype) for name, size in zip(self.results(), sizes, strict=True)}
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        keys = (self.batch, self.heads_kv, self.seqlen_k)
+        return {
+            "dq": ((self.batch, self.heads_q, self.seqlen_q, self.head_dim), self.dtype),
+            "dk": ((*keys, self.head_dim), self.dtype),
+            "dv": ((*keys, self.head_dim_v), self.dtype),
+        }
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str, itemsize: int, layout: str) -> OperandFact:

@@ -15,7 +15,7 @@ from registry.dispatch.traced import is_tracing
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import autocast, check_tensor, differentiated, dtype_name, readable
+from registry.ops.tensors import autocast, check_tensor, differentiated, dtype_name, jit_traced, readable
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
@@ -74,8 +74,9 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
         return tuple(t.flatten(0, 1) for t in (rows_of_q, rows_of_k, rows_of_v))  # type: ignore[return-value]
     lengths = _checked(key_lengths, q, keys)
     followed = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (q, k, v, sinks))
-    transformed = is_tracing() and differentiated()  # what torch.func follows does not say so to a tracer
-    if not (transformed or (followed and torch.is_grad_enabled())):
+    # What torch.func follows does not say so to a tracer, and of what torch.jit.trace makes gradients are asked later.
+    unknown = jit_traced() or (is_tracing() and differentiated())
+    if not (unknown or (followed and torch.is_grad_enabled())):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
     if q.is_cpu and q.itemsize > 1:

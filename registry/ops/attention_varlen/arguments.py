@@ -14,10 +14,11 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, jit_traced
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
+_INTEGERS = (torch.int32, torch.int64)
 KV_LAYOUTS = ("packed", "cache", "paged")
 KV_SCALES = ("tensor", "head", "token")
 
@@ -196,6 +197,8 @@ def _surely(condition: Any) -> bool:
 
 def check_maximum(name: str, value: Any, capacity: int) -> int:
     """A host maximum as tight as the tensors make it. A graph may work it out from values that it has not seen yet."""
+    if jit_traced() and isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in _INTEGERS:
+        return value  # type: ignore[return-value]  # a size, which is a tensor there: what runs makes it tight
     compiling = torch.compiler.is_compiling()
     number = not isinstance(value, bool) and isinstance(value, (numbers.Integral, torch.SymInt))
     if not number or (_surely(value < 0) if compiling else value < 0):
@@ -204,4 +207,5 @@ def check_maximum(name: str, value: Any, capacity: int) -> int:
     if compiling:
         torch._check(value >= 0)
         return torch.sym_min(value, capacity)  # type: ignore[no-any-return]
-    return min(value if isinstance(value, (int, torch.SymInt)) else int(value), capacity)  # type: ignore[return-value]
+    value = value if isinstance(value, (int, torch.SymInt)) else int(value)  # type: ignore[call-overload]
+    return value if jit_traced() else min(value, capacity)  # type: ignore[no-any-return]

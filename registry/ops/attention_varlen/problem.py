@@ -103,9 +103,9 @@ class VarlenProblem(Problem):
     def unasked(self) -> tuple[str, ...]:
         return () if self.lse else ("lse",)
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        rows = self.total_q * self.heads_q
-        return {"out": (rows * self.head_dim_v, self.dtype), "lse": (rows, "float32")}
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        out = (self.total_q, self.heads_q, self.head_dim_v)
+        return {"out": (out, self.dtype), "lse": ((self.heads_q, self.total_q), "float32")}
 
     def derived_facts(self) -> dict[str, Any]:
         return {
@@ -204,10 +204,13 @@ class VarlenBackwardProblem(VarlenProblem):
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        keys = self.total_k * self.heads_kv
-        sizes = (self.total_q * self.heads_q * self.head_dim, keys * self.head_dim, keys * self.head_dim_v)
-        return {name: (size, self.dtype) for name, size in zip(["dq", "dk", "dv"], sizes, strict=True)}
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        keys = (self.total_k, self.heads_kv)
+        return {
+            "dq": ((self.total_q, self.heads_q, self.head_dim), self.dtype),
+            "dk": ((*keys, self.head_dim), self.dtype),
+            "dv": ((*keys, self.head_dim_v), self.dtype),
+        }
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str) -> OperandFact:

@@ -6,10 +6,13 @@ autocast take `torch.ops.registry.attention_varlen`, whose kernel makes the same
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional, Tuple  # noqa: UP035
 
 import torch
+from torch import Tensor
 
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
@@ -73,11 +76,54 @@ def through_torch(
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)
     call = _transformed if differentiated() else torch.ops.registry.attention_varlen
+    if any(isinstance(size, torch.Tensor) for size in (max_q, max_k)):
+        call = _of_traced_sizes()
+        max_q, max_k = map(torch.as_tensor, (max_q, max_k))  # type: ignore[assignment]
     asked = (max_q, max_k, causal, float(scale), left, right, softcap, return_lse or with_grad, variant)
     found, lse = call(q, k, v, cu_seqlens_q, *optional, *asked)
     if out is not None:
         found = out.copy_(found)
     return found, lse if return_lse else None
+
+
+@functools.cache
+def _of_traced_sizes() -> Any:
+    """The torch op with `max_seqlen_q` and `max_seqlen_k` as tensors, which sizes are to torch.jit.trace.
+
+    The op takes integers, and the tracer would keep those it was given: longer sequences would not run. Before a
+    scripted function it keeps how they are worked out.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # who traces has been told by torch
+        return torch.jit.script(_scripted)
+
+
+def _scripted(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Optional[Tensor],  # noqa: UP045
+    seqused_k: Optional[Tensor],  # noqa: UP045
+    block_table: Optional[Tensor],  # noqa: UP045
+    sinks: Optional[Tensor],  # noqa: UP045
+    alibi_slopes: Optional[Tensor],  # noqa: UP045
+    k_scale: Optional[Tensor],  # noqa: UP045
+    v_scale: Optional[Tensor],  # noqa: UP045
+    max_q: Tensor,
+    max_k: Tensor,
+    causal: bool,
+    scale: float,
+    left: int,
+    right: int,
+    softcap: float,
+    with_lse: bool,
+    variant: Optional[str],  # noqa: UP045
+) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+    return torch.ops.registry.attention_varlen(  # type: ignore[no-any-return]
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, sinks, alibi_slopes, k_scale, v_scale,
+        int(max_q), int(max_k), causal, scale, left, right, softcap, with_lse, variant,
+    )  # fmt: skip
 
 
 def gradients_through_torch(how: tuple[Any, ...], scale: float, *tensors: Any) -> tuple[torch.Tensor, ...]:

@@ -220,8 +220,7 @@ class GroupedMm(Op):
 
     def trivial_launch(self, problem: Problem) -> Callable[..., Any]:
         assert isinstance(problem, GroupedMmProblem)
-        three = (problem.groups, problem.m, problem.n)
-        shape = three[1:] if problem.form == "rows" else three
+        shape, _ = problem.result_shapes()["out"]
 
         def launch(a: torch.Tensor, b: torch.Tensor, *, out: Any, out_dtype: torch.dtype, **given: Any) -> Any:
             if not problem.bias:

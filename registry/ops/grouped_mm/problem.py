@@ -75,6 +75,10 @@ class GroupedMmProblem(Problem):
     def __post_init__(self) -> None:
         object.__setattr__(self, "promoted", self.dtype in FP8_NAMES)
 
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        shape = (self.m, self.n) if self.form == "rows" else (self.groups, self.m, self.n)
+        return {"out": (shape, self.out_dtype)}
+
     def likeness(self) -> dict[str, float]:
         alike = {name: value for name, value in super().likeness().items() if name not in SAME_KERNEL}
         return {**alike, **coordinates(self)}

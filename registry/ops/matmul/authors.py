@@ -6,7 +6,8 @@ from registry.ops.parts.authors import Contract
 
 BY_OP = {
     "matmul": Contract(
-        returns="`out`, the tensor that was given, or a new contiguous one of `out_dtype`",
+        returns="`out`, the tensor that was given, or a new contiguous one of `out_dtype`: [M, N], or [batch, M, N] "
+        "where there are several",
         arguments={
             "a": "[M, K], or [batch, M, K]; a batch may be shared (stride 0). Other shapes of torch.matmul are "
             "turned into these",

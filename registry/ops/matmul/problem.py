@@ -63,8 +63,8 @@ class MatmulProblem(Problem):
         object.__setattr__(self, "batched", self.batch != 1)
         object.__setattr__(self, "promoted", self.dtype in FP8_NAMES)
 
-    def result_sizes(self) -> Mapping[str, tuple[int, str]]:
-        return {"out": (self.batch * self.m * self.n, self.out_dtype)}
+    def result_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        return {"out": ((*(self.batch,) * self.batched, self.m, self.n), self.out_dtype)}
 
     def likeness(self) -> dict[str, float]:
         return coordinates(self)
