@@ -20,7 +20,6 @@ hand to flash attention.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 import registry
-from registry.dispatch.scope import went_elsewhere
+from registry.dispatch.scope import block, went_elsewhere
 from registry.dispatch.traced import by_the_tracer
 from registry.errors import InvalidArgument
 from registry.forks import new_lock
@@ -56,7 +55,7 @@ def _bias(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -
     return _bias_as_torch_has_it(cls, func, types, args, kwargs)
 
 
-@contextlib.contextmanager
+@block
 def replaced() -> Iterator[None]:
     """Have the registry run torch.nn.functional.scaled_dot_product_attention inside the block."""
     global _open

@@ -66,6 +66,17 @@ def test_replaced(name, q, k, how):
     assert sum(sum(c.values()) for c in recorder.counts.values()) == 2  # not after the block
 
 
+def test_a_block_can_be_entered_again_and_inside_itself():
+    block, torchs = sdpa.replaced(), functional.scaled_dot_product_attention
+    for _ in range(2):
+        with block, registry.record() as recorder:
+            with block:
+                pass
+            results(operands((2, 4, 6, 8), (2, 4, 9, 8)), {})
+        assert set(recorder.counts) == {"attention", "attention_backward"}
+        assert functional.scaled_dot_product_attention is torchs
+
+
 @pytest.mark.parametrize(("why", "q", "k", "how"), ELSEWHERE, ids=[e[0] for e in ELSEWHERE])
 def test_what_stays_with_torch_is_counted(why, q, k, how):
     qkv = operands(q, k)
