@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except click.exceptions.NoArgsIsHelpError as error:
             print(error.format_message())
             result = USAGE
-        sys.stdout.flush()
+        if sys.stdout is not None:  # which was closed before it began
+            sys.stdout.flush()
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context else ""
@@ -126,5 +127,7 @@ def _refuse(message: str, status: int = USAGE) -> int:
 
 def _say(text: str, status: int) -> int:
     with contextlib.suppress(BrokenPipeError):
+        if sys.stderr is None:  # print would take stdout for it
+            return status
         print(f"{PROGRAM}: {printable(text)}", file=sys.stderr)
     return status

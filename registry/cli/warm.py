@@ -10,6 +10,7 @@ import click
 
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
+from registry.errors import InvalidArgument
 
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -40,7 +41,9 @@ def command(
 ) -> int:
     from contextlib import nullcontext
 
-    from registry.contract.target import Target
+    import torch
+
+    from registry.cli._problems import target_named
     from registry.dispatch.scope import use
     from registry.ops.known import op_named
     from registry.ops.parts.cases import Case
@@ -55,7 +58,9 @@ def command(
     cases = [Case.parse(op, text) for text in texts]
     if not cases or options["grid"] or options["shapes"] or options["recorded"]:
         cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
-    target = Target.named(options["device"]) if options["device"] else None
+    target = target_named(options["device"]) if options["device"] else None
+    if target is None and not torch.cuda.is_available():
+        raise InvalidArgument("--device", "none", 'a GPU to compile for, such as "H100", or cpu: there is none here')
     with try_out() if folder is not None else nullcontext() as found, use(variant) if variant else nullcontext():
         warmed = warm(cases, target=target, jobs=options["jobs"])
     written = found.save(folder) if found is not None and folder is not None else []

@@ -13,6 +13,7 @@ from typing import ClassVar
 import click
 import forked
 import pytest
+import torch
 
 import registry
 from registry import Problem, Requires, Target, Variant, hookimpl, notices
@@ -165,6 +166,7 @@ def test_nothing_legal_lists_every_variant(kreg):
         ("schema tablet", ["tablet", "errata"]),
         ("schema --check nowhere", ["'nowhere'", "folder"]),
         ("brew", ["command", "'brew'", "doctor"]),
+        ("warm attention s=64 --device Z80", ["--device", "'Z80'", "H100"]),
         ("tune attention --device cpu --grid tiny --turn nan", ["measure_ms: got nan"]),
         ("tune attention --device cpu --grid tiny --turn -5", ["measure_ms: got -5"]),
         ("tune attention --device cpu --grid tiny --rounds 0", ["--rounds"]),
@@ -179,6 +181,21 @@ def test_wrong_usage_is_one_clear_line(kreg, arguments, says):
     assert err.count("\n") == 1 and "Traceback" not in err
     for words in says:
         assert words in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to compile for")
+def test_warm_without_a_gpu_asks_for_the_name_of_one(kreg):
+    code, out, err = kreg("warm", "attention", "s=64,d=64")
+    assert (code, out) == (USAGE, "") and "--device" in err and "H100" in err
+
+
+@pytest.mark.parametrize("arguments", ["list --op matmul", "list --json", "list --op conv", "--version"])
+def test_closed_streams_change_no_exit_code(arguments, tmp_path):
+    """As under a supervisor: Python has no sys.stdout and sys.stderr then."""
+    command = f"exec {forked.REAL} -m registry.cli {arguments} >&- 2>&-"
+    environment = dict(os.environ) | {"REGISTRY_CACHE": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", command], env=environment, check=False)
+    assert done.returncode == (USAGE if "conv" in arguments else OK)
 
 
 def test_in_a_pipe_there_is_no_colour_and_the_exit_code_is_mains(tmp_path):
