@@ -209,7 +209,7 @@ class Op:
         found = decision()
         prepare = self.variants[found.variant].prepare
         assert prepare is not None
-        return prepare(found.problem, found.config)
+        return prepare(found.problem, {**found.config})
 
     def _unclaimed(self, variant: Variant) -> list[str]:
         """What launches of a variant are handed and do not pass on, found once for each that there is of its name."""
@@ -245,7 +245,7 @@ class Op:
         """A launch that takes the op's tensors and all `call_arguments`, and hands `run` exactly what it claims."""
         launch: Callable[..., Any]
         if variant.prepare is not None and interpreted_as() is None:  # an interpreter has no launcher but Triton's own
-            prepare = functools.partial(variant.prepare, problem, config)
+            prepare = functools.partial(variant.prepare, problem, {**config})
             launch = LateLaunch(variant.name, prepare, self._unclaimed(variant))
         else:
             launch = on_its_device(self._running(variant, problem, config))
@@ -259,7 +259,7 @@ class Op:
             for keyword, (claim, field) in self.fixed_arguments.items()
             if self.earned(variant, claim)
         }
-        launch = functools.partial(variant.run, config=config, **fixed)
+        launch = running(variant.run, config, fixed)
         return Dropping(launch, unclaimed) if unclaimed else launch
 
     def graph_launch(self, asked: str | None, settings: Any, *tensors: Any) -> Callable[..., Any] | None:
@@ -281,6 +281,18 @@ class Op:
         except Exception:  # the op itself says what is wrong, to those who call it
             return None
         return self._running(variant, problem, decision.config) if variant.traceable else None
+
+
+def running(run: Callable[..., Any], config: Config, fixed: dict[str, Any]) -> Callable[..., Any]:
+    """`run` with its config and what else is fixed. Each call has a config of its own, which it may take apart."""
+    if not config:
+        return functools.partial(run, config={}, **fixed)
+    kept = {**config}
+
+    def launch(*tensors: Any, **given: Any) -> Any:
+        return run(*tensors, config={**kept}, **fixed, **given)
+
+    return launch
 
 
 def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:

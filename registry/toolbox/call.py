@@ -184,7 +184,7 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], given: Operands, scale: float, plain: bool = False
     ) -> list[Call]:
         """Those that this way to launch can have."""
-        made = self.calls(problem, config, given, scale)
+        made = self.calls(problem, {**config}, given, scale)  # its own to take apart
         return [one if one.alone is None or (not plain and one.clusters()) else one.alone() for one in made]
 
     def variant(self, name: str, **declared: Any) -> Variant:

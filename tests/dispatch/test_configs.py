@@ -134,3 +134,19 @@ def test_equal_configs_of_other_types_share_no_plan(declare):
     for alike in (True, 1.0):
         with registry.use("test.ruled", config={"B": alike}), pytest.raises(IllegalVariant):
             registry.attention(q, q, q)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_kernel_may_take_its_config_apart(prepared, declare):
+    def run(q, k, v, *, scale, config):
+        return q * config.pop("B"), None
+
+    def prepare(problem, config):
+        block = config.pop("B")
+        return lambda q, k, v, **given: (q * block, None)
+
+    declare("test.popping", run=run, configs=[{"B": 2}, {"B": 3}], **({"prepare": prepare} if prepared else {}))
+    q = torch.ones(1, 1, 8, 16)
+    with registry.use("test.popping"):
+        assert [registry.attention(one, one, one).max() for one in (q, q, q[:, :, :4])] == [2, 2, 2]
+        assert registry.attention.explain(q, q, q).config == {"B": 2}
