@@ -324,8 +324,12 @@ def _operands(requires: Requires, problem: Problem, name: str, how: Query) -> It
     """Memory facts of each operand: base alignment, inner contiguity, stride alignment."""
     for fact in problem.operands if requires.unit_inner_stride else ():
         if not fact.unit_inner_stride:
-            fix = f"call .contiguous() on {fact.name}: its inner stride is {fact.strides[-1]}"
-            yield Reason("stride", "unit_inner_stride", fact.strides[-1], 1, fix, fact.name)
+            inner, fix = fact.strides[-1], f"call .contiguous() on {fact.name}: its "
+            if inner == 1:
+                fix += "rows overlap, one element apart"
+                yield Reason("stride", "unit_inner_stride", "1 twice", "1 in the last alone", fix, fact.name)
+            else:
+                yield Reason("stride", "unit_inner_stride", inner, 1, f"{fix}inner stride is {inner}", fact.name)
     yield from _alignment(requires, problem)
 
 

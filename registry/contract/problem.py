@@ -81,8 +81,18 @@ class OperandFact:
 
     @property
     def unit_inner_stride(self) -> bool:
-        """True where the last dimension is contiguous (or has one element, where no stride matters)."""
-        return self.strides[-1] == 1 or self.shape[-1] == 1
+        """True where the last dimension, and no other, is contiguous (or has one element, where no stride matters).
+
+        Windows that move on by one element (`unfold(-1, size, 1)`) have a stride of 1 twice. A library that takes the
+        order of memory from strides swaps the two in its result, and no copy engine takes rows at such distances.
+        """
+        if self.shape[-1] == 1:
+            return True
+        strides = self.strides
+        return strides[-1] == 1 and (strides.count(1) == 1 or not self._unit_outside())
+
+    def _unit_outside(self) -> bool:
+        return any(s == 1 and size > 1 for size, s in zip(self.shape[:-1], self.strides[:-1], strict=True))
 
     def outer_strides(self) -> Iterator[tuple[int, int]]:
         """(dimension, stride in bytes) of each dimension, but the unit one, that has more than one element."""

@@ -15,6 +15,7 @@ from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import CLASSES, arch_matches, config_reasons, meets, reasons_against
 from registry.contract.likeness import _EDGES, _MARKS, octaves
 from registry.contract.noted import Notes
+from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.known import op_named
 from registry.tuning.grids import grid
@@ -155,6 +156,23 @@ def test_memory_facts_name_the_operand_the_stride_and_the_fix():
         "call .contiguous() on k: its stride of 130 bytes in dimension 2 is no multiple of 16"
     )
     assert found["v", "unit_inner_stride"].fix == "call .contiguous() on v: its inner stride is 16"
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "unit"),
+    [
+        ((2, 4, 8), (32, 8, 1), True),
+        ((2, 4, 8), (32, 1, 1), False),
+        ((4, 2, 8), (1, 32, 1), False),
+        ((2, 1, 8), (32, 1, 1), True),
+        ((2, 4, 1), (4, 1, 1), True),
+        ((2, 4, 1), (4, 1, 3), True),
+        ((2, 4, 8), (0, 4, 1), True),
+        ((2, 4, 8), (32, 1, 4), False),
+    ],
+)
+def test_the_unit_inner_stride_is_the_only_one(shape, strides, unit):
+    assert OperandFact("q", "float32", shape, strides, 4).unit_inner_stride is unit
 
 
 def laid(layout, rows, columns):

@@ -256,3 +256,21 @@ def test_float32_precision_is_part_of_the_problem(declare):
         registry.attention(q, k, v, variant="test.tf32")
     with conditions(ieee=False):
         registry.attention(q, k, v, variant="test.tf32")
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_windows_that_move_on_by_one_element(heads_first):
+    """Their strides are 1 twice: torch's own attention lays out a result by them, and writes it in another order."""
+    signal = torch.randn(2, 20, requires_grad=True)
+    windows = signal.unfold(1, 8, 1)[:, None]
+    windows = windows if heads_first else windows.transpose(1, 2)
+    copied = windows.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+    candidates = registry.attention.explain(windows, windows, windows).candidates
+    (refused,) = (one for one in candidates if one.variant == "torch_cpu")
+    assert "call .contiguous() on q: its rows overlap" in str(refused.reasons[0])
+
+    out, expected = registry.attention(windows, windows, windows), registry.attention(copied, copied, copied)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    gradient = torch.randn(2, 20).unfold(1, 8, 1)[:, None] if heads_first else torch.randn(out.shape)
+    (found,) = torch.autograd.grad(out, windows, gradient)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, copied, gradient)[0], rtol=1e-4, atol=1e-5)

@@ -178,6 +178,15 @@ def test_a_growing_cache_is_one_problem_for_many_steps():
     assert varlen.explain(q, k, v, **how | {"max_seqlen_k": 499}).problem.max_seqlen_k == 500
 
 
+def test_windows_that_move_on_by_one_element():
+    """Whose strides are 1 twice, which torch's own kernel takes for another order."""
+    windows = torch.randn(2, 22).unfold(1, 8, 1).transpose(0, 1)
+    starts = torch.tensor([0, 5, 15], dtype=torch.int32)
+    how = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 10, "max_seqlen_k": 10}
+    copied = windows.clone(memory_format=torch.contiguous_format)
+    torch.testing.assert_close(varlen(*[windows] * 3, **how), varlen(*[copied] * 3, **how), rtol=1e-4, atol=1e-5)
+
+
 def test_no_gradient_through_a_cache_but_its_call_works():
     (q, k, v), how = batch("paged")
     out = varlen(q.requires_grad_(), k, v, **how)
