@@ -67,6 +67,14 @@ def jit_traced() -> bool:
     return _jit_trace() is not None
 
 
+def untraced(value: Any) -> Any:
+    """The number that torch.jit.trace has made a tensor, as it does of sizes and of all that is worked out from them.
+    The trace keeps it, as torch's warning says."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and jit_traced():
+        return value.item()
+    return value
+
+
 def followed(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd follows one of these tensors, those that there are."""
     if _grad_enabled():

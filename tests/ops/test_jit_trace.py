@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import registry
+from registry.compat.flash_attn import flash_attn_with_kvcache
+from registry.integrations import sdpa
 from registry.ops.parts.cases import save_recorded
 
 STARTS = torch.tensor([0, 5, 16], dtype=torch.int32)
@@ -30,7 +32,7 @@ def test_the_op_stands_in_the_graph(op, grad):
     for _ in range(20):  # the sixth one crashed
         call(given)
         traced = torch.jit.trace(call, given)
-    assert str(traced.graph).count("registry::") == 1
+    assert str(traced.inlined_graph).count("registry::") == 1
     torch.testing.assert_close(traced(other), call(other))
     if grad:
         expected = torch.autograd.grad(call(other).sum(), other)
@@ -123,3 +125,39 @@ def test_the_longest_sequence_may_be_a_size():
     traced = torch.jit.trace(call, (torch.randn(16, 4, 8), STARTS))
     x, starts = torch.randn(40, 4, 8), torch.tensor([0, 38, 40], dtype=torch.int32)
     torch.testing.assert_close(traced(x, starts), call(x, starts))
+
+
+SIZED = {
+    "scale": lambda t, n: registry.attention(t, t, t, scale=t.shape[-1] ** -0.5),
+    "window": lambda t, n: registry.attention(t, t, t, window=(t.shape[2] // 4, 0), softcap=t.shape[-1] * 2.0),
+    "maxima": lambda t, n: registry.attention_varlen(
+        *[t[0].transpose(0, 1)] * 3, **VARLEN | {"max_seqlen_q": t.shape[2], "max_seqlen_k": t.shape[2]}
+    ),
+    "key_lengths": lambda t, n: registry.attention(t, t, t, causal=True, key_lengths=n),
+    "sinks": lambda t, n: registry.attention(t, t, t, sinks=n.to(t.dtype).repeat(2)),
+    "cache": lambda t, n: flash_attn_with_kvcache(*[t.transpose(1, 2)] * 3, cache_seqlens=n.to(torch.int32)),
+    "door": lambda t, n: sdpa.attention(t, t, t, scale=t.shape[-1] ** -0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("what", SIZED)
+@pytest.mark.parametrize("grad", [False, True])
+def test_numbers_that_are_worked_out_from_sizes(what, grad):
+    """Sizes are tensors there, our own ones too."""
+    grad = grad and what != "cache"
+    call, lengths = SIZED[what], torch.tensor([3, 16])
+    traced = torch.jit.trace(call, (torch.randn(2, 4, 16, 8, requires_grad=grad), lengths))
+    assert str(traced.inlined_graph).count("registry::") == 1
+    other, lengths = torch.randn(2, 4, 16, 8, requires_grad=grad), torch.tensor([9, 2])
+    torch.testing.assert_close(traced(other, lengths), call(other, lengths))
+    if grad:
+        expected = torch.autograd.grad(call(other, lengths).sum(), other)
+        torch.testing.assert_close(torch.autograd.grad(traced(other, lengths).sum(), other), expected)
+
+
+def test_a_tensor_is_no_number_elsewhere():
+    q = torch.randn(2, 4, 16, 8)
+    for name in ("scale", "window", "softcap"):
+        with pytest.raises(registry.InvalidArgument, match=name):
+            registry.attention(q, q, q, **{name: torch.tensor(2)})

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import ieee_float32
+from registry.ops.tensors import ieee_float32, untraced
 
 UNLIMITED = -1
 
@@ -33,6 +33,7 @@ def is_window(window: object) -> bool:
 
 def is_finite(value: object) -> bool:
     """Whether this is a number that float32 can hold; spelt so that torch.compile can trace it for a symbolic one."""
+    value = untraced(value)
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     return value - value == 0.0 and -MOST_SCALE <= value <= MOST_SCALE  # type: ignore[operator]
@@ -48,6 +49,7 @@ def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
 
     A sign moves into q, where autograd follows it; zero becomes so little that all scores vanish.
     """
+    scale = untraced(scale)
     check_scale(scale)
     if scale < 0:
         q, scale = _negated(q), -scale
@@ -67,6 +69,7 @@ def check_scale(scale: object) -> None:
 
 
 def check_softcap(softcap: object) -> float:
+    softcap = untraced(softcap)
     if not is_finite(softcap) or softcap < 0 or 0 < softcap < LEAST_SOFTCAP:  # type: ignore[operator]
         allowed = f"0.0 (off) or a positive finite number (of float32's range, from {LEAST_SOFTCAP})"
         raise InvalidArgument("softcap", shown(softcap), allowed)
@@ -85,11 +88,12 @@ def check_window(window: object) -> Window | None:
     if window is None:
         return None
     allowed = "None, a number of keys to either side, or (left, right) with None or -1 for unlimited"
+    window = untraced(window)
     if _is_number(window) and window >= 0:  # type: ignore[operator]
         window = (window, window)
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise InvalidArgument("window", shown(window), allowed)
-    sides = [UNLIMITED if side is None else side for side in window]
+    sides = [UNLIMITED if side is None else untraced(side) for side in window]
     if not all(_is_number(side) and side >= UNLIMITED for side in sides):
         raise InvalidArgument("window", shown(window), allowed)
     left, right = (UNLIMITED if side >= FAR else int(side) for side in sides)
