@@ -83,8 +83,11 @@ class VarlenBackwardKit(VarlenKit):
         wanted = attention_varlen_backward.reference(grad_out, q, k, v, **sample.arguments)
         models, naturals, noise = _model(sample)
         dtypes = [q.dtype] * 3 + [torch.float32]
+        slack = {name: 8 * noise * natural for name, natural in naturals.items()}
+        if "dsinks" in slack:  # a sum over rows, of which a GPU takes those for nothing that are no normal float32
+            slack["dsinks"] += q.shape[0] * torch.finfo(torch.float32).tiny
         return [
-            Expected(name, want, Yardstick(models[name], 8 * noise * naturals[name], floor_of(dtype)), dtype)
+            Expected(name, want, Yardstick(models[name], slack[name], floor_of(dtype)), dtype)
             for name, want, dtype in zip(RESULTS, wanted, dtypes, strict=False)
         ]
 
