@@ -59,6 +59,7 @@ def command(
     if not cases or options["grid"] or options["shapes"] or options["recorded"]:
         cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
     target = target_named(options["device"]) if options["device"] else None
+    # What tries out takes no --device, and says by itself that there is no GPU.
     if target is None and folder is None and not torch.cuda.is_available():
         raise InvalidArgument("--device", "none", 'a GPU to compile for, such as "H100", or cpu: there is none here')
     with try_out() if folder is not None else nullcontext() as found, use(variant) if variant else nullcontext():

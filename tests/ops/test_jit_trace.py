@@ -130,11 +130,6 @@ def test_the_longest_sequence_may_be_a_size():
 SIZED = {
     "scale": lambda t, n: registry.attention(t, t, t, scale=t.shape[-1] ** -0.5),
     "window": lambda t, n: registry.attention(t, t, t, window=(t.shape[2] // 4, 0), softcap=t.shape[-1] * 2.0),
-    "maxima": lambda t, n: registry.attention_varlen(
-        *[t[0].transpose(0, 1)] * 3, **VARLEN | {"max_seqlen_q": t.shape[2], "max_seqlen_k": t.shape[2]}
-    ),
-    "key_lengths": lambda t, n: registry.attention(t, t, t, causal=True, key_lengths=n),
-    "sinks": lambda t, n: registry.attention(t, t, t, sinks=n.to(t.dtype).repeat(2)),
     "cache": lambda t, n: flash_attn_with_kvcache(*[t.transpose(1, 2)] * 3, cache_seqlens=n.to(torch.int32)),
     "door": lambda t, n: sdpa.attention(t, t, t, scale=t.shape[-1] ** -0.5),
 }
