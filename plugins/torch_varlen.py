@@ -124,7 +124,8 @@ def each(
     if sinks is not None:
         # A sink takes its share of the softmax's sum, and gives nothing.
         with_sink = torch.logaddexp(lse, sinks.to(wide)[:, None])
-        out.mul_(torch.exp(lse - with_sink).T[..., None].to(out.dtype))
+        share = torch.exp(lse - with_sink).masked_fill(lse == -math.inf, 0.0)  # nobody's, where a sink is -inf, too
+        out.mul_(share.T[..., None].to(out.dtype))
         lse = with_sink
     return out, lse.float() if return_lse else None
 
@@ -272,7 +273,8 @@ def padded_backward(
     found = [batch.packed(dq, batch.rows, q), batch.packed(dk, batch.keys, k), batch.packed(dv, batch.keys, v)]
     if sinks is not None:
         share = torch.exp(sinks.to(dtype).view(*total.shape[1:3], 1) - total)
-        share = share.masked_fill(~batch.used[:, None, None], 0.0)
+        # Where nothing else counts, or a sink is +inf, there is nothing to share: no inf - inf.
+        share = share.masked_fill(~batch.used[:, None, None] | total.isinf(), 0.0)
         found.append(-(share * delta.squeeze(-1)).sum((0, 3)).flatten())
     return tuple(t.to(like.dtype).contiguous() for t, like in zip(found, (q, k, v, sinks), strict=False))
 

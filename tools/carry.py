@@ -11,7 +11,8 @@ builds    all of which the key is the same by which Triton finds what it compile
           there, and each type, constant and alignment that any of them is specialised on: the compiler's input as in
           tools/replay.py, the machine code where that differs
 
-A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it.
+A variant that builds nothing is what it runs on the host: its plugin's code beside the hook that declares it, of a
+plugin of one file that which the variant comes to.
 Where all are equal, the tables carry the new hash, and each journal gets a line that says so (kind `carried`): what was
 measured keeps the hash that it was measured with. Else it says what differs, changes nothing for that variant, and ends
 with status 1.

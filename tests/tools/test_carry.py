@@ -176,17 +176,42 @@ def test_answers_of_shares_are_joined_in_the_order_in_which_they_were_asked():
     assert differing({"a": 1}, {"a": 1, "b": None}) == ["b"]
 
 
-@pytest.mark.parametrize(("changed", "same"), [("claims", True), ("comments", True), ("code", False)])
-def test_a_variant_that_builds_nothing_is_its_code_beside_what_declares_it(tmp_path, changed, same):
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [("claims", True), ("comments", True), ("others", True), ("code", False), ("named", False), ("prepared", False)],
+)
+def test_a_variant_that_builds_nothing_is_the_code_that_it_comes_to(tmp_path, changed, same):
     text = """
+ONE = 1
+
+
 def run(a, *, config):
-    return a + 1
+    return _plus(a)
+
+
+def prepare(problem, config):
+    return run
+
+
+def _plus(a):
+    return a + ONE
+
+
+def other(a, *, config):
+    return a - 2
 
 
 def registry_variants():
     return [("run", "sm90")]
 """
-    edits = {"claims": ("sm90", "any"), "comments": ("return a", "# a sum\n    return a"), "code": ("a + 1", "a + 2")}
+    edits = {
+        "claims": ("sm90", "any"),
+        "comments": ("return a", "# a sum\n    return a"),
+        "others": ("a - 2", "a - 3"),
+        "code": ("a + ONE", "ONE + a"),
+        "named": ("ONE = 1", "ONE = 2"),
+        "prepared": ("return run", "return other"),
+    }
     texts = text, text.replace(*edits[changed])
     found = []
     for number, one in enumerate(texts):
@@ -196,7 +221,7 @@ def registry_variants():
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
-        found.append(replay_snapshot.code_beside_declarations(SimpleNamespace(run=module.run)))
+        found.append(replay_snapshot.code_beside_declarations(SimpleNamespace(run=module.run, prepare=module.prepare)))
         del sys.modules[path.stem]
     assert (found[0] == found[1]) is same
 
