@@ -101,9 +101,9 @@ class DeclarationError(RegistryError, ValueError):
 class DuplicateVariant(DeclarationError):
     """Two variants of one name: names both origins."""
 
-    def __init__(self, name: str, first: str, second: str) -> None:
+    def __init__(self, name: str, first: str, second: str, hint: str = "") -> None:
         self.name, self.first, self.second = name, first, second
-        super().__init__(f"variant {name!r} is declared twice: by {first} and by {second}")
+        super().__init__(f"variant {name!r} is declared twice: by {first} and by {second}{f'; {hint}' if hint else ''}")
 
 
 class KernelDoesNotFit(RegistryError, RuntimeError):

@@ -145,6 +145,8 @@ def _check_call(
         return
     if not callable(function):
         raise DeclarationError(f"Variant {variant.name}: {name}: got {function!r}; allowed: a function")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(f"Variant {variant.name}: {name}: got an async function; allowed: one that is not")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -163,8 +163,13 @@ class Variant:
         found = reasons_against(self.requires, problem)
         if found or self._first_config(problem) is not None:
             return found
+        refused = self.config_refusals(problem)
+        if not refused and self.configs_for(problem):
+            refused = [
+                Reason("config", "requires.never", "rules out every config here", "a problem that it lets through")
+            ]
         nothing = Reason("config", "config", "no config is declared for this problem", "at least one")
-        return self.config_refusals(problem) or [nothing]
+        return refused or [nothing]
 
     def may_run(self, problem: Problem) -> bool:
         """Whether what it claims lets the problem through, whatever the config."""

@@ -301,7 +301,9 @@ class _Lazy:
         with self._swap:
             catalog = self._catalog or catalog
             known = catalog.variants.get(variant.name)
-            if replace and known is not None and known.origin == origin and variant.name in self._added:
+            if known is not None and known.origin == origin and variant.name in self._added:
+                if not replace:
+                    raise DuplicateVariant(variant.name, origin, origin, "replace=True puts this one in its place")
                 catalog = _without(catalog, variant.name)
             self._catalog = catalog.with_variant(variant, origin)
             self._added.add(variant.name)

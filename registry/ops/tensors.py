@@ -158,7 +158,13 @@ def operand(name: str, tensor: torch.Tensor) -> OperandFact:
     if is_virtual(tensor):
         address = int(tensor.storage_offset()) * tensor.element_size()
     else:
-        address = tensor.data_ptr()
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            if not hidden(tensor):
+                raise
+            allowed = "a tensor with memory: a call inside runs on the tensors outside, so ask about those"
+            raise InvalidArgument(name, "a tensor inside of torch.func.vmap", allowed) from None
     return OperandFact(
         name=name,
         dtype=dtype_name(tensor.dtype),

@@ -396,3 +396,10 @@ def test_what_never_runs_is_refused_before_configs_are_made():
     assert (variant.first_legal(few), made) == (None, [])
     assert (variant.first_legal(many), made) == ({}, [16])
     assert [str(reason) for reason in variant.reasons(few)] == ["m: got 4, allowed 8 rows"]
+
+
+def test_what_never_runs_is_refused_by_that_where_no_rule_says_more():
+    requires = Requires(arch=("any",), dtypes=("bfloat16",), layouts=("nn",), never=lambda problem: problem.m < 8)
+    variant = Variant("test.rows", "matmul", print, requires)
+    said = [str(reason) for reason in variant.reasons(op_named("matmul").problem_type.of_shape(H100, m=4))]
+    assert said == ["requires.never: got rules out every config here, allowed a problem that it lets through"]

@@ -70,6 +70,10 @@ def test_values_that_there_are_not(given, said):
     assert said in str(caught.value)
 
 
+async def later(q, k, v, *, scale, config):
+    return q, None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -89,6 +93,7 @@ def test_values_that_there_are_not(given, said):
         (dict(waits=True), "Variant test.declared: waits: got True; allowed: a function"),
         (dict(rule=lambda problem: []), "requires.rule(problem, config)"),
         (dict(never=lambda problem, config: False), "requires.never(problem)"),
+        (dict(run=later), "run: got an async function; allowed: one that is not"),
         (dict(shared_memory=4096), "requires.shared_memory: got 4096; allowed: a function"),
     ],
 )

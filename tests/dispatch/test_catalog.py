@@ -88,7 +88,7 @@ def test_two_variants_of_one_name_are_an_error_that_names_both(discover_with):
 
 def test_register_refuses_a_taken_name(declare):
     declare("test.taken")
-    with pytest.raises(DuplicateVariant, match=r"registry\.register"):
+    with pytest.raises(DuplicateVariant, match=r"registry\.register; replace=True puts this one in its place"):
         registry.register(variant("test.taken"))
     with pytest.raises(DuplicateVariant, match="torch_attention"):
         registry.register(variant("torch_math"))

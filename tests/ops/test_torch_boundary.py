@@ -352,3 +352,9 @@ def test_explain_refuses_the_problem_of_another_op():
     problem, _ = registry.attention.problem_of(q, q, q)
     with pytest.raises(registry.InvalidArgument, match="problem: got one of attention; allowed: one of matmul"):
         registry.matmul.explain(problem)
+
+
+def test_explain_inside_of_vmap_says_what_it_cannot_see():
+    q = torch.randn(2, 1, 2, 4, 8)
+    with pytest.raises(registry.InvalidArgument, match=r"q.*torch\.func\.vmap"):
+        torch.func.vmap(lambda one: registry.attention.explain(one, one, one))(q)
