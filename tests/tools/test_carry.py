@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import carry
 import pytest
-import replay_snapshot
 import yaml
+from host_code import code_beside_declarations
 from replay import Comparison, Side, differing, merged
 
 from registry.tuning.journal import Journal, read
@@ -221,7 +221,7 @@ def registry_variants():
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
-        found.append(replay_snapshot.code_beside_declarations(SimpleNamespace(run=module.run, prepare=module.prepare)))
+        found.append(code_beside_declarations(SimpleNamespace(run=module.run, prepare=module.prepare)))
         del sys.modules[path.stem]
     assert (found[0] == found[1]) is same
 
