@@ -29,7 +29,7 @@ from registry.dispatch.contenders import Contender, contenders
 from registry.dispatch.plan import device_of
 from registry.dispatch.plan_cache import forget_plans
 from registry.dispatch.quarantine import did_not_compile, quarantine
-from registry.dispatch.scope import Bind, Scope, Trial, block, current, entered
+from registry.dispatch.scope import Bind, Scope, Trial, block, changed
 from registry.dispatch.tried import Took, TriedOut, tried
 from registry.errors import InvalidArgument, shown
 from registry.forks import new_lock
@@ -149,7 +149,7 @@ def try_out(most: int = MOST) -> Iterator[TryOuts]:
         raise InvalidArgument("most", shown(most), f"a number of contenders, 2..{LIMIT}")
     found = TryOuts(most)
     try:
-        with entered(replace(current.get(), trying=found)):
+        with changed(lambda scope: replace(scope, trying=found)):
             yield found
     finally:
         if found.found:

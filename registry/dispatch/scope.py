@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
-from registry.errors import InvalidArgument, shown
+from registry.errors import InvalidArgument, RegistryError, shown
 from registry.forks import new_lock
 
 if TYPE_CHECKING:
@@ -78,8 +79,13 @@ class Scope:
         return dict(self.forced).get(op)
 
 
+Change = Callable[[Scope], Scope]
+"""What a block makes of the scope that it is in."""
 EMPTY = Scope()
 current: contextvars.ContextVar[Scope] = contextvars.ContextVar("registry.scope", default=EMPTY)
+_blocks: contextvars.ContextVar[tuple[Scope, tuple[Change, ...]]]
+_blocks = contextvars.ContextVar("registry.scope_blocks", default=(EMPTY, ()))
+"""What the current scope comes from: one to begin with, and what each block that is open makes of it."""
 
 
 def named_for(op: str, variant: str | None, settles: bool = False) -> str | None:
@@ -97,16 +103,35 @@ def named_for(op: str, variant: str | None, settles: bool = False) -> str | None
 
 @contextlib.contextmanager
 def entered(scope: Scope) -> Iterator[None]:
-    """Make `scope` the current one inside the block."""
-    token = current.set(scope)
+    """Make `scope` the current one inside the block, whatever was around it."""
+    was, blocks = current.set(scope), _blocks.set((scope, ()))
     if scope is not EMPTY:
         traced.enter(1)
     try:
         yield
     finally:
-        current.reset(token)
+        current.reset(was)
+        _blocks.reset(blocks)
         if scope is not EMPTY:
             traced.enter(-1)
+
+
+@contextlib.contextmanager
+def changed(change: Change) -> Iterator[None]:
+    """Change the current scope inside the block. Blocks may end in any order, as those in generators do: what the
+    others ask for stays in force."""
+    scope, others = change(current.get()), _blocks.get()
+    current.set(scope)
+    _blocks.set((others[0], (*others[1], change)))
+    traced.enter(1)
+    try:
+        yield
+    finally:
+        first, blocks = _blocks.get()
+        left = tuple([one for one in blocks if one is not change])
+        _blocks.set((first, left))
+        current.set(functools.reduce(lambda scope, change: change(scope), left, first))
+        traced.enter(-1)
 
 
 class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
@@ -123,9 +148,29 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
 
     def __exit__(self, *failure: Any) -> bool | None:
         entered = _open.get()
-        last = max(at for at, (block, _) in enumerate(entered) if block is self)
+        last = max((at for at, (block, _) in enumerate(entered) if block is self), default=None)
+        if last is None:
+            raise RegistryError(
+                "a block of use, prefer, record or try_out ends in another thread or task than the one it began in, "
+                "where it stays in force; allowed: the same (close generators where they ran)"
+            )
         _open.set(entered[:last] + entered[last + 1 :])
         return entered[last][1].__exit__(*failure)
+
+    def __call__(self, function: Any) -> Any:
+        """The function inside of the block, each call of it; one that is async as a whole."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            allowed = "a function, or one that is async; in a generator the block goes inside, around what it calls"
+            raise InvalidArgument("function", f"{getattr(function, '__name__', '?')}, a generator", allowed)
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return inside
 
 
 _open: contextvars.ContextVar[tuple[tuple[Block[Any], contextlib.AbstractContextManager[Any]], ...]]
@@ -163,10 +208,9 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
     if config is not None and not _is_flat(config):
         raise InvalidArgument("config", shown(config), "a flat dict of numbers, strings and bools")
-    forced = dict(current.get().forced)
-    for op, name in traced.by_op(_op_of, names).items():
-        forced[op] = Forced(name, freeze_config(config) if config is not None else None)
-    with entered(replace(current.get(), forced=tuple(sorted(forced.items())))):
+    frozen = freeze_config(config) if config is not None else None
+    forced = {op: Forced(name, frozen) for op, name in traced.by_op(_op_of, names).items()}
+    with changed(lambda scope: replace(scope, forced=tuple(sorted({**dict(scope.forced), **forced}.items())))):
         yield
 
 
@@ -183,9 +227,12 @@ def prefer(names: str | list[str] | tuple[str, ...]) -> Iterator[None]:
     wanted = (names,) if isinstance(names, str) else tuple(names)
     for name in wanted:
         _op_of(name)
-    scope = current.get()
-    outer = (name for name in scope.preferred if name not in wanted)
-    with entered(replace(scope, preferred=(*wanted, *outer))):
+
+    def first(scope: Scope) -> Scope:
+        outer = (name for name in scope.preferred if name not in wanted)
+        return replace(scope, preferred=(*wanted, *outer))
+
+    with changed(first):
         yield
 
 
@@ -195,8 +242,7 @@ def record() -> Iterator[Recorder]:
     if traced.is_tracing():
         traced.refuse("record")
     recorder = Recorder()
-    scope = current.get()
-    with entered(replace(scope, recorders=(*scope.recorders, recorder))):
+    with changed(lambda scope: replace(scope, recorders=(*scope.recorders, recorder))):
         yield recorder
 
 

@@ -11,8 +11,8 @@ import torch
 from races import in_threads
 
 import registry
-from registry import IllegalVariant, InvalidArgument, UnknownVariant, notices
-from registry.dispatch.scope import went_elsewhere
+from registry import IllegalVariant, InvalidArgument, RegistryError, UnknownVariant, notices
+from registry.dispatch.scope import EMPTY, current, went_elsewhere
 
 
 def qkv(**kwargs):
@@ -121,6 +121,59 @@ def test_a_block_can_be_entered_again_inside_itself_and_by_others(make):
     with pytest.raises(KeyError), block, block:
         raise KeyError
     assert ran() == "torch_cpu"
+
+
+def stepping(block):
+    with block as found:
+        yield found
+        yield found
+
+
+def test_blocks_may_end_in_any_order():
+    first, second = stepping(registry.use("torch_math")), stepping(registry.prefer("torch_math"))
+    first_record, second_record = stepping(registry.record()), stepping(registry.record())
+    recorders = [next(one) for one in (first, second, first_record, second_record)][2:]
+    first_record.close()
+    first.close()
+    assert ran() == "torch_math" and registry.attention.explain(*qkv()).because == "preferred"
+    registry.attention(*qkv())
+    second.close()
+    assert ran() == "torch_cpu"
+    registry.attention(*qkv())
+    second_record.close()
+    assert [one.counts for one in recorders] == [{}, {"attention": {"torch_math": 2, "torch_cpu": 2}}]
+    assert current.get() is EMPTY
+
+
+def test_a_block_that_ends_in_another_thread_says_so():
+    block = registry.use("torch_math")
+    with block, pytest.raises(RegistryError, match="ends in another thread or task"):
+        in_threads(lambda _: block.__exit__(None, None, None), 1)
+    assert ran() == "torch_cpu"
+
+
+def test_a_block_as_a_decorator_of_what_runs_later():
+    block = registry.use("torch_math")
+
+    @block
+    async def later():
+        await asyncio.sleep(0)
+        return ran()
+
+    async def main():
+        return await asyncio.gather(later(), asyncio.to_thread(ran)), ran()
+
+    assert asyncio.run(main()) == (["torch_math", "torch_cpu"], "torch_cpu")
+
+    def steps():
+        yield ran()
+
+    async def later_steps():
+        yield ran()
+
+    for one in (steps, later_steps):
+        with pytest.raises(InvalidArgument, match=f"{one.__name__}, a generator"):
+            block(one)
 
 
 def test_the_backward_runs_in_the_scope_of_its_forward(declare):
