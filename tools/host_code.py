@@ -21,14 +21,14 @@ def code_beside_declarations(variant: Any) -> str:
             if isinstance(node, (ast.FunctionDef, ast.Module)) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
     if files == [file]:
-        roots = {getattr(one, "__name__", "") for one in (run, variant.prepare) if one is not None}
+        roots = {getattr(one, "__qualname__", "") for one in (run, variant.prepare) if one is not None}
         trees[0].body = list(reached(trees[0].body, roots))
     return "\n".join(map(ast.unparse, trees))
 
 
 def reached(body: list[ast.stmt], roots: set[str]) -> list[ast.stmt]:
     """The statements of a module that bind these names, or names that those use, and so on, and all that bind none;
-    all there are, where one of the names is bound nowhere."""
+    all there are, where one of the names is bound nowhere (what a function made, say)."""
     binds = [names_in(statement, (ast.Store,)) for statement in body]
     if not roots <= set().union(*binds):
         return body

@@ -151,8 +151,8 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
         last = max((at for at, (block, _) in enumerate(entered) if block is self), default=None)
         if last is None:
             raise RegistryError(
-                "a block of use, prefer, record or try_out ends in another thread or task than the one it began in, "
-                "where it stays in force; allowed: the same (close generators where they ran)"
+                "a block ends in another thread or task than the one it began in, where it stays in force; allowed: "
+                "the same (close generators where they ran)"
             )
         _open.set(entered[:last] + entered[last + 1 :])
         return entered[last][1].__exit__(*failure)

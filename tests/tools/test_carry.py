@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import carry
 import pytest
 import yaml
-from host_code import code_beside_declarations
+from host_code import code_beside_declarations, reached
 from replay import Comparison, Side, differing, merged
 
 from registry.tuning.journal import Journal, read
@@ -224,6 +225,13 @@ def registry_variants():
         found.append(code_beside_declarations(SimpleNamespace(run=module.run, prepare=module.prepare)))
         del sys.modules[path.stem]
     assert (found[0] == found[1]) is same
+
+
+def test_where_nobody_sees_what_runs_all_of_the_file_counts():
+    body = ast.parse("def make():\n    def run(): ...\n    return run\nONE = 1\nprint(ONE)\n").body
+    assert reached(body, {"make.<locals>.run"}) == body
+    assert reached(body, {"make"}) == body, "print binds nothing, so it counts, and what it names"
+    assert reached(body[:2], {"make"}) == body[:1]
 
 
 def machine_code(inside, before, shared):
