@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return OK
     except OSError as error:
-        return _refuse(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return _refuse(": ".join(map(str, filter(None, (error.filename, error.strerror or error)))))
     return result if isinstance(result, int) else OK
 
 

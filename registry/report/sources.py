@@ -84,7 +84,11 @@ def _take(found: Sources, name: str, file: Path) -> None:
         if results.limits and results.machine:
             found.limits.setdefault(results.machine["device"], results.limits)
         return
-    data = json.loads(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    if not text.strip():
+        found.passed_over.append(f"{file}: no measurement in it")
+        return
+    data = json.loads(text)
     if isinstance(data, Mapping) and "timelines" in data:
         found.timelines += observed.rows(file)
         return

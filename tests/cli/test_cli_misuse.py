@@ -108,6 +108,14 @@ def test_a_reader_who_has_seen_enough_is_no_error(command):
     assert (done.returncode, done.stderr) == (OK, b"")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
+def test_output_that_has_no_room_names_no_file():
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "registry.cli", "schema"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (USAGE, "kreg: No space left on device\n")
+
+
 def test_control_characters_never_reach_the_terminal(capsys):
     hostile = "\x1b[31mred\x9b2J\u202e\r"
     page = Page()

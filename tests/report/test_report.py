@@ -61,6 +61,7 @@ def test_damaged_and_cut_off_lines_are_named_and_counted(read):
 def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
     write(tmp_path / "a.jsonl", "attention", TIMES)
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "nothing.json").write_text("\n")
     (tmp_path / "prose.json").write_text('"hello"')
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "others.jsonl").write_text('{"model": "Llama", "ms": 60.3}\n{"model": "Llama", "ms": 58.1}\n')
@@ -80,13 +81,14 @@ def test_what_is_no_result_is_named_and_the_rest_is_shown(tmp_path):
     text = "\n".join(found.passed_over)
     for name in (
         "empty.jsonl: no measurement",
+        "nothing.json: no measurement",
         "prose.json: no file of results",
         "broken.json:",
         "others.jsonl: no measurement in it (2 lines, none of kreg tune's)",
         "bad_limits.json: limits",
     ):
         assert name in text
-    assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 6
+    assert "other_format.jsonl" in text and "format 99" in text and len(found.passed_over) == 7
 
 
 def test_recorded_timelines_are_shown_and_damaged_ones_named(tmp_path):
