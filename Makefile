@@ -50,7 +50,7 @@ format: $(VENV)/.installed-dev ## let ruff lay out the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-docs: $(VENV)/.installed ## write docs/variants.md and the outputs shown in README.md anew
+docs: $(VENV)/.installed ## write docs/variants.md, contracts in docs/authors.md and the outputs shown in README.md anew
 	$(PY) tools/docs.py
 
 schema: $(VENV)/.installed ## write the JSON Schemas of the tables anew

@@ -84,9 +84,15 @@ SHOWN = {"matmul": "squares+llm", "attention": "paper18", "attention_backward": 
 """Which grid of an op the table and the plot show."""
 
 
+ROWS = {"matmul": ("layout", "m", "n", "k"), "attention": ("head_dim", "causal", "seqlen_k")}
+"""What rows of a table are in the order of."""
+
+
 def _table_cases(found: dict[str, CaseResults], op: str) -> list[CaseResults]:
     wanted = [case.text for case in grid(op, SHOWN[op])]
-    return [found[text] for text in wanted if text in found] or list(found.values())
+    order = ROWS[op.removesuffix("_backward")]
+    shown = [found[text] for text in wanted if text in found] or list(found.values())
+    return sorted(shown, key=lambda case: [case.facts[name] for name in order])
 
 
 def _cell(speed: float | None, best: float) -> str:

@@ -139,7 +139,7 @@ def try_out(most: int = MOST) -> Iterator[TryOuts]:
     Others that are served alike, in this block and after it, on every thread, run what was found, until the process
     ends or `forget()` is called on what the block gives. Nothing is tried out where the problem was measured itself,
     where a variant was asked for (`use`, `prefer`), in the capture of a CUDA graph, and for a call with a schedule. A
-    first call takes seconds where kernels have to be compiled, else some 70 ms; it waits for the device, and takes up
+    first call takes seconds where kernels have to be compiled, else 60 to 120 ms; it waits for the device, and takes up
     to 160 MiB for copies of its tensors. Whose results differ from those of the tables' choice by more than
     rounding may is out of it.
     """

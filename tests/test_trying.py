@@ -143,6 +143,14 @@ def test_what_was_asked_for_is_not_tried_out(clock):
 
 
 @pytest.mark.usefixtures("three")
+def test_a_call_with_a_schedule_is_not_tried_out(clock):
+    """That is of one variant, and others of its step share it."""
+    problem, found = registry.attention.problem_of(*qkv())[0], trying.TryOuts(3)
+    found.trial(problem, EMPTY, pytest.fail)(qkv(), {"schedule": object()})
+    assert not found.found and not clock.ran
+
+
+@pytest.mark.usefixtures("three")
 def test_nothing_is_tried_out_in_a_capture(monkeypatch, clock):
     monkeypatch.setattr(plan, "capturing", lambda: True)
     with registry.try_out() as found:

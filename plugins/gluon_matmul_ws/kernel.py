@@ -51,7 +51,7 @@ noise is about 3%).
   in equal shares. Of the four configs declared the best / the first, 8 projections each, by rows: 19 1.025 / 1.02, 52
   1.00 / 0.99, 96 1.025 / 1.01, 150 0.94 / 0.94, 200 0.88 / 0.87; least 0.94 to 96 rows, 0.79 beyond. There cuBLAS
   shares what it loads among clusters of 2 to 4 CTAs (200 x 8192 x 8192 in tiles of 128x104, 200 x 28672 x 4096 of
-  128x200; 5000^3 of 256x152), which this triton cannot, and whose widths are no two powers of two; an SM takes in 87
+  128x200; 5000^3 of 256x152), which this kernel does not, and whose widths are no two powers of two; an SM takes in 87
   bytes a ns. 256 rows high tiles never won below 257.
 - M >= 512, all of an H200 at its power limit: best of 13 configs on 6 shapes 1.03 (least 1.01; 8192^3 128x192).
 - Rows of 3000 and 5000 elements, no multiples of 128 bytes: 3000^3 0.71 -> 0.78 and 5000^3 0.73 -> 0.81 by 256x160

@@ -7,7 +7,7 @@ may lie in several shares: then each leaves what it has in the workspace and cou
 adds all of them up, in the order of their keys. So the result does not depend on who was last, and nobody waits.
 
 Measured facts (NVIDIA H200, torch 2.11, triton 3.6, D128, one query a sequence, pages of 64, CUDA graphs of 8 to 100
-launches; docs/results.md has the figures and what they were measured against):
+launches; docs/measured/ragged.md has the figures and what they were measured against):
 - bf16, 16 rows by 64 keys, 4 warps, 3 stages, 2 programs an SM: 1.095 of the faster of FlashAttention-3 and XQA by
   geometric mean of 15 cells, least 0.99 (16 sequences of 4k keys); 4.40 TB/s at 64 x 4k; one sequence of 1k 6.7 us.
 - What a share costs besides its bytes is instructions, each dependent on the last, by one warp a scheduler: of 2,341

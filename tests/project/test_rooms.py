@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def test_every_room_has_its_place():
     assert {part(name, 1) for name in GENERIC} == set(ROOMS)
+
+
+def test_contributing_shows_these_rooms_in_this_order():
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| room in `registry/`")[2]
+    rows = [line.split("|")[1] for line in table.partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    shown = [[name.rstrip("/") for name in re.findall(r"`([^`]+)`", row)] for row in rows]
+    assert {name for row in shown for name in row} == {room for room in ROOMS if room}
+    places = [sorted(ROOMS.index(name) for name in row) for row in shown]
+    assert [place for row in places for place in row] == sorted(place for row in places for place in row)
 
 
 def test_no_room_imports_a_later_one():

@@ -178,6 +178,10 @@ class AttentionBackwardProblem(AttentionProblem):
 
     grad_lse: bool = query("flag", claim="grad_lse", default=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lse", True)  # it is handed the sums of rows, whoever asked for them
+        super().__post_init__()
+
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv")
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
+from registry.errors import InvalidArgument
+
 SPREAD = 1.0
 """Standard deviation of the logarithms of lengths; real prompts have about as much."""
 
@@ -30,6 +32,9 @@ def one_long(count: int, longest: int) -> list[int]:
 
 MIXES: dict[str, Callable[[int, int], list[int]]] = {"uniform": uniform, "lognormal": lognormal, "one": one_long}
 
+MOST = 1 << 20
+"""Sequences of a batch whose lengths are worked out one by one."""
+
 
 def adding_up(total: int, count: int, longest: int) -> list[int]:
     """The longest as given, the others as even as they can be, with this sum: lengths that a recorded call may have
@@ -44,3 +49,30 @@ def lengths_of(count: int, longest: int, mix: str, total: int | None) -> list[in
     if total is not None and total != sum(uniform(count, longest)):
         return adding_up(total, count, longest)
     return MIXES[mix](count, longest)
+
+
+def batch_of(
+    sizes: tuple[int, int, int], mix: str, t: int | None = None, tk: int | None = None
+) -> tuple[list[int], list[int]]:
+    """(queries, keys) of each sequence; `sizes` are how many there are, and the longest's."""
+    count, queries, keys = sizes
+    if mix not in MIXES:
+        raise InvalidArgument("mix", repr(mix), ", ".join(MIXES))
+    each = lengths_of(count, keys, mix, tk)
+    if t is not None or mix == "uniform":
+        return lengths_of(count, queries, "uniform", t), each
+    return [max(1, queries * n // keys) for n in each], each
+
+
+def totals(
+    sizes: tuple[int, int, int], mix: str, page: int, t: int | None = None, tk: int | None = None
+) -> tuple[int, int, int]:
+    """(rows of q, rows of packed k, pages) of such a batch."""
+    count, queries, keys = sizes
+    if mix == "uniform" or (t, tk) != (None, None):
+        t, tk = count * queries if t is None else t, count * keys if tk is None else tk
+        return t, tk, count * -(-keys // max(page, 1))
+    if count > MOST:
+        raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}")
+    own, each = batch_of(sizes, mix)
+    return sum(own), sum(each), sum(-(-n // max(page, 1)) for n in each)

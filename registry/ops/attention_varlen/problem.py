@@ -12,7 +12,8 @@ from registry.contract.capability import RULES, Reason, Requires
 from registry.contract.problem import OperandFact, Problem, Query, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
-from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED
+from registry.ops.attention_varlen import mixes
+from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED, coarse
 from registry.ops.attention_varlen.likeness import coordinates
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
@@ -124,10 +125,11 @@ class VarlenProblem(Problem):
         b: int = 1,
         hq: int = 1,
         hkv: int | None = None,
-        sq: int = 1,
-        sk: int = 1024,
+        sq: int | None = None,
+        sk: int | None = None,
         t: int | None = None,
         tk: int | None = None,
+        mix: str = "uniform",
         d: int = 128,
         dv: int | None = None,
         kv: str = "packed",
@@ -146,21 +148,24 @@ class VarlenProblem(Problem):
     ) -> VarlenProblem:
         """The problem of freshly allocated tensors of these sizes: what `kreg explain` and the tuner ask about.
 
-        t and tk are the rows of q and of packed k: as many as all sequences have at their longest where left out.
+        t and tk are the rows of q and of packed k: as many as sequences of that mix have where left out. There are as
+        many keys as queries, and one query over 1,024 keys where neither is given.
         """
+        sq, sk = 1 if sq is None else sq, (1024 if sq is None else sq) if sk is None else sk
         hkv, dv, kv_dtype = hq if hkv is None else hkv, d if dv is None else dv, kv_dtype or dtype
         scales = scales or ("" if kv_dtype == dtype else "tensor")
-        t, tk = b * sq if t is None else t, b * sk if tk is None else tk
         known_dtype("dtype", dtype, FLOATS)
         if kv_dtype != dtype and getattr(torch, kv_dtype, None) not in QUANTISED:
             raise InvalidArgument("kv_dtype", repr(kv_dtype), ", ".join([dtype, *sorted(map(dtype_name, QUANTISED))]))
         if kv not in KV_LAYOUTS:
             raise InvalidArgument("kv", repr(kv), ", ".join(KV_LAYOUTS))
-        check_sizes(b=b, hq=hq, hkv=hkv, sq=sq, sk=sk, t=t, d=d, dv=dv)
+        check_sizes(b=b, hq=hq, hkv=hkv, sq=sq, sk=sk, d=d, dv=dv, **({"page": page} if kv == "paged" else {}))
+        t, tk, pages = mixes.totals((b, sq, sk), mix, page, t, tk)
+        check_sizes(t=t)
         if hq % hkv:
             raise InvalidArgument("hkv", f"{hkv} for {hq} query heads", "a divisor of the number of query heads")
-        pages = -(-sk // page)
-        leading = {"packed": (tk,), "cache": (b, sk), "paged": (b * pages, page)}[kv]
+        leading = {"packed": (tk,), "cache": (b, sk), "paged": (pages, page)}[kv]
+        longest = {"packed": min(sk, tk), "cache": sk, "paged": min(coarse(sk), -(-sk // max(page, 1)) * page)}[kv]
         shapes = {"q": (t, hq, d), "k": (*leading, hkv, d), "v": (*leading, hkv, dv)}
         return cls(
             target=target,
@@ -171,7 +176,7 @@ class VarlenProblem(Problem):
             total_q=t,
             total_k=tk if kv == "packed" else 0,
             max_seqlen_q=min(sq, t),
-            max_seqlen_k=min(sk, tk) if kv == "packed" else sk,
+            max_seqlen_k=longest,
             head_dim=d,
             head_dim_v=dv,
             kv_layout=kv,
@@ -200,6 +205,10 @@ class VarlenBackwardProblem(VarlenProblem):
     op: ClassVar[str] = "attention_varlen_backward"
 
     grad_lse: bool = query("flag", claim="grad_lse", default=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lse", True)  # it is handed the sums of rows, whoever asked for them
+        super().__post_init__()
 
     def results(self) -> tuple[str, ...]:
         return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import grids, mixes, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.draws import FEW, biased, cached, draw, prompts
@@ -82,17 +81,8 @@ class VarlenWorkload(Workload):
     def _lengths(self) -> tuple[list[int], list[int]]:
         """(queries, keys) of each sequence."""
         get = self.sizes.get
-        b, sq, mix = get("b", 1), get("sq", 1), get("mix", "uniform")
-        sk = self.longest
-        if mix not in mixes.MIXES:
-            raise InvalidArgument("mix", repr(mix), ", ".join(mixes.MIXES))
-        keys = mixes.lengths_of(b, sk, mix, get("tk") or None)
-        if sq == sk and "tk" not in self.sizes and get("t") is None:
-            return keys, keys
-        queries = mixes.lengths_of(b, sq, "uniform", get("t"))
-        if get("t") is None and mix != "uniform":
-            queries = [max(1, sq * n // sk) for n in keys]
-        return queries, keys
+        longest = get("b", 1), get("sq", 1), self.longest
+        return mixes.batch_of(longest, get("mix", "uniform"), get("t"), get("tk") or None)
 
     def _table(self) -> tuple[torch.Tensor, int]:
         """A table over pages in no order, as a server's are after a while, and how many pages there are."""
