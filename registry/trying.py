@@ -34,6 +34,7 @@ from registry.dispatch.tried import Took, TriedOut, tried
 from registry.errors import InvalidArgument, shown
 from registry.forks import new_lock
 from registry.ops.parts.memory import copied
+from registry.signals import interrupts
 
 if TYPE_CHECKING:
     from registry.tuning.timing import Launches, Timer
@@ -98,6 +99,8 @@ class TryOuts:
             with _alone, torch.no_grad(), device_of(args[0]):
                 took = _compared(problem, rivals, bind, args, kwargs)
         except Exception as error:  # the tables' choice runs, and raises what is broken for good
+            if interrupts(error):
+                raise
             notices.notice(f"{problem.summary()} is not tried out: {notices.what_failed(error)}")
         self.seconds += time.perf_counter() - begun
         if took:
@@ -189,6 +192,8 @@ def _results(
     try:
         returned = call()
     except Exception as error:
+        if interrupts(error):
+            raise
         if did_not_compile(error):
             quarantine.add(one.variant.name, problem, error)
             return None

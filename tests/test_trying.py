@@ -142,6 +142,18 @@ def test_what_was_asked_for_is_not_tried_out(clock):
     assert str(found) == "nothing was tried out"
 
 
+def test_a_variant_in_the_place_of_another_is_not_chosen_by_its_time(three, clock, declare):
+    with registry.try_out(3):
+        registry.attention(*qkv())
+    assert picked() == "test.b"
+    registry.unregister("test.b")
+    declare("test.b", run=clock.takes("test.b", 40), lse=True)
+    assert picked() == "test.a"
+    with registry.try_out(3):
+        registry.attention(*qkv())
+    assert picked() == "test.c"
+
+
 @pytest.mark.usefixtures("three")
 def test_a_call_with_a_schedule_is_not_tried_out(clock):
     """That is of one variant, and others of its step share it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -114,7 +115,7 @@ def command(name: str, op: str, package: bool, into: Path) -> int:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(_filled(_filled(text, words), words), encoding="utf-8")
         click.echo(f"{folder / file}")
-    click.echo(f"now: cd {folder}, pip install -e ., pytest")
+    click.echo(f"now: cd {shlex.quote(str(folder))}, pip install -e ., pytest")
     return OK
 
 

@@ -114,8 +114,9 @@ def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: 
     steps = torch.arange(x.shape[1], device=x.device)
     at = before[:, None].long() + (0 * steps if still else steps)
     checks.refuse_beyond("cache_seqlens", at, 0, cos.shape[0] - 1, "the positions that rotary_cos has")
-    wide_cos, wide_sin = (t[at][:, :, None].float() for t in (cos, sin))
-    turned = x[..., : 2 * half].float()
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide_cos, wide_sin = (t[at][:, :, None].to(wide) for t in (cos, sin))
+    turned = x[..., : 2 * half].to(wide)
     one, two = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.split(half, dim=-1)
     pair = (one * wide_cos - two * wide_sin, one * wide_sin + two * wide_cos)
     mixed = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)

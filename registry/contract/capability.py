@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.problem import Problem, Query, known_claims
 from registry.errors import DeclarationError
+from registry.errors import shown as spelled
 from registry.notices import shown
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ class Requires:
     and read as attributes; each op's Problem says which there are."""
 
     def __init__(self, **given: Any) -> None:
-        claims = dict(given.pop("claims", {}))
+        claims = given.pop("claims", {})
+        if not isinstance(claims, Mapping):
+            raise DeclarationError(f"Requires.claims: got {spelled(claims)}; allowed: a dict of claims by name")
+        claims = dict(claims)
         for own in dataclasses.fields(self):
             default = own.default if own.default is not dataclasses.MISSING else {}
             object.__setattr__(self, own.name, given.pop(own.name, default))
@@ -106,24 +110,24 @@ class Requires:
             object.__setattr__(self, name, strings(name, getattr(self, name)))
         for entry in self.arch:
             if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
-                raise DeclarationError(f'Requires.arch: got {entry!r}; allowed: "sm90", "sm80+", "cpu", "any"')
+                raise DeclarationError(f'Requires.arch: got {spelled(entry)}; allowed: "sm90", "sm80+", "cpu", "any"')
         if not isinstance(self.toolchain, Mapping):
-            raise DeclarationError(f"Requires.toolchain: got {self.toolchain!r}; allowed: versions by name")
+            raise DeclarationError(f"Requires.toolchain: got {spelled(self.toolchain)}; allowed: versions by name")
         for name, spec in self.toolchain.items():
             if name not in TOOLS:
-                raise DeclarationError(f"Requires.toolchain: got {name!r}; allowed: {', '.join(TOOLS)}")
+                raise DeclarationError(f"Requires.toolchain: got {spelled(name)}; allowed: {', '.join(TOOLS)}")
             try:
                 _specifiers(spec)
             except (ValueError, TypeError, AttributeError) as error:
                 raise DeclarationError(
-                    f"Requires.toolchain[{name!r}]: got {spec!r}; allowed: e.g. '>=3.6,<4'"
+                    f"Requires.toolchain[{spelled(name)}]: got {spelled(spec)}; allowed: e.g. '>=3.6,<4'"
                 ) from error
 
     def __getattr__(self, name: str) -> Any:
         claims = self.__dict__.get("claims", {})  # absent while a copy is being made
         known = claims if name in claims else known_claims()
         if name not in known:
-            raise AttributeError(f"Requires has no {name!r}: no op has such a claim")
+            raise AttributeError(f"Requires has no {spelled(name)}: no op has such a claim")
         return known[name]
 
     def claim(self, name: str) -> Any:
@@ -140,7 +144,7 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
     """The claim, if it is a list of words."""
     listed = isinstance(value, (tuple, list, set, frozenset))
     if not listed or not all(isinstance(item, str) for item in value):
-        raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: a tuple of strings")
+        raise DeclarationError(f"Requires.{name}: got {spelled(value)}; allowed: a tuple of strings")
     return tuple(value)
 
 

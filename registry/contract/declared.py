@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from registry.contract.capability import OWN_CLAIMS, Design, Requires, strings
 from registry.contract.problem import PROBLEM_TYPES, Problem
 from registry.contract.variant import Variant
-from registry.errors import DeclarationError
+from registry.errors import DeclarationError, shown
 
 __all__ = ["HANDED", "Handed", "check_declaration"]
 
@@ -65,7 +65,7 @@ def _check_dtypes(name: str, dtypes: tuple[str, ...]) -> None:
     for dtype in dtypes:
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise DeclarationError(
-                f"Requires.{name}: got {dtype!r}; allowed: names of torch dtypes, such as 'bfloat16'"
+                f"Requires.{name}: got {shown(dtype)}; allowed: names of torch dtypes, such as 'bfloat16'"
             )
 
 
@@ -77,7 +77,7 @@ def _check_values(requires: Requires, op: str, kind: type[Problem]) -> None:
             for value in claim:
                 if value not in known:
                     allowed = ", ".join(map(repr, filter(None, known)))
-                    raise DeclarationError(f"Requires.{how.claim}: got {value!r}; allowed of {op}: {allowed}")
+                    raise DeclarationError(f"Requires.{how.claim}: got {shown(value)}; allowed of {op}: {allowed}")
     unclaimed = kind.claims()
     several = {how.claim for how in kind.queries().values() if how.rule == "closed"}  # True, or the values allowed
     for name in requires.claims.keys() - several:
@@ -102,7 +102,7 @@ def _check_claim(name: str, value: Any, unclaimed: Any) -> None:
         numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
         allowed = "" if numbers and value[0] <= value[1] else "(lowest, highest), two integers"
     if allowed:
-        raise DeclarationError(f"Requires.{name}: got {value!r}; allowed: {allowed}")
+        raise DeclarationError(f"Requires.{name}: got {shown(value)}; allowed: {allowed}")
 
 
 def _check_kinds(what: str, declared: Variant | Design, names: Iterable[str]) -> None:
@@ -110,7 +110,7 @@ def _check_kinds(what: str, declared: Variant | Design, names: Iterable[str]) ->
     for name in names:
         value, kind = getattr(declared, name), type(getattr(type(declared), name))
         if type(value) is not kind:
-            raise DeclarationError(f"{what}: {name}: got {value!r}; allowed: a value of type {kind.__name__}")
+            raise DeclarationError(f"{what}: {name}: got {shown(value)}; allowed: a value of type {kind.__name__}")
 
 
 # --- functions ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _check_call(
     if function is None:
         return
     if not callable(function):
-        raise DeclarationError(f"Variant {variant.name}: {name}: got {function!r}; allowed: a function")
+        raise DeclarationError(f"Variant {variant.name}: {name}: got {shown(function)}; allowed: a function")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise DeclarationError(f"Variant {variant.name}: {name}: got an async function; allowed: one that is not")
     try:

@@ -20,8 +20,9 @@ from registry.contract.capability import (
 )
 from registry.contract.noted import noting
 from registry.contract.problem import Problem
-from registry.errors import DeclarationError
+from registry.errors import DeclarationError, shown
 from registry.notices import notice, what_failed
+from registry.signals import interrupts
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
@@ -97,12 +98,16 @@ class Variant:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise DeclarationError(
-                f"Variant.name: got {self.name!r}; allowed: lower-case words, optionally 'vendor.name'"
+                f"Variant.name: got {shown(self.name)}; allowed: lower-case words, optionally 'vendor.name'"
             )
         if not callable(self.run):
-            raise DeclarationError(f"Variant {self.name}: run: got {self.run!r}; allowed: a callable")
-        if not isinstance(self.requires, Requires) or not isinstance(self.design, Design):
-            raise DeclarationError(f"Variant {self.name}: requires and design must be Requires and Design records")
+            raise DeclarationError(f"Variant {self.name}: run: got {shown(self.run)}; allowed: a callable")
+        if not isinstance(self.op, str):
+            raise DeclarationError(f"Variant {self.name}: op: got {shown(self.op)}; allowed: the name of an op")
+        for name, kind in (("requires", Requires), ("design", Design)):
+            if not isinstance(given := getattr(self, name), kind):
+                allowed = f"a record {kind.__name__}(...)"
+                raise DeclarationError(f"Variant {self.name}: {name}: got {shown(given)}; allowed: {allowed}")
         if not callable(self.configs):
             if isinstance(self.configs, (str, bytes)) or not isinstance(self.configs, Sequence):
                 got = type(self.configs).__name__
@@ -150,8 +155,8 @@ class Variant:
             if not asked.costs:
                 asked.costs.update([(id(config), self.cost(problem, config)) for config in asked.configs[:GUESSED]])
             return max(min(asked.costs.values()), 1e-9)
-        except Exception:  # a problem that it does not run, mostly
-            if noting():
+        except Exception as error:  # a problem that it does not run, mostly
+            if noting() or interrupts(error):
                 raise
             return None
 
@@ -244,7 +249,7 @@ class Variant:
 
     def _failed(self, problem: Problem, error: BaseException) -> str:
         """What is said of a declaration that raised this, which is being handled."""
-        if isinstance(error, KeyboardInterrupt) or noting():
+        if noting() or interrupts(error):
             raise error
         text = what_failed(error)
         notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
@@ -276,9 +281,8 @@ class Variant:
             return
         items = config.items() if isinstance(config, Mapping) else [(None, None)]
         if not all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items):
-            raise DeclarationError(
-                f"Variant {self.name}: config {config!r}; allowed: a flat dict of numbers, strings and bools, by name"
-            )
+            allowed = "a flat dict of numbers, strings and bools, by name"
+            raise DeclarationError(f"Variant {self.name}: config {shown(config)}; allowed: {allowed}")
 
 
 def _guessed(costs: Mapping[int, Any], cost: Callable[[Any, Config], Any], problem: Problem, config: Config) -> Any:

@@ -24,6 +24,7 @@ from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import Scope
 from registry.dispatch.select import Moment, decide, moved
+from registry.signals import interrupts
 
 MOST = 128
 """Kinds of calls that are known by their sizes; the oldest few go when there are more."""
@@ -168,7 +169,11 @@ class Alike:
             decision = moved(decision, known.problem)
             launches = self._launches(kind, variant, config, problem_of, sizes) if launch is None else None
             return _Way(holds, problem_of, moment, decision, launch, launches, scope, default)
-        except Exception:  # of code that takes integers alone: its calls are decided one by one, as they would be
+        except (
+            Exception
+        ) as error:  # of code that takes integers alone: its calls are decided one by one, as they would be
+            if interrupts(error):
+                raise
             return None
 
     def _launches(self, kind: _Kind, variant: Variant, config: Any, problem_of: _Made, sizes: Sizes) -> Launches | None:

@@ -28,6 +28,7 @@ from registry.contract.variant import Variant
 from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant
 from registry.forks import in_child, new_lock
 from registry.notices import clip, printable, what_failed
+from registry.signals import held_back, interrupts
 
 if TYPE_CHECKING:
     import pluggy
@@ -124,13 +125,14 @@ class PluginFailed(Portable):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around a plugin's own code: its prints go to stderr, and all that it raises, SystemExit too, is PluginFailed."""
+    """Around a plugin's own code: its prints go to stderr, and all that it raises, SystemExit too, is PluginFailed; but
+    not what a signal raises meanwhile."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if interrupts(error):
+            raise
         raise PluginFailed(error) from None
 
 
@@ -260,12 +262,15 @@ class _Lazy:
             catalog = self._catalog
             if catalog is None:
                 self._finder = threading.get_ident()
-                try:
-                    found = discover(self._by_plugin)
-                finally:
-                    self._finder = None
-                with self._swap:
-                    catalog = self._catalog = self._with_waiting(found)
+                with held_back() as interrupted:
+                    try:
+                        found = discover(self._by_plugin)
+                    finally:
+                        self._finder = None
+                    with self._swap:
+                        catalog = self._catalog = self._with_waiting(found)
+                if interrupted:
+                    raise KeyboardInterrupt
             return catalog
         finally:
             self._lock.release()
@@ -282,7 +287,7 @@ class _Lazy:
                 found = found.with_variant(variant, origin)
                 self._added.add(variant.name)
             except DeclarationError as error:
-                found = found.with_failure(origin, error)
+                found = found.with_failure(f"{origin} of {variant.name}", error)
         return found
 
     def register(self, variant: Variant, origin: str, *, replace: bool = False) -> None:
@@ -291,6 +296,7 @@ class _Lazy:
             self._by_plugin.append(variant)
             return
         if self._catalog is None and (self._finder is not None or _importing()):
+            check_declaration(variant)
             with self._swap:
                 if self._catalog is None:
                     if replace:

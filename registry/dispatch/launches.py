@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from registry.contract.noted import Following, Notes
 from registry.contract.problem import Problem
 from registry.dispatch.plan import device_of, finishing
+from registry.signals import interrupts
 
 if TYPE_CHECKING:
     from registry.toolbox.resized import Resizing
@@ -44,7 +45,9 @@ class Launches:
             following = notes.following(sizes, found.numbers)
             if following.of(sizes) is not None:
                 self._known = [_Known(found, following, self._unclaimed), *self._known[: MOST - 1]]
-        except Exception:  # of code that takes integers alone: its launches are bound one by one
+        except Exception as error:  # of code that takes integers alone: its launches are bound one by one
+            if interrupts(error):
+                raise
             return
 
     def of(self, sizes: Sizes, in_full: Callable[[], Any]) -> Resized | None:

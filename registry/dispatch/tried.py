@@ -58,6 +58,10 @@ class Tried:
         held = {**self.held, key_of(found.problem, found.problem.likeness()): found}
         self.held = dict(itertools.islice(held.items(), max(0, len(held) - MOST), None))
 
+    def drop(self, variant: str) -> None:
+        """Drop what a variant of this name took part in: another one has it from now on."""
+        self.held = {key: one for key, one in self.held.items() if all(took.variant != variant for took in one.timed)}
+
     def forget(self, found: Sequence[TriedOut]) -> None:
         """Drop these, unless newer ones took their place."""
         self.held = {key: one for key, one in self.held.items() if not any(one is gone for gone in found)}

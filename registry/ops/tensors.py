@@ -39,6 +39,11 @@ def _batching() -> Callable[[], bool]:
 _batches_gradients = _batching()
 
 
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether this is a DTensor, whose class takes long to import."""
+    return hasattr(tensor, "device_mesh")
+
+
 def plain(*tensors: torch.Tensor) -> bool:
     """Whether these are ordinary tensors outside of any mode, so that nobody but autograd needs to see the op.
 

@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from registry.errors import TableError
 from registry.notices import clip, what_failed
+from registry.signals import interrupts
 from registry.tables.files import LayerFile, OpFields
 from registry.tables.match import BadValue, Condition, Field, Kind, compile_condition
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
@@ -94,6 +95,8 @@ def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:
     except TableError:
         raise
     except Exception as error:
+        if interrupts(error):
+            raise
         problem = clip(f"cannot be used: {what_failed(error)}", MAX_MESSAGE)
         raise TableError(file.name, 1, "$", problem) from error
 

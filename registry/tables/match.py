@@ -153,7 +153,7 @@ def _parse_name(name: str, declared: Field, value: Any) -> Condition:
     if not isinstance(value, str):
         raise BadValue(f"expects a name, got {value!r}")
     if declared.values and value not in declared.values:
-        raise BadValue(f"{value!r} is not one of {', '.join(declared.values)}")
+        raise BadValue(f"{value!r} is not one of {', '.join(one or repr(one) for one in declared.values)}")
     return Condition(name, "str", frozenset({value}), universe=frozenset(declared.values))
 
 

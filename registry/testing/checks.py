@@ -25,6 +25,7 @@ from registry.ops.parts.trials import Trial, problem_of, spec_conditions
 from registry.testing import interpreted, processes
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present
+from registry.tuning.extra import as_arguments
 
 # --- results ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ def builds_compile(subject: Subject, trial: Trial) -> Finding:
 def builds_compile_elsewhere(subject: Subject, trial: Trial) -> Finding:
     """The same from a process whose kernels are interpreted, which cannot compile them: in another one."""
     arguments = ("--target", subject.target.name, "--only", f"{BUILDS}*", "--compile-only")
-    command = processes.command("--variant", subject.variant.name, *arguments)
+    command = processes.command("--variant", subject.variant.name, *as_arguments(subject.variant), *arguments)
     environment = {name: value for name, value in os.environ.items() if name != interpreted.VARIABLE}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return Finding() if done.returncode == 0 else Finding(((done.stdout + done.stderr)[-2000:],))

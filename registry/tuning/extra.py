@@ -19,6 +19,13 @@ from registry.notices import what_failed
 from registry.ops.known import all_ops
 
 T = TypeVar("T")
+_FROM: dict[str, str] = {}
+"""The file or module that brought a variant here, by its name."""
+
+
+def as_arguments(variant: Variant) -> tuple[str, ...]:
+    """What has another process know this variant, too, if it is of no installed plugin."""
+    return ("--plugin", _FROM[variant.name]) if variant.name in _FROM else ()
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:
@@ -37,6 +44,7 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
                 raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
             if variant.name not in catalog.get().variants:
                 catalog.register(variant, name)
+                _FROM[variant.name] = str(Path(name).resolve()) if name.endswith(".py") else name
                 added.append(variant)
     return added
 

@@ -132,6 +132,17 @@ def test_rotary(causal, interleaved):
     torch.testing.assert_close(cache.k, want_k, rtol=1e-5, atol=1e-5)
 
 
+def test_rotary_of_float64_is_as_exact_as_the_rest():
+    q, k, v = (torch.randn(1, 1, HEADS, D, dtype=torch.float64) for _ in range(3))
+    cache = torch.zeros(2, 1, 4, HEADS, D, dtype=torch.float64)
+    angles = torch.arange(20, dtype=torch.float64)[:, None] / 10000 ** (torch.arange(4, dtype=torch.float64) / 4)
+    flash_attn_with_kvcache(q, *cache, k, v, angles.cos(), angles.sin(), 3, rotary_interleaved=False)
+    one, two, rest = k[0, 0].split((4, 4, D - 8), dim=-1)
+    cos, sin = angles[3].cos(), angles[3].sin()
+    expected = torch.cat((one * cos - two * sin, one * sin + two * cos, rest), dim=-1)
+    torch.testing.assert_close(cache[0, 0, 3], expected, rtol=1e-14, atol=1e-14)
+
+
 def test_a_cache_has_no_gradient_and_takes_parameters():
     q, (k, v) = torch.randn(B, 1, HEADS, D, requires_grad=True), torch.randn(2, B, 6, KV_HEADS, D)
     assert not flash_attn_with_kvcache(q, k, v).requires_grad

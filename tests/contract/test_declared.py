@@ -59,6 +59,9 @@ def declared(op="attention", run=whatever, **given):
         (dict(summary=None), "Variant test.declared: summary: got None; allowed: a value of type str"),
         (dict(design=Design(warp_groups="2")), "design: warp_groups: got '2'; allowed: a value of type int"),
         (dict(configs=[{1: 2}]), "config {1: 2}; allowed: a flat dict of numbers, strings and bools, by name"),
+        (dict(design="fast"), "Variant test.declared: design: got 'fast'; allowed: a record Design(...)"),
+        (dict(summary="x" * 100_000, traceable=[0] * 100_000), "traceable: got [0, 0, "),
+        (dict(claims=5), "Requires.claims: got 5; allowed: a dict of claims by name"),
         (dict(toolchain={"tritn": ">=3.6"}), "Requires.toolchain: got 'tritn'; allowed: torch, triton, driver"),
     ],
 )

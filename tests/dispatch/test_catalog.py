@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -287,6 +288,24 @@ def test_only_what_was_registered_can_be_taken_back(declare):
     for wrong in (None, ["test.mine"]):
         with pytest.raises(registry.InvalidArgument, match=r"variant: got .*; allowed: a Variant that was registered"):
             registry.unregister(wrong)
+
+
+def test_what_cannot_be_right_is_refused_in_the_body_of_a_module_too(tmp_path, monkeypatch):
+    body = "import registry\nfrom registry import Requires, Variant\nclaims = Requires(arch=('cpu',), dtypes=('float33',))\n"
+    (tmp_path / "mine.py").write_text(
+        body + "registry.register(Variant('me.mine', 'matmul', lambda a, b: a, claims))\n"
+    )
+    monkeypatch.setattr(discovery.catalog, "_catalog", None)  # as in a process that has called nothing yet
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(registry.DeclarationError, match=r"Requires\.dtypes: got 'float33'"):
+        importlib.import_module("mine")
+    assert not discovery.catalog._waiting
+
+
+@pytest.mark.parametrize("op", [["attention"], {}, None, 5])
+def test_an_op_that_is_no_name_is_refused(op):
+    with pytest.raises(registry.DeclarationError, match=r"Variant me\.mine: op: got .*; allowed: the name of an op"):
+        registry.Variant("me.mine", op, lambda: None, registry.Requires(arch=("cpu",)))
 
 
 DECLARE = """

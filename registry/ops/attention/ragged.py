@@ -15,7 +15,15 @@ from registry.dispatch.traced import is_tracing
 from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
-from registry.ops.tensors import autocast, check_tensor, differentiated, dtype_name, jit_traced, readable
+from registry.ops.tensors import (
+    autocast,
+    check_tensor,
+    differentiated,
+    dtype_name,
+    is_distributed,
+    jit_traced,
+    readable,
+)
 
 OP = "attention_varlen"
 _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
@@ -31,7 +39,7 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] |
         found = (OPS[OP] if by is None else by)(*packed, **call, return_lse=return_lse)  # type: ignore[operator]
     b, h, s = q.shape[:3]
     out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
-    if _is_distributed(out):  # torch would take a view of its gradient by strides that a shard of that lacks
+    if is_distributed(out):  # torch would take a view of its gradient by strides that a shard of that lacks
         out = out.contiguous()
     return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
 
@@ -91,14 +99,10 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
 
 def _counted(count: int, beside: torch.Tensor) -> torch.Tensor:
     """0, 1, 2 ... on the device of a tensor; distributed where that is, with which no other may be mixed."""
-    if _is_distributed(beside):
-        return beside.new_ones((count,), dtype=torch.int32).cumsum(0, dtype=torch.int32) - 1
+    if is_distributed(beside):
+        # Told to sum in int32, Inductor gives int64 all the same.
+        return beside.new_ones((count,), dtype=torch.int32).cumsum(0).to(torch.int32) - 1
     return torch.arange(count, dtype=torch.int32, device=beside.device)
-
-
-def _is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor, whose class takes long to import."""
-    return hasattr(tensor, "device_mesh")
 
 
 def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
-from registry.ops.tensors import autocast, differentiated, dtype_name, plain
+from registry.ops.tensors import autocast, differentiated, dtype_name, is_distributed, plain
 
 OP = "grouped_mm"
 FEW = 64
@@ -75,7 +75,9 @@ def product(
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     compiling = torch.compiler.is_compiling()  # then nobody can ask here which variants there are
     followed = needs_grad or differentiated()
-    if compiling and not followed and not torch.is_autocast_enabled(asked.a.device.type):
+    # How a gated product is sharded nobody says: its parts are products, of which that is known.
+    whole = not any(is_distributed(tensor) for tensor in inputs)
+    if compiling and whole and not followed and not torch.is_autocast_enabled(asked.a.device.type):
         tensors = asked.a, asked.b, bias, asked.activation, asked.out_dtype, scale_a, scale_b
         result = torch.ops.registry.matmul_gated(*tensors, named)
     elif not compiling and named is not None and _makes_groups(named):

@@ -1,0 +1,38 @@
+"""The kit holds variants of a file that nobody installed to all that it holds others to."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from registry import Target
+from registry.testing import checks
+from registry.tuning.extra import load_plugins
+
+MINE = """
+import registry
+
+@registry.hookimpl
+def registry_variants():
+    claims = registry.Requires(arch=("sm90",), dtypes=("float32",))
+    return [registry.Variant("test.of_a_file", "matmul", lambda a, b, *, config: a @ b, claims)]
+"""
+
+
+@pytest.mark.usefixtures("takes_back")
+def test_another_process_is_told_of_the_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    (variant,) = load_plugins([os.path.relpath(tmp_path / "mine.py")])
+    asked = []
+
+    def run(command, **how):
+        asked.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(checks.subprocess, "run", run)
+    subject = SimpleNamespace(variant=variant, target=Target.named("H100"))
+    assert not checks.builds_compile_elsewhere(subject, None).complaints
+    (command,) = asked
+    assert command[command.index("--plugin") + 1] == str((tmp_path / "mine.py").resolve())
