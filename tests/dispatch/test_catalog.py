@@ -291,10 +291,9 @@ def test_only_what_was_registered_can_be_taken_back(declare):
 
 
 def test_what_cannot_be_right_is_refused_in_the_body_of_a_module_too(tmp_path, monkeypatch):
-    body = "import registry\nfrom registry import Requires, Variant\nclaims = Requires(arch=('cpu',), dtypes=('float33',))\n"
-    (tmp_path / "mine.py").write_text(
-        body + "registry.register(Variant('me.mine', 'matmul', lambda a, b: a, claims))\n"
-    )
+    claims = "registry.Requires(arch=('cpu',), dtypes=('float33',))"
+    body = f"import registry\nregistry.register(registry.Variant('me.mine', 'matmul', lambda a, b: a, {claims}))\n"
+    (tmp_path / "mine.py").write_text(body)
     monkeypatch.setattr(discovery.catalog, "_catalog", None)  # as in a process that has called nothing yet
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.DeclarationError, match=r"Requires\.dtypes: got 'float33'"):
