@@ -99,12 +99,7 @@ def query_rings(q_map, T: gl.constexpr):
 
 @gluon.jit
 def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale, cap, T: gl.constexpr):
-    """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found.
-
-    extent is (queries, keys, window to the left, to the right), work (tiles, row blocks, heads, heads of a section, and
-    where there is one the list), pitch the heads of lse, or of packed rows its row length (places.py). notes is a ring
-    of two messages, `messages` in consumer.py: where the next tile is (schedule.py).
-    """
+    """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found."""
     G: gl.constexpr = T.groups
     STAGES: gl.constexpr = T.stages
     Q_BOXES: gl.constexpr = T.q_boxes

@@ -19,24 +19,23 @@ EXTENTS = {
     5000: Extent(trees=36, leaves=256, rate=0.2, columns=0.7),
 }
 """By the fewest shapes that a variant was timed on. Asked about shapes left out, smaller ones (12 trees of 64 leaves,
-of 128 from 2,000 shapes on, 24 from 3,000, each of all coordinates) had lost more: `triton_matmul` with 7,755 shapes
-2.7% for 2.4, `triton_gemv` (1,097) 2.7 for 2.3, `triton_split` (2,329) 2.2 for 2.0, `gluon_matmul_padded` (2,804) 1.2
-for 1.0, `gluon_fa3_backward` (2,681) 0.8 for 0.7, `gluon_decode` (1,176) 2.1 for 2.0; `gluon_grouped_ws` (1,318) 2.4
-for 2.5. A half more trees at a rate of 0.2 find 0.1% more here and there, and take as much longer. A guess that they
-could correct (`Variant.cost`) has `triton_matmul` lose 0.3% less, but a decision takes 60 us longer: its answers are no
-longer those of all problems that lie in the same place."""
+of 128 from 2,000 shapes on, 24 from 3,000, each of all coordinates) had lost more: variants with 7,755, 2,804, 2,681,
+2,329, 1,176 and 1,097 shapes 2.7% for 2.4, 1.2 for 1.0, 0.8 for 0.7, 2.2 for 2.0, 2.1 for 2.0 and 2.7 for 2.3; of one
+with 1,318 2.4 for 2.5. A half more trees at a rate of 0.2 find 0.1% more here and there, and take as much longer. A
+guess that they could correct (`Variant.cost`) has the first of these lose 0.3% less, but a decision takes 60 us longer:
+its answers are no longer those of all problems that lie in the same place."""
 MANY = 2000
 """Shapes, from which on a variant that guesses has the following."""
 GUESSED = Extent(trees=12, leaves=256, rate=0.4, columns=1.0)
 """Where a variant guesses costs its configs are asked about anew for each problem, which 24 trees would have take 25 us
-longer (`gluon_fa3` with 3,563 shapes loses 0.33% with these, 0.33 to 0.37 with those and with more and larger ones;
-`triton_split` with 2,437 1.26, and 1.27 with 24)."""
+longer (a variant with 3,563 shapes loses 0.33% with these, 0.33 to 0.37 with those and with more and larger ones; one
+with 2,437 1.26, and 1.27 with 24)."""
 BEHIND = 1.0
 """Log time that a config is taken to lose which gave a wrong result, hung or crashed."""
 NEAR = (math.inf, 0.5)
 """Log time behind the best up to which trees tell how slow a config is: beyond it, slow is slow. Of each variant those
-trees are kept that lose less on shapes left out in turn: `triton_gemv` loses 2.5% with the second, not 3.1,
-`gluon_decode` 2.2 (2.4), `gluon_matmul_rows` 0.6 (0.8), `triton_matmul` 3.4 (3.6), but `triton_split` 2.2 (2.1)."""
+trees are kept that lose less on shapes left out in turn: four variants lose 2.5% with the second, not 3.1, 2.2 (2.4),
+0.6 (0.8) and 3.4 (3.6), but one 2.2 (2.1)."""
 
 
 @dataclass(frozen=True)

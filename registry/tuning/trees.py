@@ -21,7 +21,7 @@ LEAST = 250
 790 grouped products lost 1.2% by the choice of trees and 0.7% by that of the nearest, 1,711 gradients 1.4 and 2.1%."""
 KNOWN = 25
 """Shapes that a variant ran on, for trees to tell of it on others; what ran on fewer comes last. With 50, which
-`triton_gemv` did not reach, 397 products of 32 bits lost 9.4%; with 25, and with 12, 5.0."""
+one for few rows did not reach, 397 products of 32 bits lost 9.4%; with 25, and with 12, 5.0."""
 RARE, AGAIN = 0.1, 4
 """Shapes on which a variant ran that ran on a smaller share of all, a new one, count so many times: they alone tell how
 it does beside the others. Two new variants on 233 of 4,184 products, asked of the others: 3.7% lost, not 4.0%. With a

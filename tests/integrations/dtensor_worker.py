@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
 import torch
@@ -142,7 +141,7 @@ def matmul(mesh):
 
 
 def compiled(mesh):
-    """A gated product without gradients, and by Inductor lengths and sinks."""
+    """A gated product without gradients."""
 
     def gated(a, b):
         return registry.matmul(a, b, activation="silu", gated=True)
@@ -150,17 +149,6 @@ def compiled(mesh):
     a, b = torch.randn(6, 8), torch.randn(8, 10)
     given = distribute_tensor(a, mesh, [ROWS]), distribute_tensor(b, mesh, [ALL])
     close("gated", [torch.compile(gated, backend="eager", fullgraph=True)(*given)], [gated(a, b)])
-    if shutil.which("g++") is None:
-        return
-    qkv, lengths, sinks = [torch.randn(4, 4, 6, 8) for _ in range(3)], torch.tensor([3, 6, 0, 5]), torch.randn(4)
-
-    def ragged(q, k, v, lengths, sinks):
-        return registry.attention(q, k, v, key_lengths=lengths, sinks=sinks)
-
-    given = [distribute_tensor(x, mesh, [HEAD]) for x in qkv] + [
-        distribute_tensor(x, mesh, [ALL]) for x in (lengths, sinks)
-    ]
-    close("ragged", [torch.compile(ragged, fullgraph=True)(*given)], [ragged(*qkv, lengths, sinks)])
 
 
 def two_dimensions(mesh):

@@ -100,8 +100,7 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
 def _counted(count: int, beside: torch.Tensor) -> torch.Tensor:
     """0, 1, 2 ... on the device of a tensor; distributed where that is, with which no other may be mixed."""
     if is_distributed(beside):
-        # Told to sum in int32, Inductor gives int64 all the same.
-        return beside.new_ones((count,), dtype=torch.int32).cumsum(0).to(torch.int32) - 1
+        return beside.new_ones((count,), dtype=torch.int32).cumsum(0, dtype=torch.int32) - 1
     return torch.arange(count, dtype=torch.int32, device=beside.device)
 
 
