@@ -37,6 +37,7 @@ def test_explain_and_tune_mean_the_same_problem(name):
         ("attention_varlen", "b=4,sq=1"),
         ("attention_varlen", "b=4,sq=9,sk=90,t=20,tk=200"),
         ("attention_varlen", "b=5,sq=300,sk=1250,mix=lognormal,kv=paged,page=16"),
+        ("attention_varlen", "b=5,sq=300,sk=1250,mix=one,t=400"),
     ],
 )
 def test_sizes_of_one_and_those_left_out_do_too(op, text):
@@ -46,6 +47,7 @@ def test_sizes_of_one_and_those_left_out_do_too(op, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("mix=odd,t=5", "mix: got 'odd'; allowed: uniform, lognormal, one"),
         ("mix=odd", "mix: got 'odd'; allowed: uniform, lognormal, one"),
         ("mix=one,b=2000000", "b: got 2000000; allowed: 1..1048576 with mix=one"),
         ("kv=paged,page=0", "page: got 0; allowed: a positive integer"),

@@ -69,10 +69,10 @@ def totals(
 ) -> tuple[int, int, int]:
     """(rows of q, rows of packed k, pages) of such a batch."""
     count, queries, keys = sizes
-    if mix == "uniform" or (t, tk) != (None, None):
+    if mix == "uniform":
         t, tk = count * queries if t is None else t, count * keys if tk is None else tk
         return t, tk, count * -(-keys // max(page, 1))
     if count > MOST:
         raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}")
-    own, each = batch_of(sizes, mix)
+    own, each = batch_of(sizes, mix, t, tk)
     return sum(own), sum(each), sum(-(-n // max(page, 1)) for n in each)
