@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from registry.ops.attention.lazy_maxima import LOWEST
 from registry.plugins.gluon_fa3.pipeline import give_turn, take_turn
-from registry.plugins.gluon_fa3.places import extent_of, queries_of, sums_of
+from registry.plugins.gluon_fa3.places import extent_of, queries_of, sinks_of, sums_of
 from registry.plugins.gluon_fa3.products import (
     issue_pv,
     issue_qk,
@@ -18,7 +18,16 @@ from registry.plugins.gluon_fa3.products import (
     wait_pv,
 )
 from registry.plugins.gluon_fa3.schedule import group_blocks, learn, tile_blocks
-from registry.plugins.gluon_fa3.softmax import LN2, mask_block, mask_if_edge, pack, partial_sums, score, softmax
+from registry.plugins.gluon_fa3.softmax import (
+    LN2,
+    mask_block,
+    mask_if_edge,
+    pack,
+    partial_sums,
+    score,
+    softmax,
+    with_sinks,
+)
 from registry.plugins.gluon_fa3.tiles import columns_of, release_tile, tile_of, wait_tile
 from registry.plugins.gluon_fa3.varlen.parts import leave_part
 from registry.toolbox import scopes
@@ -99,7 +108,7 @@ def consumer(
     k_ring,
     v_ring,
     messages,
-    lse,
+    sums_and_sinks,
     extent,
     pitch,
     scale,
@@ -118,6 +127,10 @@ def consumer(
     keys = gl.arange(0, N, layout=gl.SliceLayout(0, S_LAYOUT))
     lowest = gl.full([ROWS], LOWEST, gl.float32, layout=S_ROW)
     zero = gl.full([ROWS, N], 0.0, gl.float32, layout=S_LAYOUT)
+    if T.sinks:
+        lse, sinks = sums_and_sinks
+    else:
+        lse = sums_and_sinks
 
     scopes.enter("wait tile")
     place, more = learn(messages, 0, T)
@@ -248,7 +261,11 @@ def consumer(
             s = mask_block(score(s, scale, cap, T), next_row, high, rows, keys, extent_of(next_place, extent, T), T)
             p, alpha, m_i, sums = softmax(s, lowest, partial_sums(zero, T), scale, T)
             scopes.leave("softmax")
+        if T.sinks:
+            last_m, total, kept = with_sinks(last_m, total, sinks_of(sinks, place, tile_rows, T))
         inverse = 1.0 / gl.maximum(total, 1e-30)  # a row that saw no key: 0 * 1e30
+        if T.sinks:
+            inverse *= kept
         if T.lse and not T.shared_out:
             row_sums, there = sums_of(lse, place, pitch, here, row, tile_rows, T)
             gl.store(row_sums, (last_m + gl.log2(total)) * LN2, mask=there)

@@ -98,8 +98,14 @@ def query_rings(q_map, T: gl.constexpr):
 
 
 @gluon.jit
-def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale, cap, T: gl.constexpr):
-    """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found."""
+def attend(maps, o_map, sums, pitch, counter, extent, work, heads_q, group, scale, cap, T: gl.constexpr):
+    """Shared memory, barriers and roles: all of the kernel, whichever way tiles are found.
+
+    sums is where the LSE goes, or parts (varlen/parts.py), and where there are sinks a pair of that and them. pitch is
+    the heads of the LSE, or of packed rows its row length (places.py). extent is (queries, keys, window to the left, to
+    the right), work (tiles, row blocks, heads, heads of a section, and where there is one the list). notes is a ring of
+    two messages, `messages` in consumer.py: where the next tile is (schedule.py).
+    """
     G: gl.constexpr = T.groups
     STAGES: gl.constexpr = T.stages
     Q_BOXES: gl.constexpr = T.q_boxes
@@ -117,7 +123,7 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     if G == 1:
         gl.warp_specialize(
             [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, sums, extent, pitch, scale, cap, T)),
                 (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
             ],
             [1],
@@ -126,8 +132,8 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     elif G == 2:
         gl.warp_specialize(
             [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
-                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, sums, extent, pitch, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, sums, extent, pitch, scale, cap, T)),
                 (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
             ],
             [4, 1],
@@ -136,9 +142,9 @@ def attend(maps, o_map, lse, pitch, counter, extent, work, heads_q, group, scale
     else:
         gl.warp_specialize(
             [
-                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, lse, extent, pitch, scale, cap, T)),
-                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, lse, extent, pitch, scale, cap, T)),
-                (consumer, (2, o_map, o_tiles, q[2], k, v, notes, lse, extent, pitch, scale, cap, T)),
+                (consumer, (0, o_map, o_tiles, q[0], k, v, notes, sums, extent, pitch, scale, cap, T)),
+                (consumer, (1, o_map, o_tiles, q[1], k, v, notes, sums, extent, pitch, scale, cap, T)),
+                (consumer, (2, o_map, o_tiles, q[2], k, v, notes, sums, extent, pitch, scale, cap, T)),
                 (producer, (maps, q, k, v, notes, counter, extent, work, heads_q, group, T)),
             ],
             [4, 4, 1],

@@ -98,3 +98,14 @@ def sums_of(lse, place, pitch, extent, row, tile_rows, T: gl.constexpr):
     else:
         own = row + tile_rows
         return lse + (place[2] * pitch + place[1]).to(gl.int64) * extent[0] + own, own < extent[0]
+
+
+@gluon.jit
+def sinks_of(sinks, place, tile_rows, T: gl.constexpr):
+    """The sink of each of a group's rows, or of all: that of the head which it belongs to."""
+    if T.heads > 1:
+        _, _, first, last = queries_of(place, T)
+        head = first + tile_rows // T.rows
+        return gl.load(sinks + head, mask=head < last + T.box_heads, other=0.0)
+    else:
+        return gl.load(sinks + place[1])

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from registry.ops.attention.lazy_maxima import risen
 
 LN2 = gl.constexpr(0.6931471805599453)
+LOG2E = gl.constexpr(1.4426950408889634)
 
 # gl.where with integer compares costs about 330 instructions per 64x128 block; these cost two and three per element.
 _KEEP_UP_TO = gl.constexpr("{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, 0fFF800000, $1, p; }")
@@ -115,6 +116,16 @@ def softmax(s, m, sums, scale, T: gl.constexpr):
     own = partial_sums(p, T)
     sums = sums * gl.convert_layout(alpha, gl.SliceLayout(1, own.type.layout))[:, None] + own
     return p, alpha, m_new, sums
+
+
+@gluon.jit
+def with_sinks(m, total, sinks):
+    """(maxima, sums) of rows of which each has one more key, without a value, and what that makes of the values'
+    weights. A sink far above all scores leaves none of them; a row that saw no key has the sink alone."""
+    sinks = sinks.to(gl.float32) * LOG2E
+    highest = gl.where(m >= sinks, m, sinks)  # NaN where the sink is
+    kept = gl.exp2(m - highest)
+    return highest, total * kept + gl.exp2(sinks - highest), kept
 
 
 @gluon.jit

@@ -58,6 +58,7 @@ class Traits:
     heads: int = 1  # that share keys, side by side in a tile: of each the same few rows, one head below the other
     group: int = 1  # of all that share keys, where several lie side by side
     shared_out: bool = False  # a tile's keys among several, each of which leaves a part: varlen/parts.py
+    sinks: bool = False  # a logit a head in a row's sum; where keys are shared out, what adds the parts up adds it
     written: bool = False  # K and V lie at a known place, and waits for them are written out: tiles.py
     one_product: bool = False  # so are products of columns of O that are no power of two: one_product.py
 

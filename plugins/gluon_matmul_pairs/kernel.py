@@ -8,6 +8,10 @@ lie side by side and share rows of the first. Both factors lie along K. wgmma is
 its accumulators are tuples of registers: 256 x 192 tiles, whose 192 columns are no power of two, take one instruction
 for each 64 rows and nothing beside the accumulators.
 
+Shared memory.  A ring of STAGES stages, each STAGE KiB: of 8 rows of 128 bytes, HIGH rows of the first factor, then
+WIDTH of the second. Then 1 KiB of barriers: stage s is full at byte 16 s and empty at 16 s + 8, turns begin at 512.
+Then the buffers of C. Descriptors count 16 bytes: a row is 8 of them, a KiB 64.
+
 Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead

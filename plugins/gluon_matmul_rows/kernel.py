@@ -12,14 +12,15 @@ sums that nobody stores.
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  The producer runs ahead across the borders of tiles. Consumers keep one block of wgmma in flight and release
-the stage before it. K may be cut: SPLIT, and reduce.py. Programmatic dependent launch.
+the stage before it. K may be cut (reduce.py) by SPLIT: 1 is not, 2 and more are ranges of K, 0 equal shares of all
+tiles. Programmatic dependent launch.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, replayed graphs over rotated
 inputs, 10 projections of models of 8 to 70 billion parameters for each number of rows).
 - Best config: 72 rows 1.08 (least 1.00), 96 1.07 (0.95), 129 0.985 (0.91), 137 0.96 (0.88), 150 1.00 (0.96), 160 1.04
   (0.94), 176 1.07 (0.94), 192 1.085 (1.00), 200 1.025 (0.93), 211 1.06 (0.97), 224 1.07 (0.91), 240 1.02 (0.89), 256
   0.93 (0.79: 4096 x 4096). gluon_matmul_ws had 0.94 at 150 rows and 0.88 at 200. What cuBLAS keeps is by clusters
-  that share what they load, as gluon_matmul_row_pairs.
+  that share what they load, which gluon_matmul_row_pairs does, not this kernel.
 - One consumer with 64 columns of b against all rows, unsplit, is the best tile of many: 64 x 256 takes in 112 bytes a
   ns, all that an SM can. A block takes as long as shared memory does to take it in and to give it to wgmma (2 KB of
   rows for each 64 of them, and all columns again): 276 bytes a ns fit all tiles here.

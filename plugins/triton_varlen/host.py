@@ -14,7 +14,7 @@ import torch
 
 from registry.ops.attention.triton_tiles import KEY, QUERY, options_of, padded
 from registry.ops.attention_varlen import calls
-from registry.ops.attention_varlen.calls import out_of, row_sums
+from registry.ops.attention_varlen.calls import out_of, row_sums, sink_call
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.triton_varlen import configs
 from registry.plugins.triton_varlen.switches import VarlenSwitches
@@ -219,7 +219,7 @@ def split_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale:
 def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The query pass, the key pass (or one for dK and one for dV), and the sinks': they read what the first leaves."""
     from registry.plugins.triton_varlen.key_pass import key_pass
-    from registry.plugins.triton_varlen.query_pass import query_pass, sink_pass
+    from registry.plugins.triton_varlen.query_pass import query_pass
 
     q, k, v, out, grad_out, lse = (given[name] for name in ("q", "k", "v", "out", "grad_out", "lse"))
     dq, dk, dv = (StandIn(t.shape, t.dtype, name=f"d{t.name}") for t in (q, k, v))
@@ -286,11 +286,7 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
         constants = {"cfg": replace(cfg, WANT_DK=with_dk, WANT_DV=with_dv)}
         found.append(Call(key_pass, grid, arguments, constants, options))
     if problem.sinks:
-        sinks = given["sinks"]
-        dsinks = StandIn(sinks.shape, sinks.dtype, name="dsinks")
-        pointers = dict(lse_ptr=lse, delta_ptr=delta, sinks_ptr=sinks, dsinks_ptr=dsinks)
-        arguments = {**pointers, "total_q": problem.total_q}
-        found.append(Call(sink_pass, (problem.heads_q,), arguments, {"BLOCK": 1024}, {"num_warps": 4}))
+        found.append(sink_call(problem, given, delta))
     return found
 
 

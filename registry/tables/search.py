@@ -113,10 +113,23 @@ def nearest(tree: Tree, here: Point, count: int, within: float = math.inf) -> Fo
 
 
 def reaches(tree: Tree, here: Point, within: float) -> bool:
-    """Whether any point is nearer than this: the first that is will do."""
+    """Whether any point is nearer than this: the first that is will do, most often one of the leaf that it falls to."""
+    leaf = tree
+    while not isinstance(leaf, Leaf):
+        axis, low, high, below, above = leaf
+        at = here[axis]
+        leaf = below if at - low <= high - at else above
+    return _has_nearer(leaf, here, within) or (leaf is not tree and _reaches(tree, here, within))
+
+
+def _reaches(tree: Tree, here: Point, within: float) -> bool:
     if isinstance(tree, Leaf):
-        return any(map(within.__gt__, map(math.dist, tree.points, itertools.repeat(here))))
+        return _has_nearer(tree, here, within)
     axis, low, high, below, above = tree
     at = here[axis]
     near, far, away = (below, above, high - at) if at - low <= high - at else (above, below, at - low)
-    return reaches(near, here, within) or (away < within and reaches(far, here, within))
+    return _reaches(near, here, within) or (away < within and _reaches(far, here, within))
+
+
+def _has_nearer(leaf: Leaf, here: Point, within: float) -> bool:
+    return any(map(within.__gt__, map(math.dist, leaf.points, itertools.repeat(here))))

@@ -39,6 +39,9 @@ FEATURES = [
     problem(d=40, dv=200, hkv=1, window=(128, 0)),
     problem(d=64, hkv=1, causal=True, sq=40, sk=40, b=200),
     problem(d=128, hq=7, hkv=1, causal=True, sq=40, sk=40, b=200),
+    problem(d=64, hkv=1, causal=True, sinks=True),
+    problem(d=64, hkv=1, causal=True, window=(127, 0), sinks=True),
+    problem(d=256, hkv=2, sinks=True, lse=False),
 ]
 
 
@@ -50,6 +53,8 @@ OVER_A_CACHE = [
     problem(d=256, hkv=1, causal=True, kv="paged", page=8, dtype="float16", sq=100),
     problem(d=128, hkv=2, causal=True, kv="paged", page=16, sq=24, b=64),
     problem(d=128, dv=96, hq=10, hkv=2, causal=True, kv="paged", page=64, sq=24, sk=9000, lse=False),
+    problem(d=64, hq=64, causal=True, window=(127, 0), kv="paged", page=64, sq=24, b=64, sinks=True),
+    problem(d=64, hq=64, causal=True, kv="paged", page=64, sq=24, sk=9000, sinks=True),
 ]
 
 

@@ -88,12 +88,16 @@ did not
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, sender
 from registry.plugins.gluon_fa3.backward.signals import emptied
 from registry.plugins.gluon_fa3.backward.terms import COLUMNS
 from registry.toolbox.drawn import messages_for
 from registry.toolbox.hopper import after_previous_kernel, ring
+
+GROUP_REGISTERS = gl.constexpr(traits.GROUP_REGISTERS)
+HELPER_REGISTERS = gl.constexpr(traits.HELPER_REGISTERS)
 
 
 @gluon.jit
@@ -179,7 +183,7 @@ def differentiate(inputs, outputs, dq_map, turns, counter, extent, work, scale, 
             (sender, (1, outputs, dq_map, handed_tiles, messages, turns, extent, work, T)),
         ],
         [4, 1, 1, 1],
-        [240, 24, 24, 24],
+        [GROUP_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
     )
 
 

@@ -32,7 +32,7 @@ def prepare_rows(
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
     SUMS: tl.constexpr, TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`."""
+    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`. Returns delta."""
     out_ptr, do_ptr, lse_ptr, dlse_ptr = pointers
     stats_ptr, sums_ptr, turns_ptr = workspaces
     inside = part * ROWS + tl.arange(0, ROWS)
@@ -64,6 +64,7 @@ def prepare_rows(
         tl.store(turns_ptr + 2 * block.to(tl.int64) + tl.arange(0, 2), tl.zeros([2], tl.int32))
     if SUMS:
         zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)
+    return delta
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.schedule import (
     extent_of,
     key_blocks,
@@ -53,6 +54,8 @@ from registry.toolbox.hopper import (
 )
 
 ROWS = gl.constexpr(64)
+GROUP_REGISTERS = gl.constexpr(traits.GROUP_REGISTERS)
+HELPER_REGISTERS = gl.constexpr(traits.HELPER_REGISTERS)
 
 
 @gluon.constexpr_function
@@ -315,7 +318,7 @@ def sweep(maps, out_map, stats, extent, work, scale, scale_log2, cap, T: gl.cons
             (sweep_producer, (maps, own, u, w, stats_tiles, extent, work, T)),
         ],
         [4, 1],
-        [240, 24],
+        [GROUP_REGISTERS, HELPER_REGISTERS],
     )
 
 

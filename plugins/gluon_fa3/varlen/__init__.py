@@ -27,6 +27,7 @@ VARIANT = Variant(
     requires=Requires(
         **CLAIMS,
         kv_layouts=("packed",),
+        sinks=True,
         out=True,
         checks_lengths=True,
         shared_memory=shared_memory,

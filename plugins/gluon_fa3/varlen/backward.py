@@ -4,6 +4,7 @@ list (tile_list.py)      the blocks of keys, those that the most queries may see
 before (sums.py)         delta, LSE, zeroes, for each block of queries
 main (kernel.py)         five products; beyond 128 columns a sweep for each gradient
 after (sums.py)          dQ from the order of the registers to rows, and dK and dV of tiles in parts
+sinks                    their gradient, from the delta of `before` (registry/ops/attention_varlen/sink_pass.py)
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ VARIANT = HOST.variant(
         **CLAIMS,
         kv_layouts=("packed",),
         grad_lse=True,
+        sinks=True,
         checks_lengths=True,
         shared_memory=shared_memory,
         registers=traits.registers,

@@ -48,6 +48,8 @@ def traits_of(problem: Any, config: Mapping[str, Any], *, score: str | None = No
     known |= {"page": problem.page_size}
     if config.get("shared_out"):
         known["shared_out"] = True
+    elif problem.sinks:
+        known["sinks"] = True
     if (heads := config.get("heads", 1)) > 1:
         known |= {"heads": heads, "group": problem.heads_q // problem.heads_kv}
     return traits_with(problem, config, mask=mask, score=score, **known)

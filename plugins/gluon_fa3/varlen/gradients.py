@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from registry.ops.attention_varlen.calls import row_sums, sink_call
 from registry.plugins.gluon_fa3.backward import arguments as of
 from registry.plugins.gluon_fa3.backward import host as dense
 from registry.plugins.gluon_fa3.backward.arguments import strides
@@ -63,7 +64,8 @@ def one_kernel(problem: Any, t: SumsTraits, given: Operands) -> list[Call]:
         "units": units,
     }
     constants |= {"BLOCK_N": t.block_n, "CHUNK": chunk_of(problem.batch)}
-    return [listed, first, main, Call(after_packed, (units + key_units,), arguments, constants, dense.OPTIONS)]
+    last = Call(after_packed, (units + key_units,), arguments, constants, dense.OPTIONS)
+    return [listed, first, main, last, *_of_sinks(problem, given)]
 
 
 def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operands) -> list[Call]:
@@ -92,7 +94,12 @@ def sweeps(problem: Any, block_m: int, kernels: list[SweepTraits], given: Operan
         }
         tiles = blocks_of(total, problem.batch, t.rows)
         made.append(Call(attention_packed_gradient, (tiles * heads,), arguments, {"T": t}, dense.OPTIONS))
-    return made
+    return [*made, *_of_sinks(problem, given)]
+
+
+def _of_sinks(problem: Any, given: Operands) -> list[Call]:
+    """The launch that adds up their gradient, from what the first one left."""
+    return [sink_call(problem, given, row_sums(given["q"], "delta"))] if problem.sinks else []
 
 
 def _outputs(given: Operands) -> tuple[StandIn, ...]:
@@ -112,7 +119,8 @@ def _before(problem: Any, block_m: int, given: Operands, *workspaces: Any) -> Ca
         "batch": problem.batch,
         "total_q": problem.total_q,
         "row_blocks": row_blocks,
+        "delta_ptr": row_sums(given["q"], "delta") if problem.sinks else None,
     }
-    constants |= {"ROWS": BEFORE_ROWS, "CHUNK": chunk_of(problem.batch)}
+    constants |= {"ROWS": BEFORE_ROWS, "CHUNK": chunk_of(problem.batch)} | ({"SINKS": True} if problem.sinks else {})
     programs = problem.heads_q * row_blocks * (block_m // BEFORE_ROWS)
     return Call(before_packed, (programs,), arguments, constants, dense.OPTIONS)

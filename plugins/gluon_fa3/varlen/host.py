@@ -213,6 +213,7 @@ def attention_call(problem: Any, config: Mapping[str, Any], given: Operands, sca
         "section_heads": min(max(KV_SECTION // kv_bytes, 1) * group, sets),
         "scale": PerCall("scale", 2 * LOG2E / problem.softcap if problem.softcap else LOG2E),
         "cap": problem.softcap * LOG2E,
+        "sinks": given["sinks"] if t.sinks else None,
     }
     kernel = attention_paged if t.page else attention_packed
     if t.page:
@@ -241,9 +242,11 @@ def add_call(problem: Any, config: Mapping[str, Any], given: Operands) -> Call:
         "out_row": out.strides[0],
         "out_head": out.strides[1],
         "columns": problem.head_dim_v,
+        "sinks": given.get("sinks"),
     }
     block = 1 << (t.values - 1).bit_length()
     constants = {"WIDTH": t.values, "BLOCK": block, "PADDING": PADDING, "LSE": problem.lse}
+    constants |= {"SINKS": True} if problem.sinks else {}
     constants |= {"TOGETHER": PARTS_TOGETHER}
     return Call(add_parts, (problem.total_q, problem.heads_q), arguments, constants, {"num_warps": 1})
 

@@ -18,6 +18,7 @@ from registry.plugins.gluon_fa3.varlen.share_list import TOKEN_WORDS
 from registry.plugins.gluon_fa3.varlen.tile_list import WORDS
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(traits.ROWS)
 _PADDING = gl.constexpr(traits.PADDING)
 
@@ -52,8 +53,9 @@ def rows_of_part(LAYOUT: gl.constexpr, row, place, pitch, here, T: gl.constexpr)
 
 @triton.jit(do_not_specialize=["total_q", "room", "part_rows", "out_row", "out_head", "columns"])
 def add_parts(
-    parts, row_blocks, out, lse, total_q, room, part_rows, out_row, out_head, columns,
+    parts, row_blocks, out, lse, total_q, room, part_rows, out_row, out_head, columns, sinks,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PADDING: tl.constexpr, LSE: tl.constexpr, TOGETHER: tl.constexpr,
+    SINKS: tl.constexpr = False,
 ):  # fmt: skip
     """One row of one head: the sum of its parts, by their weights. Words about a token that no sequence has may be
     anything: they are held to the memory there is."""
@@ -78,6 +80,12 @@ def add_parts(
         acc = acc * before + tl.sum(weight[:, None] * values, 0)
         total = total * before + tl.sum(weight, 0)
         highest = new
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        new = tl.where(highest >= sink, highest, sink)  # NaN where the sink is
+        finite = tl.where(new == -float("inf"), 0.0, new)
+        kept = tl.exp2(highest - finite)
+        acc, total, highest = acc * kept, total * kept + tl.exp2(sink - finite), new
     acc = acc / tl.where(total == 0.0, 1.0, total)
     at = out + token.to(tl.int64) * out_row + head.to(tl.int64) * out_head + column
     tl.store(at, acc.to(out.dtype.element_ty), mask=column < columns)

@@ -25,13 +25,13 @@ SIZES = ["batch", "total_q", "row_blocks", "more_sums", "heads_kv", "units"]
 def before_packed(
     out_ptr, do_ptr, lse_ptr, dlse_ptr, stats_ptr, sums_ptr, turns_ptr, cu_q,
     out_row: tl.int64, out_head: tl.int64, do_row: tl.int64, do_head: tl.int64, batch, total_q, row_blocks, more_sums,
-    scale,
+    scale, delta_ptr,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr, SUMS: tl.constexpr,
     TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    KEYS: tl.constexpr,
+    KEYS: tl.constexpr, SINKS: tl.constexpr = False,
 ):  # fmt: skip
     """ROWS of a block of BLOCK_M rows of a head; of the zeroes, `more_sums` times as many as those have, divided among
-    all."""
+    all. Where there are sinks, delta is left for their gradient, too."""
     PARTS: tl.constexpr = BLOCK_M // ROWS
     part = tl.program_id(0) % PARTS
     block = tl.program_id(0) // PARTS
@@ -43,10 +43,12 @@ def before_packed(
     do_ptr += begin * do_row + h * do_head
     pointers = (out_ptr, do_ptr, lse_ptr, dlse_ptr)
     place = h.to(tl.int64) * total_q + begin + rows
-    prepare_rows(
+    delta = prepare_rows(
         pointers, (stats_ptr, sums_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
         HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, False, TURNS, FOLDED, BLOCK_M, ROWS,
     )  # fmt: skip
+    if SINKS:
+        tl.store(delta_ptr + place, delta, mask=rows < length)
     if SUMS:  # noqa: SIM102 - Triton would build what follows an `and`, too
         if m * BLOCK_M < length:
             zero_sums(sums_ptr, block, part, PADDED, BLOCK_M, ROWS)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
-from registry.toolbox.call import Interface, Operands
+from registry.toolbox.call import Call, Interface, Operands
 from registry.toolbox.launch import StandIn
 
 
@@ -20,6 +20,17 @@ def out_of(given: Operands) -> StandIn:
 def row_sums(q: StandIn, name: str = "lse") -> StandIn:
     """float32 [Hq, T]: an LSE, or what else there is one of for each row."""
     return StandIn((q.shape[1], q.shape[0]), "float32", name=name)
+
+
+def sink_call(problem: VarlenBackwardProblem, given: Operands, delta: StandIn) -> Call:
+    """What leaves the gradient of the sinks, from rowsum(O * dO) - dlse, or rowsum(P * dP) - dlse, of each row."""
+    from registry.ops.attention_varlen.sink_pass import sink_pass
+
+    sinks = given["sinks"]
+    dsinks = StandIn(sinks.shape, sinks.dtype, name="dsinks")
+    pointers = {"lse_ptr": given["lse"], "delta_ptr": delta, "sinks_ptr": sinks, "dsinks_ptr": dsinks}
+    arguments = {**pointers, "total_q": problem.total_q}
+    return Call(sink_pass, (problem.heads_q,), arguments, {"BLOCK": 1024}, {"num_warps": 4})
 
 
 def _forward_operands(problem: VarlenProblem) -> dict[str, StandIn]:
