@@ -125,7 +125,7 @@ def with_sinks(m, total, sinks):
     sinks = sinks.to(gl.float32) * LOG2E
     highest = gl.where(m >= sinks, m, sinks)  # NaN where the sink is
     kept = gl.exp2(m - highest)
-    return highest, total * kept + gl.exp2(sinks - highest), kept
+    return highest, total * kept + gl.where(sinks == highest, 1.0, gl.exp2(sinks - highest)), kept
 
 
 @gluon.jit

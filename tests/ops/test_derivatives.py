@@ -336,3 +336,19 @@ def test_key_lengths_that_lie_are_called_so_whatever_follows_the_call(way):
         }
         with pytest.raises(registry.InvalidArgument, match="key_lengths: got 3 in entry 0; allowed: 0 to 2, the keys"):
             ways.get(way, lambda: call(key_lengths=lengths))()
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_gradients_by_name_take_any_scale_and_kernels_are_given_positive_ones(scale):
+    """As the forward has it: a sign moves into q."""
+    q, k, v, grad = torch.randn(4, 1, 2, 9, 16)
+    out, lse = registry.attention(q, k, v, scale=scale, causal=True, return_lse=True)
+    packed = [t[0].transpose(0, 1).contiguous() for t in (grad, q, k, v, out)]
+    starts = torch.tensor([0, 9], dtype=torch.int32)
+    lengths = dict(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=9, max_seqlen_k=9)
+    expected = registry.attention.backward.reference(grad, q, k, v, scale=scale, causal=True)
+    dense = registry.attention.backward(grad, q, k, v, out, lse, scale=scale, causal=True)
+    ragged = registry.attention_varlen.backward(*packed, lse[0], **lengths, scale=scale, causal=True)
+    for own, same, want in zip(dense, ragged, expected, strict=True):
+        torch.testing.assert_close(own, want.float(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(same.transpose(0, 1)[None], want.float(), atol=1e-5, rtol=1e-5)

@@ -103,6 +103,41 @@ if INTERPRETED:
         )  # fmt: skip
         assert (found[: -16 * WIDTH] == 0).all() and found[-16 * WIDTH :].isnan().all()
 
+    @pytest.mark.parametrize("folded", [False, True])
+    def test_rows_of_sequences_without_keys_count_as_nobodys_whatever_their_sink(monkeypatch, folded):
+        """The sweep for dQ has one key for them, which the mask does not hide."""
+        monkeypatch.setitem(packed.before_packed.fn.__globals__, "after_previous_kernel", _alone)
+        made = torch.Generator().manual_seed(0)
+        lengths, keys, sink = [70, 5, 0, 40], [3, 0, 2, 0], -1e4
+        starts, key_starts = ([0, *itertools.accumulate(of)] for of in (lengths, keys))
+        total, row_blocks = starts[-1], starts[-1] // BLOCK + len(lengths)
+        out, grad_out = (torch.randn(total, HEADS, WIDTH, generator=made).half() for _ in range(2))
+        lse = torch.randn(HEADS, total, generator=made)
+        lse[:, starts[1] : starts[2]] = lse[:, starts[3] :] = sink
+        lse[1, 3] = 3e38  # of a sink, too: no term may be infinite
+        width = 16 if folded else 2
+        stats = torch.full((HEADS * row_blocks * BLOCK, width), torch.nan, dtype=torch.bfloat16 if folded else None)
+        delta = torch.full((HEADS, total), torch.nan)
+        cu_q, cu_k = (torch.tensor(of, dtype=torch.int32) for of in (starts, key_starts))
+        packed.before_packed[(HEADS * row_blocks * BLOCK // 32,)](
+            out, grad_out, lse, None, stats, None, None, cu_q, HEADS * WIDTH, WIDTH, HEADS * WIDTH, WIDTH,
+            len(lengths), total, row_blocks, 0, 0.125, delta, cu_k, sum(keys),
+            HEAD_DIM_V=WIDTH, PADDED=WIDTH, PADDED_V=WIDTH, GRAD_LSE=False, SUMS=False, TURNS=False, FOLDED=folded,
+            BLOCK_M=BLOCK, ROWS=32, CHUNK=32, KEYS=False, SINKS=True,
+        )  # fmt: skip
+        torch.testing.assert_close(delta, (out.float() * grad_out.float()).sum(-1).T)
+        if folded:
+            assert stats.isfinite().all()
+            found = stats.float().view(HEADS, -1, 16)[..., :3].sum(-1) * 0.125
+        else:
+            found = stats.view(HEADS, row_blocks, 2, BLOCK)[:, :, 0].flatten(1) / 1.4426950408889634
+        for b, length in enumerate(lengths):
+            first = (starts[b] // BLOCK + b) * BLOCK
+            own, expected = found[:, first : first + length], lse[:, starts[b] : starts[b + 1]]
+            nobody = (expected > 1e30) | (keys[b] == 0)
+            assert (own[nobody] > 1e30).all()
+            torch.testing.assert_close(own[~nobody], expected[~nobody], rtol=1e-5, atol=1e-6)
+
     @pytest.mark.parametrize("keys", [False, True])
     def test_packed_sums_come_into_order(monkeypatch, keys):
         """Each sequence has row blocks of its own, and its key blocks their places in the list; one is empty."""

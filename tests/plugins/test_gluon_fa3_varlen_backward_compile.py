@@ -39,6 +39,7 @@ FEATURES = [
     problem(d=64, sq=100, sk=100, causal=True),  # short: 64 rows a step
     problem(d=200, dv=160, window=(256, -1), softcap=30.0),
     problem(d=64, hkv=1, causal=True, window=(127, 0), sinks=True),
+    problem(d=192, hkv=2, sinks=True),
 ]
 
 

@@ -128,7 +128,7 @@ if INTERPRETED:
     @triton.jit
     def find_all(cu_seqlens, found, batch, total, ROWS: tl.constexpr):
         block = tl.program_id(0)
-        m, begin, length = find_block(block, cu_seqlens, batch, total, ROWS, 32)
+        m, begin, length, _ = find_block(block, cu_seqlens, batch, total, ROWS, 32)
         tl.store(found + block * 3, m)
         tl.store(found + block * 3 + 1, begin)
         tl.store(found + block * 3 + 2, length)
@@ -248,9 +248,10 @@ if INTERPRETED:
             assert queries <= end <= 310 and part >= 0 and part + queries <= 310 + ROWS * MORE
             assert (word & 0xFFFF) < (word >> 16)
 
+    @pytest.mark.parametrize("sinks", [None, (0.5, -math.inf, math.inf), (-1e4, 300.0, -1e30)])
     @pytest.mark.parametrize("shares", [1, 5, 19])
-    def test_parts_add_up_by_their_weights(shares):
-        """A share that saw no key has no weight, and a row of which none did is 0."""
+    def test_parts_add_up_by_their_weights(shares, sinks):
+        """A share that saw no key has no weight, and a row of which none did is 0, or all its sink's."""
         heads, tokens, width, columns = 3, 4, 24, 20
         room, rows = 3, shares * tokens + 2  # two that nobody has
         parts = torch.full((heads, rows, width + PADDING), torch.nan)
@@ -265,9 +266,15 @@ if INTERPRETED:
         out, lse = torch.full((tokens, heads, columns), torch.nan), torch.full((heads, tokens), torch.nan)
         how = {"WIDTH": width, "BLOCK": 32, "PADDING": PADDING, "LSE": True, "TOGETHER": 8}
         numbers = (tokens, room, rows, out.stride(0), out.stride(1), columns)
-        add_parts[(tokens, heads)](parts, listed, out, lse, *numbers, **how)
-        weights = torch.softmax(logarithms.double() * math.log(2), 1).nan_to_num()
+        own_sinks = None if sinks is None else torch.tensor(sinks)
+        add_parts[(tokens, heads)](parts, listed, out, lse, *numbers, own_sinks, **how, SINKS=sinks is not None)
+        powers = logarithms.double() * math.log(2)
+        if sinks is not None:  # a share more, without values
+            powers = torch.cat([powers, own_sinks.double()[:, None, None].expand(heads, 1, tokens)], 1)
+        weights = torch.softmax(powers, 1)[:, :shares]
+        weights[torch.isposinf(torch.tensor(sinks or [0.0] * heads))] = 0.0
+        weights = weights.nan_to_num()
         expected = (weights[..., None] * own[..., :columns].double()).sum(1).transpose(0, 1)
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
-        found = torch.logsumexp(logarithms.double() * math.log(2), 1)
+        found = torch.logsumexp(powers, 1)
         torch.testing.assert_close(lse.double(), found, atol=1e-4, rtol=1e-5)

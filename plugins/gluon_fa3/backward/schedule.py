@@ -79,8 +79,8 @@ def learn_next(messages, turn, work, WARPS: gl.constexpr, T: gl.constexpr):
 
 @gluon.jit
 def extent_of(place, extent, T: gl.constexpr):
-    """(queries, keys, left, right) of the sequence of a tile. Without a query it has one that sees nothing, whose LSE
-    is +inf, and without a key one that nobody sees: a tile has one step at least."""
+    """(queries, keys, left, right) of the sequence of a tile. Without a query it has one, and without a key one: a
+    tile has one step at least. An LSE of +inf, that of all its rows, keeps them apart."""
     if T.packed:
         return gl.maximum(place[4], 1), gl.maximum(place[3], 1), extent[2], extent[3]
     else:

@@ -1,7 +1,7 @@
 """The arithmetic between the matrix products, in base 2. For gradients of keys, scores are transposed: rows are keys.
 
-P = 2^(S scale log2(e) - LSE log2(e)); dS = P (dP - delta). A query that sees no key, or is past the end, has LSE =
-+inf, which makes its P and dS exactly zero.
+P = 2^(S scale log2(e) - LSE log2(e)); dS = P (dP - delta). A query past the end, or without a key and a sink, has
+LSE = +inf, which makes its P and dS exactly zero; so has one of a sequence without keys.
 """
 
 from triton.experimental import gluon

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-NOBODY = tl.constexpr(2.0**126)  # the LSE of a row that sees no key: finite, for the terms of delta lie beside its own
+NOBODY = tl.constexpr(2.0**126)  # the LSE of rows that see nothing: finite, for the terms of delta lie beside its own
 
 
 @triton.jit
@@ -28,11 +28,13 @@ def zero_sums(sums_ptr, block, part, PADDED: tl.constexpr, BLOCK_M: tl.constexpr
 
 @triton.jit
 def prepare_rows(
-    pointers, workspaces, out_row, do_row, rows, there, place, block, part, scale,
+    pointers, workspaces, out_row, do_row, rows, there, seeing, place, block, part, scale,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr,
-    SUMS: tl.constexpr, TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
+    SUMS: tl.constexpr, TURNS: tl.constexpr, FOLDED: tl.constexpr, SINKS: tl.constexpr, BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`. Returns delta."""
+    """A part of a block of the workspaces, from rows of O and dO, and the row sums at `place`. Rows that are `there`
+    but see no key, not `seeing`, count as nobody's. Returns delta."""
     out_ptr, do_ptr, lse_ptr, dlse_ptr = pointers
     stats_ptr, sums_ptr, turns_ptr = workspaces
     inside = part * ROWS + tl.arange(0, ROWS)
@@ -43,10 +45,12 @@ def prepare_rows(
     delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if GRAD_LSE:
         delta -= tl.load(dlse_ptr + place, mask=there, other=0.0)
-    lse = tl.load(lse_ptr + place, mask=there, other=float("inf"))
+    lse = tl.load(lse_ptr + place, mask=seeing, other=float("inf"))
     if FOLDED:
         nobody = tl.where(scale < 0, -NOBODY, NOBODY)
         lse = tl.where(tl.abs(lse) == float("inf"), nobody, lse / scale)
+        if SINKS:  # which may be any numbers
+            lse = tl.minimum(tl.maximum(lse, -NOBODY), NOBODY)
         column = tl.arange(0, 16)[None, :]
         whole = tl.where(column < 3, lse[:, None], tl.where(column < 6, delta[:, None], 0.0))
         first = whole.to(tl.bfloat16)
@@ -121,8 +125,8 @@ def before(
     workspaces = (stats_ptr, sums_ptr, turns_ptr)
     place = bh.to(tl.int64) * seqlen_q + rows
     prepare_rows(
-        pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, place, block, part, scale,
-        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, BLOCK_M, ROWS,
+        pointers, workspaces, out_row, do_row, rows, rows < seqlen_q, rows < seqlen_q, place, block, part, scale,
+        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, SUMS, TURNS, FOLDED, False, BLOCK_M, ROWS,
     )  # fmt: skip
     if KEYS:
         zero_more(sums_ptr, more_sums, ROWS * PADDED)

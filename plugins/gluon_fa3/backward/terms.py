@@ -6,8 +6,8 @@ shared memory for every four scores, in turn behind the matrix products' own rea
     S - LSE / scale = K Q^T - 1 (a + b + c)^T    dP - delta = V dO^T - 1 (d + e + f)^T
 
 with each value as three bfloat16 terms, 24 bits of it, and a product of 16 columns more. sums.py writes the terms. A
-query that sees no key, or is past the end, has so large an LSE that its P is zero, and is finite, for its terms are
-multiplied by 0 where delta is meant. A cap bends the scores before LSE is taken off: then both are loaded.
+query past the end, or that sees no key and has no sink, has so large an LSE that its P is zero, and is finite, for its
+terms are multiplied by 0 where delta is meant. A cap bends the scores before LSE is taken off: then both are loaded.
 """
 
 from triton.experimental import gluon

@@ -119,7 +119,12 @@ def _before(problem: Any, block_m: int, given: Operands, *workspaces: Any) -> Ca
         "batch": problem.batch,
         "total_q": problem.total_q,
         "row_blocks": row_blocks,
+    }
+    # Without sinks nothing: what was measured without them was given no more.
+    arguments |= {
         "delta_ptr": row_sums(given["q"], "delta") if problem.sinks else None,
+        "cu_k": given["cu_seqlens_k"] if problem.sinks else None,
+        "total_k": problem.total_k if problem.sinks else None,
     }
     constants |= {"ROWS": BEFORE_ROWS, "CHUNK": chunk_of(problem.batch)} | ({"SINKS": True} if problem.sinks else {})
     programs = problem.heads_q * row_blocks * (block_m // BEFORE_ROWS)

@@ -85,7 +85,7 @@ def add_parts(
         new = tl.where(highest >= sink, highest, sink)  # NaN where the sink is
         finite = tl.where(new == -float("inf"), 0.0, new)
         kept = tl.exp2(highest - finite)
-        acc, total, highest = acc * kept, total * kept + tl.exp2(sink - finite), new
+        acc, total, highest = acc * kept, total * kept + tl.where(sink == new, 1.0, tl.exp2(sink - finite)), new
     acc = acc / tl.where(total == 0.0, 1.0, total)
     at = out + token.to(tl.int64) * out_row + head.to(tl.int64) * out_head + column
     tl.store(at, acc.to(out.dtype.element_ty), mask=column < columns)

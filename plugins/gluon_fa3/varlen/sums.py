@@ -16,16 +16,16 @@ from registry.plugins.gluon_fa3.backward.sums import (
     zero_more,
     zero_sums,
 )
-from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block
+from registry.plugins.gluon_fa3.varlen.tile_list import WORDS, find_block, range_of
 
 SIZES = ["batch", "total_q", "row_blocks", "more_sums", "heads_kv", "units"]
 
 
-@triton.jit(do_not_specialize=SIZES[:4])
+@triton.jit(do_not_specialize=[*SIZES[:4], "total_k"])
 def before_packed(
     out_ptr, do_ptr, lse_ptr, dlse_ptr, stats_ptr, sums_ptr, turns_ptr, cu_q,
     out_row: tl.int64, out_head: tl.int64, do_row: tl.int64, do_head: tl.int64, batch, total_q, row_blocks, more_sums,
-    scale, delta_ptr,
+    scale, delta_ptr, cu_k, total_k,
     HEAD_DIM_V: tl.constexpr, PADDED: tl.constexpr, PADDED_V: tl.constexpr, GRAD_LSE: tl.constexpr, SUMS: tl.constexpr,
     TURNS: tl.constexpr, FOLDED: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     KEYS: tl.constexpr, SINKS: tl.constexpr = False,
@@ -37,15 +37,19 @@ def before_packed(
     block = tl.program_id(0) // PARTS
     h = block // row_blocks
     after_previous_kernel()
-    m, begin, length = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
+    m, begin, length, b = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
     rows = m * BLOCK_M + part * ROWS + tl.arange(0, ROWS)
     out_ptr += begin * out_row + h * out_head
     do_ptr += begin * do_row + h * do_head
     pointers = (out_ptr, do_ptr, lse_ptr, dlse_ptr)
     place = h.to(tl.int64) * total_q + begin + rows
+    seeing = rows < length
+    if SINKS:  # where a sequence has no keys LSE is the sink, and the sweep for dQ has one key that is not hidden
+        first_key, end = range_of(cu_k, b, batch, total_k)
+        seeing &= end > first_key
     delta = prepare_rows(
-        pointers, (stats_ptr, sums_ptr, turns_ptr), out_row, do_row, rows, rows < length, place, block, part, scale,
-        HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, False, TURNS, FOLDED, BLOCK_M, ROWS,
+        pointers, (stats_ptr, sums_ptr, turns_ptr), out_row, do_row, rows, rows < length, seeing, place, block, part,
+        scale, HEAD_DIM_V, PADDED, PADDED_V, GRAD_LSE, False, TURNS, FOLDED, SINKS, BLOCK_M, ROWS,
     )  # fmt: skip
     if SINKS:
         tl.store(delta_ptr + place, delta, mask=rows < length)
@@ -72,7 +76,7 @@ def after_packed(
         part = unit % 2
         block = unit // 2
         h = block // row_blocks
-        m, begin, length = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
+        m, begin, length, _ = find_block(block - h * row_blocks, cu_q, batch, total_q, BLOCK_M, CHUNK)
         dq_ptr += begin * dq_row + h * dq_head
         first_row, first_column = part_of_block(part, m * BLOCK_M, BLOCK_M, COLUMNS)
         if first_row < length:

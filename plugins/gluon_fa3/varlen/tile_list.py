@@ -103,8 +103,8 @@ def list_blocks(
 
 @triton.jit
 def find_block(block, cu_rows, batch, total_rows, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """(row block, where its sequence begins, rows of that) of a block of a workspace that gives each sequence blocks of
-    its own: sequence b has those from begin // ROWS + b on, one more than it needs, or none."""
+    """(row block, where its sequence begins, rows of that, which it is) of a block of a workspace that gives each
+    sequence blocks of its own: sequence b has those from begin // ROWS + b on, one more than it needs, or none."""
     passed = 0
     for first in range(0, batch, CHUNK):
         b_B = first + tl.arange(0, CHUNK)
@@ -112,4 +112,4 @@ def find_block(block, cu_rows, batch, total_rows, ROWS: tl.constexpr, CHUNK: tl.
         passed += tl.sum(((begin_B // ROWS + b_B <= block) & (b_B < batch)).to(tl.int32), 0)
     b = tl.maximum(passed - 1, 0)
     begin, end = range_of(cu_rows, b, batch, total_rows)
-    return tl.maximum(block - (begin // ROWS + b), 0), begin, end - begin
+    return tl.maximum(block - (begin // ROWS + b), 0), begin, end - begin, b

@@ -12,7 +12,7 @@ from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
 from registry.ops.attention import arguments, oracle
-from registry.ops.attention.arguments import MOST_SCALE, Window
+from registry.ops.attention.arguments import LEAST_SCALE, MOST_SCALE, Window
 from registry.ops.attention.common import AttentionOp, fields_of
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Gradients, Settings, gradients_through_torch, no_second_derivative
@@ -61,15 +61,17 @@ class AttentionBackward(AttentionOp):
             if sums is not None or name == "lse":
                 check_tensor(name, sums)
         scale = q.shape[3] ** -0.5 if scale is None else scale
-        if type(scale) is not float or not -MOST_SCALE <= scale <= MOST_SCALE:
-            arguments.check_scale(scale)
+        negative = False
+        if type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE:
+            (q, positive), negative = arguments.positive_scale(q, scale), bool(scale < 0)
+            scale = positive
         arguments.check_flag("causal", causal)
         window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
         settings = (causal, window, softcap, grad_lse is not None, variant)
         tensors = (grad_out, q, k, v, out, lse, grad_lse)
         found: Gradients
         found = gradients_by_name(self.gradients, _through_torch, _LastDerivative, variant, settings, scale, *tensors)
-        return found
+        return (-found[0], *found[1:]) if negative else found
 
     def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
         """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""

@@ -64,7 +64,7 @@ BY_OP = {
             "k": "as in the forward; dk is summed over the query heads that share it",
             "v": "as in the forward",
             "out": "what the forward returned, by whichever variant",
-            "lse": "float32 [Hq, T], -inf where a row saw no key",
+            "lse": "float32 [Hq, T], where a row saw no key -inf, or its sink",
             **_SHARED,
             "grad_lse": "`None`, or float32 [Hq, T]: the gradient of the LSE, which adds to dq, dk and the sinks'",
             "deterministic": "whether torch asks for the same bits on every run: "

@@ -74,15 +74,17 @@ class AttentionVarlenBackward(VarlenOp):
         for name, tensor in (("k", k), ("v", v), ("lse", lse)):
             check_tensor(name, tensor)
         scale = q.shape[2] ** -0.5 if scale is None else scale
-        if type(scale) is not float or not -masks.MOST_SCALE <= scale <= masks.MOST_SCALE:
-            masks.check_scale(scale)
+        negative = False
+        if type(scale) is not float or not masks.LEAST_SCALE <= scale <= masks.MOST_SCALE:
+            (q, positive), negative = masks.positive_scale(q, scale), bool(scale < 0)
+            scale = positive
         masks.check_flag("causal", causal)
         window, softcap = masks.check_window(window), masks.check_softcap(softcap)
         how = (causal, window, softcap, max_seqlen_q, max_seqlen_k, variant)
         tensors = (grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, grad_lse)
         found: Gradients
         found = gradients_by_name(self.in_a_row, _through_torch, _LastDerivative, variant, how, scale, *tensors)
-        return found
+        return (-found[0], *found[1:]) if negative else found
 
     def gradients(
         self,

@@ -21,6 +21,8 @@ from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
+FAINT = -100.0
+"""The sink of the first of several heads: nothing beside any key, and all there is where a sequence has none."""
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
 PAGES = (16, 1, 64, 128, 256, 3, 48)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -113,7 +115,7 @@ class VarlenKit(AttentionLikeKit):
             "quantised": [(), *quantised],
             "mask": _masks(requires),
             "softcap": [0.0, 5.0, 30.0] if requires.softcap else [0.0],
-            "sinks": [False, True] if requires.sinks else [False],
+            "sinks": [False, True, "narrow"] if requires.sinks else [False],
             "alibi": [False, True] if requires.alibi else [False],
             "lse": [True, False] if requires.lse else [False],
             "out": [False, True] if requires.out else [False],
@@ -240,7 +242,7 @@ class VarlenKit(AttentionLikeKit):
         if spec["quantised"]:
             shape = {"tensor": (1,), "head": (hkv,), "token": shapes["k"][:-1]}[spec["quantised"][1]]
             small |= dict.fromkeys(("k_scale", "v_scale"), (shape, torch.float32))
-        small |= {"sinks": ((hq,), torch.float32)} if spec["sinks"] else {}
+        small |= {"sinks": ((hq,), dtype if spec["sinks"] == "narrow" else torch.float32)} if spec["sinks"] else {}
         small |= {"alibi_slopes": ((hq,), torch.float32)} if spec["alibi"] else {}
         small |= {"out": ((sum(queries), hq, dv), dtype)} if spec["out"] else {}
         for name, (shape, kind) in small.items():
@@ -266,9 +268,11 @@ class VarlenKit(AttentionLikeKit):
             if scale is not None:
                 at = slots if scale.shape == tensors[name].shape[:-1] else ...
                 scale[at] = (random(scale[at].shape).abs() + 0.5) * size
-        for name in ("sinks", "alibi_slopes"):
-            if name in tensors:
-                tensors[name].copy_(random(tensors[name].shape).abs() / (8 if name == "alibi_slopes" else 1))
+        if "alibi_slopes" in tensors:
+            tensors["alibi_slopes"].copy_(random(tensors["alibi_slopes"].shape).abs() / 8)
+        if "sinks" in tensors:
+            tensors["sinks"].copy_(random(tensors["sinks"].shape) * 2)
+            tensors["sinks"][: min(len(tensors["sinks"]) - 1, 1)] = FAINT
 
     def expected(self, sample: Sample) -> list[Expected]:
         q, arguments = sample.tensors[0], sample.arguments

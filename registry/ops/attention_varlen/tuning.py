@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -150,10 +151,13 @@ class VarlenWorkload(Workload):
         what they are sums of."""
         return Tolerance(self.tolerance(), rows_first=True)
 
+    def _all_looked_at(self) -> bool:
+        return bool(len(self.pieces()) == len([n for n in self.queries if n]) * self.tensors["k"].shape[-2])
+
     def _joined(self, parts: list[Expected]) -> list[Expected]:
         """One part a result where every piece was looked at: a sequence of one key has gradients of zero, which only
         the size of the others tells from noise, and judging waits for the device a few times a part."""
-        if len(self.pieces()) < len([n for n in self.queries if n]) * self.tensors["k"].shape[-2]:
+        if not self._all_looked_at():
             return parts
         wholes: dict[str, torch.Tensor] = {}
         for part in parts:
@@ -244,11 +248,13 @@ class VarlenBackwardWorkload(VarlenWorkload):
         return BACKWARD_FACTOR * super().tolerance()
 
     def expected(self) -> list[Expected]:
-        bound, found = self.bound(), []
+        bound, found, sinks = self.bound(), [], self.tensors.get("sinks")
         starts = list(itertools.accumulate(self.keys, initial=0))
+        of_sinks = torch.zeros(2, self.tensors["q"].shape[1], dtype=torch.float64, device=self.device)
         for b, head in self.pieces():
             rows, heads, pieces = self._piece(b, head)
-            grads = list(self._gradients(rows, heads, pieces, self.keys[b]))
+            *grads, own = self._gradients(rows, heads, pieces, self.keys[b])
+            of_sinks[:, heads] += own
             keys = slice(starts[b], starts[b + 1])
             for name, index, grad in zip(
                 self.outputs, ((rows, heads), *[(keys, slice(head, head + 1))] * 2), grads, strict=False
@@ -256,15 +262,22 @@ class VarlenBackwardWorkload(VarlenWorkload):
                 if grad.numel():
                     whole = tuple(self.tensors[name[1]].shape)
                     found.append(Expected(name, grad, bound, self.dtype, index, whole))
-        return self._joined(found)
+        joined = self._joined(found)
+        if sinks is not None and self._all_looked_at():  # a sum over all sequences, whose terms may cancel out
+            limit = self.tolerance() * math.sqrt(float(of_sinks[1].max()))
+            joined.append(Expected("dsinks", of_sinks[0], Tolerance(limit, absolute=True), sinks.dtype))
+        return joined
 
     def _gradients(self, rows: slice, heads: slice, pieces: list[Any], keys: int) -> Iterator[torch.Tensor]:
-        """(dq, dk, dv) of one sequence and key head. Those of k and v are sums over pieces of rows."""
+        """(dq, dk, dv, dsinks and the squares of its terms) of one sequence and key head. All but the first are sums
+        over pieces of rows."""
         grad_out, grad_lse = self.tensors["grad_out"][rows, heads].double(), self.tensors["grad_lse"]
         k, v = (pieces[0][2][name] for name in "kv")
         dq, dk, dv = [], k.new_zeros(keys, *k.shape[1:]), v.new_zeros(keys, *v.shape[1:])
+        dsinks = k.new_zeros(2, heads.stop - heads.start)
         for at, seen, piece in pieces:
-            leaves = {name: piece[name].detach().requires_grad_() for name in "qkv"}
+            followed = [*"qkv", *(["sinks"] if piece["sinks"] is not None else [])]
+            leaves = {name: piece[name].detach().requires_grad_() for name in followed}
             with torch.enable_grad():
                 out, lse = oracle.attend(**{**piece, **leaves})
                 results, grads = [out], [grad_out[at]]
@@ -275,7 +288,12 @@ class VarlenBackwardWorkload(VarlenWorkload):
             dq.append(found[0])
             dk[seen] += found[1]
             dv[seen] += found[2]
-        yield from (torch.cat(dq), dk, dv)
+            if len(found) > 3:
+                of_rows = (grad_out[at].transpose(0, 1) * out.detach().transpose(0, 1)).sum(-1)
+                of_rows = of_rows - (grads[1] if len(grads) > 1 else 0.0)
+                share = torch.exp(piece["sinks"][:, None] - lse.detach())
+                dsinks += torch.stack([found[3], torch.where(lse.isfinite(), share * of_rows, 0.0).square().sum(1)])
+        yield from (torch.cat(dq), dk, dv, dsinks)
 
 
 def _apart(tensors: Tensors) -> tuple[Any, Any, Any, dict[str, Any]]:

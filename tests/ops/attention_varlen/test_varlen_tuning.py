@@ -24,6 +24,7 @@ ODD = {
     "attention_varlen_backward": (
         "b=4,hq=4,hkv=2,sq=33,d=16,dtype=float32,mix=lognormal,causal,window=7:0,softcap=2.0,alibi",
         "b=4,hq=4,hkv=2,sq=33,d=16,dtype=float32,grad_lse,mix=one",
+        "b=4,hq=4,hkv=2,sq=33,d=16,dtype=float32,grad_lse,mix=one,causal,sinks",
     ),
 }
 
@@ -54,6 +55,8 @@ def test_right_results_pass_and_wrong_ones_do_not(op, text):
             wrong = tuple(None if t is None else t.clone() for t in got)
             wrong[0][-1, -1] += 0.1
             assert not made.judge(wrong, made.expected()).ok
+            if len(got) == 4:  # sinks have a gradient, too
+                assert not made.judge((*got[:3], got[3] * 1.01), made.expected()).ok
         assert made.op(**made.front_door()) is not None
 
 
