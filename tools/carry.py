@@ -24,9 +24,10 @@ is no measurement of today's source, nor is what other configs of the variant to
 then. Files of draws that no table is fitted to (judged_*) keep the rest, launch by launch. What a launch does on the
 host besides (copies, choosing configs) is not compared: see `make replay`.
 
-With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory:
-each of the innermost loops that multiply is to have the same products and as many instructions, to 0.5%. For a change
-that takes away from what a kernel sets up.
+With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory, and
+a kernel may be given more at the end, whatever it is, and None for a null pointer: each of the innermost loops that
+multiply is to have the same products and as many instructions, to 0.5%. For a change of what a kernel sets up, or of
+what comes before it and after.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ FEW = 0.005
 LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\[.*\]) (?P<options>\[[^\[\]]*\] cluster=\d+)")
 """As replay_snapshot.py has it in words."""
 UNREAD = re.compile(r"None|-?[\d.]+(e[+-]?\d+)?")
+NULL = re.compile(r"StandIn\(.*\bname=''.*\)")
 
 Changed = Mapping[str, tuple[str, str]]
 """Variant -> its hash on the old side, and on the new."""
@@ -145,6 +147,7 @@ def compare(
     apart: set[str] | None = None,
     same_code: Callable[[str, str], bool] = operator.eq,
     gone: set[str] | None = None,
+    more: bool = False,
 ) -> dict[str, list[str]]:
     """Variant -> what differs, nothing where nothing does. Keys of rows that are launched in another way go to `apart`,
     where it is given, and count as no difference, as do those that neither side can launch: they go to `gone`."""
@@ -160,10 +163,10 @@ def compare(
         elif not before.get("launches"):
             found[row[1]].append(f"{row[0]}: its launch cannot be seen ({in_short(before)})")
         elif apart is not None and not (
-            same_launches(before["launches"], after.get("launches")) and constant(before, after)
+            same_launches(before["launches"], after.get("launches"), more) and constant(before, after)
         ):
             apart.add(row[0])
-        elif not same_launches(before["launches"], after.get("launches")):
+        elif not same_launches(before["launches"], after.get("launches"), more):
             found[row[1]] += [row[0], *unlike(before["launches"], after.get("launches") or [in_short(after)])]
         elif before["keys"] != after["keys"] or before["launches"] != after["launches"]:
             unknown.append(row)
@@ -203,9 +206,9 @@ def _loops(code: Iterable[str]) -> list[Loop]:
     return [loop for loop in loops("\n".join(code)) if loop.tensor_core and loop.innermost]
 
 
-def same_launches(old: list[str], new: list[str] | None) -> bool:
-    """But for numbers, or None, at the end of what a kernel is given, which one side has more of."""
-    return new is not None and len(old) == len(new) and all(map(_same_launch, old, new))
+def same_launches(old: list[str], new: list[str] | None, more: bool = False) -> bool:
+    """But for numbers, or None, at the end of what a kernel is given, which one side has more of; or for any `more`."""
+    return new is not None and len(old) == len(new) and all(map(_same_launch, old, new, itertools.repeat(more)))
 
 
 def constant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -218,13 +221,16 @@ def constant(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return all(was[name] == now[name] for name in was.keys() & now.keys())
 
 
-def _same_launch(old: str, new: str) -> bool:
+def _same_launch(old: str, new: str, any_more: bool) -> bool:
     was, now = LAUNCH.fullmatch(old), LAUNCH.fullmatch(new)
     if old == new or was is None or now is None:
         return old == new
     fewer, more = sorted((ast.literal_eval(one["given"]) for one in (was, now)), key=len)
+    if any_more:
+        fewer, more = (["None" if NULL.fullmatch(one) else one for one in given] for given in (fewer, more))
     ends = [was[part] == now[part] for part in ("grid", "options")]
-    return all(ends) and more[: len(fewer)] == fewer and all(map(UNREAD.fullmatch, more[len(fewer) :]))
+    rest = [] if any_more else more[len(fewer) :]
+    return all(ends) and more[: len(fewer)] == fewer and all(map(UNREAD.fullmatch, rest))
 
 
 def unlike(old: list[str], new: list[str]) -> list[str]:
@@ -308,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
         apart: set[str] | None = set() if options.where_alike else None
         same_code = same_loops if options.where_loops_alike else operator.eq
         gone: set[str] = set()
-        found = compare(old, new, rows, options.jobs, apart, same_code, gone) if rows else {}
+        found = compare(old, new, rows, options.jobs, apart, same_code, gone, options.where_loops_alike) if rows else {}
     if apart is not None:
         print(f"{len(apart)} launches differ, and keep the old hash")
     if gone:

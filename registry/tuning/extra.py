@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import PluginFailed, catalog, contained, new_manager
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import InvalidArgument
 from registry.notices import what_failed
 from registry.ops.known import all_ops
@@ -29,7 +30,8 @@ def as_arguments(variant: Variant) -> tuple[str, ...]:
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:
-    """Import each file (*.py) or module and register the variants that its `registry_variants()` gives, once."""
+    """Import each file (*.py) or module and register the variants that its `registry_variants()` gives, once. One of a
+    name that is taken would be measured, or checked, by the other's code: it is refused unless the code is the same."""
     added = []
     for name in names:
         module = _module(name)
@@ -42,11 +44,20 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         for variant in _own_code(name, functools.partial(_listed, declare)):
             if variant.op not in all_ops():
                 raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
-            if variant.name not in catalog.get().variants:
+            origin, known = _origin(name), catalog.get().variants.get(variant.name)
+            if known is None:
                 catalog.register(variant, name)
-                _FROM[variant.name] = str(Path(name).resolve()) if name.endswith(".py") else name
+                _FROM[variant.name] = origin
                 added.append(variant)
+            elif _FROM.get(variant.name) != origin and fingerprint_of(known) != fingerprint_of(variant):
+                other = _FROM.get(variant.name, "an installed plugin")
+                got = f"{name}: {variant.name}, which {other} declares with other code"
+                raise InvalidArgument("plugin", got, "variants of names that are not taken")
     return added
+
+
+def _origin(name: str) -> str:
+    return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
 def _module(name: str) -> ModuleType:

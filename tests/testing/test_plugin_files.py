@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from registry import Target
+from registry import InvalidArgument, Target
 from registry.testing import checks
 from registry.tuning.extra import load_plugins
 
@@ -36,3 +36,16 @@ def test_another_process_is_told_of_the_file(tmp_path, monkeypatch):
     assert not checks.builds_compile_elsewhere(subject, None).complaints
     (command,) = asked
     assert command[command.index("--plugin") + 1] == str((tmp_path / "mine.py").resolve())
+
+
+@pytest.mark.usefixtures("takes_back")
+def test_a_name_that_is_taken_by_other_code_is_refused(tmp_path):
+    """Else the kit would hold the other's code to its checks, and say that all is well."""
+    for name, result in (("mine", "a @ b"), ("other", "(a @ b) * 0")):
+        (tmp_path / f"{name}.py").write_text(MINE.replace("a @ b", result))
+    assert len(load_plugins([str(tmp_path / "mine.py")] * 2)) == 1
+    with pytest.raises(InvalidArgument, match="test.of_a_file, which .*mine.py declares with other code"):
+        load_plugins([str(tmp_path / "other.py")])
+    (tmp_path / "built_in.py").write_text(MINE.replace("test.of_a_file", "torch_matmul"))
+    with pytest.raises(InvalidArgument, match="torch_matmul, which an installed plugin declares"):
+        load_plugins([str(tmp_path / "built_in.py")])

@@ -124,6 +124,7 @@ def test_numbers_at_the_end_of_one_side_are_left_to_the_machine_code(more, alike
     arguments = ["PerCall('x')", "8"]
     old, new = launch(*arguments), launch(*arguments, *more)
     assert carry.same_launches([old, old], [old, new]) == carry.same_launches([new], [old]) == alike
+    assert carry.same_launches([old], [new], more=True) and carry.same_launches([new], [old], more=True)
     assert not carry.same_launches([old], [launch(*arguments[:1], "9", *more)])
     assert not carry.same_launches([old], [launch(*arguments, *more, grid="(2,)")])
     assert not carry.same_launches([old], [launch(*arguments, *more, warps=8)])
