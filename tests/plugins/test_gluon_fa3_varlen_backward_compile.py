@@ -16,7 +16,9 @@ from covering import all_of, covering_builds, first_of, named
 from registry.plugins.gluon_fa3.backward.traits import GROUP_REGISTERS, GROUPS, HELPER_REGISTERS
 from registry.plugins.gluon_fa3.varlen import backward
 
-WITH_NEWEST_TRITON = r"build\[d(64.*causal-.*-c0\.0-.*2-any|256.*causal-)"
+WITH_NEWEST_TRITON = (
+    r"build\[d(64.*causal-wNone-c0\.0-.*2-any|256.*causal-)"  # of a left bound its ptxas spills 18 words
+)
 H200 = Target.named("H200")
 VARIANT = backward.VARIANT
 first = first_of(VARIANT)

@@ -183,9 +183,11 @@ def test_fp8_is_refused_where_the_gpu_cannot_convert_it():
         (SPLIT, SPLIT, dict(page=4)),
         (PREFILL, "gluon_fa3_cached", dict(kv="paged")),
         (PREFILL, PREFILL, dict(kv="paged", page=4)),
-        (PREFILL, PREFILL, dict(sinks=True)),
+        (PREFILL, PREFILL, dict(alibi=True)),
         (PREFILL, "gluon_fa3_varlen", {}),
-        (BACKWARD, BACKWARD, dict(sinks=True)),
+        (PREFILL, "gluon_fa3_varlen", dict(sinks=True)),
+        (BACKWARD, BACKWARD, dict(alibi=True)),
+        (BACKWARD, "gluon_fa3_varlen_backward", dict(sinks=True)),
     ],
 )
 def test_tables_prefer_it_to_plain_operations(name, picked, features):
