@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from registry.contract import describe
 from registry.contract.declared import Handed
@@ -78,6 +79,7 @@ _KINDS: Mapping[str, str] = {
     "flag": "`True`",
     "member": "a tuple of names",
     "optional_member": "a tuple of names",
+    "pair": "`(lowest, highest)`",
     "range": "`(lowest, highest)`, and `{claim}_multiple`",
     "multiple": "a number that divides it",
     "closed": "`True`, or a tuple of values",
@@ -93,13 +95,15 @@ def with_contracts(text: str) -> str:
 def _contract(name: str, op: Op) -> Iterator[str]:
     known, always = op.contract, Handed(op.tensors, *(_always(claims) for claims in (_fixed(op), op.call_arguments)))
     meaning: Mapping[str, str] = known.arguments if known is not None else {}
+    earned: Mapping[str, str] = known.earned if known is not None else {}
     yield f"### {name}\n"
     yield f"`{op.summary}`\n"
     yield f"`run({', '.join((*always.tensors, '*', 'config', *always.fixed, *always.varying))}, ...)`\n"
     rows = [[f"`{tensor}`", "both, by position", "", meaning.get(tensor, "")] for tensor in op.tensors]
     for where, claims in (("run", _fixed(op)), ("both", op.call_arguments)):
         rows += [
-            [f"`{word}`", where, f"`{claim}`" if claim else "", meaning.get(word, "")] for word, claim in claims.items()
+            [f"`{word}`", where, earned.get(claim, f"`{claim}`") if claim else "", meaning.get(word, "")]
+            for word, claim in claims.items()
         ]
     yield from _rows(["argument", "of", "earned by", "what it is"], rows)
     yield ""
@@ -126,9 +130,18 @@ def _claims(op: Op) -> Iterator[list[str]]:
         if not how.claim or how.claim in seen:
             continue
         seen.add(how.claim)
-        kind = _KINDS.get(how.rule, "") if isinstance(how.rule, str) else ""
+        kind = _KINDS.get(str(how.rule)) or _of_its_own(how.claim, op.problem_type.claims())
         values = ", ".join(f"`{value}`" for value in op.problem_type.known_values.get(field, ()) if value)
         yield [f"`{how.claim}`", kind.format(claim=how.claim), f"`{field}`", values]
+
+
+def _of_its_own(claim: str, unclaimed: Mapping[str, Any]) -> str:
+    """What a claim is that a rule of its own judges, by what it is where nobody makes it."""
+    if claim.endswith("_alignment"):
+        return "1, 2, 4, 8 or 16 bytes"
+    if unclaimed[claim] is None:
+        return _KINDS["range" if f"{claim}_multiple" in unclaimed else "pair"]
+    return _KINDS["flag" if unclaimed[claim] is False else "member"]
 
 
 def refreshed(text: str) -> str:

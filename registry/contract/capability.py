@@ -109,7 +109,7 @@ class Requires:
         for name in ("arch", "dtypes", "layouts"):
             object.__setattr__(self, name, strings(name, getattr(self, name)))
         for entry in self.arch:
-            if not re.fullmatch(r"sm\d+\+?|cpu|any", entry):
+            if not re.fullmatch(r"sm[1-9]\d+\+?|cpu|any", entry):
                 raise DeclarationError(f'Requires.arch: got {spelled(entry)}; allowed: "sm90", "sm80+", "cpu", "any"')
         if not isinstance(self.toolchain, Mapping):
             raise DeclarationError(f"Requires.toolchain: got {spelled(self.toolchain)}; allowed: versions by name")
@@ -220,13 +220,26 @@ def _budget_reasons(requires: Requires, problem: Problem, config: Config) -> Ite
     target = problem.target
     for name, allowed in (("shared_memory", target.shared_memory), ("registers", target.registers)):
         budget: Budget | None = getattr(requires, name)
-        if budget is not None and (need := budget(problem, config)) > allowed:
+        if budget is None:
+            continue
+        need = budget(problem, config)
+        try:
+            too_much = need > allowed
+        except TypeError:
+            text = f"Requires.{name}: got {spelled(need)}; allowed: a function that gives a number"
+            raise DeclarationError(text) from None
+        if too_much:
             fix = "use a smaller tile or fewer stages"
             yield Reason("resources", name, need, f"<= {allowed} on {target.name}", fix)
 
 
 def _rule_reasons(requires: Requires, problem: Problem, config: Config) -> Iterator[Reason]:
-    for reason in requires.rule(problem, config) if requires.rule is not None else ():
+    answer = requires.rule(problem, config) if requires.rule is not None else ()
+    try:
+        found = iter(answer)
+    except TypeError:
+        raise DeclarationError(f"Requires.rule: got {spelled(answer)}; allowed: a list of Reasons") from None
+    for reason in found:
         if not isinstance(reason, Reason):
             raise DeclarationError(f"Requires.rule: got {type(reason).__name__}; allowed: Reasons")
         yield reason

@@ -83,6 +83,11 @@ def _check_values(requires: Requires, op: str, kind: type[Problem]) -> None:
     for name in requires.claims.keys() - several:
         if unclaimed[name] is not None or f"{name}_multiple" in unclaimed:
             _check_claim(name, requires.claims[name], unclaimed[name])
+    for name, bounds in requires.claims.items():
+        multiple = requires.claims.get(f"{name}_multiple")
+        if multiple and bounds and bounds[1] // multiple * multiple < bounds[0]:
+            got = f"{bounds}, in which no multiple of {multiple} lies"
+            raise DeclarationError(f"Requires.{name}: got {got}; allowed: a range that holds some size")
 
 
 _PLAIN = ("deterministic", "ieee", "base_alignment", "stride_alignment", "unit_inner_stride")
@@ -121,6 +126,9 @@ def _check_functions(variant: Variant) -> None:
         handed = HANDED[variant.op](variant)
         keywords = ("config", *handed.fixed, *handed.varying)
         _check_call(variant, "run", variant.run, handed.tensors, keywords)
+        if variant.schedule is not None and "schedule" not in handed.varying:
+            allowed = f"None: calls of {variant.op} do not come in steps"
+            raise DeclarationError(f"Variant {variant.name}: schedule: got a function; allowed: {allowed}")
     for name, positional in (
         ("prepare", ("problem", "config")),
         ("builds", ("problem", "config")),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from registry.signals import interrupts
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
-_NAMES, _PLAIN_TYPES = frozenset((str,)), frozenset(_PLAIN)
+_NAMES, _ANY_VALUE = frozenset((str,)), frozenset((int, str, bool))
 
 GUESSED = 8
 """Configs, the first ones, whose least guess is the variant's."""
@@ -128,13 +129,21 @@ class Variant:
         for asked in self._last:
             if asked.problem is problem:
                 return asked
-        found = list(self.configs(problem) if callable(self.configs) else self.configs)
+        found = self._made(problem) if callable(self.configs) else list(self.configs)
         for config in found:
             if type(config) is not dict and not isinstance(config, Mapping):
                 self._check_config(config)
         asked = _Asked(problem, found, {})
         self._last[:] = [asked]
         return asked
+
+    def _made(self, problem: Problem) -> list[Config]:
+        """By the function that was declared."""
+        made = self.configs(problem)  # type: ignore[operator]
+        if isinstance(made, (str, bytes, Mapping)) or not isinstance(made, Iterable):
+            got = shown(made)
+            raise DeclarationError(f"Variant {self.name}: configs: got {got} of its function; allowed: a list of dicts")
+        return list(made)
 
     def costs(self, problem: Problem) -> Callable[[Config], Any] | None:
         """What guesses how long each config takes; None where it guesses nothing."""
@@ -276,12 +285,13 @@ class Variant:
         if (
             type(config) is dict
             and _NAMES.issuperset(map(type, config))
-            and _PLAIN_TYPES.issuperset(map(type, config.values()))
+            and _ANY_VALUE.issuperset(map(type, config.values()))
         ):
             return
         items = config.items() if isinstance(config, Mapping) else [(None, None)]
-        if not all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items):
-            allowed = "a flat dict of numbers, strings and bools, by name"
+        plain = all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items)
+        if not plain or any(isinstance(value, float) and not math.isfinite(value) for _, value in items):
+            allowed = "a flat dict of finite numbers, strings and bools, by name"
             raise DeclarationError(f"Variant {self.name}: config {shown(config)}; allowed: {allowed}")
 
 

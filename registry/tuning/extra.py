@@ -15,7 +15,7 @@ from typing import TypeVar
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import PluginFailed, catalog, contained, new_manager
 from registry.dispatch.fingerprint import fingerprint_of
-from registry.errors import InvalidArgument
+from registry.errors import DeclarationError, InvalidArgument
 from registry.notices import what_failed
 from registry.ops.known import all_ops
 
@@ -81,7 +81,10 @@ def _module(name: str) -> ModuleType:
 
 
 def _listed(declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
-    return list(declare())
+    given = declare()
+    if isinstance(given, Variant) or not isinstance(given, Iterable):
+        raise DeclarationError(f"registry_variants: got {type(given).__name__}; allowed: a list")
+    return list(given)
 
 
 def _own_code(name: str, run: Callable[[], T]) -> T:

@@ -254,6 +254,27 @@ def test_a_variant_is_legal_if_one_config_is():
     assert [r.code for r in tight.reasons(problem())] == ["resources"]
 
 
+@pytest.mark.parametrize(
+    ("claims", "settings", "said"),
+    [
+        (dict(rule=lambda problem, config: True), {}, "Requires.rule: got True; allowed: a list of Reasons"),
+        (dict(rule=lambda problem, config: ["no"]), {}, "Requires.rule: got str; allowed: Reasons"),
+        (dict(shared_memory=lambda problem, config: "48 KiB"), {}, "Requires.shared_memory: got '48 KiB'; allowed: a"),
+        (dict(registers=lambda problem, config: None), {}, "Requires.registers: got None; allowed: a function that"),
+        ({}, dict(configs=lambda problem: None), "configs: got None of its function; allowed: a list of dicts"),
+        ({}, dict(configs=lambda problem: {"rows": 64}), "configs: got {'rows': 64} of its function"),
+        ({}, dict(configs=lambda problem: [{"keep": math.nan}]), "config {'keep': nan}; allowed: a flat dict of"),
+    ],
+)
+def test_answers_of_another_kind_make_their_variant_illegal_and_are_named(claims, settings, said):
+    requires = Requires(arch=("any",), dtypes=("bfloat16",), head_dim=(1, 512), layouts=("bhsd",), **claims)
+    variant = Variant("test.v", op="attention", run=lambda: None, requires=requires, **settings)
+    (reason,) = variant.reasons(problem())
+    assert reason.code == "declaration"
+    assert said in str(reason)
+    assert variant.first_legal(problem()) is None
+
+
 def test_a_variant_guesses_by_its_best_config_and_nothing_of_what_it_does_not_know():
     def cost(asked, config):
         return {64: 3.0, 128: 2.0}[config["rows"]] * asked.head_dim

@@ -7,18 +7,15 @@ from typing import Any
 import torch
 
 from registry.ops.attention.problem import AttentionProblem
+from registry.ops.parts.heads import flops_of_pairs
 from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
 
 
 def flops(problem: AttentionProblem) -> float:
     """Floating-point operations of the matrix products, masked pairs left out (the backward has five for two)."""
     pairs = visible_pairs(problem.seqlen_q, problem.seqlen_k, problem.causal, problem.window)
-    backward = problem.op == "attention_backward"
-    return float(_flops(problem.batch * problem.heads_q * pairs, problem.head_dim, problem.head_dim_v, backward))
-
-
-def _flops(pairs: int, d: int, dv: int, backward: bool) -> int:
-    return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
+    pairs *= problem.batch * problem.heads_q
+    return float(flops_of_pairs(pairs, problem.head_dim, problem.head_dim_v, problem.op == "attention_backward"))
 
 
 def bytes_moved(problem: AttentionProblem) -> float:
@@ -40,7 +37,7 @@ def _of_tensors(
 ) -> int:
     window: Window | None = None if left == right == UNLIMITED else (left, right)
     pairs = q.shape[0] * q.shape[1] * visible_pairs(q.shape[2], k.shape[2], causal, window)
-    return _flops(pairs, q.shape[3], v.shape[3], backward)
+    return flops_of_pairs(pairs, q.shape[3], v.shape[3], backward)
 
 
 def torch_forward(

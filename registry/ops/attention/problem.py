@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from registry.contract.capability import RULES, Reason, Requires
-from registry.contract.problem import OperandFact, Problem, Query, fact, query
+from registry.contract.problem import OperandFact, Problem, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.attention.arguments import (
@@ -21,6 +20,7 @@ from registry.ops.attention.arguments import (
     check_window,
 )
 from registry.ops.attention.likeness import coordinates
+from registry.ops.parts.heads import as_head_dim
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
@@ -32,14 +32,6 @@ def _expand_heads(problem: Any, claim: Any) -> str:
 
 def _copy_layout(problem: Any, claim: Any) -> str | None:
     return "make every operand dense as [B, H, S, D]" if BHSD in claim else None
-
-
-def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
-    """The head dim of v must be q's unless a range for it is claimed."""
-    if requires.claim("head_dim_v") is not None:
-        yield from RULES["range"](requires, problem, name, how)
-    elif problem.head_dim_v != problem.head_dim:
-        yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
 
 
 DECODING = 16
@@ -70,7 +62,7 @@ class AttentionProblem(Problem):
     seqlen_q: int = query("multiple", claim="seqlen_q_multiple")
     seqlen_k: int = query("multiple", claim="seqlen_k_multiple")
     head_dim: int = query("range", claim="head_dim")
-    head_dim_v: int = query(_head_dim_v, claim="head_dim_v")
+    head_dim_v: int = query(as_head_dim, claim="head_dim_v")
     layout: str = query("member", claim="layouts", default="bhsd", fix=_copy_layout)
     causal: bool = query("flag", claim="causal", default=False)
     window: Window | None = query("flag", claim="window", default=None)

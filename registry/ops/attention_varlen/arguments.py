@@ -139,7 +139,7 @@ def _check_per_head(name: str, tensor: Any, q: Any) -> None:
         raise InvalidArgument(name, f"strides {tuple(tensor.stride())}", "a unit stride: .contiguous()")
 
 
-def check_scales(k: Any, v: Any, k_scale: Any, v_scale: Any) -> str:
+def check_scales(k: Any, k_scale: Any, v_scale: Any) -> str:
     """How k and v are scaled: "" (not at all), "tensor", "head" or "token"; a quantised cache must be."""
     if k.dtype not in QUANTISED:
         for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):

@@ -19,6 +19,12 @@ _SHARED = {
     "alibi_slopes": "`None`, or float32 [Hq]: `-slope * abs(i + keys - rows - j)` is added to scores, after scale and "
     "cap",
 }
+_EARNED = {
+    "packed": "`packed` among `kv_layouts`",
+    "paged": "`paged` among `kv_layouts`",
+    "lengths": "`cache` or `paged` among `kv_layouts`",
+    "schedule": "a `schedule` of the variant",
+}
 _LENGTHS = (
     "Lengths live on the device and may lie. A kernel that claims no `checks_lengths` is handed such as are within "
     "bounds (the op launches a small kernel before it); one that claims it holds them to their bounds itself and "
@@ -48,6 +54,7 @@ BY_OP = {
             "out": "`None`, or where the result goes, with a unit inner stride; nothing around it is written",
             "schedule": "`None`, or what the variant's `schedule` made of a step's operands, once for all layers",
         },
+        earned=_EARNED,
         notes=(
             _LENGTHS,
             _MASKS,
@@ -70,6 +77,7 @@ BY_OP = {
             "deterministic": "whether torch asks for the same bits on every run: "
             "`torch.use_deterministic_algorithms(True)`",
         },
+        earned=_EARNED,
         notes=(_LENGTHS, _MASKS),
     ),
 }

@@ -99,7 +99,7 @@ def fields_of(
     """Check the arguments of a call and turn them into the fields of its Problem."""
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
     masks.check_flag("causal", causal)
-    scale = arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
+    scale = arguments.check_scales(k, given["k_scale"], given["v_scale"])
     return step_of(q, k, geometry, max_seqlen_q, max_seqlen_k) | {
         "target": target if target is not None else Target.of(q.device),
         "dtype": dtype_name(q.dtype),

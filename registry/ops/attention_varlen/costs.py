@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from registry.ops.parts.heads import flops_of_pairs
 from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
 from registry.ops.tensors import is_virtual
 
@@ -18,11 +19,7 @@ from registry.ops.tensors import is_virtual
 def flops_of(problem: Any, lengths: Iterable[tuple[int, int]]) -> float:
     """Floating-point operations of the matrix products for these (queries, keys); the backward has five for two."""
     pairs = sum(visible_pairs(*each, problem.causal, problem.window) for each in lengths) * problem.heads_q
-    return float(_flops(pairs, problem.head_dim, problem.head_dim_v, problem.op.endswith("_backward")))
-
-
-def _flops(pairs: int, d: int, dv: int, backward: bool) -> int:
-    return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
+    return float(flops_of_pairs(pairs, problem.head_dim, problem.head_dim_v, problem.op.endswith("_backward")))
 
 
 def flops(problem: Any) -> float:
@@ -69,7 +66,7 @@ def _of_tensors(
 ) -> int:
     window: Window | None = None if left == right == UNLIMITED else (left, right)
     pairs = q.shape[1] * sum(visible_pairs(*each, causal, window) for each in lengths)
-    return _flops(pairs, q.shape[2], v.shape[-1], backward)
+    return flops_of_pairs(pairs, q.shape[2], v.shape[-1], backward)
 
 
 def torch_forward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, used: Any, *rest: Any, out_val: Any) -> int:

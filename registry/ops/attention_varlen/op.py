@@ -382,7 +382,7 @@ class AttentionVarlen(VarlenOp):
         geometry = arguments.check_operands(q, k, v, cu_seqlens_q, tensors)
         arguments.check_maximum("max_seqlen_q", max_seqlen_q, q.shape[0])
         arguments.check_maximum("max_seqlen_k", max_seqlen_k, geometry.capacity)
-        arguments.check_scales(k, v, tensors["k_scale"], tensors["v_scale"])
+        arguments.check_scales(k, tensors["k_scale"], tensors["v_scale"])
         masks.check_flag("causal", causal)
         scale = q.shape[2] ** -0.5 if scale is None else scale
         masks.check_scale(scale)

@@ -33,7 +33,7 @@ def keys_of(b: int, k: torch.Tensor, scale: torch.Tensor | None, given: dict[str
 
 
 def sequences(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, given: dict[str, Any]
+    k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, given: dict[str, Any]
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """(rows of q, keys, values) of each sequence."""
     bounds = cu_seqlens_q.tolist()
@@ -65,7 +65,7 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [T, Hq, Dv], lse [Hq, T]) of all sequences."""
     outs, lses = [], []
-    for rows, keys, values in sequences(q, k, v, cu_seqlens_q, given):
+    for rows, keys, values in sequences(k, v, cu_seqlens_q, given):
         more = {"sinks": given["sinks"], "alibi_slopes": given["alibi_slopes"], "dtype": dtype}
         out, lse = attend(q[rows], keys, values, **more, **how)
         outs.append(out)

@@ -15,16 +15,9 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import mixes
 from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED, coarse
 from registry.ops.attention_varlen.likeness import coordinates
+from registry.ops.parts.heads import as_head_dim
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
-
-
-def _head_dim_v(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
-    """The head dim of v must be q's unless a range for it is claimed."""
-    if requires.claim("head_dim_v") is not None:
-        yield from RULES["range"](requires, problem, name, how)
-    elif problem.head_dim_v != problem.head_dim:
-        yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
 
 
 def _kv_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
@@ -71,7 +64,7 @@ class VarlenProblem(Problem):
     max_seqlen_q: int = fact()
     max_seqlen_k: int = fact()
     head_dim: int = query("range", claim="head_dim")
-    head_dim_v: int = query(_head_dim_v, claim="head_dim_v")
+    head_dim_v: int = query(as_head_dim, claim="head_dim_v")
     kv_layout: str = query("member", claim="kv_layouts", default="packed")
     page_size: int = query(_page_size, claim="page_size", default=0)
     kv_dtype: str = query(_kv_dtype, claim="kv_dtypes", default="bfloat16", unclaimed=())

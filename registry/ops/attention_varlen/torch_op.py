@@ -58,7 +58,7 @@ def through_torch(
     max_q, max_k, causal, window, softcap, return_lse, variant = how
     q, k, v = autocast(q, k, v)
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
-    arguments.check_scales(k, v, given["k_scale"], given["v_scale"])
+    arguments.check_scales(k, given["k_scale"], given["v_scale"])
     max_q = arguments.check_maximum("max_seqlen_q", max_q, q.shape[0])
     max_k = arguments.check_maximum("max_seqlen_k", max_k, geometry.capacity)
     masks.check_flag("causal", causal)

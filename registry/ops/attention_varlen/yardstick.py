@@ -47,7 +47,7 @@ def pieces_of(sample: Sample) -> list[Piece]:
     """Every sequence of a sample."""
     q, k, v = sample.tensors[:3] if len(sample.tensors) == 3 else sample.tensors[1:4]
     given = dict.fromkeys(OPTIONAL) | {n: t for n, t in sample.arguments.items() if n in OPTIONAL}
-    found = sequences(q, k, v, sample.arguments["cu_seqlens_q"], given)
+    found = sequences(k, v, sample.arguments["cu_seqlens_q"], given)
     return [Piece(rows, q[rows], keys, values, sample.arguments) for rows, keys, values in found]
 
 

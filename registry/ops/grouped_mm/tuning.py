@@ -13,11 +13,12 @@ from registry.ops.grouped_mm.draws import EXPERTS, draw, ends_of, epilogue, floa
 from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.grouped_mm.oracle import bounds
 from registry.ops.parts.cases import Case
-from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
+from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.pieces import sample
+from registry.ops.parts.product_workload import ProductWorkload
 from registry.ops.parts.products import default_out_dtype
 from registry.ops.parts.tuning import PLAIN, Tuning, fields
-from registry.ops.parts.workload import Tensors, Workload, torch_dtype
+from registry.ops.parts.workload import Tensors, torch_dtype
 from registry.ops.tensors import dtype_name
 
 FIELDS = fields(
@@ -31,7 +32,7 @@ def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {**PLAIN, **same, **epilogue, "form": "rows", "spread": "even", "layout": "nt"}
 
 
-class GroupedMmWorkload(Workload):
+class GroupedMmWorkload(ProductWorkload):
     def make(self) -> Tensors:
         get = self.sizes.get
         groups, m, n, k = get("e", 8), get("m", 1024), get("n", 1024), get("k", 1024)
@@ -80,14 +81,6 @@ class GroupedMmWorkload(Workload):
     def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
         extra = {name: tensors.get(name) for name in ("offs", "rows", "bias", "scale_a", "scale_b")}
         return launch(tensors["a"], tensors["b"], out_dtype=self.result_dtype, out=None, **extra)
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        return self.out_dtype or default_out_dtype(self.tensors["a"].dtype)
-
-    def tolerance(self) -> float:
-        found, result = super().tolerance(), TOLERANCE[dtype_name(self.result_dtype)]
-        return result if self.tensors["a"].dtype.itemsize == 1 else max(found, result)
 
     def rows_of(self, of_a: torch.Tensor, group: int, start: int, end: int) -> torch.Tensor:
         """What the rows of a group have of a, or of its scales."""

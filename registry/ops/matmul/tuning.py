@@ -10,11 +10,12 @@ import torch
 from registry.ops.matmul.draws import DRAWS
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.cases import Case
-from registry.ops.parts.judging import TOLERANCE, Expected, Tolerance
+from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.pieces import piece_bytes, sample
+from registry.ops.parts.product_workload import ProductWorkload
 from registry.ops.parts.products import default_out_dtype
 from registry.ops.parts.tuning import PLAIN, Tuning, fields
-from registry.ops.parts.workload import Tensors, Workload, torch_dtype
+from registry.ops.parts.workload import Tensors, torch_dtype
 from registry.ops.tensors import dtype_name
 
 FIELDS = fields("m n k b=batch layout dtype dtype_b out_dtype bias activation scaling ieee deterministic")
@@ -26,7 +27,7 @@ def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {**PLAIN, **same, "b": 1, "layout": "nn", "bias": False, "activation": "", "scaling": ""}
 
 
-class MatmulWorkload(Workload):
+class MatmulWorkload(ProductWorkload):
     def make(self) -> Tensors:
         get = self.sizes.get
         m, n, k, batch = get("m", 1024), get("n", 1024), get("k", 1024), get("b", 1)
@@ -61,14 +62,6 @@ class MatmulWorkload(Workload):
     def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
         extra = {name: tensors.get(name) for name in ("bias", "scale_a", "scale_b")}
         return launch(tensors["a"], tensors["b"], out_dtype=self.result_dtype, out=None, **extra)
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        return self.out_dtype or default_out_dtype(self.tensors["a"].dtype)
-
-    def tolerance(self) -> float:
-        found, result = super().tolerance(), TOLERANCE[dtype_name(self.result_dtype)]
-        return result if self.tensors["a"].dtype.itemsize == 1 else max(found, result)
 
     def expected(self) -> list[Expected]:
         """Rows of the product, as many at a time as fit in memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,5 +14,7 @@ class Contract:
     """What `run` and a prepared launch return."""
     arguments: Mapping[str, str]
     """What each argument is, encodings included."""
+    earned: Mapping[str, str] = field(default_factory=dict)
+    """By what a variant earns an argument, where that is no claim of its own."""
     notes: tuple[str, ...] = ()
     """What else holds, a sentence or two each."""

@@ -1,0 +1,22 @@
+"""What dense and packed attention say alike of their head dims: how v's is judged, and what a pair costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from registry.contract.capability import RULES, Reason, Requires
+from registry.contract.problem import Query
+
+
+def as_head_dim(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """The head dim of v must be q's unless a range for it is claimed."""
+    if requires.claim("head_dim_v") is not None:
+        yield from RULES["range"](requires, problem, name, how)
+    elif problem.head_dim_v != problem.head_dim:
+        yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
+
+
+def flops_of_pairs(pairs: int, d: int, dv: int, backward: bool) -> int:
+    """Floating-point operations of the matrix products of so many visible pairs; the backward has five for two."""
+    return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
