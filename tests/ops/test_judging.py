@@ -1,0 +1,31 @@
+"""The gate before the tuner's timer: what the tolerance of a block lets through, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from registry.ops.parts.judging import BLOCK, Tolerance
+
+
+def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
+    return Tolerance(1e-2).measure(got, want).error
+
+
+def test_rows_that_are_left_over_count_with_those_before_them():
+    """A last row whose terms cancel out is off by their rounding, which is much of what is left of it."""
+    want = torch.randn(3, 7 * BLOCK + 1, 64, dtype=torch.float64)
+    want[:, -1] *= 0.01
+    got = want + 1e-4 * torch.randn_like(want)
+    alone = (got - want)[:, -1].norm(dim=-1) / want[:, -1].norm(dim=-1)
+    assert float(alone.max()) > 5e-3
+    assert error_of(got, want) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 5 * BLOCK + 63])
+@pytest.mark.parametrize("row", [0, -1])
+def test_one_wrong_row_is_seen(rows, row):
+    want = torch.randn(2, rows, 64, dtype=torch.float64)
+    got = want.clone()
+    got[1, row] = 0.0
+    assert error_of(got, want) > 0.05
