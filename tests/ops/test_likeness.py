@@ -61,3 +61,26 @@ def test_what_decides_only_who_may_run_keeps_problems_near(op, text):
 
 def test_sizes_in_lines_of_a_cache():
     assert [likeness("matmul", f"m=100,n=100,k={k}")["k_divisor"] for k in (33, 40, 96, 640)] == [0, 3, 5, 6]
+
+
+def test_a_window_is_told_by_what_it_leaves_to_be_seen():
+    """127 keys of 37,583 are other work than 4,095 of them, and these other work than all."""
+    cache = "b=9,hq=40,hkv=8,sq=1,sk=37583,d=128,kv=paged,page=32,causal"
+    narrow, wide, whole = (likeness("attention_varlen", cache + mask) for mask in (",window=127:0", ",window=4095:0", ""))
+    assert narrow["seen"] == 7 and wide["seen"] == 12 < whole["seen"] == whole["keys"]
+    assert narrow["work"] + 5 == wide["work"] < whole["work"]
+    assert narrow["cached"] < wide["cached"] < whole["cached"]
+
+
+def test_packed_rows_see_half_of_what_is_causal():
+    full, causal = (likeness("attention_varlen", f"b=4,hq=8,sq=1024,d=64{mask}") for mask in ("", ",causal"))
+    assert full["seen"] == 10 and causal["seen"] == 9
+    assert causal["cached"] == full["cached"]
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_varlen", "attention_varlen_backward"])
+def test_cards_of_one_architecture_differ_by_their_memory(op):
+    sizes = "b=2,hq=8,sq=64,d=64" if "varlen" in op else "b=2,hq=8,s=64,d=64"
+    one, other = (Case.parse(op, sizes).problem(Target.named(name)).likeness() for name in ("H100", "H200"))
+    assert one["memory"] < other["memory"]
+    assert {**one, "memory": 0} == {**other, "memory": 0}

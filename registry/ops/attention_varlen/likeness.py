@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up
+from registry.ops.parts.masks import UNLIMITED, visible_pairs
 
 ROWS = 64
 """Of the smallest tile: the rows of grouped heads share it."""
@@ -12,12 +13,18 @@ FLAGS = ("causal", "softcap", "window", "sinks", "alibi")
 
 
 def coordinates(problem: Any) -> dict[str, float]:
-    """Lengths as they are at most and in the mean, heads, how many tiles an SM has, masks, and how keys lie."""
+    """Lengths as they are at most and in the mean, heads, how many tiles an SM has, masks and what they leave to be
+    seen, how keys lie, and what an SM has of the memory."""
     sequences, heads = max(problem.batch, 1), problem.heads_kv
     group = problem.heads_q // max(heads, 1)
     keys = problem.total_k or sequences * problem.max_seqlen_k
     rows = max(group * -(-problem.total_q // sequences), 1)  # of a sequence and a head of keys
     tiles = sequences * heads * -(-rows // ROWS)
+    queries, longest = max(problem.max_seqlen_q, 1), problem.max_seqlen_k
+    causal, window, dim = problem.causal, problem.window, problem.head_dim
+    # Without this a window of 128 keys over a long cache was taken for one of 4,096.
+    seen = visible_pairs(queries, longest, causal, window) / queries if causal or window is not None else longest
+    reach = queries + window[0] if window is not None and window[0] != UNLIMITED else longest
     return {
         "longest": octaves(problem.max_seqlen_q),
         "mean": octaves(problem.total_q / sequences),
@@ -26,14 +33,17 @@ def coordinates(problem: Any) -> dict[str, float]:
         "batch": octaves(sequences),
         "heads": octaves(heads),
         "group": octaves(group),
-        "head_dim": octaves(problem.head_dim),
+        "head_dim": octaves(dim),
         "rows": octaves(rows),
         "waste": rounding_up(rows, ROWS),
         "tiles": octaves(tiles / max(problem.target.sm_count, 1)),
-        "work": octaves(problem.total_q * problem.heads_q * problem.max_seqlen_k),
-        "cached": octaves(keys * heads),
+        "work": octaves(problem.total_q * problem.heads_q * seen),
+        "cached": octaves(min(keys, sequences * reach) * heads),
         "page": octaves(problem.page_size) if problem.page_size else -2.0,
         "uneven": octaves(problem.max_seqlen_q * sequences / max(problem.total_q, 1)),
+        "seen": octaves(seen),
+        "width": octaves(64 if dim <= 64 else 128 if dim <= 128 else 256),
+        "memory": octaves(problem.target.memory_gbs / max(problem.target.sm_count, 1)),
         **{name: 2.0 * bool(getattr(problem, name)) for name in FLAGS},
         f"kv={problem.kv_layout}": 1.0,
         **({"narrow_keys": 2.0} if problem.kv_dtype != problem.dtype else {}),
