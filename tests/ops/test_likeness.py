@@ -66,7 +66,8 @@ def test_sizes_in_lines_of_a_cache():
 def test_a_window_is_told_by_what_it_leaves_to_be_seen():
     """127 keys of 37,583 are other work than 4,095 of them, and these other work than all."""
     cache = "b=9,hq=40,hkv=8,sq=1,sk=37583,d=128,kv=paged,page=32,causal"
-    narrow, wide, whole = (likeness("attention_varlen", cache + mask) for mask in (",window=127:0", ",window=4095:0", ""))
+    masks = (",window=127:0", ",window=4095:0", "")
+    narrow, wide, whole = (likeness("attention_varlen", cache + mask) for mask in masks)
     assert narrow["seen"] == 7 and wide["seen"] == 12 < whole["seen"] == whole["keys"]
     assert narrow["work"] + 5 == wide["work"] < whole["work"]
     assert narrow["cached"] < wide["cached"] < whole["cached"]
