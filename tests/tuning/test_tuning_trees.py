@@ -67,7 +67,7 @@ def test_how_fast_a_shape_is_at_all_does_not_count():
 
 def test_a_part_has_not_seen_its_shapes(monkeypatch):
     """What is pure chance cannot be told of a shape that was not seen."""
-    monkeypatch.setattr(fitting, "_tell_better", lambda *_: True)  # chance, too, here
+    monkeypatch.setattr(fitting, "_lost_nearby", lambda *_: math.inf)  # chance tells, too, here
     chance = random.Random(7)
     found = shapes(700, lambda point: _either(chance))
     trees = fitted_trees(COORDINATES, CONTESTANTS, found)
@@ -81,6 +81,21 @@ def test_a_part_has_not_seen_its_shapes(monkeypatch):
 def _either(chance: random.Random) -> list[tuple[int, float]]:
     first = chance.choice((0, 1))
     return [(first, 0.0), (1 - first, 0.5)]
+
+
+def test_of_few_shapes_the_luckier_fit_is_kept(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        fitting, "_lost_unseen", lambda trees, *_: asked.append(trees) or (3.0, 1.0, 2.0)[len(asked) - 1]
+    )
+    monkeypatch.setattr(fitting, "_lost_nearby", lambda *_: 1.0)
+    found = shapes(fitting.LEAST, by_a_flag_and_a_size)
+    kept = fitted_trees(COORDINATES, CONTESTANTS, found)
+    assert len(asked) == fitting.CHANCES == 3
+    assert kept is asked[1] and kept != asked[0]
+    monkeypatch.setattr(fitting, "_lost_nearby", lambda *_: 0.9)
+    asked.clear()
+    assert fitted_trees(COORDINATES, CONTESTANTS, found) is None
 
 
 def test_few_shapes_and_a_single_variant_have_no_trees():
