@@ -49,3 +49,12 @@ def test_a_name_that_is_taken_by_other_code_is_refused(tmp_path):
     (tmp_path / "built_in.py").write_text(MINE.replace("test.of_a_file", "torch_matmul"))
     with pytest.raises(InvalidArgument, match="torch_matmul, which an installed plugin declares"):
         load_plugins([str(tmp_path / "built_in.py")])
+
+
+@pytest.mark.parametrize(("given", "said"), [("registry.Variant(*own, claims)", "Variant"), ("len(own)", "int")])
+def test_a_hook_that_gives_no_list_is_named(tmp_path, given, said):
+    head, _, _ = MINE.partition("    return")
+    own = '    own = "test.of_a_file", "matmul", lambda a, b, *, config: a @ b'
+    (tmp_path / "mine.py").write_text(f"{head}{own}\n    return {given}\n")
+    with pytest.raises(InvalidArgument, match=f"registry_variants: got {said}; allowed: a list"):
+        load_plugins([str(tmp_path / "mine.py")])
