@@ -7,7 +7,8 @@ from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up, waves
 from registry.contract.noted import gcd
-from registry.ops.parts.masks import visible_pairs
+from registry.ops.parts.heads import tile_width
+from registry.ops.parts.masks import seen_by_each
 
 SHORT = 64
 """Rows of the smallest tile: as many queries or fewer are decoding to a kernel."""
@@ -23,10 +24,9 @@ def coordinates(problem: Any) -> dict[str, float]:
     queries, keys, dim = problem.seqlen_q, problem.seqlen_k, problem.head_dim
     heads, sms = problem.batch * problem.heads_q, problem.target.sm_count
     group = problem.heads_q // max(problem.heads_kv, 1)
-    masked = problem.causal or problem.window is not None
-    seen = visible_pairs(queries, keys, problem.causal, problem.window) / queries if masked else keys
+    seen = seen_by_each(queries, keys, problem.causal, problem.window)
     key_tiles = problem.batch * problem.heads_kv * math.ceil(keys / KEYS)
-    width = 64 if dim <= 64 else 128 if dim <= 128 else 256  # what tiles hold of it
+    width = tile_width(dim)
     return {
         "queries": octaves(queries),
         "keys": octaves(keys),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from registry.contract.likeness import octaves, rounding_up
-from registry.ops.parts.masks import UNLIMITED, visible_pairs
+from registry.ops.parts.heads import tile_width
+from registry.ops.parts.masks import UNLIMITED, seen_by_each
 
 ROWS = 64
 """Of the smallest tile: the rows of grouped heads share it."""
@@ -20,10 +21,9 @@ def coordinates(problem: Any) -> dict[str, float]:
     keys = problem.total_k or sequences * problem.max_seqlen_k
     rows = max(group * -(-problem.total_q // sequences), 1)  # of a sequence and a head of keys
     tiles = sequences * heads * -(-rows // ROWS)
-    queries, longest = max(problem.max_seqlen_q, 1), problem.max_seqlen_k
-    causal, window, dim = problem.causal, problem.window, problem.head_dim
+    queries, longest, window = max(problem.max_seqlen_q, 1), problem.max_seqlen_k, problem.window
     # Without this a window of 128 keys over a long cache was taken for one of 4,096.
-    seen = visible_pairs(queries, longest, causal, window) / queries if causal or window is not None else longest
+    seen = seen_by_each(queries, longest, problem.causal, window)
     reach = queries + window[0] if window is not None and window[0] != UNLIMITED else longest
     return {
         "longest": octaves(problem.max_seqlen_q),
@@ -33,7 +33,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "batch": octaves(sequences),
         "heads": octaves(heads),
         "group": octaves(group),
-        "head_dim": octaves(dim),
+        "head_dim": octaves(problem.head_dim),
         "rows": octaves(rows),
         "waste": rounding_up(rows, ROWS),
         "tiles": octaves(tiles / max(problem.target.sm_count, 1)),
@@ -43,7 +43,7 @@ def coordinates(problem: Any) -> dict[str, float]:
         "uneven": octaves(problem.max_seqlen_q * sequences / max(problem.total_q, 1)),
         "seen": octaves(seen),
         "memory": octaves(problem.target.memory_gbs / max(problem.target.sm_count, 1)),
-        "width": octaves(64 if dim <= 64 else 128 if dim <= 128 else 256),
+        "width": octaves(tile_width(problem.head_dim)),
         **{name: 2.0 * bool(getattr(problem, name)) for name in FLAGS},
         f"kv={problem.kv_layout}": 1.0,
         **({"narrow_keys": 2.0} if problem.kv_dtype != problem.dtype else {}),

@@ -1,4 +1,5 @@
-"""What dense and packed attention say alike of their head dims: how v's is judged, and what a pair costs."""
+"""What dense and packed attention say alike of their head dims: how v's is judged, what a pair costs, and
+what tiles hold."""
 
 from __future__ import annotations
 
@@ -20,3 +21,8 @@ def as_head_dim(requires: Requires, problem: Any, name: str, how: Query) -> Iter
 def flops_of_pairs(pairs: int, d: int, dv: int, backward: bool) -> int:
     """Floating-point operations of the matrix products of so many visible pairs; the backward has five for two."""
     return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
+
+
+def tile_width(dim: int) -> int:
+    """Columns that tiles of most kernels have for a head dim."""
+    return 64 if dim <= 64 else 128 if dim <= 128 else 256

@@ -136,6 +136,11 @@ def visible_pairs(queries: int, keys: int, causal: bool, window: Window | None) 
     return last - (0 if left == UNLIMITED else _keys_up_to(shift - left, queries, keys))
 
 
+def seen_by_each(queries: int, keys: int, causal: bool, window: Window | None) -> float:
+    """How many keys a query sees, in the mean."""
+    return visible_pairs(queries, keys, causal, window) / queries if causal or window is not None else keys
+
+
 def _keys_up_to(first: int, rows: int, keys: int) -> int:
     """The sum of 0 <= first + row <= keys, held to those bounds, over the rows: the keys left of a diagonal."""
 
