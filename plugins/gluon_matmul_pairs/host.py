@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, tma_geometry
+from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of
+from registry.toolbox.boxes import in_boxes
 from registry.toolbox.call import Call, Host, Operands
-from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
-from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
@@ -122,14 +120,6 @@ def even(rows: int, parts: int) -> int:
     return 16 * int(triton.cdiv(rows, 32 * parts))
 
 
-def _map(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """Boxes of so many rows, whatever power of two Triton takes them for."""
-    shape, strides = tma_geometry(operand)
-    block = [8, columns]
-    found = TensorDescriptor(operand, shape[1:], strides[1:], block, swizzled(block, operand.dtype))
-    return with_base(found, operand, box_rows=rows)
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     if config["WAYS"] == 1:
         return [_product(problem, config, given, StandIn((1,), "float32"))]
@@ -149,9 +139,9 @@ def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: Sta
     first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
     out = out_of(problem, given)
     arguments = {
-        "first_desc": _map(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
-        "second_desc": _map(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
-        "c_desc": _map(out, cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
+        "first_desc": in_boxes(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
+        "second_desc": in_boxes(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
+        "c_desc": in_boxes(out, cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
         "high": high,
         "wide": wide,
         "blocks": triton.cdiv(k, cfg.DEPTH),

@@ -15,7 +15,8 @@ Then the buffers of C. Descriptors count 16 bytes: a row is 8 of them, a KiB 64.
 Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
-across the borders of tiles. Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs.
+across the borders of tiles, and stays until both CTAs have let go of all stages. Consumers keep one block of wgmma in
+flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
 blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
 8-bit floats sum each block of K by itself (exact.py).
@@ -66,7 +67,9 @@ from registry.toolbox.clusters import (
     meet,
     rank,
     release_in_both,
+    wait_all_empty,
     wait_at,
+    wait_empty,
 )
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory, waited, zeros
@@ -163,7 +166,6 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
             it += blocks
     if not cfg.SPLIT:
         stored(places[0], 0, "")
-    meet(cfg.PAIR != 0)
 
 
 @gluon.jit
@@ -201,7 +203,7 @@ def _producer(sizes, cfg: gl.constexpr):
         for number in range(first, first + count):
             s = it % STAGES
             bar = bars + 16 * s
-            wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
+            wait_empty(bars, it, STAGES)
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
             at = number * cfg.DEPTH
@@ -209,7 +211,7 @@ def _producer(sizes, cfg: gl.constexpr):
             second = stage + cfg.HIGH * 128 + half_b * 128
             _load(second, at, column + across + half_b, bar, B_MAP, B, cfg.PAIR == 2, cfg)
             it += 1
-    meet(cfg.PAIR != 0)
+    wait_all_empty(bars, it, STAGES, cfg.PAIR != 0)
 
 
 @gluon.jit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry.plugins.gluon_matmul_row_pairs.host import FEWEST, MOST, eights, rows_of
+from registry.plugins.gluon_matmul_row_pairs.host import FEWEST, MOST, rows_of
+from registry.toolbox.boxes import eights
 
 _ROOM, _DEEPEST = 229_900, 12
 """Bytes of shared memory for the ring, and the most stages."""

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
+from registry.ops.matmul.calls import MATMUL, out_of, sizes_of
+from registry.toolbox.boxes import eights, in_boxes
 from registry.toolbox.call import Call, Host, Operands
-from registry.toolbox.hopper import swizzled
-from registry.toolbox.launch import StandIn
-from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
@@ -36,10 +33,6 @@ class RowPairFacts:
 FEWEST, MOST = 65, 256
 """Rows: with fewer there is nothing to share out; and a wgmma has so many columns, a box so many rows."""
 _ALONE_STAGES = 5
-
-
-def eights(number: int) -> int:
-    return 8 * -(-number // 8)  # triton.cdiv takes ten times as long, and a decision asks often
 
 
 def rows_of(problem: Any, pair: bool = True) -> int:
@@ -69,14 +62,6 @@ def _facts(problem: Any, consumers: int, tile: int, stages: int, swap: bool, pai
     )
 
 
-def _map(operand: StandIn, rows: int) -> TensorDescriptor:
-    """Boxes of so many rows along K, whatever power of two Triton takes them for; 0: of eight."""
-    shape, strides = tma_geometry(operand)
-    block = [8, 64]
-    found = TensorDescriptor(operand, shape[1:], strides[1:], block, swizzled(block, operand.dtype))
-    return with_base(found, operand, box_rows=rows)
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     def alone() -> Call:
         return _call(problem, _facts(problem, 1, 64, _ALONE_STAGES, True, False), given)
@@ -91,8 +76,8 @@ def _call(problem: Any, cfg: RowPairFacts, given: Operands, alone: Callable[[], 
     tiles, sms = triton.cdiv(n, cfg.HIGH if cfg.SWAP else cfg.WIDTH), problem.target.sm_count
     columns, rows = (cfg.HALF, rows_of(problem)) if cfg.PAIR else (0, 0)
     arguments = {
-        "first_desc": _map(given["b"], columns) if cfg.SWAP else _map(given["a"], rows),
-        "second_desc": _map(given["a"], rows) if cfg.SWAP else _map(given["b"], columns),
+        "first_desc": in_boxes(given["b"], columns) if cfg.SWAP else in_boxes(given["a"], rows),
+        "second_desc": in_boxes(given["a"], rows) if cfg.SWAP else in_boxes(given["b"], columns),
         "c_ptr": out,
         "rows": m,
         "columns": n,

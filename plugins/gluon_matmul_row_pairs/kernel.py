@@ -10,9 +10,9 @@ wgmma's (HIGH), it reads on into what follows, for sums that nobody stores.
 
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
-Schedule.  The producer runs ahead across the borders of tiles. Consumers keep one block of wgmma in flight and release
-the stage before it, in both CTAs. Programmatic dependent launch. Without PAIR, the same for single CTAs, whose loads
-bring eight rows each: for launches through `kernel[grid]`.
+Schedule.  The producer runs ahead across the borders of tiles, and stays until both CTAs have let go of all stages.
+Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs. Programmatic dependent
+launch. Without PAIR, the same for single CTAs, whose loads bring eight rows each: for launches through `kernel[grid]`.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16; graphs over rotated inputs, shuffled rounds, 10 projections of
 models of 8 to 70 billion parameters). Best tile over cuBLAS, by rows (least), and with the first two configs of
@@ -23,6 +23,9 @@ gluon_matmul_rows beside, which alone have what is in brackets: 110 1.03 (0.98),
   of 65 to 80 rows as wgmma's 128 (129 x 10240 x 8192 49 us by gluon_matmul_rows, 61 here).
 - CTAs that share rows of a and have neighbouring columns of b, and K split among pairs: 0 to 0.5% for the best of all,
   so neither is here.
+- Where both CTAs met in the end instead of waiting for empty slots (registry.toolbox.clusters), 69 x 11524 x 24 of 5 us
+  back to back ended in an unspecified launch failure within seconds, twice of twice; so, 8.5 million launches ran, and
+  products of 3 us take 1 to 3% less.
 - `mbarrier.arrive.release.cluster` flushes what was written, 1.2 us for each block of K; slots are only read, so the
   plain arrival is enough.
 """
@@ -41,7 +44,9 @@ from registry.toolbox.clusters import (
     meet,
     rank,
     release_in_both,
+    wait_all_empty,
     wait_at,
+    wait_empty,
 )
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory, waited, zeros
@@ -103,7 +108,6 @@ def _consumer(G: gl.constexpr, sizes, c, cfg: gl.constexpr):
         acc = waited(acc, 0, 1, cfg.WIDTH)
         release_in_both(bars + 16 * last + 8, lane, cfg.PAIR)
         store(acc, G, tile, there, columns, to, pitch, cfg)
-    meet(cfg.PAIR)
 
 
 @gluon.jit
@@ -135,7 +139,7 @@ def _producer(sizes, cfg: gl.constexpr):
         for number in range(blocks):
             s = it % STAGES
             bar = bars + 16 * s
-            wait_at(bar + 8, ((it // STAGES) & 1) ^ 1)
+            wait_empty(bars, it, STAGES)
             expect_at(bar, BYTES)
             stage = ring + s * (cfg.STAGE * 1024)
             at = number * 64
@@ -149,7 +153,7 @@ def _producer(sizes, cfg: gl.constexpr):
                 _load(stage, at, top, bar, _FIRST, cfg.HIGH, cfg)
                 load_box(stage + SECOND + half * 128, at, column + half, bar, _SECOND, True)
             it += 1
-    meet(cfg.PAIR)
+    wait_all_empty(bars, it, STAGES, cfg.PAIR)
 
 
 @gluon.jit(do_not_specialize=["rows", "columns", "pitch", "blocks", "tiles"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry.plugins.gluon_matmul_rows.host import MOST, eights
+from registry.plugins.gluon_matmul_rows.host import MOST
+from registry.toolbox.boxes import eights
 
 _ROOM, _DEEPEST = 231_000, 12
 """Bytes of shared memory for the ring, and the most stages."""

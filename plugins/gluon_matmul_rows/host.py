@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, tma_geometry
+from registry.ops.matmul.calls import MATMUL, out_of, sizes_of
+from registry.toolbox.boxes import eights, in_boxes
 from registry.toolbox.call import Call, Host, Operands, Zeroes
-from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
-from registry.toolbox.tensor_maps import with_base
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,6 @@ class TileFacts:
     SWAP: bool  # columns of b are wgmma's rows
     REGS: int
     DTYPE: str
-
-
-def eights(number: int) -> int:
-    return 8 * -(-number // 8)  # triton.cdiv takes ten times as long, and a decision asks often
 
 
 MOST = 256
@@ -69,14 +63,6 @@ def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
     )
 
 
-def _map(operand: StandIn, rows: int) -> TensorDescriptor:
-    """Boxes of so many rows along K, whatever power of two Triton takes them for."""
-    shape, strides = tma_geometry(operand)
-    block = [8, 64]
-    found = TensorDescriptor(operand, shape[1:], strides[1:], block, swizzled(block, operand.dtype))
-    return with_base(found, operand, box_rows=rows)
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     from registry.plugins.gluon_matmul_rows.kernel import matmul_rows
 
@@ -94,8 +80,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         sums = StandIn((places * 64 * cfg.CONSUMERS * cfg.UNITS * cfg.WIDTH,), "float32", name="sums")
         counters = Zeroes(cfg.CONSUMERS * tiles)
     arguments = {
-        "a_desc": _map(first, cfg.HIGH),
-        "b_desc": _map(second, cfg.WIDTH),
+        "a_desc": in_boxes(first, cfg.HIGH),
+        "b_desc": in_boxes(second, cfg.WIDTH),
         "c_ptr": out,
         "part_ptr": sums,
         "count_ptr": counters,

@@ -5,13 +5,13 @@ pair (multicast), arrivals at the other's barriers, and with them the barriers, 
 
 bars         a full and an empty barrier, 16 bytes, for each stage, in shared memory that the kernel sets aside, at an
              address that it knows (`wgmma.shared_memory()` and on). The default partition calls `init_pair_barriers`
-`meet`       all threads of both CTAs do: before the first use of the other's barriers, and before the end, for a CTA
-             must not leave while it may be written to. Every warp has to come, so partitions fill up their warp groups:
-             `bystander` for those that have nothing to do. A launch without clusters does with the hardware barrier 0
-             instead, which is that of Triton's default partition: an illegal instruction. So a kernel that is launched
-             alone too meets nobody then
-producer     waits for an empty slot (`wait_at(slot + 8, phase)`), says how many bytes will come (`expect_at`), loads
-             (`load_box`)
+`meet`       all threads of both CTAs do, before the first use of the other's barriers. Every warp has to come, so
+             partitions fill up their warp groups: `bystander` for those that have nothing else to do. A launch without
+             clusters does with the hardware barrier 0 instead, which is that of Triton's default partition: an illegal
+             instruction. So a kernel that is launched alone too meets nobody then
+producer     waits for an empty slot (`wait_empty`), says how many bytes will come (`expect_at`), loads (`load_box`). In
+             the end it waits until the other CTA has let go of all that was loaded (`wait_all_empty`): a CTA must not
+             leave while an arrival at its barriers is on its way, which is a fault, and a rare one
 consumers    `wait_at(slot, phase)`; each warp of them lets go of it in both CTAs (`release_in_both`), for the next
              block overwrites both
 """
@@ -129,6 +129,21 @@ def wait_at(barrier, phase):
 
 
 @gluon.jit
+def wait_empty(bars, number, STAGES: gl.constexpr):
+    """The slot for this block of all, the first of which is 0."""
+    wait_at(bars + 16 * (number % STAGES) + 8, ((number // STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def wait_all_empty(bars, count, STAGES: gl.constexpr, BOTH: gl.constexpr):
+    """After so many blocks, the producer's last act: nobody arrives any more. Meeting once more does not do: arrivals
+    that were sent before may come after it, and one that waited for them would flush all that was stored."""
+    if BOTH:
+        for more in range(STAGES):
+            wait_empty(bars, count + more, STAGES)
+
+
+@gluon.jit
 def release_in_both(barrier, lane, BOTH: gl.constexpr):
     """This warp, whose threads' numbers in it are `lane`, is done with a slot; or only in this CTA."""
     ASM: gl.constexpr = _release_asm(BOTH)
@@ -152,5 +167,4 @@ def load_box(to, column, row, barrier, PARAMETER: gl.constexpr, BOTH: gl.constex
 @gluon.jit
 def bystander():
     """Warps that only make up a warp group."""
-    meet(True)
     meet(True)

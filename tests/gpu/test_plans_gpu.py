@@ -90,3 +90,36 @@ def test_gradients_on_a_device_that_is_not_current():
         gradients.append([t.grad.cpu() for t in leaves])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+SHORT = ((69, 11524, 24), (300, 2048, 64))
+"""Products (m, n, k) of a few microseconds."""
+
+
+def short_product(m: int, n: int, k: int) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(m)
+    return [torch.randn(rows, k, generator=made).to("cuda", torch.float16) for rows in (m, n)]
+
+
+def legal_for_short_products() -> list[tuple[tuple[int, int, int], str]]:
+    if not torch.cuda.is_available():
+        return []
+    made = {shape: short_product(*shape) for shape in SHORT}
+    asked = {shape: registry.matmul.explain(a, b.mT).candidates for shape, (a, b) in made.items()}
+    return [(shape, one.variant) for shape, candidates in asked.items() for one in candidates if one.legal]
+
+
+@pytest.mark.parametrize(("shape", "variant"), legal_for_short_products())
+def test_short_products_back_to_back(shape, variant):
+    """What CTAs of a cluster still send to each other when one of them leaves is a fault, of one launch in many."""
+    a, b = short_product(*shape)
+    alone = registry.matmul(a, b.mT, variant=variant).clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(200):
+            found = registry.matmul(a, b.mT, variant=variant)
+    for _ in range(2000):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, alone)
