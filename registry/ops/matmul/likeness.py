@@ -20,8 +20,9 @@ LINE = 64
 
 
 def coordinates(problem: Any) -> dict[str, float]:
-    """Sizes and work in octaves, how full rounds of tiles are, what decides which kernels of a library can run, and how
-    many products there are for each element of operands that others would have to copy."""
+    """Sizes and work in octaves, how full rounds of tiles are, what decides which kernels of a library can run, how
+    many products there are for each element of operands that others would have to copy, and what an SM has of the
+    memory."""
     m, n, k, z = problem.m, problem.n, problem.k, problem.batch
     sms, elements = problem.target.sm_count, z * m * n
     alignments = [one.stride_alignment for one in problem.operands]
@@ -58,4 +59,5 @@ def coordinates(problem: Any) -> dict[str, float]:
         "bias": float(problem.bias),
         "scales": {"": 0.0, "scalar": 6.0}.get(problem.scaling, 7.0),
         "batch": octaves(z),
+        "memory": octaves(problem.target.memory_gbs / max(sms, 1)),
     }
