@@ -26,8 +26,8 @@ RARE, AGAIN = 0.25, 4
 """Shapes on which a variant ran that ran on a smaller share of all, a new one, count so many times: they alone tell how
 it does beside the others. Of 11,501 products three such variants ran on 11, 15 and 16%: on 701 drawn ones the choice of
 variants loses 1.03 to 1.23% in four fits, and 1.28 (the mean of three) with a share of 0.1; without the memory as a
-coordinate 1.15 and 1.17; of packed and paged batches and of prompts it is the same but for chance. Two new variants on 233 of 4,184 products, asked of the others: 3.7% lost,
-not 4.0%."""
+coordinate 1.15 and 1.17; of packed and paged batches and of prompts it is the same but for chance. Two new variants on
+233 of 4,184 products, asked of the others: 3.7% lost, not 4.0%."""
 CONTESTED = 0.26
 """But for those on which it took more or less than the best of the others by more than that log time, or ran alone, as
 a kernel for wider heads than others take: 3,052 gradients lose 0.61%, not 0.68, 3,903 attentions 0.97, not 1.04."""
