@@ -24,7 +24,6 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import (
@@ -35,15 +34,13 @@ from registry.ops.matmul.calls import (
     sizes_of,
     strides_of,
     tma_can_store,
-    tma_geometry,
     turned,
 )
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.toolbox.arithmetic import activate, to_tf32
+from registry.toolbox.blocks import in_blocks
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.designs import tiled
-from registry.toolbox.launch import StandIn
-from registry.toolbox.tensor_maps import rounded_to_tf32
 
 
 @triton.jit
@@ -169,29 +166,14 @@ def _matmul_tma(
 
 
 # ---------------------------------------------------------------- host side
-def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[rows, columns] or [batch, rows, columns], columns contiguous."""
-    shape, strides = tma_geometry(operand)
-    block = [columns, rows] if turned(operand) else [rows, columns]
-    if shape[0] > 1:
-        return TensorDescriptor(operand, shape, strides, [1, *block])
-    return TensorDescriptor(operand, shape[1:], strides[1:], block)
-
-
-def _operand(operand: StandIn, rows: int, columns: int, tf32: bool) -> TensorDescriptor:
-    """As it is multiplied: float32 may arrive as tf32."""
-    found = _descriptor(operand, rows, columns)
-    return rounded_to_tf32(found) if tf32 else found
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     a, b, out = given["a"], given["b"], out_of(problem, given)
     m, n, k, z = sizes_of(given)
     bm, bn, bk = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tf32 = problem.dtype == "float32" and not problem.ieee
-    a_desc, b_desc = _operand(a, bm, bk, tf32), _operand(b, bk, bn, tf32)
+    a_desc, b_desc = in_blocks(a, bm, bk, tf32), in_blocks(b, bk, bn, tf32)
     stores = tma_can_store(out)
-    c_desc = _descriptor(out, bm, bn) if stores else a_desc
+    c_desc = in_blocks(out, bm, bn) if stores else a_desc
     tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn) * z
     vectors = (given.get(name, out) for name in ("bias", "scale_a", "scale_b"))
     values = (a_desc, b_desc, c_desc, out, *vectors, m, n, k, tiles, *strides_of(out), *scale_strides(given))

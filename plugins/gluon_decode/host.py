@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from registry.ops.attention_varlen.calls import FORWARD, out_of, row_sums
 from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.gluon_decode.traits import DecodeTraits, traits_of
-from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
+from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 
@@ -22,7 +22,6 @@ UNIT = 8
 """Elements that strides of q and out are counted in: 16 bytes."""
 NOTHING = StandIn((1,), "int32")
 """A null pointer, for what a problem does not have."""
-COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 
 
 def tensor_map(operand: StandIn, t: DecodeTraits) -> TensorDescriptor:
@@ -63,7 +62,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "parts": StandIn((slots * t.part_rows * t.head,), "float32", name="parts"),
         "sums": StandIn((slots * t.part_rows,), "float32", name="sums"),
         "counters": Zeroes(programs),
-        "complaints": COMPLAINTS,
+        "complaints": LENGTHS.argument,
         "cu_q": given["cu_seqlens_q"],
         "used": given["seqused_k"],
         "table": given.get("block_table", NOTHING),

@@ -85,7 +85,7 @@ def _piece(maps, rings, i, table, head, n, take, end, pages, bad, T: gl.constexp
 
 
 @gluon.jit
-def _complaints(lengths, most_q, most_k, T: gl.constexpr):
+def _complaints(lengths, most_q, most_k):
     """The bits of what is wrong with the lengths."""
     cu_q, used, batch, total_q, room = lengths
     lane = gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
@@ -124,6 +124,6 @@ def producer(maps, rings, lengths, paging, limits, overhead, complaints, T: gl.c
     if T.page > 0:
         wrong = gl.where(gl.max(bad.to(gl.int32), 0) > 0, BAD_TABLE, 0)
     if (head == gl.num_programs(0) - 1) & (chunk == T.chunks - 1):
-        wrong |= _complaints(lengths, most_q, most_k, T)
+        wrong |= _complaints(lengths, most_q, most_k)
     if wrong != 0:
         gl.atomic_or(complaints, wrong, sem="relaxed")

@@ -136,7 +136,7 @@ def pack(p, T: gl.constexpr):
 
 
 @gluon.jit
-def unpack(pairs, DTYPE: gl.constexpr, LAYOUT: gl.constexpr, T: gl.constexpr):
+def unpack(pairs, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     """The pairs as register operand A of the second product; costs no instruction."""
     low = (pairs & 0xFFFF).to(gl.int16).to(DTYPE, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(DTYPE, bitcast=True)

@@ -5,17 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from registry.toolbox.arithmetic import activate
-from registry.toolbox.hopper import as_matrix, store_tile, store_wait
-
-
-@gluon.jit
-def _chunks(x, parts: gl.constexpr):
-    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
-    if parts == 1:
-        return (x,)
-    else:
-        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
-        return _chunks(lo, parts // 2) + _chunks(hi, parts // 2)
+from registry.toolbox.hopper import as_matrix, chunks, store_tile, store_wait
 
 
 @gluon.jit
@@ -63,9 +53,9 @@ def store_tile_of(acc0, acc1, g, row, col, end, buffer, N, c, c_s, G: gl.constex
     """A consumer's rows of a tile."""
     name: gl.constexpr = cfg.ACT
     parts: gl.constexpr = cfg.N0 // cfg.EN
-    first = _chunks(acc0, parts)
+    first = chunks(acc0, parts)
     if cfg.GATED:
-        second = _chunks(acc1, parts)
+        second = chunks(acc1, parts)
         for i in gl.static_range(parts):
             at = col + i * cfg.EN
             x = activate(_biased(first[i], g, at, N - at, epi, cfg), name)
@@ -78,7 +68,7 @@ def store_tile_of(acc0, acc1, g, row, col, end, buffer, N, c, c_s, G: gl.constex
             buffer = _store(x, row, at, end, buffer, N, c, c_s, G, cfg)
         if cfg.N1:
             more: gl.constexpr = cfg.N1 // cfg.EN
-            second = _chunks(acc1, more)
+            second = chunks(acc1, more)
             for i in gl.static_range(more):
                 at = col + cfg.N0 + i * cfg.EN
                 x = activate(_biased(second[i], g, at, N - at, epi, cfg), name)

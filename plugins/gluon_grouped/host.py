@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
 from registry.ops.grouped_mm.offsets import OFFSETS
-from registry.toolbox.call import Call, Host, Kept, Operands
-from registry.toolbox.hopper import swizzled
-from registry.toolbox.launch import StandIn
-from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
-
-WORD = Kept((1,), "int32", "complaints", lambda like: OFFSETS.word(like.device))
-"""Where a kernel says what it found wrong with its offsets."""
+from registry.toolbox.boxes import in_tiles
+from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.matrices import split_n, strides_of, tma_can_store, turned
 
 
 @dataclass(frozen=True)
@@ -41,12 +36,6 @@ class GroupedSwitches:
     GATED: bool
     BIAS: bool
     ACT: str
-
-
-def split_n(width: int) -> tuple[int, int]:
-    """BN as one or two powers of two: 192 -> (128, 64)."""
-    first = 1 << (width.bit_length() - 1)
-    return first, width - first
 
 
 def halves(problem: Any, wide: int) -> tuple[int, int]:
@@ -94,27 +83,20 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Groupe
     )
 
 
-def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[groups, rows, columns], columns contiguous; what all groups share has one entry."""
-    shape, strides = tma_geometry(operand)
-    block = [1, columns, rows] if turned(operand) else [1, rows, columns]
-    return TensorDescriptor(operand, shape, strides, block, swizzled(block, operand.dtype))
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config."""
     from registry.plugins.gluon_grouped.kernel import grouped_ws
 
     a, b, out, cfg = given["a"], given["b"], out_of(problem, given), switches(problem, config, given)
-    a_desc, b_desc = _descriptor(a, cfg.GM, cfg.BK), _descriptor(b, cfg.BK, cfg.N0)
+    a_desc, b_desc = in_tiles(a, cfg.GM, cfg.BK), in_tiles(b, cfg.BK, cfg.N0)
     arguments = {
         "a_desc": a_desc,
         "b0_desc": b_desc,
-        "b1_desc": _descriptor(b, cfg.BK, cfg.N1 or cfg.N0),
-        "c_desc": _descriptor(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
+        "b1_desc": in_tiles(b, cfg.BK, cfg.N1 or cfg.N0),
+        "c_desc": in_tiles(out, cfg.GM, cfg.EN) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "offs_ptr": given["offs"],
-        "word_ptr": WORD,
+        "word_ptr": OFFSETS.argument,
         "bias_ptr": given.get("bias", out),
         "E": problem.groups,
         "T": problem.m,

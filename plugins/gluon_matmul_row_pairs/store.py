@@ -8,30 +8,7 @@ As few instructions as can be: code that runs once a tile is fetched once a tile
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.toolbox.wgmma import four_of, lanes
-
-
-@gluon.constexpr_function
-def _store_asm(dtype, swap, eight):
-    """Columns 8 * eight and on of two rows of an accumulator, 8 apart, or where `swap` of two columns of C.
-
-    $1, $2: the first column that is not there, counted from the thread's own; $3, $4: where to; $5..$8: the values.
-    """
-    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[str(dtype)]
-    offset = 0 if swap else 16 * eight
-    turn = "movmatrix.sync.aligned.m8n8.trans.b16" if swap else "mov.b32"
-    return f"""{{
-        .reg .pred p, q; .reg .b32 a, b;
-        setp.gt.s32 p, $1, {8 * eight};
-        setp.gt.s32 q, $2, {8 * eight};
-        cvt.rn.{kind}.f32 a, $6, $5;
-        cvt.rn.{kind}.f32 b, $8, $7;
-        {turn} a, a;
-        {turn} b, b;
-        @p st.global.b32 [$3 + {offset}], a;
-        @q st.global.b32 [$4 + {offset}], b;
-        mov.b32 $0, 0;
-    }}"""
+from registry.toolbox.wgmma import four_of, lanes, store_asm
 
 
 @gluon.jit
@@ -56,7 +33,7 @@ def store(acc, G: gl.constexpr, tile, rows, columns, c_ptr, pitch, cfg: gl.const
     also = to + further.to(gl.int64) * 2
     for j in gl.static_range(EIGHTS):
         gl.inline_asm_elementwise(
-            _store_asm(DTYPE, cfg.SWAP, j),
+            store_asm(DTYPE, cfg.SWAP, j, 8 * j),
             "=r,r,r,l,l,f,f,f,f",
             (first, second, to, also) + four_of(acc, j),
             dtype=gl.int32,

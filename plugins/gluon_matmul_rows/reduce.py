@@ -15,33 +15,8 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
 from registry.toolbox.hopper import group_barrier
+from registry.toolbox.stretches import cta_of, stretch
 from registry.toolbox.wgmma import floats, four_of, lanes, zeros
-
-
-@gluon.jit
-def _begin_of(cta, total):
-    """The first block of a CTA's stretch."""
-    P = gl.num_programs(0)
-    each = total // P
-    return cta * each + gl.minimum(cta, total - each * P)
-
-
-@gluon.jit
-def _cta_of(block, total):
-    """The CTA whose stretch has this block."""
-    P = gl.num_programs(0)
-    each = total // P
-    longer = total - each * P  # so many CTAs have a block more
-    border = longer * (each + 1)
-    return gl.where(block < border, block // (each + 1), longer + (block - border) // gl.maximum(each, 1))
-
-
-@gluon.jit
-def _stretch(shared, blocks):
-    """Of this CTA: (begin, end, tiles that it touches)."""
-    begin = _begin_of(gl.program_id(0), shared * blocks)
-    end = _begin_of(gl.program_id(0) + 1, shared * blocks)
-    return begin, end, gl.where(end > begin, (end + blocks - 1) // blocks - begin // blocks, 0)
 
 
 @gluon.jit
@@ -49,7 +24,7 @@ def items_of(tiles, whole, blocks, ways, cfg: gl.constexpr):
     """(begin, end, step) of what a CTA works on, for `part_of`. Of `tiles`, `whole` are those of complete rounds."""
     P = gl.num_programs(0)
     if cfg.SPLIT == 0:
-        _, _, touched = _stretch(tiles - whole, blocks)
+        _, _, touched = stretch(tiles - whole, blocks)
         return 0, touched + whole // P, 1
     else:
         return gl.program_id(0), tiles * ways, P
@@ -61,7 +36,7 @@ def part_of(item, tiles, whole, blocks, ways, cfg: gl.constexpr):
     if cfg.SPLIT == 1:
         return item, item * 0, blocks
     elif cfg.SPLIT == 0:
-        begin, end, touched = _stretch(tiles - whole, blocks)
+        begin, end, touched = stretch(tiles - whole, blocks)
         tile = begin // blocks + item
         first = gl.maximum(begin - tile * blocks, 0)
         count = gl.minimum(end - tile * blocks, blocks) - first
@@ -81,8 +56,8 @@ def _contributors(item, part, tiles, whole, blocks, ways, cfg: gl.constexpr):
     if cfg.SPLIT == 0:
         P = gl.num_programs(0)
         total = (tiles - whole) * blocks
-        head = _cta_of(tile * blocks, total)
-        count = _cta_of((tile + 1) * blocks - 1, total) - head + 1
+        head = cta_of(tile * blocks, total)
+        count = cta_of((tile + 1) * blocks - 1, total) - head + 1
         own = gl.program_id(0) + gl.where(first == 0, P, 0)  # a stretch has at most one of either kind
         return own, gl.program_id(0) - head, P + head, head + 1, 1, count
     else:

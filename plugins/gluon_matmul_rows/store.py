@@ -8,31 +8,13 @@ As few instructions as can be: code that runs once a tile is fetched once a tile
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.toolbox.wgmma import four_of, lanes
+from registry.toolbox.wgmma import four_of, lanes, store_asm
 
 
 @gluon.constexpr_function
-def _store_asm(dtype, swap, eight, last):
-    """Columns 8 * eight and on of two rows of an accumulator, 8 apart, or where `swap` of two columns of C.
-
-    $1, $2: the first column that is not there, counted from the thread's own; $3, $4: where to; $5..$8: the values.
-    """
-    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[str(dtype)]
-    there = 8 * eight if eight == last or not swap else 0
-    offset = 0 if swap else 16 * eight
-    turn = "movmatrix.sync.aligned.m8n8.trans.b16" if swap else "mov.b32"
-    return f"""{{
-        .reg .pred p, q; .reg .b32 a, b;
-        setp.gt.s32 p, $1, {there};
-        setp.gt.s32 q, $2, {there};
-        cvt.rn.{kind}.f32 a, $6, $5;
-        cvt.rn.{kind}.f32 b, $8, $7;
-        {turn} a, a;
-        {turn} b, b;
-        @p st.global.b32 [$3 + {offset}], a;
-        @q st.global.b32 [$4 + {offset}], b;
-        mov.b32 $0, 0;
-    }}"""
+def _needed(eight, eights, swap):
+    """Columns that must be there for these to be stored: rows of C are rounded up to 8, so the last ask for all."""
+    return 8 * eight if eight == eights - 1 or not swap else 0
 
 
 @gluon.jit
@@ -59,7 +41,7 @@ def store(acc, G: gl.constexpr, tile, rows, columns, c, cfg: gl.constexpr):
         also = to + further.to(gl.int64) * 2
         for j in gl.static_range(EIGHTS):
             gl.inline_asm_elementwise(
-                _store_asm(DTYPE, cfg.SWAP, j, EIGHTS - 1),
+                store_asm(DTYPE, cfg.SWAP, j, _needed(j, EIGHTS, cfg.SWAP)),
                 "=r,r,r,l,l,f,f,f,f",
                 (first, second, to, also) + four_of(acc, unit * EIGHTS + j),
                 dtype=gl.int32,

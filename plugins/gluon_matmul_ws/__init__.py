@@ -12,6 +12,7 @@ from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 from registry.toolbox.designs import specialised
+from registry.toolbox.matrices import split_n
 
 __all__ = ["candidates", "config", "configs", "design_of"]
 
@@ -30,7 +31,7 @@ def _rule(problem, config) -> Iterable[Reason]:
         yield Reason("n", "n", 1, "2 columns or more, or a 16-bit dtype", "pad b with a column of zeros", "b")
     if host.swapped(config) and (min(problem.m, problem.k) == 1 or config["SPLIT"] > 1):
         yield Reason("config", "SWAP", True, "False for one row, a K of 1, or SPLIT > 1", "SWAP=False")
-    if config["SPLIT"] > 1 and (config["MODE"] != "coop" or host.split_n(config["BLOCK_N"])[1]):
+    if config["SPLIT"] > 1 and (config["MODE"] != "coop" or split_n(config["BLOCK_N"])[1]):
         yield Reason("config", "SPLIT", config["SPLIT"], "1, except for cooperative tiles of 2^n columns", "SPLIT=1")
     if host.split_k(config) != 1 and (config["MODE"] != "coop" or config["SPLIT"] > 1):
         yield Reason("config", "SPLIT_K", host.split_k(config), "1, except for cooperative tiles", "SPLIT_K=1")

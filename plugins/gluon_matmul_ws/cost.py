@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from registry.plugins.gluon_matmul_ws import host
+from registry.toolbox.matrices import split_n
 
 # Measured facts: see kernel.py. Speed of one tile shape against the fastest, where the chip is full.
 _TILES = (
@@ -142,7 +143,7 @@ first config then misses by 1.1% in the mean, the best of four by 0.2%."""
 
 def _streaming(problem: Any, mode: str, high: int, width: int, split: int, way: int, swap: bool) -> float:
     """Few rows: memory or the blocks of one SM, whichever is slower, and what adding up costs."""
-    coop, two = mode == "coop", bool(host.split_n(width)[1])
+    coop, two = mode == "coop", bool(split_n(width)[1])
     _, _, tiles, count = _sides(problem, high, width, swap)
     blocks, area, even = -(-problem.k // 64), high * width, tiles / count
     loaded = high + min(width, problem.m) if swap else width + -(-problem.m // -(-problem.m // high))

@@ -5,17 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from registry.toolbox.arithmetic import activate
-from registry.toolbox.hopper import as_matrix, store_tile, store_wait
-
-
-@gluon.jit
-def _chunks(x, parts: gl.constexpr):
-    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
-    if parts == 1:
-        return (x,)
-    else:
-        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
-        return _chunks(lo, parts // 2) + _chunks(hi, parts // 2)
+from registry.toolbox.hopper import as_matrix, chunks, store_tile, store_wait
 
 
 @gluon.jit
@@ -46,7 +36,7 @@ def store(acc, width: gl.constexpr, z, row, col, buffer, M, N, c, c_s, G: gl.con
     c_desc, c_ptr, scz, scm, scn = c
     dtype: gl.constexpr = c_ptr.dtype.element_ty
     parts: gl.constexpr = width // cfg.EN
-    pieces = _chunks(acc, parts)
+    pieces = chunks(acc, parts)
     lanes: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     HEIGHT: gl.constexpr = cfg.EN if cfg.SWAP else cfg.GM
     WIDTH: gl.constexpr = cfg.GM if cfg.SWAP else cfg.EN

@@ -11,20 +11,12 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import (
-    MATMUL,
-    out_of,
-    scale_strides,
-    sizes_of,
-    strides_of,
-    tma_can_store,
-    tma_geometry,
-    turned,
-)
+from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, strides_of, tma_can_store, turned
 from registry.plugins.gluon_matmul_ws.turn import along_k, copying
+from registry.toolbox.boxes import in_tiles
 from registry.toolbox.call import Call, Host, Operands, Zeroes
-from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
+from registry.toolbox.matrices import split_n
 from registry.toolbox.tensor_maps import boxed, rounded_to_tf32
 
 
@@ -60,12 +52,6 @@ class Switches:
     SCALED: bool
     ACT: str
     ACC: Any
-
-
-def split_n(width: int) -> tuple[int, int]:
-    """BN as one or two powers of two: 192 -> (128, 64)."""
-    first = 1 << (width.bit_length() - 1)
-    return first, width - first
 
 
 def split_k(config: Mapping[str, Any]) -> int:
@@ -168,16 +154,9 @@ def switches(problem: Any, config: Mapping[str, Any], given: Operands) -> Switch
     )
 
 
-def _descriptor(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
-    """[batch, rows, columns], columns contiguous; a broadcast batch has one entry."""
-    shape, strides = tma_geometry(operand)
-    block = [1, columns, rows] if turned(operand) else [1, rows, columns]
-    return TensorDescriptor(operand, shape, strides, block, swizzled(block, operand.dtype))
-
-
 def _operand(operand: StandIn, rows: int, columns: int) -> TensorDescriptor:
     """As it is multiplied: float32 arrives as tf32."""
-    found = _descriptor(operand, rows, columns)
+    found = in_tiles(operand, rows, columns)
     return rounded_to_tf32(found) if operand.dtype == torch.float32 else found
 
 
@@ -222,7 +201,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "a_desc": a_desc,
         "b0_desc": b_desc,
         "b1_desc": b1_desc,
-        "c_desc": _of_rows(_descriptor(out, *block), tall) if cfg.TMA_STORE else a_desc,
+        "c_desc": _of_rows(in_tiles(out, *block), tall) if cfg.TMA_STORE else a_desc,
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),

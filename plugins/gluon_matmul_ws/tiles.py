@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from registry.plugins.gluon_matmul_ws import host
 from registry.plugins.gluon_matmul_ws.cost import cost_of, few, itemsize, tiles_for
+from registry.toolbox.matrices import split_n
 
 HAND_OVER = 256
 """Bytes that barriers and the hand-over to the warp groups take."""
@@ -82,7 +82,7 @@ def _splits(mode: str, n: int, tiles: int, blocks: int, count: int, swap: bool) 
     yield 1, 1
     if mode == "coop":
         rest = tiles % count
-        if tiles > count and rest and not host.split_n(n)[1] and not swap:
+        if tiles > count and rest and not split_n(n)[1] and not swap:
             yield from ((split, 1) for split in (2, 4) if n // split >= 64 and -(-rest * split // count) < split)
         yield from ((1, split_k) for split_k in _ways(tiles, blocks, count))
 
@@ -127,12 +127,12 @@ def _cuts(mode: str, width: int, swap: bool, tiles: int, blocks: int, count: int
     if mode == "coop":
         yield from ((1, way) for way in _ways(tiles, blocks, count))
         rest = tiles % count
-        if tiles > count and width >= 128 and not host.split_n(width)[1] and 2 * rest <= count and not swap:
+        if tiles > count and width >= 128 and not split_n(width)[1] and 2 * rest <= count and not swap:
             yield 2, 1
 
 
 def _stages(problem: Any, mode: str, high: int, width: int) -> int:
     """As many as there is room for."""
-    first, second = host.split_n(width)
+    first, second = split_n(width)
     buffers = 4 * (high // 2 if mode == "coop" else high) * min(64, second or first) * itemsize(problem.out_dtype)
     return min(12, int(problem.target.shared_memory - HAND_OVER - buffers) // ((high + width) * 128 + 16))

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from registry.ops.grouped_mm.calls import GROUPED_MM, VECTORS, out_of
 from registry.ops.grouped_mm.offsets import OFFSETS
-from registry.toolbox.call import Call, Host, Kept, Operands
+from registry.toolbox.blocks import in_blocks
+from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
-from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
-from registry.toolbox.tensor_maps import rounded_to_tf32
-
-WORD = Kept((1,), "int32", "complaints", lambda like: OFFSETS.word(like.device))
-"""Where a kernel says what it found wrong with its offsets."""
+from registry.toolbox.matrices import strides_of, tma_can_store, turned
 
 
 def aligned(operand: StandIn) -> bool:
@@ -43,17 +39,6 @@ def a_by_tma(problem: Any, a: StandIn, tma: bool) -> bool:
     return tma and not problem.gather and not (problem.form == "rows" and turned(a))
 
 
-def _descriptor(operand: StandIn, rows: int, columns: int, tf32: bool = False) -> TensorDescriptor:
-    """[rows, columns] or [groups, rows, columns], columns contiguous."""
-    shape, strides = tma_geometry(operand)
-    block = [columns, rows] if turned(operand) else [rows, columns]
-    if shape[0] > 1:
-        found = TensorDescriptor(operand, shape, strides, [1, *block])
-    else:
-        found = TensorDescriptor(operand, shape[1:], strides[1:], block)
-    return rounded_to_tf32(found) if tf32 else found
-
-
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
     """The launch of this config."""
     from registry.plugins.triton_grouped.inner import grouped_inner
@@ -66,9 +51,9 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     nothing = out  # in the place of what there is not
     ragged, a_tma = problem.form == "rows", a_by_tma(problem, a, tma)
     c_tma = tma and not ragged and tma_can_store(out)
-    a_desc = _descriptor(a, bm, bk, tf32) if a_tma else nothing
-    b_desc = _descriptor(b, bk, bn, tf32) if tma else nothing
-    c_desc = _descriptor(out, bm, bn) if c_tma else nothing
+    a_desc = in_blocks(a, bm, bk, tf32) if a_tma else nothing
+    b_desc = in_blocks(b, bk, bn, tf32) if tma else nothing
+    c_desc = in_blocks(out, bm, bn) if c_tma else nothing
     pdl = problem.target.sm >= 90
     arguments: dict[str, Any] = {
         "a_desc": a_desc,
@@ -78,7 +63,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "b_ptr": b,
         "c_ptr": out,
         "offs_ptr": given.get("offs", nothing),
-        "word_ptr": WORD if "offs" in given else nothing,
+        "word_ptr": OFFSETS.argument if "offs" in given else nothing,
         "E": problem.groups,
         "N": problem.n,
         **_strides("sa", a),

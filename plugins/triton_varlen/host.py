@@ -19,7 +19,7 @@ from registry.ops.attention_varlen.lengths import LENGTHS
 from registry.plugins.triton_varlen import configs
 from registry.plugins.triton_varlen.switches import VarlenSwitches
 from registry.toolbox import integers as math
-from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
+from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.launch import StandIn
 
 LOG2_E = 1.4426950408889634
@@ -29,7 +29,6 @@ OVERHEAD = 3
 """What beginning and ending a tile costs, in blocks of keys, where tiles differ."""
 NOTHING = StandIn((1,), "int32")
 """A null pointer, for what a problem does not have."""
-COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 
 
 @functools.cache
@@ -148,7 +147,7 @@ def _forward(problem: Any, config: Mapping[str, Any], given: Operands) -> tuple[
         v_ptr=v,
         out_ptr=out,
         lse_ptr=row_sums(q) if problem.lse else NOTHING,
-        complaints_ptr=COMPLAINTS,
+        complaints_ptr=LENGTHS.argument,
         cu_q_ptr=given["cu_seqlens_q"],
         cu_k_ptr=given.get("cu_seqlens_k", NOTHING),
         used_ptr=given.get("seqused_k", NOTHING),
@@ -258,7 +257,7 @@ def backward_calls(problem: Any, config: Mapping[str, Any], given: Operands, sca
         **k_strides,
         slots=slots,
         heads_together=heads_together(masked, key_bytes, problem.max_seqlen_k, problem.heads_kv),
-        complaints_ptr=COMPLAINTS,
+        complaints_ptr=LENGTHS.argument,
         most_q=problem.max_seqlen_q,
         most_k=problem.max_seqlen_k,
     )

@@ -4,12 +4,15 @@ call             `Call`, `Host`, `PerCall`, `Zeroes`, `Kept`: say once what is l
                  follow. Start here; an op's side of it is in its calls.py, such as registry.ops.attention.calls
 launch           `StandIn`: a tensor's shape, strides, dtype and alignment without its memory. `Launcher` binds one
                  compiled kernel, for launches that a `Call` cannot say
+matrices         strides of matrices and what TMA makes of them; boxes and blocks: their tensor maps, `in_tiles` and
+                 `in_boxes` for Gluon, `in_blocks` for plain Triton
 tensor_maps      addresses and geometry of host tensor descriptors; `Launcher` encodes a map once per address.
                  `rounded_to_tf32`: float32 that the TMA unit rounds while it loads
 outputs          `allocator`: memory of one geometry, faster than `torch.empty`
 counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
 complaints       `Complaint`: bits that a kernel leaves where an operand's values are wrong, for `registry.check()`
 arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon
+stretches        equal shares of K for all CTAs
 groups           `group_ends`, `group_starts`: groups of rows whose ends lie on the device
 hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,
                  named barriers

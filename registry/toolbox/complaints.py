@@ -5,7 +5,7 @@ or an index that cannot be right goes on with the nearest one that can (nothing 
 leaves a bit in a word that stays. `registry.check()` waits for the device, and raises for what it finds::
 
     LENGTHS = Complaint("attention_varlen: lengths", ("cu_seqlens_q is not ...", "seqused_k exceeds ..."))
-    word = LENGTHS.word(device)          # int32 [1], the same for the life of the process
+    arguments = {"word_ptr": LENGTHS.argument, ...}    # of a Call: int32 [1], the same for the life of the process
     ...
     tl.atomic_or(word, 1 << which, mask=wrong)
 
@@ -21,6 +21,7 @@ import torch
 from registry.errors import CaptureError, DeviceComplaint
 from registry.forks import new_lock
 from registry.toolbox.capturing import capturing
+from registry.toolbox.operands import Kept
 
 __all__ = ["Complaint", "check"]
 
@@ -36,6 +37,8 @@ class Complaint:
             raise ValueError(f"sentences: got {len(sentences)}; allowed: 1 to 31, one a bit")
         self.about, self.sentences = about, tuple(sentences)
         self._words: dict[torch.device, torch.Tensor] = {}
+        self.argument = Kept((1,), "int32", "complaints", lambda like: self.word(like.device))
+        """Its word, as a host side gives it to a kernel."""
         _complaints.append(self)
 
     def word(self, device: torch.device) -> torch.Tensor:

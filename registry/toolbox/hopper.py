@@ -4,6 +4,7 @@ TMA          `load_tile`, `store_tile`, `store_wait`, `group_barrier`: Gluon's n
              `reduce_tile` adds a tile to global memory, `linear` is the layout of a box that is not swizzled
 views        `swizzled` is the layout in which a box of a tensor map lands; `as_matrix` reads it as wgmma does, `as_box`
              is the front of a tile as a box of its own, `viewed` the same bytes in any other shape and layout
+accumulators `chunks`: columns of one by so many at a time
 rings        `ring`, `slot`, `wait_full`, `wait_empty`, `release`: use i takes slot i % stages in phase
              (i // stages) & 1, so producer and consumers agree by counting. For stages of several tiles: `slot_of`,
              `wait_slot_full`, `wait_slot_empty`, `release_slot`
@@ -161,6 +162,19 @@ if not PARTS_HAVE_VIEWS:
     def as_box(tile, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
         """The front of a tile as a box of a rank-3 tensor map."""
         return viewed(tile, [1, ROWS, COLUMNS], gl.NVMMASharedLayout.get_default_for([1, ROWS, COLUMNS], tile.dtype))
+
+
+# --- accumulators ---------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def chunks(x, parts: gl.constexpr):
+    """[M, N] -> `parts` tensors [M, N / parts]; columns lie in different registers, so this moves nothing."""
+    if parts == 1:
+        return (x,)
+    else:
+        lo, hi = x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+        return chunks(lo, parts // 2) + chunks(hi, parts // 2)
 
 
 # --- rings of tiles -------------------------------------------------------------------------------------------------

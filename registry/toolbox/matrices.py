@@ -6,13 +6,19 @@ from typing import Any
 
 from registry.toolbox.launch import StandIn
 
-__all__ = ["strides_of", "tma_can_store", "tma_geometry", "turned"]
+__all__ = ["split_n", "strides_of", "tma_can_store", "tma_geometry", "turned"]
 
 
 def strides_of(operand: StandIn) -> tuple[int, int, int]:
     """Of batch, row and column; a matrix is its own batch."""
     z, row, column = (0, *operand.strides)[-3:]
     return z, row, column
+
+
+def split_n(width: int) -> tuple[int, int]:
+    """Columns of a tile as one or two powers of two: 192 -> (128, 64)."""
+    first = 1 << (width.bit_length() - 1)
+    return first, width - first
 
 
 def turned(operand: Any) -> bool:

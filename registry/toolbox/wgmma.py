@@ -100,6 +100,30 @@ def waited(acc, pending: gl.constexpr, units: gl.constexpr, width: gl.constexpr)
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, acc, dtype=FLOATS, is_pure=False, pack=1)
 
 
+@gluon.constexpr_function
+def store_asm(dtype, swap, eight, needed):
+    """Columns 8 * eight and on of two rows of an accumulator, 8 apart, or where `swap` of two columns of C, to memory
+    where more than `needed` are there.
+
+    $1, $2: the first column that is not there, counted from the thread's own; $3, $4: where to; $5..$8: the values.
+    """
+    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[str(dtype)]
+    offset = 0 if swap else 16 * eight
+    turn = "movmatrix.sync.aligned.m8n8.trans.b16" if swap else "mov.b32"
+    return f"""{{
+        .reg .pred p, q; .reg .b32 a, b;
+        setp.gt.s32 p, $1, {needed};
+        setp.gt.s32 q, $2, {needed};
+        cvt.rn.{kind}.f32 a, $6, $5;
+        cvt.rn.{kind}.f32 b, $8, $7;
+        {turn} a, a;
+        {turn} b, b;
+        @p st.global.b32 [$3 + {offset}], a;
+        @q st.global.b32 [$4 + {offset}], b;
+        mov.b32 $0, 0;
+    }}"""
+
+
 @gluon.jit
 def descriptor_of(address):
     """The low word of a matrix descriptor: the address in units of 16 bytes."""

@@ -143,7 +143,7 @@ def store_ds(GROUP: gl.constexpr, i, ds, ds_ring, DTYPE: gl.constexpr, T: gl.con
     scopes.enter("wait dS tile")
     tile, _ = wait_empty(ds_ring, i)
     scopes.leave("wait dS tile")
-    tile.slice(GROUP * KEYS, KEYS, dim=0).store(unpack(pairs, DTYPE, LAYOUT, T))
+    tile.slice(GROUP * KEYS, KEYS, dim=0).store(unpack(pairs, DTYPE, LAYOUT))
     fence_async_shared()
     tell_ds(GROUP, i)
     return pairs
@@ -193,7 +193,7 @@ def tile_gradients(
     low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
     end = begin + (high - low) * work[1]
     own = n * T.block_n + GROUP * KEYS
-    m, g = first_step(low, high)
+    m, g = first_step(high)
     dk = gl.full([KEYS, D], 0.0, gl.float32, layout=K_LAYOUT)
     dv = gl.full([KEYS, D_V], 0.0, gl.float32, layout=V_LAYOUT)
     scopes.enter("wait K and V")
@@ -204,8 +204,8 @@ def tile_gradients(
         begin, m, own, k_own, v_own, q_ring, do_ring, stats_tiles, here, scale_log2, cap, zero, T
     )
     ds_pairs = store_ds(GROUP, begin, ds, ds_ring, DTYPE, T)
-    dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND, T), do, dv, is_async=True)
-    dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND, T), q, dk, is_async=True)
+    dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND), do, dv, is_async=True)
+    dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND), q, dk, is_async=True)
     dv = warpgroup_mma_wait(1, [dv_pending])
     release(do_ring, begin)
     dk = warpgroup_mma_wait(0, [dk_pending])
@@ -225,8 +225,8 @@ def tile_gradients(
         scopes.enter("async dQ")
         dq_pending = issue_dq(GROUP, ds_ring[0].index((i - 1) & 1), k_all, zero_dq, T)
         scopes.enter("async dV dK")
-        dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND, T), do, dv, is_async=True)
-        dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND, T), q, dk, is_async=True)
+        dv_pending = warpgroup_mma(unpack(p, DTYPE, P_OPERAND), do, dv, is_async=True)
+        dk_pending = warpgroup_mma(unpack(ds_pairs, DTYPE, DS_OPERAND), q, dk, is_async=True)
         scopes.enter("wait dQ")
         dq = warpgroup_mma_wait(2, [dq_pending])
         scopes.leave("wait dQ")

@@ -48,7 +48,7 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
         here = extent_of(place, extent, T)
         n = place[0]
         low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
-        m, g = first_step(low, high)
+        m, g = first_step(high)
         for step in range((high - low) * group):
             h = place[1] * group + g
             stats_row = first_row_block(place, h, work, T)
@@ -131,7 +131,7 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
         low, high = query_blocks(n * T.block_n, here, T.block_n, T.block_m, T)
         K_UNITS: gl.constexpr = T.head // T.dq_columns
         V_UNITS: gl.constexpr = T.head_v // T.dq_columns
-        m, g = first_step(low, high)
+        m, g = first_step(high)
         unit = 0
         if T.parts > 1:
             own = number_of(place, work, T) * 2 + GROUP

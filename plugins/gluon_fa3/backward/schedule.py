@@ -145,7 +145,7 @@ def next_block(m, low, high):
 
 
 @gluon.jit
-def first_step(low, high):
+def first_step(high):
     """(query block, query head of those that share the keys) of a tile's first step: tiles of a head begin with the
     same queries, so that they read and add to the same memory at about the same time, whichever keys are theirs."""
     return high - 1, 0

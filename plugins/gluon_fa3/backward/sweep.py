@@ -260,7 +260,7 @@ def sweep_group(
             u = as_matrix(wait_full(u_ring, i), B, T.x_columns)
             s_pending = warpgroup_mma(x, u.permute((1, 0)), zero, use_acc=False, is_async=True)
             w = as_matrix(wait_full(w_ring, i - 1), B, OUT)
-            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+            acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND), w, acc, is_async=True)
             s = warpgroup_mma_wait(1, [s_pending])
             table = viewed(stats_tiles.index(slot(i, u_ring[0])[0]), [2, B], STATS)
             lse = table.index(0).load(BY_COLUMN)
@@ -271,7 +271,7 @@ def sweep_group(
             pairs = pack(p, T)
         last = steps - 1
         w = as_matrix(wait_full(w_ring, last), B, OUT)
-        acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND, T), w, acc, is_async=True)
+        acc_pending = warpgroup_mma(unpack(pairs, DTYPE, OPERAND), w, acc, is_async=True)
         acc = warpgroup_mma_wait(0, [acc_pending])
     if T.gradient != "dv":
         acc = acc * scale

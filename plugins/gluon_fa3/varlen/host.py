@@ -22,12 +22,11 @@ from registry.plugins.gluon_fa3.varlen.configs import (
     sets_of,
     traits_of,
 )
-from registry.toolbox.call import Call, Host, Kept, Operands, PerCall, Zeroes
+from registry.toolbox.call import Call, Host, Operands, PerCall, Zeroes
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import COUNTER_WORDS
 
-COMPLAINTS = Kept((1,), "int32", "complaints", lambda like: LENGTHS.word(like.device))
 CHUNK = 1024  # sequences looked at together
 PARTS_TOGETHER = 8  # shares that are added up at once
 
@@ -82,7 +81,7 @@ def list_call(
         "cu_rows": cu_rows,
         "cu_others": cu_others,
         "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name=name),
-        "complaints": COMPLAINTS,
+        "complaints": LENGTHS.argument,
         "batch": problem.batch,
         "total_rows": total_rows,
         "total_others": total_others,
@@ -107,7 +106,7 @@ def cached_list_call(problem: Any, given: Operands, rows: int) -> Call:
         "used": given["seqused_k"],
         "table": table,
         "row_blocks": StandIn(((room + 1) * WORDS.value,), "int32", name="row_blocks"),
-        "complaints": COMPLAINTS,
+        "complaints": LENGTHS.argument,
         "batch": problem.batch,
         "total_q": problem.total_q,
         "slots": table.shape[1] * problem.page_size if problem.page_size else given["k"].shape[1],
@@ -135,7 +134,7 @@ def shares_call(problem: Any, given: Operands, t: Traits) -> Call:
         "lengths": given["cu_seqlens_k" if packed else "seqused_k"],
         "table": table,
         "row_blocks": list_of(problem, t),
-        "complaints": COMPLAINTS,
+        "complaints": LENGTHS.argument,
         "batch": problem.batch,
         "total_q": problem.total_q,
         "total_k": problem.total_k if packed else slots,

@@ -95,7 +95,7 @@ def wait_qk(k_ring, use, s, MORE: gl.constexpr, T: gl.constexpr):
 @gluon.jit
 def _pv(pairs, v, acc, T: gl.constexpr):
     LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
-    return warpgroup_mma(unpack(pairs, v.dtype, LAYOUT, T), v, acc, is_async=True)
+    return warpgroup_mma(unpack(pairs, v.dtype, LAYOUT), v, acc, is_async=True)
 
 
 @gluon.jit
