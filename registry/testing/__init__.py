@@ -44,7 +44,7 @@ from registry.testing.checks import (
     runs,
 )
 from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
-from registry.testing.repeated import ROUNDS_PER_THREAD, again, graph, no_graph, repeats, threads
+from registry.testing.repeated import ROUNDS_PER_THREAD, again, back_to_back, graph, no_graph, repeats, threads
 from registry.testing.shrinking import smallest_failure
 from registry.testing.subject import Subject
 
@@ -268,7 +268,13 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     if subject.device.type == "cuda":
         waits = subject.variant.waits is not None and subject.variant.waits(few[0].problem)
         found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", no_graph if waits else graph))
+        for trial in sorted(trials, key=lambda one: op.flops(one.problem))[:SHORT] if not waits else ():
+            found.append(_check(subject, trial, f"back to back: {trial.name}", back_to_back))
     return found
+
+
+SHORT = 3
+"""Problems of the least work, which are launched back to back: of those most launches fit into a second."""
 
 
 def _few(op: Op, trials: Iterable[Trial], count: int) -> list[Trial]:

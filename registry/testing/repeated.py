@@ -1,4 +1,5 @@
-"""The checks that launch more than once: again with other values, many times, from threads, in a CUDA graph."""
+"""The checks that launch more than once: again with other values, many times, from threads, in a CUDA graph, back to
+back."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ from registry.testing.subject import Subject, copied, same_bits
 LONGEST_S = 1.0
 """For launches that are repeated, of which there are FEWEST all the same."""
 FEWEST = 3
+AT_ONCE = 100
+"""Launches of one CUDA graph that is replayed."""
 THREADS = 4
 ROUNDS_PER_THREAD = 20
 SWITCH_S = 1e-5
@@ -140,6 +143,28 @@ def graph(subject: Subject, trial: Trial) -> Finding:
         captured.replay()
     subject.synchronize()
     return Finding.of(subject.judge(trial.spec, other, results))
+
+
+def back_to_back(subject: Subject, trial: Trial) -> Finding:
+    """As many launches as fit into a second, each right behind the one before: a fault of one in a million shows, such
+    as what CTAs of a cluster still send to each other when one of them leaves."""
+    sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
+    launch = subject.bind(problem, trial.config)
+    with spec_conditions(trial.spec), torch.no_grad():
+        first = copied(subject.kit.launch(launch, sample))
+        subject.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            for _ in range(AT_ONCE):
+                results = subject.kit.launch(launch, sample)
+        deadline = time.monotonic() + LONGEST_S
+        while time.monotonic() < deadline:
+            captured.replay()
+            subject.synchronize()
+    if subject.variant.requires.deterministic and trial.spec.get("deterministic", True):
+        off = [name for name, result in results.items() if not same_bits(result, first[name])]
+        return Finding(tuple(f"{name} differs from that of the first launch" for name in off))
+    return Finding.of(subject.judge(trial.spec, sample, results))
 
 
 def no_graph(subject: Subject, trial: Trial) -> Finding:
