@@ -139,7 +139,7 @@ class _Resize:
         self.call = Call(
             _copy_rows,
             (triton.cdiv(rows, ROWS),),
-            {"x": StandIn(x.shape, x.dtype, x.strides, name="x"), "made": made, **sizes, **strides},
+            {"x": StandIn(x.shape, x.dtype, x.strides, x.alignment, "x"), "made": made, **sizes, **strides},
             constants={"WIDTH": min(d, width), "TO": width, "COLUMNS": triton.next_power_of_2(width), "ROWS": ROWS},
         )
         self._launch = bind(self.call)
@@ -178,7 +178,7 @@ class _Copies:
         heads = problem.heads_q if _is_repeated(problem) else problem.heads_kv
         self.resize = {
             name: _Resize(
-                StandIn(o.shape, problem.dtype, o.strides),
+                StandIn(o.shape, problem.dtype, o.strides, o.base_alignment),
                 _wide(o.shape[3]),
                 heads if name in ("k", "v") else problem.heads_q,
                 bind,

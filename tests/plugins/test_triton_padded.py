@@ -86,3 +86,16 @@ def test_they_run_where_nothing_takes_the_tensors_as_they_are():
     assert decision.variant != "triton_padded"
     refused = next(c for c in decision.candidates if c.variant == "triton_padded")
     assert "no multiple of 8" in str(refused.reasons[0])
+
+
+def test_a_copy_is_made_for_operands_that_begin_anywhere():
+    """As q, k and v do that are parts of one tensor: a launch for aligned ones is compiled again at every call, and no
+    CUDA graph takes it."""
+    qkv = torch.empty(2, 64, 3, 3, 59, dtype=torch.bfloat16)
+    q, k, v = qkv.transpose(1, 3).unbind(2)
+    problem, _ = registry.attention.problem_of(q, k, v, target=H200)
+    made = []
+    triton_padded._Copies(problem, lambda call: made.append(call))
+    begins = {operand.name: operand.base_alignment for operand in problem.operands}
+    assert begins["q"] == 16 > begins["k"]
+    assert [call.arguments["x"].alignment for call in made[:3]] == [begins[name] for name in "qkv"]
