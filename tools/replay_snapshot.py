@@ -315,7 +315,7 @@ def plainly(value: Any) -> str:
     if type(value).__module__.startswith("registry.") or hasattr(value, "block_shape"):
         inside = sorted(vars(value).items())
         return f"{type(value).__name__}({', '.join(f'{name}={plainly(one)}' for name, one in inside)})"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(r"(<function) \S+ at 0x[0-9a-f]+|( at 0x[0-9a-f]+)", r"\1", repr(value))
 
 
 def features(build: Any) -> Iterator[str]:
