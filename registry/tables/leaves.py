@@ -24,9 +24,12 @@ Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
 Leaf = tuple[float, ...]
 _number: Any = int.from_bytes
-HALF, UNIT = 1 << 62, 1e-9
-"""Numbers of a leaf lie side by side in one integer, each in a lane of 64 bits, in these units, which are decimal as
-those of leaves in a file: what is equal there adds up to the same. Sums are kept above that half."""
+LANE, HALF, UNIT = 32, 1 << 30, 1e-4
+"""Numbers of a leaf lie side by side in one integer, each in a lane of so many bits, in these units, which are decimal
+as those of leaves in a file: what is equal there adds up to the same. Sums are kept above that half. Lanes are as
+narrow as that, for most of the time goes to memory that was not looked at lately."""
+MOST = 100
+"""Of log time no leaf has more, so that the sums of a thousand trees fit into their lanes."""
 
 
 class Leaves:
@@ -34,6 +37,8 @@ class Leaves:
     what one group leaves may be kept where it stays as it is."""
 
     def __init__(self, trees: Sequence[Tree], begins: Sequence[int] = ()) -> None:
+        if len(trees) * MOST >= HALF * UNIT:
+            raise ValueError(f"{len(trees)} trees, more than are added up")
         counts = [_count(tree) for tree in trees]
         size = -(-max(counts) // 64) * 8  # bytes for the leaves of one tree: a word of the machine, or several
         self._length = size * len(trees)
@@ -49,7 +54,7 @@ class Leaves:
             leaves: list[Leaf] = []
             _plant(tree, low + count, leaves, taken)
             added = [0, *map(_side_by_side, reversed(leaves))]
-            self._leaves.append(array("q", added) if len(leaves[0]) == 1 else added)
+            self._leaves.append(array("i", added) if len(leaves[0]) == 1 else added)
             self._every |= ((1 << count) - 1) << low
         begins = 0, *begins, 1 << 30
         self._groups = [
@@ -57,8 +62,8 @@ class Leaves:
             for low, high in itertools.pairwise(begins)
         ]
         lanes = len(leaves[0])
-        self._halves = sum([HALF << (64 * lane) for lane in range(lanes)])
-        self._lanes = struct.Struct(f"<{lanes}Q")
+        self._halves = sum([HALF << (LANE * lane) for lane in range(lanes)])
+        self._lanes = struct.Struct(f"<{lanes}I")
 
     def _looked_up(self, taken: dict[float, int]) -> tuple[Sequence[float], list[int]]:
         """The edges of one coordinate, and what is left below the first, between any two, from the last on."""
@@ -90,7 +95,7 @@ class Leaves:
 
 
 def _side_by_side(leaf: Sequence[float]) -> int:
-    return sum([round(number / UNIT) << (64 * lane) for lane, number in enumerate(leaf)])
+    return sum([round(number / UNIT) << (LANE * lane) for lane, number in enumerate(leaf)])
 
 
 def _count(tree: Tree) -> int:

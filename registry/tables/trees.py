@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from registry.tables.leaves import Leaves, Tree
+from registry.tables.leaves import MOST, Leaves, Tree
 
 OWN = "config."
 """How coordinates of a config begin (tables/config_order.py); they stand behind those of the problem."""
@@ -23,8 +23,6 @@ STANDING = 2
 """The first of those: where a config stands among the others of its variant, which hangs on the problem."""
 DEEPEST = 32
 """Questions in a row."""
-MOST = 1000
-"""Of log time no leaf has more."""
 
 
 @dataclass(frozen=True)

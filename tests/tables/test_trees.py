@@ -221,11 +221,18 @@ def test_what_groups_of_coordinates_leave_is_what_all_of_them_leave_together(see
 def test_trees_of_any_size_fit(leaves):
     def grown(low, high):
         middle = (low + high) // 2
-        return [float(low)] if high - low == 1 else [0, float(middle), grown(low, middle), grown(middle, high)]
+        return [low / 4] if high - low == 1 else [0, float(middle), grown(low, middle), grown(middle, high)]
 
     trees = trees_of(["a"], ["ours"], [lambda: [grown(0, leaves), [0.5]], lambda: [[0.0]]])
     for at in range(leaves):
-        assert trees.sums((at + 0.5,)) == pytest.approx([at + 0.5])
+        assert trees.sums((at + 0.5,)) == pytest.approx([at / 4 + 0.5])
+
+
+def test_more_trees_than_are_added_up_are_none():
+    """Sums of several variants lie side by side: one that is too large would run into the next."""
+    trees = trees_of(["a"], ["ours", "theirs"], [lambda: [[1.0, -1.0]] * 1100] * 2)
+    with pytest.raises(ValueError, match="1100 trees"):
+        trees.sums((0.0,))
 
 
 def test_equal_sums_are_equal_to_the_last_bit():
