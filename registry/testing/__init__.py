@@ -266,10 +266,11 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     from_threads = functools.partial(threads, rounds=min(ROUNDS_PER_THREAD, repeat))
     found += [_check(subject, trial, f"threads: {trial.name}", from_threads) for trial in few[:2]]
     if subject.device.type == "cuda":
-        waits = subject.variant.waits is not None and subject.variant.waits(few[0].problem)
-        found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", no_graph if waits else graph))
-        for trial in sorted(trials, key=lambda one: op.flops(one.problem))[:SHORT] if not waits else ():
-            found.append(_check(subject, trial, f"back to back: {trial.name}", back_to_back))
+        waits = subject.variant.waits or (lambda problem: False)
+        asked = no_graph if waits(few[0].problem) else graph
+        found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", asked))
+        captured = sorted((one for one in trials if not waits(one.problem)), key=lambda one: op.flops(one.problem))
+        found += [_check(subject, one, f"back to back: {one.name}", back_to_back) for one in captured[:SHORT]]
     return found
 
 

@@ -146,8 +146,8 @@ def graph(subject: Subject, trial: Trial) -> Finding:
 
 
 def back_to_back(subject: Subject, trial: Trial) -> Finding:
-    """As many launches as fit into a second, each right behind the one before: a fault of one in a million shows, such
-    as what CTAs of a cluster still send to each other when one of them leaves."""
+    """As many launches as fit into a second, each right behind the one before: a fault of one launch in many shows,
+    such as what CTAs of a cluster still send to each other when one of them leaves."""
     sample, problem = subject.sample(trial.spec, subject.seed(trial.name))
     launch = subject.bind(problem, trial.config)
     with spec_conditions(trial.spec), torch.no_grad():

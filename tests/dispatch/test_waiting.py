@@ -73,6 +73,20 @@ def test_the_kit_asks_a_graph_to_take_them_or_to_refuse_them(waits, declare):
     assert check.call.func is (no_graph if waits is not None and waits(None) else graph)
 
 
+@pytest.mark.parametrize(
+    ("waits", "some", "of_causal"),
+    [(None, True, None), (lambda problem: problem.causal, True, False), (lambda problem: True, False, False)],
+)
+def test_the_kit_launches_back_to_back_what_does_not_wait(waits, some, of_causal, declare):
+    """It is asked of each problem, for some may wait and others not."""
+    variant = declare(waits=waits, layouts=("bhsd",), causal=True)
+    made = dataclasses.replace(testing._subject(variant, None, "quick", False), device=torch.device("cuda"))
+    trials = draw(made.variant, made.op, made.kit, made.target, made.size).trials
+    checks = [one for one in testing._under_load(made, trials, 2) if one.name.startswith("back to back")]
+    assert bool(checks) is some
+    assert of_causal is None or any("causal" in check.traits for check in checks) is of_causal
+
+
 @pytest.mark.parametrize("tells", [True, False])
 def test_who_waits_must_say_so(tells, capture, declare, monkeypatch):
     """A capture that goes through is a failure of who says that it waits."""
