@@ -14,6 +14,8 @@ Measured facts (NVIDIA H200, torch 2.11, triton 3.6, bf16, 16k tokens, hidden 20
   once for each half of the values, and 128 rows with all of 512 columns leave room for 32 keys at a time.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -31,28 +33,24 @@ from registry.plugins.triton_fa2.tiles import (
 )
 
 
+class _Traits(NamedTuple):
+    """What the kernel was compiled for, as its steps ask for it."""
+
+    HEAD_DIM: Any
+    HEAD_DIM_V: Any
+    TAIL: Any
+    CHUNKS: Any
+    SOFTCAP: Any
+    HAS_LEFT: Any
+    HAS_RIGHT: Any
+    RAGGED: Any
+    PRECISION: Any
+    BLOCK_N: Any
+
+
 @triton.jit
 def _attend(
-    n,
-    acc_MV,
-    max_M,
-    sum_M,
-    queries,
-    keys,
-    mask,
-    scale_log2,
-    softcap_log2,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    TAIL: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    n, acc_MV, max_M, sum_M, queries, keys, mask, scale_log2, softcap_log2, MASKED: tl.constexpr, cfg: tl.constexpr
 ):
     """One step of the streaming softmax: the keys n .. n + BLOCK_N."""
     q_MD, tail_q_MD, rows_M = queries
@@ -60,19 +58,23 @@ def _attend(
     seqlen_q, seqlen_k, window_left, window_right = mask
     PADDED_D: tl.constexpr = q_MD.shape[1]
     PADDED_V: tl.constexpr = acc_MV.shape[1]
-    keys_N = n + tl.arange(0, BLOCK_N)
+    keys_N = n + tl.arange(0, cfg.BLOCK_N)
     d_D, d_V = tl.arange(0, PADDED_D), first_v + tl.arange(0, PADDED_V)
     # The base moves as one 64-bit scalar (strides are int64); the tile's own offsets are loop-invariant.
     k_pointers = k_ptr + n * k_step + kT_offsets_DN
-    kT_DN = load_tile(k_pointers, keys_N[None, :], seqlen_k, d_D[:, None], MASKED and RAGGED, HEAD_DIM, PADDED_D)
-    scores_MN = dot(q_MD, kT_DN, PRECISION)
-    if TAIL:
-        d_T = PADDED_D + tl.arange(0, TAIL)
+    kT_DN = load_tile(
+        k_pointers, keys_N[None, :], seqlen_k, d_D[:, None], MASKED and cfg.RAGGED, cfg.HEAD_DIM, PADDED_D
+    )
+    scores_MN = dot(q_MD, kT_DN, cfg.PRECISION)
+    if cfg.TAIL:
+        d_T = PADDED_D + tl.arange(0, cfg.TAIL)
         k_pointers = k_ptr + n * k_step + tail_offsets_DN
-        WIDTH: tl.constexpr = PADDED_D + TAIL
-        kT_DN = load_tile(k_pointers, keys_N[None, :], seqlen_k, d_T[:, None], MASKED and RAGGED, HEAD_DIM, WIDTH)
-        scores_MN = dot_add(tail_q_MD, kT_DN, scores_MN, PRECISION)
-    if SOFTCAP:
+        WIDTH: tl.constexpr = PADDED_D + cfg.TAIL
+        kT_DN = load_tile(
+            k_pointers, keys_N[None, :], seqlen_k, d_T[:, None], MASKED and cfg.RAGGED, cfg.HEAD_DIM, WIDTH
+        )
+        scores_MN = dot_add(tail_q_MD, kT_DN, scores_MN, cfg.PRECISION)
+    if cfg.SOFTCAP:
         # From here on the scores are in units of log2(e), as scale_log2 would have made them.
         scores_MN = tanh(scores_MN * scale_log2) * softcap_log2
         factor = 1.0
@@ -80,7 +82,7 @@ def _attend(
         factor = scale_log2
     if MASKED:
         seen_MN = visible(
-            rows_M[:, None], keys_N[None, :], seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT
+            rows_M[:, None], keys_N[None, :], seqlen_q, seqlen_k, window_left, window_right, cfg.HAS_LEFT, cfg.HAS_RIGHT
         )
         scores_MN = tl.where(seen_MN, scores_MN, float("-inf"))
     # The scale is positive, so the maximum can be scaled instead of each score: one FMA per score below.
@@ -95,9 +97,11 @@ def _attend(
     sum_M = sum_M * rescale_M + tl.sum(p_MN, 1)
     acc_MV = acc_MV * rescale_M[:, None]
     v_pointers = v_ptr + n * v_step + v_offsets_NV
-    WIDTH_V: tl.constexpr = PADDED_V * CHUNKS
-    v_NV = load_tile(v_pointers, keys_N[:, None], seqlen_k, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, WIDTH_V)
-    acc_MV = dot_add(p_MN.to(v_NV.dtype), v_NV, acc_MV, PRECISION)
+    WIDTH_V: tl.constexpr = PADDED_V * cfg.CHUNKS
+    v_NV = load_tile(
+        v_pointers, keys_N[:, None], seqlen_k, d_V[None, :], MASKED and cfg.RAGGED, cfg.HEAD_DIM_V, WIDTH_V
+    )
+    acc_MV = dot_add(p_MN.to(v_NV.dtype), v_NV, acc_MV, cfg.PRECISION)
     return acc_MV, new_max_M, sum_M
 
 
@@ -195,6 +199,9 @@ def attention_forward(
     start, inner_start, inner_end, end = key_ranges(
         first_row, last_row, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
     )
+    cfg: tl.constexpr = _Traits(
+        HEAD_DIM, HEAD_DIM_V, TAIL, CHUNKS, SOFTCAP, HAS_LEFT, HAS_RIGHT, RAGGED, PRECISION, BLOCK_N
+    )
     queries, mask = (q_MD, tail_q_MD, rows_M), (seqlen_q, seqlen_k, window_left, window_right)
     keys = k_ptr, v_ptr, kT_offsets, tail_offsets, v_offsets, first_v, k_row * STRIDE_UNIT, v_row * STRIDE_UNIT
     acc_MV = tl.zeros([BLOCK_M, PADDED_V], tl.float32)
@@ -203,75 +210,18 @@ def attention_forward(
     for block in tl.range(0, (inner_end - inner_start) // BLOCK_N):
         n = inner_start + block * BLOCK_N
         acc_MV, max_M, sum_M = _attend(
-            n,
-            acc_MV,
-            max_M,
-            sum_M,
-            queries,
-            keys,
-            mask,
-            scale_log2,
-            softcap_log2,
-            HEAD_DIM,
-            HEAD_DIM_V,
-            TAIL,
-            CHUNKS,
-            SOFTCAP,
-            HAS_LEFT,
-            HAS_RIGHT,
-            RAGGED,
-            PRECISION,
-            False,
-            BLOCK_N,
+            n, acc_MV, max_M, sum_M, queries, keys, mask, scale_log2, softcap_log2, False, cfg
         )
     if HAS_LEFT:
         for block in tl.range(0, (inner_start - start) // BLOCK_N):
             n = start + block * BLOCK_N
             acc_MV, max_M, sum_M = _attend(
-                n,
-                acc_MV,
-                max_M,
-                sum_M,
-                queries,
-                keys,
-                mask,
-                scale_log2,
-                softcap_log2,
-                HEAD_DIM,
-                HEAD_DIM_V,
-                TAIL,
-                CHUNKS,
-                SOFTCAP,
-                HAS_LEFT,
-                HAS_RIGHT,
-                RAGGED,
-                PRECISION,
-                True,
-                BLOCK_N,
+                n, acc_MV, max_M, sum_M, queries, keys, mask, scale_log2, softcap_log2, True, cfg
             )
     if HAS_RIGHT or RAGGED:
         for n in tl.range(inner_end, end, BLOCK_N):
             acc_MV, max_M, sum_M = _attend(
-                n,
-                acc_MV,
-                max_M,
-                sum_M,
-                queries,
-                keys,
-                mask,
-                scale_log2,
-                softcap_log2,
-                HEAD_DIM,
-                HEAD_DIM_V,
-                TAIL,
-                CHUNKS,
-                SOFTCAP,
-                HAS_LEFT,
-                HAS_RIGHT,
-                RAGGED,
-                PRECISION,
-                True,
-                BLOCK_N,
+                n, acc_MV, max_M, sum_M, queries, keys, mask, scale_log2, softcap_log2, True, cfg
             )
 
     # 4. Normalise once, at the end. A row that saw no key has sum 0: its output is 0 and its log-sum-exp is -inf.

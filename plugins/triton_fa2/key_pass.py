@@ -1,5 +1,7 @@
 """The key pass of the backward: dK and dV. query_pass.py says what both compute; it runs first and leaves delta."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -17,66 +19,63 @@ from registry.plugins.triton_fa2.tiles import (
 )
 
 
+class _Traits(NamedTuple):
+    """What the kernel was compiled for, as its steps ask for it."""
+
+    HEAD_DIM: Any
+    HEAD_DIM_V: Any
+    PADDED_V: Any
+    SOFTCAP: Any
+    HAS_LEFT: Any
+    HAS_RIGHT: Any
+    RAGGED: Any
+    PRECISION: Any
+    WANT_DK: Any
+    WANT_DV: Any
+    BLOCK_M: Any
+
+
 @triton.jit
-def _key_step(
-    m,
-    dk_ND,
-    dv_NV,
-    keys,
-    queries,
-    mask,
-    scale_log2,
-    softcap_log2,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    PADDED_V: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WANT_DK: tl.constexpr,
-    WANT_DV: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+def _key_step(m, dk_ND, dv_NV, keys, queries, mask, scale_log2, softcap_log2, MASKED: tl.constexpr, cfg: tl.constexpr):
     """Scores are computed transposed, [N, M]: then P^T and dS^T are in registers as the next products want them."""
     k_ND, v_NV, keys_N = keys
     q_ptr, do_ptr, lse_ptr, delta_ptr, q_offsets_MD, do_offsets_MV, q_step, do_step = queries
     seqlen_q, seqlen_k, window_left, window_right = mask
     PADDED_D: tl.constexpr = k_ND.shape[1]
-    rows_M = m + tl.arange(0, BLOCK_M)
-    d_D, d_V = tl.arange(0, PADDED_D), tl.arange(0, PADDED_V)
+    rows_M = m + tl.arange(0, cfg.BLOCK_M)
+    d_D, d_V = tl.arange(0, PADDED_D), tl.arange(0, cfg.PADDED_V)
     q_pointers = q_ptr + m * q_step + q_offsets_MD
     do_pointers = do_ptr + m * do_step + do_offsets_MV
-    q_MD = load_tile(q_pointers, rows_M[:, None], seqlen_q, d_D[None, :], MASKED and RAGGED, HEAD_DIM, PADDED_D)
-    lse2_M = load_lse2(lse_ptr + rows_M, rows_M, seqlen_q, MASKED and RAGGED)
-    if MASKED and RAGGED:
+    q_MD = load_tile(q_pointers, rows_M[:, None], seqlen_q, d_D[None, :], MASKED and cfg.RAGGED, cfg.HEAD_DIM, PADDED_D)
+    lse2_M = load_lse2(lse_ptr + rows_M, rows_M, seqlen_q, MASKED and cfg.RAGGED)
+    if MASKED and cfg.RAGGED:
         delta_M = tl.load(delta_ptr + rows_M, mask=rows_M < seqlen_q, other=0.0)
     else:
         delta_M = tl.load(delta_ptr + rows_M)
-    scoresT_NM = dot(k_ND, tl.trans(q_MD), PRECISION)
-    if SOFTCAP:
+    scoresT_NM = dot(k_ND, tl.trans(q_MD), cfg.PRECISION)
+    if cfg.SOFTCAP:
         bentT_NM = tanh(scoresT_NM * scale_log2)
         pT_NM = tl.exp2(bentT_NM * softcap_log2 - lse2_M[None, :])
     else:
         pT_NM = tl.exp2(scoresT_NM * scale_log2 - lse2_M[None, :])
     # Keys beyond the tensor need no mask here: each row of dK and dV is a key's own, and theirs are not stored.
-    if MASKED and HAS_RIGHT:
+    if MASKED and cfg.HAS_RIGHT:
         last_M = rows_M + (seqlen_k - seqlen_q + window_right)
         pT_NM = tl.where(keys_N[:, None] <= last_M[None, :], pT_NM, 0.0)
-    if MASKED and HAS_LEFT:
+    if MASKED and cfg.HAS_LEFT:
         first_M = rows_M + (seqlen_k - seqlen_q - window_left)
         pT_NM = tl.where(keys_N[:, None] >= first_M[None, :], pT_NM, 0.0)
-    do_MV = load_tile(do_pointers, rows_M[:, None], seqlen_q, d_V[None, :], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
-    if WANT_DV:
-        dv_NV = dot_add(pT_NM.to(do_MV.dtype), do_MV, dv_NV, PRECISION)
-    if WANT_DK:
-        dpT_NM = dot(v_NV, tl.trans(do_MV), PRECISION)
+    do_MV = load_tile(
+        do_pointers, rows_M[:, None], seqlen_q, d_V[None, :], MASKED and cfg.RAGGED, cfg.HEAD_DIM_V, cfg.PADDED_V
+    )
+    if cfg.WANT_DV:
+        dv_NV = dot_add(pT_NM.to(do_MV.dtype), do_MV, dv_NV, cfg.PRECISION)
+    if cfg.WANT_DK:
+        dpT_NM = dot(v_NV, tl.trans(do_MV), cfg.PRECISION)
         dsT_NM = pT_NM * (dpT_NM - delta_M[None, :])
-        if SOFTCAP:
+        if cfg.SOFTCAP:
             dsT_NM *= 1.0 - bentT_NM * bentT_NM
-        dk_ND = dot_add(dsT_NM.to(q_MD.dtype), q_MD, dk_ND, PRECISION)
+        dk_ND = dot_add(dsT_NM.to(q_MD.dtype), q_MD, dk_ND, cfg.PRECISION)
     return dk_ND, dv_NV
 
 
@@ -170,6 +169,9 @@ def key_gradients(
     )
     dk_ND = tl.zeros([BLOCK_N, PADDED_D if WANT_DK else 1], tl.float32)
     dv_NV = tl.zeros([BLOCK_N, PADDED_V if WANT_DV else 1], tl.float32)
+    cfg: tl.constexpr = _Traits(
+        HEAD_DIM, HEAD_DIM_V, PADDED_V, SOFTCAP, HAS_LEFT, HAS_RIGHT, RAGGED, PRECISION, WANT_DK, WANT_DV, BLOCK_M
+    )
     keys, mask = (k_ND, v_NV, keys_N), (seqlen_q, seqlen_k, window_left, window_right)
     for member in range(GROUP):  # every query head that reads this key head
         head = head_kv * GROUP + member
@@ -189,77 +191,14 @@ def key_gradients(
         )
         for block in tl.range(0, (inner_end - inner_start) // BLOCK_M):
             m = inner_start + block * BLOCK_M
-            dk_ND, dv_NV = _key_step(
-                m,
-                dk_ND,
-                dv_NV,
-                keys,
-                queries,
-                mask,
-                scale_log2,
-                softcap_log2,
-                HEAD_DIM,
-                HEAD_DIM_V,
-                PADDED_V,
-                SOFTCAP,
-                HAS_LEFT,
-                HAS_RIGHT,
-                RAGGED,
-                PRECISION,
-                WANT_DK,
-                WANT_DV,
-                False,
-                BLOCK_M,
-            )
+            dk_ND, dv_NV = _key_step(m, dk_ND, dv_NV, keys, queries, mask, scale_log2, softcap_log2, False, cfg)
         if HAS_RIGHT:
             for block in tl.range(0, (inner_start - start) // BLOCK_M):
                 m = start + block * BLOCK_M
-                dk_ND, dv_NV = _key_step(
-                    m,
-                    dk_ND,
-                    dv_NV,
-                    keys,
-                    queries,
-                    mask,
-                    scale_log2,
-                    softcap_log2,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    PADDED_V,
-                    SOFTCAP,
-                    HAS_LEFT,
-                    HAS_RIGHT,
-                    RAGGED,
-                    PRECISION,
-                    WANT_DK,
-                    WANT_DV,
-                    True,
-                    BLOCK_M,
-                )
+                dk_ND, dv_NV = _key_step(m, dk_ND, dv_NV, keys, queries, mask, scale_log2, softcap_log2, True, cfg)
         if HAS_LEFT or RAGGED:
             for m in tl.range(inner_end, end, BLOCK_M):
-                dk_ND, dv_NV = _key_step(
-                    m,
-                    dk_ND,
-                    dv_NV,
-                    keys,
-                    queries,
-                    mask,
-                    scale_log2,
-                    softcap_log2,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    PADDED_V,
-                    SOFTCAP,
-                    HAS_LEFT,
-                    HAS_RIGHT,
-                    RAGGED,
-                    PRECISION,
-                    WANT_DK,
-                    WANT_DV,
-                    True,
-                    BLOCK_M,
-                )
+                dk_ND, dv_NV = _key_step(m, dk_ND, dv_NV, keys, queries, mask, scale_log2, softcap_log2, True, cfg)
 
     if WANT_DK:
         dk_offsets = tile_offsets(n_N[:, None], dk_row * STRIDE_UNIT, d_D[None, :], dk_row, True, WIDE)

@@ -15,6 +15,8 @@ Measured facts (NVIDIA H200, as in forward.py; 2.5 times the forward's operation
 - Unserialised wgmma: the query pass at D128 causal 16k went from 492 to 638.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -33,53 +35,51 @@ from registry.plugins.triton_fa2.tiles import (
 )
 
 
+class _Traits(NamedTuple):
+    """What the kernel was compiled for, as its steps ask for it."""
+
+    HEAD_DIM: Any
+    HEAD_DIM_V: Any
+    SOFTCAP: Any
+    HAS_LEFT: Any
+    HAS_RIGHT: Any
+    RAGGED: Any
+    PRECISION: Any
+    BLOCK_N: Any
+
+
 @triton.jit
-def _query_step(
-    n,
-    dq_MD,
-    queries,
-    keys,
-    mask,
-    scale_log2,
-    softcap_log2,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_V: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def _query_step(n, dq_MD, queries, keys, mask, scale_log2, softcap_log2, MASKED: tl.constexpr, cfg: tl.constexpr):
     """dQ of these queries by the keys n .. n + BLOCK_N."""
     q_MD, do_MV, lse2_M, delta_M, rows_M = queries
     k_ptr, v_ptr, k_offsets_ND, vT_offsets_VN, k_step, v_step = keys
     seqlen_q, seqlen_k, window_left, window_right = mask
     PADDED_D: tl.constexpr = q_MD.shape[1]
     PADDED_V: tl.constexpr = do_MV.shape[1]
-    keys_N = n + tl.arange(0, BLOCK_N)
+    keys_N = n + tl.arange(0, cfg.BLOCK_N)
     d_D, d_V = tl.arange(0, PADDED_D), tl.arange(0, PADDED_V)
     k_pointers = k_ptr + n * k_step + k_offsets_ND
     v_pointers = v_ptr + n * v_step + vT_offsets_VN
-    k_ND = load_tile(k_pointers, keys_N[:, None], seqlen_k, d_D[None, :], MASKED and RAGGED, HEAD_DIM, PADDED_D)
-    scores_MN = dot(q_MD, tl.trans(k_ND), PRECISION)
-    vT_VN = load_tile(v_pointers, keys_N[None, :], seqlen_k, d_V[:, None], MASKED and RAGGED, HEAD_DIM_V, PADDED_V)
-    dp_MN = dot(do_MV, vT_VN, PRECISION)
-    if SOFTCAP:
+    k_ND = load_tile(k_pointers, keys_N[:, None], seqlen_k, d_D[None, :], MASKED and cfg.RAGGED, cfg.HEAD_DIM, PADDED_D)
+    scores_MN = dot(q_MD, tl.trans(k_ND), cfg.PRECISION)
+    vT_VN = load_tile(
+        v_pointers, keys_N[None, :], seqlen_k, d_V[:, None], MASKED and cfg.RAGGED, cfg.HEAD_DIM_V, PADDED_V
+    )
+    dp_MN = dot(do_MV, vT_VN, cfg.PRECISION)
+    if cfg.SOFTCAP:
         bent_MN = tanh(scores_MN * scale_log2)
         p_MN = tl.exp2(bent_MN * softcap_log2 - lse2_M[:, None])
     else:
         p_MN = tl.exp2(scores_MN * scale_log2 - lse2_M[:, None])
     if MASKED:
         seen_MN = visible(
-            rows_M[:, None], keys_N[None, :], seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT
+            rows_M[:, None], keys_N[None, :], seqlen_q, seqlen_k, window_left, window_right, cfg.HAS_LEFT, cfg.HAS_RIGHT
         )
         p_MN = tl.where(seen_MN, p_MN, 0.0)
     ds_MN = p_MN * (dp_MN - delta_M[:, None])
-    if SOFTCAP:
+    if cfg.SOFTCAP:
         ds_MN *= 1.0 - bent_MN * bent_MN
-    return dot_add(ds_MN.to(k_ND.dtype), k_ND, dq_MD, PRECISION)
+    return dot_add(ds_MN.to(k_ND.dtype), k_ND, dq_MD, cfg.PRECISION)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -186,70 +186,20 @@ def query_gradients(
         first_row, last_row, seqlen_q, seqlen_k, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
     )
     dq_MD = tl.zeros([BLOCK_M, PADDED_D], tl.float32)
+    cfg: tl.constexpr = _Traits(HEAD_DIM, HEAD_DIM_V, SOFTCAP, HAS_LEFT, HAS_RIGHT, RAGGED, PRECISION, BLOCK_N)
     queries = q_MD, do_MV, lse2_M, delta_M, rows_M
     keys = k_ptr, v_ptr, k_offsets, vT_offsets, k_row * STRIDE_UNIT, v_row * STRIDE_UNIT
     mask = seqlen_q, seqlen_k, window_left, window_right
     for block in tl.range(0, (inner_end - inner_start) // BLOCK_N):
         n = inner_start + block * BLOCK_N
-        dq_MD = _query_step(
-            n,
-            dq_MD,
-            queries,
-            keys,
-            mask,
-            scale_log2,
-            softcap_log2,
-            HEAD_DIM,
-            HEAD_DIM_V,
-            SOFTCAP,
-            HAS_LEFT,
-            HAS_RIGHT,
-            RAGGED,
-            PRECISION,
-            False,
-            BLOCK_N,
-        )
+        dq_MD = _query_step(n, dq_MD, queries, keys, mask, scale_log2, softcap_log2, False, cfg)
     if HAS_LEFT:
         for block in tl.range(0, (inner_start - start) // BLOCK_N):
             n = start + block * BLOCK_N
-            dq_MD = _query_step(
-                n,
-                dq_MD,
-                queries,
-                keys,
-                mask,
-                scale_log2,
-                softcap_log2,
-                HEAD_DIM,
-                HEAD_DIM_V,
-                SOFTCAP,
-                HAS_LEFT,
-                HAS_RIGHT,
-                RAGGED,
-                PRECISION,
-                True,
-                BLOCK_N,
-            )
+            dq_MD = _query_step(n, dq_MD, queries, keys, mask, scale_log2, softcap_log2, True, cfg)
     if HAS_RIGHT or RAGGED:
         for n in tl.range(inner_end, end, BLOCK_N):
-            dq_MD = _query_step(
-                n,
-                dq_MD,
-                queries,
-                keys,
-                mask,
-                scale_log2,
-                softcap_log2,
-                HEAD_DIM,
-                HEAD_DIM_V,
-                SOFTCAP,
-                HAS_LEFT,
-                HAS_RIGHT,
-                RAGGED,
-                PRECISION,
-                True,
-                BLOCK_N,
-            )
+            dq_MD = _query_step(n, dq_MD, queries, keys, mask, scale_log2, softcap_log2, True, cfg)
 
     dq_offsets = tile_offsets(m_M[:, None], dq_row * STRIDE_UNIT, d_D[None, :], dq_row, True, WIDE)
     dq_MD = (dq_MD * scale).to(dq_ptr.dtype.element_ty)

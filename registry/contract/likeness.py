@@ -22,6 +22,11 @@ _EXACT = 53
 time."""
 
 
+def is_size(value: Any) -> bool:
+    """Whether it is a number that others may lie between, as those of a flag do not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def octaves(value: Any) -> float:
     """A size on a scale where each doubling is one, by the edge that it is not below; half of one and less is -1."""
     if type(value) is not Noted:

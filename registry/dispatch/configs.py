@@ -7,6 +7,7 @@ from typing import Any
 
 from registry.contract.capability import Config, Reason
 from registry.contract.describe import config_text
+from registry.contract.likeness import is_size
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.notices import clip
@@ -63,14 +64,10 @@ def misfits(declared: Sequence[Config], config: Config) -> list[Reason]:
         return [Reason("config", "config keys", given, names or "none")]
     for name, value in config.items():
         known = [one[name] for one in alike]
-        if type(value) not in set(map(type, known)) or (_is_size(value) and value <= 0 < min(known)):
+        if type(value) not in set(map(type, known)) or (is_size(value) and value <= 0 < min(known)):
             values = ", ".join(map(repr, list(dict.fromkeys(known))[:SHOWN]))
             found.append(Reason("config", f"config {name}", clip(repr(value), WIDEST), f"such as {values}"))
     return found
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(declared: Sequence[Mapping[str, Any]]) -> str:

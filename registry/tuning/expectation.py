@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from registry.contract.likeness import is_size
+
 NEAR = 300
 """Measurements that a prediction looks back at: those on the most alike shapes."""
 LEARNT_FROM = 300
@@ -63,7 +65,7 @@ class Features:
     @classmethod
     def of(cls, facts: Sequence[Mapping[str, Any]]) -> Features:
         names = sorted({name for one in facts for name in one})
-        sizes = [name for name in names if any(_is_size(one.get(name)) for one in facts)]
+        sizes = [name for name in names if any(is_size(one.get(name)) for one in facts)]
         others = [name for name in names if name not in sizes]
         octaves = [[_octave(one.get(name)) for name in sizes] for one in facts]
         codes: dict[tuple[str, str], int] = {}
@@ -318,9 +320,5 @@ def lessened(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor)
     return at.detach()
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _octave(value: Any) -> float:
-    return math.log2(max(value, 0.5)) if _is_size(value) else -1.0
+    return math.log2(max(value, 0.5)) if is_size(value) else -1.0

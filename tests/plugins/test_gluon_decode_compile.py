@@ -9,7 +9,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 
 pytest.importorskip("triton")
 
-from compiled import instructions, lent_barriers, loop_spills, resources
+from compiled import hot_loops, instructions, lent_barriers, loop_spills, resources
 
 from registry.ops.attention_varlen.calls import FORWARD
 from registry.plugins.gluon_decode import VARIANT, host
@@ -55,7 +55,7 @@ def test_build(p, config):
     assert found.registers * found.threads * config["PER_SM"] <= 65536
     assert found.shared <= VARIANT.requires.shared_memory(p, config) < found.shared + 2048
     assert (found.shared + 1024) * config["PER_SM"] <= 228 << 10, "so many fit an SM"
-    (loop,) = (loop for loop in found.loops if loop.tensor_core and loop.innermost)
+    (loop,) = hot_loops(found)
     products = t.block_n // 64 * t.head // 16 + t.head // 64 * t.block_n // 16
     used, unused = ("HMMA", "HGMMA") if t.small else ("HGMMA", "HMMA")
     assert loop.counts[used] == products * (t.rows // 8 if t.small else 1) and loop.counts[unused] == 0

@@ -10,7 +10,7 @@ from registry.ops.attention.problem import AttentionBackwardProblem
 
 pytest.importorskip("triton")
 
-from compiled import loop_spills, matrix_units, resources
+from compiled import hot_loops, loop_spills, matrix_units, resources
 from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3 import backward
@@ -48,10 +48,6 @@ def built(p, config):
     """The kernels with matrix products."""
     found = [resources(build) for build in VARIANT.builds(p, config)]
     return [one for one in found if "wgmma" in matrix_units(one)]
-
-
-def hot_loops(found):
-    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
 
 
 BUILDS = covering_builds(all_of(PLAIN, VARIANT.legal_configs), all_of(PLAIN + FEATURES, first), ("BLOCK_M", "stages"))

@@ -11,7 +11,7 @@ from registry.ops.attention.problem import AttentionProblem
 
 pytest.importorskip("triton")
 
-from compiled import loop_spills, reading, resources
+from compiled import exponentials_beside, hot_loops, loop_spills, reading, resources
 from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins import gluon_fa3
@@ -44,10 +44,6 @@ FEATURES = [
 def built(p, config):
     (build,) = VARIANT.builds(p, config)
     return resources(build)
-
-
-def hot_loops(found):
-    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
 
 
 ALWAYS = all_of(PLAIN + BETWEEN, first) + all_of(FEATURES, lambda p: VARIANT.legal_configs(p)[: 2 if p.softcap else 1])
@@ -146,18 +142,6 @@ def test_what_cannot_be_written_out_is_refused():
     triton_38 = dataclasses.replace(H200, triton="3.8.0")
     elsewhere = [problem(d=128, causal=True).on(target) for target in (H200, triton_38)]
     assert [any(c.get("written") for c in VARIANT.legal_configs(p)) for p in elsewhere] == [True, False]
-
-
-@reading
-def exponentials_beside(found):
-    """In each steady loop, how many come between the two waits: for the scores, and for the product."""
-    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
-    counted = []
-    for loop in hot_loops(found):
-        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
-        scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
-        counted.append(sum("MUFU.EX2" in step for step in steps[scores:product]))
-    return counted
 
 
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN + BETWEEN, first)))

@@ -10,7 +10,7 @@ from registry.ops.attention_varlen.problem import VarlenBackwardProblem
 
 pytest.importorskip("triton")
 
-from compiled import lent_barriers, loop_spills, resources
+from compiled import hot_loops, lent_barriers, loop_spills, resources
 from covering import all_of, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3.backward.traits import GROUP_REGISTERS, GROUPS, HELPER_REGISTERS
@@ -57,7 +57,7 @@ def test_build(p, config):
     others = 3 + p.sinks
     assert (len(hot), len(kernels) - len(hot)) == (3 if sweeps else 1, others), "lists, before, after sums, of sinks"
     for found in hot:
-        loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+        loops = hot_loops(found)
         assert len(loops) == GROUPS, "one steady loop for each matrix warp group"
         assert not found.ptxas_warnings, "serialised wgmma, or an ignored setmaxnreg"
         assert {GROUP_REGISTERS, HELPER_REGISTERS} <= set(found.setmaxnreg)

@@ -10,7 +10,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 
 pytest.importorskip("triton")
 
-from compiled import loop_spills, resources
+from compiled import hot_loops, loop_spills, resources
 from covering import all_of, configs_are_there_and_differ, covering_builds, first_of, named
 
 from registry.plugins.gluon_fa3 import varlen
@@ -78,7 +78,7 @@ BUILDS = covering_builds(
 @pytest.mark.parametrize("p, config", named(BUILDS))
 def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
-    loops = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+    loops = hot_loops(found)
     masked = [loop for loop in loops if loop.counts.get("FSEL", 0) > 2]  # two are of lazy maxima
     assert len(loops) - (t.mask == "shifted") * len(masked) == t.groups, "one steady loop for each consumer warp group"
     assert len(masked) == (0 if t.mask == "tail" else t.groups), "the end of a sequence is in the first block"

@@ -1,7 +1,6 @@
 """gluon_fa3_wide without a GPU: what the compiler makes of every shipped config, and where a head's pieces lie."""
 
 import itertools
-import re
 
 import pytest
 
@@ -10,7 +9,7 @@ from registry.ops.attention.problem import AttentionProblem
 
 pytest.importorskip("triton")
 
-from compiled import loop_spills, reading, resources
+from compiled import exponentials_beside, hot_loops, loop_spills, resources
 from covering import all_of, configs_are_there_and_differ, first_of, named
 
 from registry.plugins.gluon_fa3 import wide
@@ -41,10 +40,6 @@ def built(p, config):
     return resources(build)
 
 
-def hot_loops(found):
-    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
-
-
 @pytest.mark.parametrize("p, config", named(ALL))
 def test_build(p, config):
     found, t = built(p, config), traits_of(p, config)
@@ -64,18 +59,6 @@ def test_a_block_takes_no_product_twice(p, config):
     t = traits_of(p, config)
     for loop in hot_loops(built(p, config)):
         assert loop.counts["HGMMA"] == t.head // 16 + t.block_n // 16 * len(t.value_parts)
-
-
-@reading
-def exponentials_beside(found):
-    """In each steady loop, how many come between its last two waits: for the scores, and for the product."""
-    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
-    counted = []
-    for loop in hot_loops(found):
-        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
-        *_, scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
-        counted.append(sum("MUFU.EX2" in step for step in steps[scores:product]))
-    return counted
 
 
 @pytest.mark.parametrize("p, config", named(all_of(PLAIN, first)))

@@ -17,7 +17,7 @@ from registry.ops.parts.memory import conditions
 
 triton = pytest.importorskip("triton")
 
-from compiled import instructions, loop_spills, lost_addresses, matrix_units, mentions, resources  # noqa: E402
+from compiled import hot_loops, instructions, loop_spills, lost_addresses, matrix_units, mentions, resources  # noqa: E402
 
 WITH_NEWEST_TRITON = r"on_hopper.*128|elsewhere.*sm80|leave_the_pipeline.*16-"
 PREFILL, SPLIT, BACKWARD = "triton_varlen", "triton_varlen_split", "triton_varlen_backward"
@@ -101,7 +101,7 @@ def test_no_more_programs_fit_an_sm_than_are_launched_for_it(sizes):
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
 def test_8_bit_values_are_not_read_byte_by_byte(kv_dtype):
     (one,) = built(SPLIT, problem(SPLIT, kv_dtype=kv_dtype))
-    loop = next(loop for loop in one.loops if loop.tensor_core and loop.innermost)
+    loop = hot_loops(one)[0]
     assert loop.counts["LDSM"] >= 8 and loop.counts["LDS"] < 40
     assert not loop.counts.get("F2F") and not loop.counts.get("I2F"), "conversions that run at a sixteenth of the rate"
 

@@ -74,6 +74,13 @@ def test_what_is_written_is_what_was_asked(kept, monkeypatch, tmp_path):
     assert len(path.read_text().splitlines()) == 7, "a build a line"
 
 
+def test_two_readings_of_one_name_are_refused(kept, monkeypatch):
+    monkeypatch.setenv(kept_builds.KEEPING, "1")
+    kept(1), kept(2, reading="r2")
+    with pytest.raises(ValueError, match=r"ours: two readings are called registers"):
+        kept_builds.write()
+
+
 HELD = object()
 
 

@@ -199,6 +199,23 @@ def loop_spills(found: Found, *, innermost: bool = True) -> list[str]:
     return list(dict.fromkeys(line for loop in hot for line in loop.spills))
 
 
+def hot_loops(found: Any) -> list[Any]:
+    """Those of its loops that multiply and have none inside."""
+    return [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+
+
+@reading
+def exponentials_beside(found: Resources) -> list[int]:
+    """In each loop that multiplies, how many come between its last two waits: for scores, and for the product."""
+    code = [(int(at, 16), step) for at, step in re.findall(r"/\*(\w{4,5})\*/\s+(.*);", found.sass)]
+    counted = []
+    for loop in hot_loops(found):
+        steps = [step for at, step in code if loop.address <= at < loop.address + 16 * loop.instructions]
+        *_, scores, product = [i for i, step in enumerate(steps) if "WARPGROUP.DEPBAR" in step]
+        counted.append(sum("MUFU.EX2" in step for step in steps[scores:product]))
+    return counted
+
+
 @reading
 def mentions(found: Resources, pattern: str) -> int:
     """How often PTX has a text like this regular expression."""
@@ -260,7 +277,7 @@ def lost_addresses(build: Resources) -> list[str]:
 
 @functools.cache
 def _hash_of(read: Reading) -> str:
-    """Of all code that a reading hangs on: its own, what it names in its module, and how builds are read at all."""
+    """Of all code that a reading hangs on: its own, what it names in its module and here, and how builds are read."""
     return hashed(_READING, *sorted(_source(python.unwrap(read), {})))
 
 
@@ -269,7 +286,7 @@ def _source(read: Any, seen: dict[str, str]) -> list[str]:
     for name in _names(read.__code__) - set(seen):
         value = read.__globals__.get(name)
         named = python.unwrap(value) if callable(value) else value
-        if python.isfunction(named) and named.__module__ == read.__module__:
+        if python.isfunction(named) and named.__module__ in (read.__module__, __name__):
             _source(named, seen)
         elif name.isupper() and named is not None:
             seen[name] = repr(named)

@@ -99,7 +99,8 @@ def write() -> list[Path]:
     files: dict[str, tuple[dict[str, str], Facts]] = {}
     for file, build, fact, reading, kept in _noted("kept"):
         readings, builds = files.setdefault(file, ({}, {}))
-        readings[fact] = reading
+        if readings.setdefault(fact, reading) != reading:
+            raise ValueError(f"{file}: two readings are called {fact}: each would forget what the other found")
         builds.setdefault(build, {})[fact] = kept
     if not files:  # nothing was run
         return []

@@ -18,6 +18,7 @@ import torch
 
 from registry.contract.capability import Config, Reason
 from registry.contract.describe import config_text
+from registry.contract.likeness import is_size
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
@@ -147,15 +148,15 @@ def _first_legal(
 
 def _some(values: list[Any], count: int) -> list[Any]:
     """Of sizes at most `count`: the ends, and an even spread between them. Of what has no order, all."""
-    if len(values) <= count or not all(map(_is_size, values)):
+    if len(values) <= count or not all(map(_are_sizes, values)):
         return values
     return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
 
 
-def _is_size(value: Any) -> bool:
+def _are_sizes(value: Any) -> bool:
     if isinstance(value, tuple):
-        return bool(value) and all(map(_is_size, value))
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return bool(value) and all(map(_are_sizes, value))
+    return is_size(value)
 
 
 @dataclass(frozen=True)
