@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from call_tables import call_overhead, new_shapes, warm_calls
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from off_grid import at_a_glance, headline, regret, tried_out
 from peer_cells import peer_cells, peers_at_a_glance
@@ -177,38 +178,6 @@ def guided(folder: Path) -> str:
     return "\n".join([*rows, row("all", every), "", "Farther off, the pick and the best:", "", *far])
 
 
-def warm_calls(folder: Path) -> str:
-    """Markdown: what call_overhead.json has of calls as dispatched and of torch's own."""
-    lines = ["| call | ours, us of CPU | torch's |", "|---|--:|--:|"]
-    for path in sorted(folder.glob("*/call_overhead.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))["figures"]
-        for name, ours, theirs in WARM_CALLS:
-            lines.append(f"| {name} | {statistics.median(found[ours]):.1f} | {statistics.median(found[theirs]):.1f} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
-
-
-WARM_CALLS = (
-    ("attention", "attention: registry, as dispatched", "attention: torch SDPA"),
-    ("attention with gradients", "attention with grad: registry, as dispatched", "attention with grad: torch SDPA"),
-    ("matmul", "matmul: registry, as dispatched", "matmul: torch"),
-    ("attention, compiled", "attention: registry, compiled", "attention: torch SDPA, compiled"),
-    ("matmul, compiled", "matmul: registry, compiled", "matmul: torch, compiled"),
-)
-"""What the overview shows of call_overhead.json: a name, our call, torch's."""
-
-
-def call_overhead(folder: Path) -> str:
-    """Markdown: microseconds of CPU time per call, the medians of call_overhead.json."""
-    lines = []
-    for path in sorted(folder.glob("*/call_overhead.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        where = record["machine"]
-        lines += [f"{where['device']} host, torch {where['torch']}, triton {where['triton']}, {where['date']}.", ""]
-        lines += ["| call | us |", "|---|--:|"]
-        lines += [f"| {name} | {statistics.median(values):.1f} |" for name, values in record["figures"].items()]
-    return "\n".join(lines)
-
-
 def transformers_door(folder: Path) -> str:
     """Markdown: milliseconds of a model's step by torch's attention, by ours, with fused MLPs; a later file wins."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
@@ -265,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 WRITERS = (
     call_overhead,
     warm_calls,
+    new_shapes,
     matmul_ratios,
     peer_cells,
     peers_at_a_glance,

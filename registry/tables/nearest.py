@@ -358,11 +358,12 @@ class Neighbours:
         return picker([self.names[place] for place in self._told_apart])
 
     @functools.cached_property
-    def _there(self) -> dict[Point, list[int]]:
+    def _there(self) -> dict[Point, tuple[int, ...]]:
         """The places of shapes, by what tells them apart."""
-        there: dict[Point, list[int]] = {}
+        there: dict[Point, tuple[int, ...]] = {}
         for place, point in enumerate(self._rows.points):
-            there.setdefault(tuple([point[one] for one in self._told_apart]), []).append(place)
+            told = tuple([point[one] for one in self._told_apart])
+            there[told] = (*there.get(told, ()), place)
         return there
 
     def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:

@@ -35,8 +35,8 @@ class Half(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    points: list[Point]
-    places: list[int]
+    points: tuple[Point, ...]
+    places: tuple[int, ...]
 
 
 Tree = Half | Leaf
@@ -59,7 +59,7 @@ def _grown(points: Sequence[Point], places: list[int]) -> Tree:
             below, above = _grown(points, order[:cut]), _grown(points, order[cut:])
             return Half(axis, values[cut - 1], values[cut], below, above)
     places = sorted(places)
-    return Leaf([points[place] for place in places], places)
+    return Leaf(tuple([points[place] for place in places]), tuple(places))
 
 
 def _widest(points: Sequence[Point], places: Sequence[int]) -> int | None:

@@ -102,24 +102,20 @@ def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequenc
 
 
 class _Parts(Sequence[tuple[Tree, ...]]):
-    """Parts of trees that are read when they are first asked for."""
+    """Parts of trees, which are read each time they are asked for: what finds their leaves is kept, not they. Ten
+    thousand tuples a rule are as many that a collector of garbage stops everything to look at."""
 
     def __init__(self, parts: Sequence[Callable[[], Any]], coordinates: int, variants: int) -> None:
         self._parts, self._coordinates, self._variants = parts, coordinates, variants
-        self._grown: list[tuple[Tree, ...] | None] = [None] * len(parts)
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def __getitem__(self, at: Any) -> Any:
-        found = self._grown[at]
-        if found is None:
-            listed = self._parts[at]()
-            if not isinstance(listed, list) or not listed:
-                raise ValueError("a part without trees")
-            counts = self._coordinates, self._variants
-            found = self._grown[at] = tuple(_grown(tree, *counts, DEEPEST) for tree in listed)
-        return found
+        listed = self._parts[at]()
+        if not isinstance(listed, list) or not listed:
+            raise ValueError("a part without trees")
+        return tuple([_grown(tree, self._coordinates, self._variants, DEEPEST) for tree in listed])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

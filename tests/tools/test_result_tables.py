@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import call_tables
+import new_shapes
 import plots
 import pytest
 
@@ -85,6 +87,29 @@ def test_what_dispatch_loses_on_a_draw_and_gains_over_a_library(tmp_path):
     assert row == "| matmul | H200 | 77 | 3 | 1 (1 more: pick not timed) | 100.0% | 100.0% | 100.0% | 300.0% |"
     assert worst == f"| matmul | H200 | 77 | `{ours[0][0].text}` | `{ours[0][1].variant}` | 100% |"
     assert plots.headline(tmp_path).splitlines()[2].startswith("| matmul | H200 | 77 | 1 | 2.00 (1) | 2.00 | 0 | 100.0")
+
+
+def test_decisions_for_new_shapes_become_a_table(tmp_path):
+    """Each shape once, in order: the first reads tables and is told apart."""
+    taken = new_shapes.decided("grouped_mm", "random:1:4")
+    assert len(taken) == 4
+    assert min(taken) > 0
+    machine = {"device": "NVIDIA H200", "torch": "2", "triton": "3", "date": "2026-01-02"}
+    figures = {"grouped_mm": [500_000.0, *[100.0] * 90, *[300.0] * 9, *[200.0] * 19, 1000.0]}
+    (tmp_path / "h200").mkdir()
+    record = {"machine": machine, "draw": "random:1:120", "figures": figures}
+    (tmp_path / "h200" / "new_shapes.json").write_text(json.dumps(record))
+    *_, row = plots.new_shapes(tmp_path).splitlines()
+    assert row == "| grouped_mm | 0.50 s | 100, 118, 300 | 200, 240, 1000 |"
+
+
+def test_warm_calls_are_held_against_those_of_the_same_round(tmp_path):
+    (tmp_path / "h200").mkdir()
+    names = {name for _, ours, theirs in call_tables.WARM_CALLS for name in (ours, theirs)}
+    figures = {name: [2.0, 4.0, 6.0] for name in names}
+    figures["matmul: torch"] = [1.0, 4.0, 12.0]
+    (tmp_path / "h200" / "call_overhead.json").write_text(json.dumps({"figures": figures}))
+    assert "| matmul | 4.0 | 4.0 | 1.00 |" in plots.warm_calls(tmp_path).splitlines()
 
 
 def test_a_guided_sweep_is_held_against_the_full_one_by_its_times(tmp_path):
