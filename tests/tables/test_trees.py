@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from registry.tables import measured
-from registry.tables.nearest import CAP, NEVER, Neighbours
+from registry.tables.nearest import CAP, LITTLE, NEVER, Neighbours
 from registry.tables.shapes import Result, Shape
 from registry.tables.trees import OWN, Trees, picker, trees_of
 
@@ -163,13 +163,20 @@ def test_no_number_is_no_leaf():
 
 def test_a_librarys_kernel_runs_where_others_are_expected_to_gain_little():
     """What was measured is no guess: there the fastest runs."""
-    little = [[0.0, 0.01]]
-    trees = trees_of(["size", "flag"], ["ours", "library"], [lambda: little, lambda: little, lambda: little])
-    neighbours = asked(trees)
+
+    def told(gain):
+        one = [[0.0, gain]]
+        return asked(trees_of(["size", "flag"], ["ours", "library"], [lambda: one, lambda: one, lambda: one]))
+
+    much = told(2 * LITTLE).ask({"size": 1.2})
+    assert much.ranked(["ours", "library"], ["library"]) == ["ours", "library"]
+    neighbours = told(LITTLE / 2)
     assert neighbours.ask({"size": 1.2}).lost["ours"] < neighbours.ask({"size": 1.2}).lost["library"]
     assert neighbours.ask({"size": 1.2}).ranked(["ours", "library"], ["library"]) == ["library", "ours"]
     assert neighbours.ask({"size": 1.2}).ranked(["ours", "library"], []) == ["ours", "library"]
-    nearly = asked(trees, (Shape((0,), (0.0, 0.0), (Result(0, 0.0, 0.0), Result(1, 0.01, 0.0))), *shapes()[1:]))
+    nearly = asked(
+        neighbours.trees, (Shape((0,), (0.0, 0.0), (Result(0, 0.0, 0.0), Result(1, LITTLE, 0.0))), *shapes()[1:])
+    )
     assert nearly.ask({"size": 0.0}).ranked(["ours", "library"], ["library"]) == ["ours", "library"]
 
 
