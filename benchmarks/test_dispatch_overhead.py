@@ -19,6 +19,7 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 from launch_support import fake_gpu
+from new_shapes import OPS, decided
 from slow_cores import arithmetic, many_functions, slower_by
 
 import registry
@@ -148,17 +149,12 @@ DRAWS = [f"random:{seed}:500" for seed in range(660101, 660104)]
 def random_shapes(op, draw):
     """What a plan took of each of these shapes but the first, which has tables read, in microseconds: in the median and
     at the 95th percentile."""
-    found, asked = [], op_named(op)
     gc.collect()
-    for problem in [case.problem(H200) for case in grid(op, draw)]:
-        begun = time.thread_time()
-        asked._plan(problem, EMPTY, False)
-        found.append((time.thread_time() - begun) * 1e6)
-    found = sorted(found[1:])
+    found = sorted(decided(op, draw)[1:])
     return found[len(found) // 2], found[int(len(found) * 0.95)]
 
 
-@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+@pytest.mark.parametrize("op", OPS)
 def test_random_shapes_are_within_their_budget(op):
     """Each is asked about once, as in a process that serves: what the best of many runs takes is another matter."""
     tried = []
@@ -191,7 +187,7 @@ def steps_of(work):
     return steps
 
 
-@pytest.mark.parametrize("op", ["attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"])
+@pytest.mark.parametrize("op", OPS)
 def test_random_shapes_take_few_steps(op):
     asked = op_named(op)
     first, *others = [case.problem(H200) for case in grid(op, "random:660101:200")]

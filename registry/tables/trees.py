@@ -94,7 +94,7 @@ def picker(names: Sequence[str]) -> Callable[[Mapping[str, float]], tuple[float,
 
 
 def trees_of(coordinates: Sequence[str], variants: Sequence[str], parts: Sequence[Callable[[], Any]]) -> Trees:
-    """What was listed. Each part is held against itself when it is first asked for, and raises ValueError then: most
+    """What was listed. Each part is held against itself when it is asked for, and raises ValueError then: most
     processes ask the first part of one rule or two."""
     if not variants or len(parts) < 2:
         raise ValueError("trees without variants, or with less than two parts")
