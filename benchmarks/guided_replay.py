@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from registry.cli.tune import GUIDED_DROP
 from registry.contract.target import Target
 from registry.tuning import journal, observed
 from registry.tuning.contestants import Contestant, LineUp
 from registry.tuning.guided import Guidance, Guide, of_results
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.timing import quantile
-
-DROP = 1.1
-"""As `kreg tune --guided` does: who is slower by this factor after one turn gets no more of them."""
 
 
 @dataclass
@@ -74,7 +72,7 @@ def replay(results: Results, op: str, guidance: Guidance | None = None, draw: tu
         found.contestants += len(case.timed)
         found.tried += len(own)
         found.turns += sum(len(entry.samples) for entry in case.timed.values())
-        found.guided_turns += sum(len(e.samples) if e.first or e.ms <= best * DROP else 1 for e in own)
+        found.guided_turns += sum(len(e.samples) if e.first or e.ms <= best * GUIDED_DROP else 1 for e in own)
     return found
 
 

@@ -33,7 +33,7 @@ from registry.tuning.journal import CaseResults, Results
 
 SHAPES = Path(__file__).parent / "shapes"
 
-APART = ("random_", "judged_", "older_", "dense_", "live_")
+APART = ("random_", "judged_", "older_", "live_")
 """How names begin of sweeps that are no part of the tables of shapes: draws, what was replaced, single comparisons."""
 
 

@@ -6,7 +6,7 @@
 
 Each process launches its shape for some seconds and says how it ended: well, with an error of the GPU, by standing
 still, or with results that are not those of its first launch. Launches of 2 ms and more are interrupted in the middle.
-That is where `gluon_fa3_varlen_backward` fails: docs/measured/ragged.md.
+That is where `gluon_fa3_varlen_backward` failed until it was mended: docs/measured/ragged.md.
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ _lock = new_lock()
 _counts: Counter[str] = Counter()
 
 
-def notice(message: str, level: int = logging.WARNING) -> None:
+def notice(message: str) -> None:
     """Count a message, and log it the first time it is met."""
     message = printable(message)
     with _lock:
         _counts[message] += 1
         first = _counts[message] == 1
     if first:
-        log.log(level, message)
+        log.warning(message)
 
 
 @contextlib.contextmanager

@@ -86,9 +86,9 @@ class Page:
         self._console = Screen(highlight=False, markup=False, emoji=False)
         self._width = max(40, min(self._console.width, WIDEST))
 
-    def line(self, text: str = "", style: str = "", indent: int = 0, hanging: int = 2) -> None:
-        """One paragraph, wrapped, its further lines set in by `hanging`."""
-        self.row("", text, indent=indent, style=style, hanging=hanging)
+    def line(self, text: str = "", style: str = "", indent: int = 0) -> None:
+        """One paragraph, wrapped, its further lines set in."""
+        self.row("", text, indent=indent, style=style, hanging=2)
 
     def title(self, text: str) -> None:
         self.line(text, style="bold")
@@ -117,11 +117,11 @@ class Page:
             painted.stylize(label_style, indent, indent + len(label))
         self._console.print(painted, soft_wrap=True)
 
-    def rows(self, rows: list[tuple[str, str]], *, indent: int = 2, style: str = "") -> None:
+    def rows(self, rows: list[tuple[str, str]], *, indent: int = 2) -> None:
         """Several rows, their texts in one column."""
         width = max((len(label) for label, _ in rows), default=0)
         for label, text in rows:
-            self.row(label, text, indent=indent, label_width=width, style=style)
+            self.row(label, text, indent=indent, label_width=width)
 
     def gap(self) -> None:
         self._console.print()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from registry.tuning.journal import CaseResults, Results
     from registry.tuning.measure import SweepReport
 
+SHOWN = 4
+"""Variants of a shape."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -37,9 +39,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 class SweepView:
     """Draws the progress of a sweep. Where the output is no terminal it prints a line now and then."""
 
-    def __init__(self, every_s: float = 10.0) -> None:
+    EVERY_S = 10.0
+
+    def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
-        self._every = every_s
         self._last = time.monotonic()
         self._steps = self._done = 0
         self._bar: Progress | None = None
@@ -75,7 +78,7 @@ class SweepView:
         text = printable(text)
         if self._bar is not None:
             self._bar.update(self._task, advance=1, description=text[:100])
-        elif time.monotonic() - self._last >= self._every:
+        elif time.monotonic() - self._last >= self.EVERY_S:
             self._last = time.monotonic()
             self.console.print(f"{self._done}/{self._steps}  {text}", markup=False, soft_wrap=True)
 
@@ -88,11 +91,11 @@ class SweepView:
         self.console.print(f"left out: {printable(text)}", markup=False, soft_wrap=True)
 
 
-def results_lines(results: Results, op: str, per_case: int = 4) -> list[str]:
+def results_lines(results: Results, op: str) -> list[str]:
     """A line a shape: the fastest contestant of each variant, fastest first."""
     lines = []
     for case in sorted(results.of(op), key=lambda case: _order(case)):
-        ranked = sorted(case.best.values(), key=lambda entry: entry.ms)[:per_case]
+        ranked = sorted(case.best.values(), key=lambda entry: entry.ms)[:SHOWN]
         shown = "  ".join(f"{entry.variant} {_speed(case, entry)}" for entry in ranked)
         lines.append(f"{case.text}: {shown or 'nothing could be timed'}  (noise {100 * case.noise:.1f}%)")
     return lines

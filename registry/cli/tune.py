@@ -21,6 +21,7 @@ ENDED_BY = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
 """What ends a sweep from outside, and the exit status that says so."""
 GUIDED_DROP = 1.1
 """A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
+SHOWN_FAILURES = 8
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -321,7 +322,7 @@ def _run_of(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}".lstrip("./")
 
 
-def _failures(results: Any, op: str, most: int = 8) -> list[str]:
+def _failures(results: Any, op: str) -> list[str]:
     """What failed, once each, and how to try it again: contestants that failed are not measured twice by themselves."""
     found: dict[str, int] = {}
     for case in results.of(op):
@@ -331,8 +332,11 @@ def _failures(results: Any, op: str, most: int = 8) -> list[str]:
                 found[text[:300]] = found.get(text[:300], 0) + 1
     if not found:
         return []
-    lines = [f"failed{f' {count} times' if count > 1 else ''}: {text}" for text, count in list(found.items())[:most]]
-    more = [f"and {len(found) - most} more"] if len(found) > most else []
+    lines = [
+        f"failed{f' {count} times' if count > 1 else ''}: {text}"
+        for text, count in list(found.items())[:SHOWN_FAILURES]
+    ]
+    more = [f"and {len(found) - SHOWN_FAILURES} more"] if len(found) > SHOWN_FAILURES else []
     return [*lines, *more, "what failed is measured again when its source changes, or with --retry-failed"]
 
 

@@ -1,6 +1,6 @@
 """The base of every op: a callable front door with `.explain`, `.variants`, `.reference`, and a cache of plans.
 
-What differs between ops (contract, problem, oracle, torch boundary) lives in registry/ops/, one file an op.
+What differs between ops (contract, problem, oracle, torch boundary) lives in registry/ops/, one folder an op.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Anatomy:
     """Where the module has marks."""
 
 
-def anatomy_of(compiled: Any, arch: int = 90) -> Anatomy:
+def anatomy_of(compiled: Any, arch: int) -> Anatomy:
     """The anatomy of a `CompiledKernel`."""
     return read(placed(compiled.asm["ttgir"], arch), compiled.metadata.name)
 

@@ -27,7 +27,9 @@ def anatomy(variant: Any, problem: Any, config: Mapping[str, Any]) -> Anatomy:
     """The plan of the kernel that a launch spends itself in: the one with the most roles of those it would compile."""
     if variant.builds is None:
         raise CannotRecord(f"{variant.name} declares no builds, so nothing is known of its kernels")
-    all_found = [anatomy_of(compile_build(build, problem.target)) for build in variant.builds(problem, config)]
+    all_found = [
+        anatomy_of(compile_build(build, problem.target), problem.target.sm) for build in variant.builds(problem, config)
+    ]
     return max(all_found, key=lambda one: len(one.roles))
 
 

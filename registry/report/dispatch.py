@@ -47,7 +47,7 @@ class Pick:
 
 
 def picks(found: Sheet) -> list[Pick]:
-    """One for each shape that can be asked about. `registry.explain` answers, so every layer of tables counts."""
+    """One for each shape that can be asked about. The op's `explain` answers, so every layer of tables counts."""
     known = {case.text for name in names(found.op) if name not in TRIAL for case in grid(found.op, name)}
     advisers = _advisers(found)
     answers = []

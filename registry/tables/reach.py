@@ -21,19 +21,11 @@ Conditions = tuple[Condition, ...]
 _Point = tuple[str, Scalar]
 
 
-def unreachable_by(rule: Conditions, earlier: Iterable[Conditions]) -> bool:
-    """True where earlier rules take every problem of `rule`: one of them does, or several side by side in one key."""
-    taken = Taken()
-    for one in earlier:
-        taken.add(one)
-    return taken.all_of(rule)
-
-
 class Taken:
     """What the rows so far take. `all_of` may miss a row that is never reached, and never claims a false one."""
 
-    def __init__(self, work: int = WORK) -> None:
-        self.work = work
+    def __init__(self) -> None:
+        self.work = WORK
         self._rows: set[frozenset[Condition]] = set()
         self._by_key: dict[str, _Groups] = {}
 

@@ -70,9 +70,9 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def error(self, path: Path, problem: str, code: str = "malformed") -> TableError:
+    def error(self, path: Path, problem: str) -> TableError:
         """The error to raise about the value at `path`."""
-        return TableError(self.file, self.line(path), show_path(path), clip(problem, MAX_MESSAGE), code)
+        return TableError(self.file, self.line(path), show_path(path), clip(problem, MAX_MESSAGE), "malformed")
 
 
 def read_document(content: bytes, file: str, loader: Any = None) -> Document:

@@ -155,12 +155,6 @@ class Report:
         """Plain data, for JSON."""
         return asdict(self)
 
-    @staticmethod
-    def from_dict(found: dict[str, Any]) -> Report:
-        """What `to_dict` gave."""
-        cases = [Outcome(**case | {"traits": tuple(case.get("traits", ()))}) for case in found["cases"]]
-        return Report(**found | {"cases": cases})
-
 
 MOST_SHOWN = 12
 """Failures of a report that are printed in full."""

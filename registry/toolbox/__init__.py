@@ -19,6 +19,13 @@ hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memo
 designs          `specialised`: the traits of a kernel with a producer, as a Variant says them
 builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy
 sass             loops and opcodes of machine code, for tests of what the compiler made
+wgmma            products of tensor cores over any multiple of 8 columns, which Triton's own does not take
+clusters         pairs of CTAs that share what they load
+drawn            tiles drawn from a counter, so that a CTA which is done takes the next
+costs            `unknown_cost`: what a host side guesses of a config that it does not know
+sections         heads whose tiles take turns, so that what they read stays in L2
+scopes           named spans of a kernel for `kreg profile`
+operands         what a kernel's arguments are where they are neither tensors nor fixed numbers; `call` has their names
 integers         `gcd` for host sides: of sizes that may be noted, so that launches of other sizes can be made of one
 capturing        whether a CUDA graph is being captured
 triton_internals what the launcher knows of Triton's inside; kernels have no use for it

@@ -33,6 +33,7 @@ from registry.errors import Portable, RegistryError
 __all__ = ["Child", "CompilePool", "WorkerDied", "WorkerFailed"]
 
 HIDE_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+START_TIMEOUT = 120.0
 """The environment of a worker that only compiles."""
 LOG_BYTES, LOG_TAIL = 16 << 20, 64 << 10
 """What a worker may have printed before all but the end is dropped."""
@@ -69,20 +70,12 @@ class Child:
     hello   the first command of each process; its answer becomes `welcome`
     """
 
-    def __init__(
-        self,
-        module: str,
-        hello: Mapping[str, Any],
-        environment: Mapping[str, str] | None = None,
-        start_timeout: float = 120.0,
-    ) -> None:
+    def __init__(self, module: str, hello: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
         self._module, self._hello = module, dict(hello)
         self._environment = dict(environment or {})
-        self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self.welcome: dict[str, Any] = {}
-        self.starts = 0
 
     @property
     def running(self) -> bool:
@@ -115,10 +108,9 @@ class Child:
         )
         os.close(command_in)
         os.close(answer_out)
-        self.starts += 1
         try:
             self.send(self._hello)
-            self.welcome = self.receive(self._start_timeout)
+            self.welcome = self.receive(START_TIMEOUT)
         except WorkerDied as error:
             raise WorkerFailed(f"the worker process does not start: {error}") from None
         if not self.welcome["ok"]:

@@ -50,14 +50,14 @@ def _seconds(call: Callable[[], Any], seconds: float) -> float:
     return float(start.elapsed_time(end)) / 1e3 / count
 
 
-def _plain(dtype: torch.dtype, precision: str = "high") -> Callable[[int], Callable[[], Any]]:
+def _plain(dtype: torch.dtype) -> Callable[[int], Callable[[], Any]]:
     def make(n: int) -> Callable[[], Any]:
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
         out = torch.empty(n, n, dtype=dtype, device="cuda")
 
         def call() -> Any:
             before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision(precision)
+            torch.set_float32_matmul_precision("high")
             try:
                 return torch.mm(a, b, out=out)
             finally:

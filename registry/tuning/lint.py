@@ -45,11 +45,6 @@ def load_files(paths: list[Path]) -> TableSet:
     return load_tables(files_at(paths, Layer.ENVIRONMENT), in_force.op_fields(), contain=tuple(Layer))
 
 
-def lint_files(paths: list[Path]) -> list[LintFinding]:
-    """Every finding of these files and folders."""
-    return lint_tables(load_files(paths))
-
-
 def results_folder() -> Path | None:
     """The raw results that the shipped tables were made from: they lie in a checkout, not in an installed package."""
     folder = Path(__file__).parents[2] / "benchmarks" / "results"

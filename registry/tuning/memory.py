@@ -11,7 +11,7 @@ SHARE = 0.75
 GROUPS = Path("/sys/fs/cgroup")
 
 
-def leave_some(share: float = SHARE) -> None:
+def leave_some() -> None:
     """Limit what this process may still allocate to a share of what is available now, where the platform can.
 
     RLIMIT_DATA counts what may be written to. RLIMIT_AS would count what is only reserved, too: arenas of threads,
@@ -25,7 +25,7 @@ def leave_some(share: float = SHARE) -> None:
 
         held = 1024 * _figures(Path("/proc/self/status"))["VmData"]
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        limit = held + int(share * room)
+        limit = held + int(SHARE * room)
         if hard == resource.RLIM_INFINITY or limit < hard:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 

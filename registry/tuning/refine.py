@@ -45,9 +45,9 @@ class _Measured:
         return self.times.get(variant, self.times[self.winner]) / self.times[self.winner]
 
 
-def between(cases: Sequence[CaseResults], target: Target, settings: Settings | None = None) -> list[Case]:
+def between(cases: Sequence[CaseResults], target: Target) -> list[Case]:
     """Shapes half way between measured neighbours that disagree, those first where the wrong choice costs most."""
-    measured = list(_measured(cases, target, settings or Settings()))
+    measured = list(_measured(cases, target, Settings()))
     if len(measured) < 2:
         return []
     op, known = cases[0].op, {case.text for case in cases}

@@ -74,15 +74,18 @@ class StandingClock:
 class WallTimer:
     """The host's clock, for devices that run a launch before it returns. `clock` gives nanoseconds."""
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, most: int = 1000) -> None:
-        self.clock, self.most = clock, most
+    MOST = 1000
+    """Launches of a turn."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock = clock
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         launch = launches[0]
         first = self._once(launch)
-        for _ in range(_repeats(settle_ms - first, first, self.most) if settle_ms > first else 0):
+        for _ in range(_repeats(settle_ms - first, first, self.MOST) if settle_ms > first else 0):
             launch()
-        return summary([self._once(launch) for _ in range(_repeats(measure_ms, first, self.most))])
+        return summary([self._once(launch) for _ in range(_repeats(measure_ms, first, self.MOST))])
 
     def _once(self, launch: Callable[[], Any]) -> float:
         start = self.clock()
@@ -98,23 +101,24 @@ class QueueTimer:
     """How much the rotated inputs should fill: three times the largest L2 cache there is, and some."""
     AHEAD_MS = 0.02
     """Host time of one launch that the queue is filled for, at least; measured per contestant."""
+    MOST = 200
+    """Launches of a turn."""
     LONG_MS = 2.0
     """A launch so long is estimated from one."""
 
-    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None, most: int = 200) -> None:
+    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None) -> None:
         import torch
 
         self._torch = torch
         self._telemetry = telemetry or dict
-        self._most = most
         self._cycles_per_ms = self._measure_spin()
         self._estimates: dict[int, tuple[Launches, float, float]] = {}
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         each, host = self._known(launches)
-        for _ in range(_repeats(settle_ms, max(each, host), self._most) if settle_ms else 0):
+        for _ in range(_repeats(settle_ms, max(each, host), self.MOST) if settle_ms else 0):
             launches[0]()
-        count = max(2, _repeats(measure_ms, each, self._most))
+        count = max(2, _repeats(measure_ms, each, self.MOST))
         start, end = self._event(), self._event()
         self._run_ahead(count * host, each)
         start.record()
@@ -179,17 +183,17 @@ class CudaTimer(QueueTimer):
     MEMORY_BYTES = 0
     FLUSH_BYTES = 256 << 20
 
-    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None, most: int = 200) -> None:
-        super().__init__(telemetry, most)
+    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None) -> None:
+        super().__init__(telemetry)
         cuda = self._torch.cuda
         flush = 2 * getattr(cuda.get_device_properties(cuda.current_device()), "L2_cache_size", 0)
         self._cache = self._torch.empty(max(flush, self.FLUSH_BYTES), dtype=self._torch.uint8, device="cuda")
 
     def sample(self, launches: Launches, settle_ms: float, measure_ms: float) -> Timing:
         each, host = self._known(launches)
-        for _ in range(_repeats(settle_ms, max(each, host), self._most)):
+        for _ in range(_repeats(settle_ms, max(each, host), self.MOST)):
             launches[0]()
-        count = max(3, _repeats(measure_ms, each + 0.1, self._most))
+        count = max(3, _repeats(measure_ms, each + 0.1, self.MOST))
         pairs = [(self._event(), self._event()) for _ in range(count)]
         self._run_ahead(count * host, each)
         for turn, (start, end) in enumerate(pairs):
@@ -206,20 +210,20 @@ class GraphTimer:
     """Replays of one CUDA graph of many launches. What is in the L2 cache is what rotating the inputs leaves there."""
 
     MEMORY_BYTES = QueueTimer.MEMORY_BYTES
+    LAUNCHES = 64
+    """Of a graph, at most."""
     SPAN_MS = 0.5
     """How long a graph of short launches should take, so that its own start is nothing beside it."""
     LONG_MS, HEAT_MS = 0.1, 60.0
     """Launches so long make a card slower by up to 15% within tens of milliseconds: they run before the first turn, so
     that all turns are as training is, at the limit of its power."""
 
-    def __init__(
-        self, telemetry: Callable[[], dict[str, Any]] | None = None, launches: int = 64, most: int = 50
-    ) -> None:
+    def __init__(self, telemetry: Callable[[], dict[str, Any]] | None = None, most: int = 50) -> None:
         import torch
 
         self._torch = torch
         self._telemetry = telemetry or dict
-        self._launches, self._most = launches, most
+        self._most = most
         self._graphs: dict[int, tuple[Launches, Any, int]] = {}
         self._heated = False
 
@@ -263,8 +267,8 @@ class GraphTimer:
 
     def _count(self, launches: Launches) -> int:
         """How many launches a graph holds: every set of inputs, and as many as fill SPAN_MS where they are short."""
-        each = self._time(launches[0]) if len(launches) < self._launches else 0.0
-        return max(len(launches), min(self._launches, int(self.SPAN_MS / max(each, 1e-3))))
+        each = self._time(launches[0]) if len(launches) < self.LAUNCHES else 0.0
+        return max(len(launches), min(self.LAUNCHES, int(self.SPAN_MS / max(each, 1e-3))))
 
     def _time(self, run: Callable[[], Any]) -> float:
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -36,7 +36,7 @@ EACH = 1e-4
 
 
 def found_weights(
-    coordinates: Sequence[str], contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape], steps: int = STEPS
+    coordinates: Sequence[str], contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]
 ) -> dict[str, float]:
     """The weight of each coordinate that has one. Few shapes tell nothing: they weigh all alike."""
     import torch
@@ -48,19 +48,19 @@ def found_weights(
     if len(shapes) < LEAST or not varying:
         return dict.fromkeys(coordinates, START) | same
     _, lost = lost_of(contestants, shapes)
-    weights = min((_searched(points, lost, seed, steps) for seed in range(SEARCHES)), key=lambda pair: pair[0])[1]
+    weights = min((_searched(points, lost, seed) for seed in range(SEARCHES)), key=lambda pair: pair[0])[1]
     found = {name: round(float(w), 3) for name, w in zip(coordinates, weights, strict=True)}
     return {name: weight for name, weight in found.items() if weight} | same
 
 
-def _searched(points: torch.Tensor, lost: torch.Tensor, seed: int, steps: int) -> tuple[float, torch.Tensor]:
+def _searched(points: torch.Tensor, lost: torch.Tensor, seed: int) -> tuple[float, torch.Tensor]:
     """(what shapes lose, weights)."""
     import torch
 
     chance = random.Random(seed)
     weights = torch.full((points.shape[1],), START)
     least = regret_nearby(points * weights, lost) + EACH * len(weights)
-    for _ in range(steps):
+    for _ in range(STEPS):
         tried = weights.clone()
         for _ in range(chance.choice((1, 1, 2))):
             place = chance.randrange(len(weights))

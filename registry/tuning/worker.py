@@ -1,7 +1,7 @@
 """The process that kernels run in, so that one that hangs or faults takes down nothing but itself.
 
-It answers the commands `hello`, `case`, `check`, `time` and `compile` of a registry.toolbox.compile_pool.Child, which
-kills it when it stops answering.
+It answers the commands `hello`, `case`, `check`, `time`, `limits` and `compile` of a
+registry.toolbox.compile_pool.Child, which kills it when it stops answering.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 import registry
 from registry import IllegalVariant, InvalidArgument, notices
 from registry.doctor import ailments, examine
-from registry.tuning.lint import lint_files
+from registry.tuning.lint import lint_tables, load_files
 
 TABLE = "op: attention\narch: cpu\nrules:\n- use: [{{variant: test.tiled, config: {config}}}]\n"
 BAD = ["{FOO: 1}", "{BLOCK_M: -5}", "{BLOCK_M: 0}", "{BLOCK_M: '16'}", "{BLOCK_M: true}", "{BLOCK_M: 16, X: 1}", "{}"]
@@ -56,7 +56,7 @@ def test_lint_and_doctor_name_the_line_of_an_undeclared_config(config, by_proble
     rule = f"- when: {{head_dim: 64}}\n  use:\n  - test.tiled\n  - {{variant: test.tiled,\n     config: {config}}}\n"
     file = tmp_path / "mine.yaml"
     file.write_text(f"op: attention\narch: cpu\nrules:\n{rule}")
-    (found,) = [finding for finding in lint_files([file]) if finding.code == "unknown-config"]
+    (found,) = [finding for finding in lint_tables(load_files([file])) if finding.code == "unknown-config"]
     assert (found.severity, found.line, found.path) == ("error", 7, "$.rules[0].use[1]")
     if config == BAD[0]:  # doctor shows what lint finds
         put_in_force(file)
@@ -72,7 +72,7 @@ def test_lint_asks_for_the_configs_of_the_problems_that_a_row_takes(tmp_path, de
     def lint(head_dim, config):
         rule = f"{{when: {{head_dim: {head_dim}}}, use: [{{variant: test.tiled, config: {config}}}]}}"
         (tmp_path / "mine.yaml").write_text(f"op: attention\narch: cpu\nrules: [{rule}]\n")
-        return [f.severity for f in lint_files([tmp_path]) if f.code == "unknown-config"]
+        return [f.severity for f in lint_tables(load_files([tmp_path])) if f.code == "unknown-config"]
 
     assert lint("64", "{B: 16}") == lint("128", "{B: 32}") == lint("64..", "{B: 32}") == []
     assert lint("64", "{B: 32}") == lint("128", "{B: 48}") == ["warning"]
@@ -82,7 +82,7 @@ def test_lint_asks_for_the_configs_of_the_problems_that_a_row_takes(tmp_path, de
 def test_lint_outlives_configs_that_cannot_be_asked(tmp_path, declare):
     declare("test.tiled", configs=lambda problem: 1 / 0, arch=("cpu",))
     (tmp_path / "mine.yaml").write_text(TABLE.format(config="{B: 1}"))
-    assert [f for f in lint_files([tmp_path]) if f.code == "unknown-config"] == []
+    assert [f for f in lint_tables(load_files([tmp_path])) if f.code == "unknown-config"] == []
 
 
 def test_a_table_may_name_what_is_declared_for_the_problem(table, seen):

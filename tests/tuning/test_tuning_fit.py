@@ -29,7 +29,7 @@ from registry.tuning.worker import explain_failure
 
 VERSIONS = {"driver": "580.1", "torch": "2.11.0", "triton": "3.6.0"}
 MACHINE = {"device": "NVIDIA H200", "arch": "sm90", "date": "2026-11-20", **VERSIONS}
-BIG, SMALL = {"TILE": 256}, {"TILE": 64}
+SMALL = {"TILE": 64}
 ALL = Settings()
 
 

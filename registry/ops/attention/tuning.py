@@ -305,7 +305,6 @@ def tiny(op: str) -> list[Case]:
 
 
 GRIDS = {"quick": quick, "tiny": tiny, "paper18": paper18, "gqa": gqa, "single": single, "lengths": lengths}
-_REDUNDANT = ("batch", "heads_q", "heads_kv", "tokens", "ieee")
 
 
 def _draws(op: str, *kinds: str) -> dict[str, Callable[[random.Random], Case]]:
@@ -331,7 +330,6 @@ _FORWARD = Tuning(
         "lse",
         "window",
     ),
-    redundant=_REDUNDANT,
     leading=("seqlen_q", "seqlen_k", "blocks"),
     over="seqlen_q",
     panels=("head_dim", "causal"),
@@ -345,7 +343,6 @@ BY_OP = {
         fields={**FIELDS, "grad_lse": "grad_lse"},
         workload=AttentionBackwardWorkload,
         grids={"training": training, **GRIDS},
-        redundant=(*_REDUNDANT, "lse"),
         draws=_draws("attention_backward", "float32", "deterministic"),
         apart=({"dtype": "float32"}, {"deterministic": True}),
     ),

@@ -321,7 +321,6 @@ _FORWARD = Tuning(
     VarlenWorkload,
     grids.FORWARD,
     order=_ORDER,
-    redundant=("heads_q", "gqa", "ieee", "total_k", "rows"),
     leading=("max_seqlen_k", "total_q", "kv_tokens"),
     as_measured=("kv_layout",),
     panels=("kv_layout", "head_dim"),
@@ -336,7 +335,6 @@ BY_OP = {
         fields={**FIELDS, "grad_lse": "grad_lse"},
         workload=VarlenBackwardWorkload,
         grids=grids.BACKWARD,
-        redundant=(*_FORWARD.redundant, "lse", "kv_layout", "page_size", "kv_dtype", "kv_scale"),
         draws={
             "random": partial(draw, op="attention_varlen_backward"),
             "biased": partial(biased, op="attention_varlen_backward"),

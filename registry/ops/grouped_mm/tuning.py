@@ -205,7 +205,6 @@ BY_OP = {
         draws={"random": draw, "float8": float8, "epilogue": epilogue},
         apart=({"dtype": "float8_e4m3fn"},),
         order=("form", "pitch", "each", "groups", "m", "n", "k", "layout", "dtype"),
-        redundant=("ieee",),
         leading=("m", "n", "k"),
         over="each",
         panels=("form", "dtype"),

@@ -139,7 +139,6 @@ BY_OP = {
         {"quick": quick, "tiny": tiny, "llm": llm, "squares": squares, "fp8": fp8, "fused": fused},
         draws=DRAWS,
         order=("pitch", "m", "n", "k", "layout", "dtype", "batch", "elements"),
-        redundant=("batched", "ieee"),
         leading=("m", "n", "k"),
         over="m",
         panels=("dtype", "layout"),

@@ -37,11 +37,10 @@ class Tuning:
     """One random shape that no grid holds, by the kind of shapes: what a table is judged by, as the grid
     "KIND:SEED:COUNT". The kind "random" is what is mostly asked; where an op has any, it comes first."""
     order: tuple[str, ...] = ()
-    """Facts in the order in which a reader of a table would ask them; others follow."""
-    redundant: tuple[str, ...] = ()
-    """Facts that say what another one says too: no rule asks them."""
+    """Facts by which a report sorts its shapes, behind `panels`; others follow."""
     leading: tuple[str, ...] = ()
-    """Sizes below half of the smallest one measured are not spoken about: small problems behave in their own way."""
+    """Sizes that people know a shape by: what lies beside a table lists its shapes by them, `--refine` goes half way
+    between them."""
     as_measured: tuple[str, ...] = ()
     """Facts that a table speaks about only as they were measured: a batch of products is another problem than one."""
     apart: tuple[Mapping[str, Any], ...] = ()
