@@ -114,8 +114,9 @@ def flash_attn_varlen_func(
         if seqused_q is not None:
             raise InvalidArgument("seqused_q", "a tensor beside pages", "None")
         used = seqused_k
-        if used is None and cu_seqlens_k is not None:
-            used = checks.lengths("cu_seqlens_k", cu_seqlens_k, None, check_tensor("q", q).device).diff()
+        if cu_seqlens_k is not None:  # seqused_k says more, but nonsense is nonsense
+            ends = checks.lengths("cu_seqlens_k", cu_seqlens_k, None, check_tensor("q", q).device)
+            used = ends.diff() if used is None else used
         lengths |= {"seqused_k": used, "block_table": table}
     elif seqused_q is None and seqused_k is None:
         lengths["cu_seqlens_k"] = cu_seqlens_k

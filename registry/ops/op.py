@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -131,6 +131,14 @@ class Op:
     def problem_of(self, *args: Any, **kwargs: Any) -> tuple[Problem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         raise NotImplementedError
+
+    def refuse(self, late: InvalidArgument, settings: Any, *tensors: Any) -> NoReturn:
+        """Raise for a call in which this is wrong: what `explain` would name first, where that is another mistake."""
+        try:
+            self.asked(settings, False, *tensors)
+        except InvalidArgument as first:
+            raise first from None
+        raise late
 
     def refuse_values(self, *args: Any, **kwargs: Any) -> None:
         """Raise for values in memory that a call would refuse; no Problem knows of them."""

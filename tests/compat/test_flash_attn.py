@@ -150,6 +150,17 @@ def test_parts_name_what_is_no_tensor(name, bad):
     assert raised.value.argument == name
 
 
+@pytest.mark.parametrize("bad", ["ends", torch.ones(3), torch.ones(2, 2, dtype=torch.int32)], ids=type)
+def test_starts_beside_pages_are_checked_too(bad):
+    pages, table = torch.randn(2, 4, HEADS, D), torch.tensor([[0], [1]], dtype=torch.int32)
+    used = torch.tensor([3, 4], dtype=torch.int32)
+    with pytest.raises(registry.InvalidArgument) as raised:
+        flash_attn_varlen_func(
+            torch.randn(2, HEADS, D), pages, pages, starts((1, 1)), bad, 1, 4, seqused_k=used, block_table=table
+        )
+    assert raised.value.argument == "cu_seqlens_k"
+
+
 @pytest.mark.parametrize("name", ["seqused_q", "seqused_k"])
 @pytest.mark.parametrize("used", [(-1, 5), (3, 6)])
 def test_more_cannot_be_used_than_there_is(name, used):

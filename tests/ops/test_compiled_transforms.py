@@ -95,3 +95,14 @@ def test_what_has_no_derivative_says_so(what, given, message, fullgraph):
     error = torch._dynamo.exc.Unsupported if fullgraph else NotImplementedError
     with pytest.raises(error, match=f"{message} is not implemented"):
         torch.compile(what, backend="eager", fullgraph=fullgraph)(given)
+
+
+@pytest.mark.parametrize("argnums", [0, (0, 1)], ids=str)
+def test_slopes_have_no_derivative_and_say_so(argnums):
+    def loss(slopes, q):
+        return registry.attention_varlen(q, PACKED, PACKED, **VARLEN, alibi_slopes=slopes).sum()
+
+    for function in (grad(loss, argnums), torch.compile(grad(loss, argnums), backend="eager", fullgraph=True)):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="alibi_slopes: got a tensor that requires grad"):
+            function(torch.rand(4), PACKED)

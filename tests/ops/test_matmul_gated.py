@@ -159,6 +159,7 @@ BAD = {
     ),
     "one scale": ({"scale_a": torch.ones(20)}, "scale_b: got None"),
     "no tensor": ({"a": None}, "a: got NoneType"),
+    "no name": ({"variant": []}, r"variant: got \[\]; allowed: None or the name"),
 }
 
 

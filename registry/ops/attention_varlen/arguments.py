@@ -25,6 +25,9 @@ KV_SCALES = ("tensor", "head", "token")
 OPTIONAL = ("cu_seqlens_k", "seqused_k", "block_table", "sinks", "alibi_slopes", "k_scale", "v_scale", "out")
 """The tensors that a call may leave out, in the order in which they are passed on."""
 
+READ = OPTIONAL[:-1]
+"""Those that no call writes to."""
+WITHOUT_GRADIENT = ("alibi_slopes", "k_scale", "v_scale")
 _K_SHAPES = "[T, Hkv, D] (packed), [B, S, Hkv, D] (cache) or [pages, page, Hkv, D] (pages, with block_table)"
 
 
@@ -56,11 +59,19 @@ def check_operands(q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, A
     capacity, page = _check_lengths(layout, batch, k, given)
     for name in ("sinks", "alibi_slopes"):
         _check_per_head(name, given[name], q)
-    for name in ("alibi_slopes", "k_scale", "v_scale"):
-        if given[name] is not None:
-            refuse_its_grad(name, given[name])
+    refuse_followed(given)
     check_out(given["out"], q, v)
     return Geometry(layout, batch, page, capacity)
+
+
+def refuse_followed(given: dict[str, Any]) -> None:
+    """Raise where somebody wants the gradient of what has none: no fact that a plan is kept by says so."""
+    for name in WITHOUT_GRADIENT:
+        if given[name] is not None:
+            refuse_its_grad(name, given[name])
+    out = given["out"]
+    if out is not None and out.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument("out", "a tensor that requires grad", "one that does not, or a call under no_grad()")
 
 
 def _check_qkv(q: Any, k: Any, v: Any) -> None:
@@ -170,8 +181,6 @@ def check_out(out: Any, q: Any, v: Any) -> None:
     if tuple(out.shape) != shape or out.dtype != q.dtype:
         got = f"shape {tuple(out.shape)} of {dtype_name(out.dtype)}"
         raise InvalidArgument("out", got, f"shape {shape} of {dtype_name(q.dtype)}")
-    if out.requires_grad:
-        raise InvalidArgument("out", "a tensor that requires grad", "one that does not")
     if (out.stride(-1) != 1 and out.shape[-1] > 1) or not is_its_own(out):
         raise InvalidArgument(
             "out", f"strides {tuple(out.stride())}", "a unit inner stride, and memory for each element"

@@ -206,8 +206,10 @@ class AttentionVarlenBackward(VarlenOp):
                 return found
             # Without a key the LSE is the sink itself.
             grad_lse = given["grad_lse"]
-            sums = torch.zeros_like(sinks) if grad_lse is None else grad_lse.sum(1).to(sinks.dtype)
-            return *found, sums
+            if grad_lse is None:
+                return *found, torch.zeros_like(sinks)
+            exact = torch.promote_types(grad_lse.dtype, sinks.dtype)
+            return *found, grad_lse.sum(1, dtype=exact).to(sinks.dtype)
 
         return launch
 

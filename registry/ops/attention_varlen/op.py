@@ -22,7 +22,7 @@ from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention_varlen import arguments, lengths, oracle
-from registry.ops.attention_varlen.arguments import coarse
+from registry.ops.attention_varlen.arguments import READ, coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
 from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named, step_of
@@ -122,11 +122,6 @@ class AttentionVarlen(VarlenOp):
             softcap = masks.check_softcap(softcap)
         if window is not None and not is_window(window):
             window = masks.check_window(window)
-        copied_to = None
-        if out is not None and not _is_compiling() and needs_copy(out, q, k, v, cu_seqlens_q, sinks, alibi_slopes):
-            arguments.check_out(out, q, v)
-            refuse_grad("out", out, q, k, v, sinks)
-            copied_to, out = out, None
         given: Given = {
             "cu_seqlens_k": cu_seqlens_k,
             "seqused_k": seqused_k,
@@ -137,8 +132,15 @@ class AttentionVarlen(VarlenOp):
             "v_scale": v_scale,
             "out": out,
         }
-        if plan is not None:
-            check_schedule(plan)
+        copied_to = None
+        if out is not None and not _is_compiling() and _is_read(out, q, k, v, cu_seqlens_q, given):
+            arguments.refuse_followed(given)
+            arguments.check_out(out, q, v)
+            refuse_grad("out", out, q, k, v, sinks)
+            copied_to, given["out"] = out, None
+        if plan is not None and not isinstance(plan, Schedule):
+            lengths_of = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "cu_seqlens_q": cu_seqlens_q}
+            self.problem_of(q, k, v, **lengths_of, **given, return_lse=return_lse, variant=variant, plan=plan)
         eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
         longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
@@ -153,6 +155,8 @@ class AttentionVarlen(VarlenOp):
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
             result = result if copied_to is None else copied_to.copy_(result)
             return (result, lse) if return_lse else result
+        if out is not None or alibi_slopes is not None or k_scale is not None or v_scale is not None:
+            arguments.refuse_followed(given)
         if plan is not None:
             plan.check(found.decision.problem, q.device)
             given |= plan.lengths
@@ -323,7 +327,7 @@ class AttentionVarlen(VarlenOp):
         )
         out = given["out"]
         refuse_grad("out", out, q, k, v, given["sinks"])
-        if out is not None and needs_copy(out, q, k, v, cu_seqlens_q, given["sinks"], given["alibi_slopes"]):
+        if out is not None and _is_read(out, q, k, v, cu_seqlens_q, given):
             fields["out"] = False  # copied to its place afterwards
         problem = VarlenProblem(**fields)
         if plan is not None:
@@ -392,6 +396,11 @@ class AttentionVarlen(VarlenOp):
             q, k, v, cu_seqlens_q, tensors, causal=causal, window=window, softcap=softcap, scale=scale, dtype=dtype
         )
         return (found, lse) if return_lse else found
+
+
+def _is_read(out: torch.Tensor, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> bool:
+    """Whether `out` lies where an input does, which a kernel reads after it has begun to write."""
+    return needs_copy(out, q, k, v, cu_seqlens_q, *[given[name] for name in READ])
 
 
 attention_varlen = AttentionVarlen()

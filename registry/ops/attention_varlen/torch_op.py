@@ -17,6 +17,7 @@ from torch import Tensor
 from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import in_one_piece, is_tracing, meet_compiler
+from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import arguments, costs
 from registry.ops.attention_varlen.derivatives import INSTEAD, no_gradient_of_a_cache, no_second_derivative
 from registry.ops.attention_varlen.outputs import new_lse, new_out
@@ -185,6 +186,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     *ctx.how, with_lse, _ = inputs[_TENSORS:]
     if not with_lse:
         raise RuntimeError("registry::attention_varlen needs with_lse=True to be differentiated")
+    # Of what functorch differentiates in a graph that is being compiled, the call's own checks see nothing.
+    for name, followed in zip(arguments.OPTIONAL, ctx.needs_input_grad[4:_TENSORS], strict=False):
+        if followed and name in arguments.WITHOUT_GRADIENT:
+            raise InvalidArgument(name, "a tensor that requires grad", "one that does not, for it is given none")
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes)
     ctx.scope = current.get()
     ctx.packed = cu_seqlens_k is not None and k.dtype == q.dtype

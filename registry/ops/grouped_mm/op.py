@@ -20,6 +20,7 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
+from registry.errors import InvalidArgument
 from registry.ops.grouped_mm import arguments, costs
 from registry.ops.grouped_mm.oracle import bounds, finish
 from registry.ops.grouped_mm.problem import GroupedMmProblem
@@ -109,7 +110,10 @@ class GroupedMm(Op):
                         observe(scope, plan.decision)
                     return result
             if out is not None:
-                out = check_writable(out)
+                try:
+                    out = check_writable(out)
+                except InvalidArgument as late:
+                    self.refuse(late, settings, a, b, offs, rows, bias, scale_a, scale_b, out)
             if _no_grad_and_plain(a, b, bias, offs, rows, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, offs, rows, bias, scale_a, scale_b):
                     result = self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b)

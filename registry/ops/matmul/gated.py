@@ -156,7 +156,7 @@ def _named(variant: str | None) -> str | None:
 
 
 def _makes_groups(variant: str) -> bool:
-    return variant in OPS[OP].variants
+    return type(variant) is str and variant in OPS[OP].variants
 
 
 def _in_parts(asked: _Asked, variant: str | None, *, out: Any = None, **more: Any) -> torch.Tensor:

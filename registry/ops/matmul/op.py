@@ -140,7 +140,10 @@ class Matmul(Op):
                         self.plans.keep_straight(key, settings, plan, (a, b), a, b)
                     return result
             if out is not None:
-                out = check_writable(out)
+                try:
+                    out = check_writable(out)
+                except InvalidArgument as late:
+                    self.refuse(late, settings, a, b, bias, scale_a, scale_b, out)
             if _no_grad_and_plain(a, b, bias, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
@@ -185,7 +188,8 @@ class Matmul(Op):
             called = (key, a, b) if key is not None else None
             return self.launch(settings, a2, b2, bias, scale_a, scale_b, None, called).view(shape)
         if tuple(out.shape) != shape:
-            raise InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
+            late = InvalidArgument("out", f"shape {tuple(out.shape)}", f"shape {shape}")
+            self.refuse(late, settings, a, b, bias, scale_a, scale_b, out)
         try:
             view = out.view(*((a2.shape[0],) if a2.dim() == 3 else ()), a2.shape[-2], b2.shape[-1])
         except RuntimeError:  # no view of `out` has so few dimensions

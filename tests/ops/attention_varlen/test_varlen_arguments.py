@@ -128,6 +128,34 @@ def test_out_may_overlap_an_input(name):
         assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "seqused_k", "k_scale", "v_scale"])
+def test_out_may_overlap_what_is_no_operand(name):
+    q, caches = torch.randn(6, 4, 16), torch.randint(-100, 100, (2, 3, 8, 2, 16), dtype=torch.int8)
+    how = {"cu_seqlens_q": torch.tensor([0, 2, 4, 6]).int(), "seqused_k": torch.tensor([8, 5, 3]).int()}
+    how |= dict.fromkeys(("k_scale", "v_scale"), torch.full((2,), 0.01)) | {"max_seqlen_q": 2, "max_seqlen_k": 8}
+    out, want = torch.empty(6, 4, 16), varlen(q, *caches, **how)
+    inside = out.view(how[name].dtype).view(-1)[100 : 100 + how[name].numel()]
+    how[name] = inside.copy_(how[name])
+    assert varlen(q, *caches, **how, out=out) is out
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "k_scale", "v_scale", "out"])
+def test_what_has_no_gradient_is_refused_whether_a_plan_is_kept_or_not(name):
+    q, (k, v) = torch.randn(6, 4, 16), torch.randint(-100, 100, (2, 6, 2, 16), dtype=torch.int8)
+    how = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 2, 6]).int())
+    how |= {"k_scale": torch.ones(2), "v_scale": torch.ones(2), "max_seqlen_q": 4, "max_seqlen_k": 4}
+    how |= {"alibi_slopes": torch.rand(4), "out": torch.empty(6, 4, 16)}
+    followed = how | {name: how[name].clone().requires_grad_()}
+    for _ in range(2):
+        with pytest.raises(registry.InvalidArgument, match="a tensor that requires grad") as raised:
+            varlen(q, k, v, **followed)
+        assert raised.value.argument == name
+        with torch.no_grad():
+            varlen(q, k, v, **followed)
+        varlen(q, k, v, **how)
+
+
 def test_out_is_not_followed_by_autograd():
     (q, k, v), how = batch(dtype=torch.float32)
     for out in (torch.empty_like(q), q.detach()):

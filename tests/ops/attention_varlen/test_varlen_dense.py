@@ -87,6 +87,39 @@ def test_of_two_mistakes_a_call_and_explain_name_the_same():
             call(rows[0], rows.mT, offs=torch.tensor([9, 1], dtype=torch.int32), variant="nobody")
 
 
+def _twice_wrong():
+    rows, weight, followed = torch.ones(2, 5, 8), torch.ones(2, 8, 12), torch.ones(5, 8, requires_grad=True)
+    ends = torch.tensor([2, 5], dtype=torch.int32)
+    packed = [torch.ones(5, 2, 8, requires_grad=True)] * 3
+    step = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 5], dtype=torch.int32))
+    step |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 5)
+    scales = dict.fromkeys(("scale_a", "scale_b"), torch.ones(()))
+    return {
+        "bias": (registry.matmul, (rows, weight), {"bias": torch.ones(6), "out": torch.ones(2, 5, 6)}),
+        "scale_a": (registry.matmul, (followed, weight[0]), {**scales, "out": 1}),
+        "scale_a of groups": (registry.grouped_mm, (followed, weight), {"offs": ends, **scales, "out": 1}),
+        "out": (registry.attention_varlen, packed, {**step, "plan": 1, "out": torch.zeros(5, 2, 8)}),
+    }
+
+
+@pytest.mark.parametrize("case", _twice_wrong())
+def test_of_two_wrong_arguments_a_call_and_explain_name_the_same(case):
+    op, given, how = _twice_wrong()[case]
+    for call in (op, op.explain):
+        with pytest.raises(registry.InvalidArgument) as raised:
+            call(*given, **how)
+        assert raised.value.argument == case.partition(" ")[0]
+
+
+def test_gradients_of_sinks_without_a_key_are_as_exact_as_they_are():
+    sinks = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    q, k = torch.zeros(1, 1, 64, 8, dtype=torch.float64), torch.zeros(1, 1, 0, 8, dtype=torch.float64)
+    weights = torch.rand(1, 1, 64)
+    _, lse = registry.attention(q, k, k, sinks=sinks, return_lse=True)
+    (found,) = torch.autograd.grad(lse, sinks, weights)
+    torch.testing.assert_close(found.item(), weights.double().sum().item(), rtol=1e-14, atol=0.0)
+
+
 @pytest.mark.parametrize("bad", [None, [1.0], torch.ones(3), torch.ones(2, 3, 4, 5, 6)], ids=lambda bad: type(bad))
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_is_no_operand_is_named(operands, place, bad):
