@@ -61,6 +61,7 @@ plots: $(VENV)/.installed-dev ## draw the plots, and write the tables of results
 
 pictures: $(VENV)/.installed-dev ## draw the roofline and the warp timelines of README and docs/learn.md anew
 	$(PY) tools/pictures.py
+	$(PY) docs/figures/attention_tiles.py
 
 bench: $(VENV)/.installed-dev ## time every variant on this machine and keep the figures
 	$(PY) -m pytest benchmarks --benchmark-autosave

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The sweep behind the shipped tables and the plots, on the GPU of this machine:
+# The sweep that the tables of four ops began with, and the plots, on the GPU of this machine:
 #
 #   sh benchmarks/sweep.sh OUT [PHASE ...]      phases: attention backward matmul grouped overhead conformance
 #                                              (default: all)

@@ -49,9 +49,6 @@ MOST_COPIES = 32
 ROUNDS = 3
 TURN_MS, LONG_TURN_MS = 1.0, 5.0
 """That one contender is timed for in a round, or two launches."""
-LONG_MS, HEAT_MS = 0.1, 60.0
-"""Launches so long make a card slower within tens of milliseconds, and some of them more than others: they are compared
-as training runs them, at the limit of its power. Of 40 products two picks lost 8 and 13% by times of a cool card."""
 AWAY, BEHIND = 2.0, 1.3
 """Who took so many times what the fastest took has no further turn: after a first look, after a round."""
 NEAR = 0.05
@@ -223,12 +220,14 @@ def _other(found: Any, told: Any) -> str:
 
 def _timed(timer: Timer, launches: dict[int, Launches]) -> dict[int, float]:
     """The median of each contender's turns."""
-    from registry.tuning.timing import quantile, turn_order
+    from registry.tuning.timing import GraphTimer, quantile, turn_order
 
     if len(launches) < 2:
         return {}
     first = {at: timer.sample(calls, 0.0, TURN_MS).ms for at, calls in launches.items()}
-    turn_ms, heat_ms = (LONG_TURN_MS, HEAT_MS) if min(first.values()) > LONG_MS else (TURN_MS, 0.0)
+    # A card grows slower, for some more than for others: of 40 products two picks lost 8 and 13% by times of a cool one.
+    long = min(first.values()) > GraphTimer.LONG_MS
+    turn_ms, heat_ms = (LONG_TURN_MS, GraphTimer.HEAT_MS) if long else (TURN_MS, 0.0)
     turns: dict[int, list[float]] = {at: [] for at in launches}
     took = dict(first)
     for number in range(ROUNDS):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.products import refuse_its_grad
+from registry.ops.parts.products import needs_copy, refuse_its_grad
 from registry.ops.tensors import check_tensor, dtype_name, is_its_own, jit_traced
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -25,8 +25,6 @@ KV_SCALES = ("tensor", "head", "token")
 OPTIONAL = ("cu_seqlens_k", "seqused_k", "block_table", "sinks", "alibi_slopes", "k_scale", "v_scale", "out")
 """The tensors that a call may leave out, in the order in which they are passed on."""
 
-READ = OPTIONAL[:-1]
-"""Those that no call writes to."""
 WITHOUT_GRADIENT = ("alibi_slopes", "k_scale", "v_scale")
 _K_SHAPES = "[T, Hkv, D] (packed), [B, S, Hkv, D] (cache) or [pages, page, Hkv, D] (pages, with block_table)"
 
@@ -170,6 +168,11 @@ def check_scales(k: Any, k_scale: Any, v_scale: Any) -> str:
     if found[0] != found[1]:
         raise InvalidArgument("v_scale", f"one a {found[1]}", f"as k_scale: one a {found[0]}")
     return found[0]
+
+
+def is_read(out: Any, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, Any]) -> bool:
+    """Whether `out` lies where an input does, which a kernel reads after it has begun to write."""
+    return needs_copy(out, q, k, v, cu_seqlens_q, *[given[name] for name in OPTIONAL if name != "out"])
 
 
 def check_out(out: Any, q: Any, v: Any) -> None:

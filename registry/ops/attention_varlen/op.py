@@ -22,7 +22,7 @@ from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention_varlen import arguments, lengths, oracle
-from registry.ops.attention_varlen.arguments import READ, coarse
+from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
 from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named, step_of
@@ -33,7 +33,7 @@ from registry.ops.attention_varlen.torch_op import HOW, How, define, through_tor
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
-from registry.ops.parts.products import needs_copy, refuse_grad
+from registry.ops.parts.products import refuse_grad
 from registry.ops.tensors import autocast, is_virtual
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -133,7 +133,7 @@ class AttentionVarlen(VarlenOp):
             "out": out,
         }
         copied_to = None
-        if out is not None and not _is_compiling() and _is_read(out, q, k, v, cu_seqlens_q, given):
+        if out is not None and not _is_compiling() and arguments.is_read(out, q, k, v, cu_seqlens_q, given):
             arguments.refuse_followed(given)
             arguments.check_out(out, q, v)
             refuse_grad("out", out, q, k, v, sinks)
@@ -327,7 +327,7 @@ class AttentionVarlen(VarlenOp):
         )
         out = given["out"]
         refuse_grad("out", out, q, k, v, given["sinks"])
-        if out is not None and _is_read(out, q, k, v, cu_seqlens_q, given):
+        if out is not None and arguments.is_read(out, q, k, v, cu_seqlens_q, given):
             fields["out"] = False  # copied to its place afterwards
         problem = VarlenProblem(**fields)
         if plan is not None:
@@ -396,11 +396,6 @@ class AttentionVarlen(VarlenOp):
             q, k, v, cu_seqlens_q, tensors, causal=causal, window=window, softcap=softcap, scale=scale, dtype=dtype
         )
         return (found, lse) if return_lse else found
-
-
-def _is_read(out: torch.Tensor, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> bool:
-    """Whether `out` lies where an input does, which a kernel reads after it has begun to write."""
-    return needs_copy(out, q, k, v, cu_seqlens_q, *[given[name] for name in READ])
 
 
 attention_varlen = AttentionVarlen()
