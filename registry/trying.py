@@ -225,7 +225,7 @@ def _timed(timer: Timer, launches: dict[int, Launches]) -> dict[int, float]:
     if len(launches) < 2:
         return {}
     first = {at: timer.sample(calls, 0.0, TURN_MS).ms for at, calls in launches.items()}
-    # A card grows slower, for some more than for others: of 40 products two picks lost 8 and 13% by times of a cool one.
+    # A card grows slower, for some more than for others: of 40 products two lost 8 and 13% by a cool one's times.
     long = min(first.values()) > GraphTimer.LONG_MS
     turn_ms, heat_ms = (LONG_TURN_MS, GraphTimer.HEAT_MS) if long else (TURN_MS, 0.0)
     turns: dict[int, list[float]] = {at: [] for at in launches}
