@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from registry import notices
+from registry.cli._main import own_commands
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.dispatch import in_force
@@ -35,7 +36,8 @@ ENVIRONMENT_PREFIX = "REGISTRY_"
 def examine() -> dict[str, Any]:
     """Everything that `kreg doctor` shows."""
     found = catalog.get()
-    failed = {failure.plugin: failure.error for failure in (*load_commands(click.Group()), *found.failures)}
+    commands = load_commands(click.Group(), own_commands())
+    failed = {failure.plugin: failure.error for failure in (*commands, *found.failures)}
     tables, broken = _tables()
     refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []

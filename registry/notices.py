@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from registry.forks import new_lock
 
 __all__ = [
+    "both_ends",
     "clear",
     "clip",
     "counts",
@@ -100,6 +101,17 @@ def clip(text: str, limit: int) -> str:
     """The text on one line and of bounded length: what others write must not write our messages."""
     shown = text if text.isprintable() else repr(text)
     return shown if len(shown) <= limit else shown[:limit] + "..."
+
+
+def both_ends(text: str, limit: int) -> str:
+    """At most so many characters: of an error what it says first, and where it came from, which it says last."""
+    if len(text) <= limit:
+        return text
+    half = (limit - len(_LEFT_OUT)) // 2
+    return text[:half] + _LEFT_OUT + text[-half:]
+
+
+_LEFT_OUT = " ... "
 
 
 def drop_output() -> None:

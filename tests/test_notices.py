@@ -9,6 +9,8 @@ import sys
 import pytest
 from ran import install_plugin
 
+from registry import notices
+
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 SCRIPT = """
@@ -68,3 +70,9 @@ def test_the_doctor_says_it_once(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     for what in ("no such thing", "nobody_has_this", "bad.yaml:3"):
         assert done.stdout.count(what) == 1, what
+
+
+def test_of_a_long_text_both_ends_are_kept():
+    assert notices.both_ends("short", 20) == "short"
+    found = notices.both_ends("ValueError: " + "x" * 500 + " mine.py:7", 60)
+    assert len(found) <= 60 and found.startswith("ValueError: ") and " ... " in found and found.endswith(" mine.py:7")

@@ -60,10 +60,10 @@ class Commands(Named):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._load_plugin_commands()
-        return sorted({*_own_commands(), *self.commands})
+        return sorted({*own_commands(), *self.commands})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in _own_commands():
+        if name in own_commands():
             command: click.Command = importlib.import_module(f"{PACKAGE}.{name}").command
             return command
         self._load_plugin_commands()
@@ -74,11 +74,12 @@ class Commands(Named):
             from registry.dispatch.catalog import load_commands
 
             self._plugins_loaded = True
-            for failure in load_commands(self):
+            for failure in load_commands(self, own_commands()):
                 click.echo(f"note: plugin {failure.plugin} failed: {printable(failure.error)}", err=True)
 
 
-def _own_commands() -> list[str]:
+def own_commands() -> list[str]:
+    """The names of the commands in this folder, which no plugin's command takes the place of."""
     return [
         module.name for module in pkgutil.iter_modules([os.path.dirname(__file__)]) if not module.name.startswith("_")
     ]

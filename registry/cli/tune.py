@@ -14,7 +14,7 @@ from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
 from registry.errors import InvalidArgument
-from registry.notices import printable
+from registry.notices import both_ends, printable
 from registry.ops.known import all_ops
 
 ENDED_BY = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
@@ -329,7 +329,8 @@ def _failures(results: Any, op: str) -> list[str]:
         for entry in case.entries.values():
             if entry.failure is not None:
                 text = f"{entry.variant}: {entry.failure['why']}: {entry.failure.get('detail', '')}".strip(": ")
-                found[text[:300]] = found.get(text[:300], 0) + 1
+                text = both_ends(text, 300)
+                found[text] = found.get(text, 0) + 1
     if not found:
         return []
     lines = [
@@ -393,8 +394,7 @@ def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, whe
     if report is not None:
         found["sweep"] = asdict(report)
     if fitted is not None:
-        regrets: dict[str, Any] = {name: asdict(getattr(fitted, name)) for name in ("regret", "single")}
-        regrets["kinds"] = [{"when": dict(kind), **asdict(regret)} for kind, regret in fitted.kinds]
-        found |= {"rules": fitted.rules, **regrets}
+        kinds = [{"when": dict(kind), **regret.data()} for kind, regret in fitted.kinds]
+        found |= {"rules": fitted.rules, "regret": fitted.regret.data(), "single": fitted.single.data(), "kinds": kinds}
         found |= {"warnings": fitted.warnings, "table": where or fitted.text}
     return found

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 from registry.contract.capability import (
@@ -19,7 +20,7 @@ from registry.contract.capability import (
     meets,
     reasons_against,
 )
-from registry.contract.noted import noting
+from registry.contract.noted import Noted, noting
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError, shown
 from registry.notices import notice, what_failed
@@ -42,7 +43,7 @@ class _Asked(NamedTuple):
     problem: Problem
     configs: list[Config]
     costs: dict[int, Any]
-    """By the id of one of those, what it is guessed to take: of the first, once a guess was asked for."""
+    """By the id of one of those, what it is guessed to take: of the first, once a guess was asked for. None is none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Variant:
               the capture of a CUDA graph, which cannot hold that, the call is refused.
     cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit, best in microseconds. A
               table corrects it by what was measured, and takes the config that is left with the least. Where variants
-              are expected to take about as long, tables ask what each of them guesses, too.
+              are expected to take about as long, tables ask what each of them guesses, too. What is no finite number
+              above zero is no guess, which is said; where one config has none, none of the variant's counts there.
     builds_each_size
               whether its library builds a kernel for each size at the first call of it, which takes milliseconds and is
               in no measurement. Where sizes are likely to be new at every call (`Problem.growing`), it goes behind the
@@ -146,14 +148,39 @@ class Variant:
         return list(made)
 
     def costs(self, problem: Problem) -> Callable[[Config], Any] | None:
-        """What guesses how long each config takes; None where it guesses nothing."""
-        cost = self.cost
-        if cost is None:
+        """What guesses how long each config takes, or gives None for no guess; None where it guesses nothing."""
+        if self.cost is None:
             return None
-        for asked in self._last:
-            if asked.problem is problem and asked.costs:
-                return functools.partial(_guessed, asked.costs, cost, problem)
-        return functools.partial(cost, problem)
+        known = next((asked.costs for asked in self._last if asked.problem is problem), {})
+        return functools.partial(self._guessed, problem, known)
+
+    def _guessed(self, problem: Problem, known: Mapping[int, Any], config: Config) -> Any:
+        """What was guessed before, if it was. A cost that raises guesses nothing; it is blamed for its own configs, not
+        for those of an earlier version, whose keys may be others."""
+        found = known.get(id(config))
+        if found is not None:
+            return found
+        try:
+            return self._guess_of(problem, config)
+        except BaseException as error:
+            if noting() or interrupts(error):
+                raise
+            if config in self.configs_for(problem):
+                self._failed(problem, error)
+            return None
+
+    def _guess_of(self, problem: Problem, config: Config) -> Any:
+        """What its cost gives; None for what is no guess, which is said. Raises what its cost raises."""
+        found: Any = self.cost(problem, config)  # type: ignore[misc]
+        if type(found) not in (float, Noted) and isinstance(found, Real):
+            found = float(found)
+        if type(found) in (float, Noted) and 0.0 < found < math.inf:
+            return found
+        text = f"Variant {self.name}: cost: got {shown(found)}, which is no guess; allowed: a finite number above zero"
+        if noting():
+            raise DeclarationError(text)
+        notice(text)
+        return None
 
     def guess(self, problem: Problem) -> Any:
         """The least that it guesses one of its configs to take; None where it guesses nothing of such problems."""
@@ -162,9 +189,9 @@ class Variant:
         try:
             asked = self._asked(problem)
             if not asked.costs:
-                asked.costs.update([(id(config), self.cost(problem, config)) for config in asked.configs[:GUESSED]])
-            return max(min(asked.costs.values()), 1e-9)
-        except Exception as error:  # a problem that it does not run, mostly
+                asked.costs.update([(id(one), self._guess_of(problem, one)) for one in asked.configs[:GUESSED]])
+            return None if None in asked.costs.values() else min(asked.costs.values())
+        except BaseException as error:  # a problem that it does not run, mostly
             if noting() or interrupts(error):
                 raise
             return None
@@ -226,7 +253,7 @@ class Variant:
         return None
 
     def _ordered(self, problem: Problem, configs: Sequence[Config], order: Order) -> Sequence[Config]:
-        """In this order; as declared where its guess fails, which refuses nothing."""
+        """In this order; as declared where that fails, which refuses nothing."""
         try:
             return order(configs) or configs
         except BaseException as error:
@@ -293,9 +320,3 @@ class Variant:
         if not plain or any(isinstance(value, float) and not math.isfinite(value) for _, value in items):
             allowed = "a flat dict of finite numbers, strings and bools, by name"
             raise DeclarationError(f"Variant {self.name}: config {shown(config)}; allowed: {allowed}")
-
-
-def _guessed(costs: Mapping[int, Any], cost: Callable[[Any, Config], Any], problem: Problem, config: Config) -> Any:
-    """What was guessed before, if it was."""
-    found = costs.get(id(config))
-    return cost(problem, config) if found is None else found

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,7 @@ from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
 from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant
 from registry.forks import in_child, new_lock
-from registry.notices import clip, printable, what_failed
+from registry.notices import clip, notice, printable, what_failed
 from registry.signals import held_back, interrupts
 
 if TYPE_CHECKING:
@@ -147,17 +147,21 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def load_commands(cli: Any) -> list[PluginFailure]:
-    """Let each plugin add its commands to the command line; those that fail are reported, not raised."""
+def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
+    """Let each plugin add its commands to the command line; those that fail are reported, not raised, and those of
+    `taken` names, which are never reached, are said."""
     failures = []
     for name, load in _loaders():
-        manager = new_manager()
+        manager, before = new_manager(), dict(cli.commands)
         try:
             with contained():
                 manager.register(load(), name=name)
                 manager.hook.registry_commands(cli=cli)
         except PluginFailed as failed:
             failures.append(PluginFailure(name, what_failed(failed.error)))
+        for command in sorted(set(taken).intersection(cli.commands)):
+            if cli.commands[command] is not before.get(command):
+                notice(f"plugin {name}: its command {command!r} is never reached: kreg has one of that name")
     return failures
 
 

@@ -21,12 +21,21 @@ MOST_FILES = 200
 
 def fingerprint_of(variant: Variant) -> str:
     """12 hex digits over the variant's files: its module, or its whole package; "" where nothing is known."""
+    paths = files_of(variant)
+    return _hash_files(tuple(paths)) if paths else _hash_code(_bare(variant))
+
+
+def files_of(variant: Variant) -> list[Path]:
+    """The files of the variant's plugin; none where they are not known."""
+    return _files(variant.origin, getattr(_bare(variant), "__module__", "") or "")
+
+
+def _bare(variant: Variant) -> Any:
+    """The function that runs, without what is around it."""
     run: Any = variant.run
     while isinstance(run, functools.partial):
         run = run.func
-    run = inspect.unwrap(run) if callable(run) else run
-    paths = _files(variant.origin, getattr(run, "__module__", "") or "")
-    return _hash_files(tuple(paths)) if paths else _hash_code(run)
+    return inspect.unwrap(run) if callable(run) else run
 
 
 def _files(origin: str, module: str) -> list[Path]:

@@ -26,12 +26,29 @@ KNOWN = 1024
 PLACE, GUESS = OWN + "place", OWN + "guess"
 
 
-def own_order(configs: Sequence[Config], cost: Callable[[Config], float] | None) -> list[tuple[Config, float]]:
+Cost = Callable[[Config], float | None]
+"""What a variant guesses that a config takes, or None for no guess (`Variant.costs`)."""
+
+
+def guessed(configs: Sequence[Config], cost: Cost) -> list[tuple[Config, float]] | None:
+    """These configs, each with its guess. None where one of them has none: against it no other counts."""
+    found = []
+    for config in configs:
+        guess = cost(config)
+        if guess is None:
+            return None
+        found.append((config, guess))
+    return found
+
+
+def own_order(configs: Sequence[Config], cost: Cost | None) -> list[tuple[Config, float]]:
     """These configs as their variant alone would try them, each with its guess; ties as they were given. No log of a
     guess is taken: that of a noted size would hold for this size alone."""
-    if cost is None:
-        return [(config, 1.0) for config in configs]
-    found = [(config, max(cost(config), 1e-9)) for config in configs]
+    found = guessed(configs, cost) if cost is not None else None
+    return _sorted(found) if found is not None else [(config, 1.0) for config in configs]
+
+
+def _sorted(found: Sequence[tuple[Config, float]]) -> list[tuple[Config, float]]:
     return sorted(found, key=lambda pair: pair[1])
 
 
@@ -110,25 +127,21 @@ class ConfigTrees:
         return totals
 
     def in_order(
-        self,
-        likeness: Mapping[str, float],
-        configs: Sequence[Config],
-        cost: Callable[[Config], float] | None,
-        unseen: int | None = None,
+        self, likeness: Mapping[str, float], configs: Sequence[Config], cost: Cost | None, unseen: int | None = None
     ) -> list[Config]:
         """That which is expected to be fastest first; with `unseen`, the place of a measured shape, as if it were
         not."""
         return [config for _, config in self.expected(likeness, configs, cost, unseen)]
 
     def expected(
-        self,
-        likeness: Mapping[str, float],
-        configs: Sequence[Config],
-        cost: Callable[[Config], float] | None,
-        unseen: int | None = None,
+        self, likeness: Mapping[str, float], configs: Sequence[Config], cost: Cost | None, unseen: int | None = None
     ) -> list[tuple[float, Config]]:
-        """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless."""
-        order = own_order(configs, cost)
+        """The same, with what each is expected to take, in any unit; those that trees are not asked about, endless.
+        Trees correct guesses: where a variant that guesses has none, its own order stands, all alike."""
+        found = guessed(configs, cost) if cost is not None else [(config, 1.0) for config in configs]
+        if found is None:
+            return [(1.0, config) for config in configs]
+        order = _sorted(found)
         asked = order[:ASKED]
         totals = self.totals(likeness, asked, unseen)
         expected = [(math.exp(total) * guess, config) for total, (config, guess) in zip(totals, asked, strict=True)]

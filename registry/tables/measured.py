@@ -255,7 +255,7 @@ class _File(Struct, forbid_unknown_fields=True):
 
     facts: list[Name]
     coordinates: list[Coordinate]
-    contestants: list[tuple[Name, dict[str, int | str | bool]]]
+    contestants: list[tuple[Name, dict[str, int | float | str | bool]]]
     rules: dict[str, list[_Row]]
     trees: dict[str, _Trees] = {}
     closer: dict[str, _Trees] = {}
@@ -290,16 +290,22 @@ def _checked(file: _File) -> MeasuredSizes:
 
 
 def text(found: MeasuredSizes) -> str:
-    """The file of these shapes: a line each."""
+    """The file of these shapes: a line each. Raises ValueError for what could not be read again."""
     parts = []
     for index, shapes in sorted(found.shapes.items()):
-        lines = [json.dumps(_flat(shape), separators=(",", ":")) for shape in shapes]
+        lines = [_dumped(_flat(shape)) for shape in shapes]
         parts.append(f'"{index}": [\n' + ",\n".join(lines) + "\n]")
     contestants = ",\n".join(json.dumps([name, dict(config)]) for name, config in found.contestants)
-    return (
+    made = (
         f'{{"facts": {json.dumps(found.facts)}, "coordinates": {json.dumps(found.coordinates)},\n'
         f'"contestants": [\n{contestants}\n],\n"rules": {{\n' + ",\n".join(parts) + "\n}" + _trees_text(found) + "}\n"
     )
+    _checked(Decoder(_File).decode(made))  # what is written must load
+    return made
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _trees_text(found: MeasuredSizes) -> str:
@@ -319,7 +325,7 @@ def _trees_text(found: MeasuredSizes) -> str:
 def _listed(trees: Trees, **more: str) -> str:
     """A line each, behind what more there is to say."""
     listed = {name: value for name, value in more.items() if value} | trees.listed()
-    lines = [",\n".join(json.dumps(tree, separators=(",", ":")) for tree in part) for part in listed.pop("parts")]
+    lines = [",\n".join(map(_dumped, part)) for part in listed.pop("parts")]
     return f'{json.dumps(listed)[:-1]}, "parts": [[\n' + "\n],[\n".join(lines) + "\n]]}"
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from registry import garbage
 from registry.contract.noted import noting
 from registry.tables.closer import Closer, Guess, Runs, close
-from registry.tables.config_order import ConfigTrees
+from registry.tables.config_order import ConfigTrees, Cost, guessed
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
 from registry.tables.shapes import DIGITS, Shape, Shapes
 from registry.tables.trees import Trees, picker
@@ -63,6 +63,8 @@ class _Known(NamedTuple):
     """What each that was measured lost beyond its guess."""
     others: float
     """What those lose that were not."""
+    fastest: Key | None
+    """The config that lost least, unless all failed there."""
 
 
 @dataclass(frozen=True)
@@ -171,17 +173,16 @@ class Advice:
             self._ranked[asked] = ranked
         return list(ranked)
 
-    def configs(
-        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
-    ) -> Sequence[Config]:
+    def configs(self, variant: str, configs: Sequence[Config], cost: Cost | None) -> Sequence[Config]:
         """These configs, that which is expected to be fastest first; ties stay in the order given. Where no trees tell,
         the nearest do; then a variant that guesses no cost keeps its order: its configs may mean another thing on each
-        shape (a number of splits)."""
+        shape (a number of splits). What was fastest on a shape that counts as this problem is first, whatever is
+        guessed."""
         if len(configs) < 2:
             return configs
         trees = self.asked.config_trees.get(variant)
         if trees is None:
-            return configs if cost is None else self._configs_nearby(variant, configs, cost)
+            return configs if cost is None else self._known_first(variant, self._nearby(variant, configs, cost))
         if cost is not None:
             return self._by_trees(variant, trees, configs, cost)
         asked, found = self._orders.get(variant, ((), ()))
@@ -196,9 +197,7 @@ class Advice:
         """Whether the problem counts as one that was measured itself."""
         return self._same is not None
 
-    def behind(
-        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float] | None
-    ) -> list[tuple[float, Config]]:
+    def behind(self, variant: str, configs: Sequence[Config], cost: Cost | None) -> list[tuple[float, Config]]:
         """These configs in the same order, each with the log time that it is expected to lose to the first."""
         trees = self.asked.config_trees.get(variant)
         if trees is None or len(configs) < 2:
@@ -207,32 +206,31 @@ class Advice:
         return [(math.log(took / expected[0][0]), config) for took, config in expected]
 
     def _by_trees(
-        self, variant: str, trees: ConfigTrees, configs: Sequence[Config], cost: Callable[[Config], float] | None
+        self, variant: str, trees: ConfigTrees, configs: Sequence[Config], cost: Cost | None
     ) -> Sequence[Config]:
-        """What was fastest on a shape that counts as this problem stands first."""
-        configs = trees.in_order(self.likeness, configs, cost, self.without)
-        known = self.asked.known(self._same).get(variant) if self._same is not None else None
-        if known is None or not known.configs:
-            return configs
-        best = min(known.configs, key=known.configs.__getitem__)
-        return sorted(configs, key=lambda config: _key(config) != best)
+        return self._known_first(variant, trees.in_order(self.likeness, configs, cost, self.without))
 
-    def _configs_nearby(
-        self, variant: str, configs: Sequence[Config], cost: Callable[[Config], float]
-    ) -> Sequence[Config]:
+    def _known_first(self, variant: str, configs: Sequence[Config]) -> Sequence[Config]:
+        known = self.asked.known(self._same).get(variant) if self._same is not None else None
+        if known is None or known.fastest is None:
+            return configs
+        return sorted(configs, key=lambda config: _key(config) != known.fastest)
+
+    def _nearby(self, variant: str, configs: Sequence[Config], cost: Cost) -> Sequence[Config]:
         pairs = zip(self.near, self.said, strict=True)
         measured = [(near[1], said[variant]) for near, said in pairs if variant in said]
-        if not measured:
+        guesses = guessed(configs, cost) if measured else None
+        if guesses is None:
             return configs
         whole = sum(weight for weight, _ in measured)
 
-        def expected(config: Config) -> float:
-            off, key = 0.0, _key(config)
+        def expected(pair: tuple[Config, float]) -> float:
+            off, key = 0.0, _key(pair[0])
             for weight, known in measured:
                 off += weight * known.configs.get(key, known.others)
-            return math.exp(off / whole) * max(cost(config), 1e-9)  # no log of a cost: that of a noted size is noted
+            return math.exp(off / whole) * pair[1]  # no log of a guess: that of a noted size is noted
 
-        return sorted(configs, key=expected)
+        return [config for config, _ in sorted(guesses, key=expected)]
 
 
 @dataclass(eq=False)
@@ -377,12 +375,15 @@ class Neighbours:
         found = self._known.get(place)
         if found is None:
             found = {}
+            least: dict[str, float] = {}
             for contestant, lost, guess in self.shapes[place].results:
                 name, config = self.contestants[contestant]
-                best, configs, _ = found.get(name, (math.inf, {}, 0.0))
+                best, configs, _, fastest = found.get(name, (math.inf, {}, 0.0, None))
                 configs[_key(config)] = lost - guess
                 best = min(lost if lost >= NEVER else min(lost, CAP), best)
-                found[name] = _Known(best, configs, sum(configs.values()) / len(configs) + OTHER)
+                if lost < least.get(name, NEVER):
+                    least[name], fastest = lost, _key(config)
+                found[name] = _Known(best, configs, sum(configs.values()) / len(configs) + OTHER, fastest)
             self._known[place] = found
         return found
 

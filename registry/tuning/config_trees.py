@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.tables.config_order import ASKED, Config, ConfigTrees, coordinates_of, own_order
+from registry.tables.config_order import ASKED, Config, ConfigTrees, Cost, coordinates_of, own_order
 from registry.tables.trees import Trees
 from registry.tuning.boosting import PARTS, Extent, boosted
 
@@ -45,7 +45,7 @@ class Timed:
     likeness: Mapping[str, float]
     configs: Sequence[Config]
     """All that it declares there."""
-    cost: Callable[[Config], float] | None
+    cost: Cost | None
     """What it guesses of each, if anything."""
     ms: Mapping[int, float]
     """Of those that were timed, by their place; infinite where a config failed."""

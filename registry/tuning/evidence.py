@@ -10,7 +10,7 @@ import datetime
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ Pick = tuple[CaseResults, Entry | None]
 
 @dataclass(frozen=True)
 class Regret:
-    """How much slower than the best the picks are."""
+    """How much slower than the best the picks are; endless where one failed, NaN where none was measured."""
 
     shapes: int
-    mean: float = 0.0
-    p95: float = 0.0
+    mean: float = math.nan
+    p95: float = math.nan
     """The 95th percentile."""
-    worst: float = 0.0
+    worst: float = math.nan
     worst_shape: str = ""
     uncovered: tuple[str, ...] = ()
     """Shapes on which nothing that was picked was measured."""
@@ -48,9 +48,17 @@ class Regret:
     def __str__(self) -> str:
         if not self.shapes:
             return "no shapes"
+        if math.isnan(self.worst):
+            return f"unknown: nothing could be left out in turn (too few shapes: {self.shapes}, or no pick timed there)"
         text = f"mean {100 * self.mean:.2f}%, 95th percentile {100 * self.p95:.1f}%, worst {100 * self.worst:.1f}%"
         text += f" ({self.worst_shape})" if self.worst > 0 else ""
+        if math.isinf(self.worst):
+            text = f"endless, as what would run fails on {self.worst_shape},"
         return f"{text} over {self.shapes} shapes" + (f", {len(self.uncovered)} not covered" if self.uncovered else "")
+
+    def data(self) -> dict[str, Any]:
+        """For JSON, which has no such numbers: None for them."""
+        return {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in asdict(self).items()}
 
 
 class _Text:
@@ -70,7 +78,10 @@ def load_text(text: str, op: str) -> TableSet:
 
 
 def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
-    """What the other shapes make the dispatcher run on each shape; None where that was timed as it no longer is."""
+    """What the other shapes make the dispatcher run on each shape; None where that was timed as it no longer is, and
+    where there are no others."""
+    if len(found.cases) < 2:
+        return [(case, None) for case in found.cases]
     neighbours = beside_of([found]).neighbours(Rule(0, 0, (), (), nearest=found.weights))
     names = sorted({name for name, _ in found.contestants}, key=lambda name: (name not in found.libraries, name))
     picks: list[Pick] = []
@@ -130,9 +141,10 @@ def evidence(
     results: Results, picks: Sequence[Pick], run: str, settings: Settings, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Geometric mean speed of what is picked on shapes left out, and of the best single variant there: of those shapes
-    that were measured on the table's own device, or where there are none, on the first of others. `also` names the raw
-    results of those."""
+    that were measured on the table's own device, or where there are none, on the first of others. Where no pick was
+    timed, the fastest on each shape is what runs there. `also` names the raw results of those."""
     timed = [(case, entry) for case, entry in picks if entry is not None and entry.timed]
+    timed = timed or [(case, min(candidates(case, settings), key=lambda entry: entry.ms)) for case, _ in picks]
     there = None if not timed or any(case.machine is None for case, _ in timed) else timed[0][0].machine
     entries = [(case, entry) for case, entry in timed if case.machine == there]
     machine = there or results.machine

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import PluginFailed, catalog, contained, new_manager
+from registry.dispatch.catalog import Catalog, PluginFailed, catalog, contained, new_manager
 from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import DeclarationError, InvalidArgument
 from registry.notices import what_failed
@@ -41,7 +41,7 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         if new_manager().parse_hookimpl_opts(module, "registry_variants") is None:
             text = f"{name}: registry_variants is not marked with @registry.hookimpl: once installed it would not load"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        for variant in _own_code(name, functools.partial(_listed, declare)):
+        for variant in _own_code(name, functools.partial(_listed, name, declare)):
             if variant.op not in all_ops():
                 raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
             origin, known = _origin(name), catalog.get().variants.get(variant.name)
@@ -80,11 +80,15 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def _listed(declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
+def _listed(name: str, declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
+    """What a plugin declares. What an installed one is refused for, this one is, too."""
     given = declare()
     if isinstance(given, Variant) or not isinstance(given, Iterable):
         raise DeclarationError(f"registry_variants: got {type(given).__name__}; allowed: a list")
-    return list(given)
+    listed, together = list(given), Catalog()
+    for variant in listed:
+        together = together.with_variant(variant, name)
+    return listed
 
 
 def _own_code(name: str, run: Callable[[], T]) -> T:

@@ -317,14 +317,12 @@ def _results(
 
 
 def guess_of(entry: Entry | Contestant, problem: Any) -> float:
-    """The log of what the variant guesses of a contestant's time; 0 where it guesses nothing."""
+    """The log of what the variant guesses of a contestant's time; 0 where it guesses nothing, as of a config of an
+    earlier version, mostly."""
     variant = catalog.get().variants.get(entry.variant)
-    if variant is None or variant.cost is None:
-        return 0.0
-    try:
-        return math.log(max(variant.cost(problem, entry.config), 1e-9))
-    except Exception:  # a config of an earlier version, mostly, with keys of its own
-        return 0.0
+    costs = variant.costs(problem) if variant is not None else None
+    guess = costs(entry.config) if costs is not None else None
+    return math.log(guess) if guess is not None else 0.0
 
 
 def is_wrong(entry: Entry) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.contract.target import Target
+from registry.notices import both_ends
 from registry.ops.parts.cases import Case
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool, WorkerDied
 from registry.tuning import journal as journals
@@ -365,7 +366,7 @@ class Sweep:
         why = {name: value for name, value in answer.items() if name not in ("ok", "fatal")}
         text = f"{contestant} on {planned.case.text}: {why['why']}: {why.get('detail', '')}"
         self.report.failed.append(text)
-        self.watcher.note(text[:400])
+        self.watcher.note(both_ends(text, 400))
         self._record("failed", case=planned.key, key=contestant.key, **why)
 
     def _record(self, kind: str, **values: Any) -> None:

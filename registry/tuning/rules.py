@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from registry.notices import both_ends
 from registry.ops.known import op_named
 from registry.tables import measured
 from registry.tuning.evidence import Pick, Regret, evidence, load_text, picks_left_out, regret_of
@@ -135,7 +136,7 @@ def _with_its_half(dtypes: list[str]) -> list[str]:
 def _failures(case: CaseResults, settings: Settings) -> list[str]:
     return [
         f"{entry.variant} {entry.config} on {case.text}: {entry.failure['why']}: "
-        f"{entry.failure.get('detail', '')[:200]}"
+        f"{both_ends(entry.failure.get('detail', ''), 200)}"
         for entry in case.entries.values()
         if entry.failure is not None and is_wrong(entry) and not excluded(entry.variant, settings)
     ]

@@ -60,6 +60,8 @@ class Row:
     ms: float | None
     spread: float = 0.0
     failure: str = ""
+    detail: str = ""
+    """Of the failure."""
 
     @property
     def key(self) -> str:
@@ -117,6 +119,7 @@ def _row(results: Results, case: CaseResults, entry: Entry) -> Row:
         entry.ms if entry.timed else None,
         round(entry.spread, 4) if entry.timed else 0.0,
         entry.failure["why"] if entry.failure else "",
+        entry.failure.get("detail", "") if entry.failure else "",
     )
 
 
@@ -140,9 +143,7 @@ def _merge_file(path: Path, fresh: list[Row]) -> int:
         with locked(path):
             kept, _ = _read(path)
             merged = {row.key: row for row in [*kept, *fresh]}
-            write_atomic(
-                path, "".join(json.dumps(asdict(row), separators=(",", ":")) + "\n" for row in merged.values())
-            )
+            write_atomic(path, "".join(map(_line, merged.values())))
             return len(merged)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}; {_rescue(fresh)}") from error
@@ -153,7 +154,7 @@ def _rescue(rows: list[Row]) -> str:
     try:
         handle, name = tempfile.mkstemp(prefix="kreg-rows-", suffix=".jsonl")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+            file.writelines(map(_line, rows))
     except OSError:
         return "the rows are kept by the sweep's own journal only"
     return f"the new rows are in {name}"
@@ -167,10 +168,16 @@ def damaged(op: str, device: str) -> list[str]:
     return []
 
 
+def _line(row: Row) -> str:
+    """Without a detail that says nothing: versions before it take a row that has one for damaged."""
+    kept = {name: value for name, value in asdict(row).items() if name != "detail" or value}
+    return json.dumps(kept, separators=(",", ":")) + "\n"
+
+
 def _row_of(line: str) -> Row:
     """A line as a row. Raises one of DAMAGED for what is none."""
     row = Row(**parsed(line))
-    texts = dict.fromkeys(("op", "case", "variant", "source", "mode", "failure"), (str,))
+    texts = dict.fromkeys(("op", "case", "variant", "source", "mode", "failure", "detail"), (str,))
     check_types(vars(row), {**texts, "shape": (dict,), "machine": (dict,), "flops": (int, float), "first": (bool,)})
     check_types(vars(row), {"spread": (int, float), "ms": (int, float, type(None))})
     if row.ms is not None:
@@ -226,7 +233,7 @@ def as_results(rows: Iterable[Row], machine: dict[str, Any], path: str = "the ca
         case = found.cases.setdefault(row.case, fresh)
         entry = Entry(row.variant, row.config, row.first, row.source)
         if row.failure:
-            entry.failure = {"why": row.failure}
+            entry.failure = {"why": row.failure, "detail": row.detail}
         elif row.ms is not None:
             low, high = row.ms * (1 - row.spread), row.ms * (1 + row.spread)
             entry.samples = {turn: {"ms": ms} for turn, ms in enumerate((low, low, row.ms, high, high))}

@@ -55,6 +55,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
+    if place == low or ordered[low] == ordered[high]:  # the difference of what is endless is no number
+        return ordered[low]
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 

@@ -8,7 +8,6 @@ attentions 330 lost 5.5%, where random ones lost 2.8%.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,10 +91,10 @@ def _by_parts(
     neighbours: Neighbours, likeness: Mapping[str, float], problem: Problem, name: str, configs: Sequence[Config]
 ) -> list[list[float]]:
     """What each config of a variant loses to its best, as each part of the trees for configs says."""
-    trees, cost = neighbours.config_trees.get(name), catalog.get().variants[name].cost
+    trees = neighbours.config_trees.get(name)
     if trees is None or len(configs) < 2:
         return [[0.0]]
-    order = own_order(configs, functools.partial(cost, problem) if cost is not None else None)[:ASKED]
+    order = own_order(configs, catalog.get().variants[name].costs(problem))[:ASKED]
     here = trees.trees.at(likeness)
     found = []
     for part in range(len(trees.trees.parts) - 1):

@@ -13,8 +13,10 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from registry.notices import both_ends, text_of
 from registry.toolbox.compile_pool import Child
 
 OK: dict[str, Any] = {"ok": True}
@@ -24,7 +26,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory",
 
 def refusal(why: str, detail: str = "", **more: Any) -> dict[str, Any]:
     """An answer that says no. `fatal=True`: this process can not go on."""
-    return {"ok": False, "why": why, "detail": detail[-2000:], **more}
+    return {"ok": False, "why": why, "detail": both_ends(detail, 2000), **more}
 
 
 class Worker:
@@ -212,13 +214,11 @@ def _same(before: Any, now: Any) -> bool:
     )
 
 
-def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
+def explain_failure(worker: Worker, error: BaseException, variant: str = "") -> dict[str, Any]:
     """What an exception means for the sweep: a config that does not fit, memory, a plain error, or a broken device."""
     from registry.dispatch.quarantine import compile_failures
-    from registry.notices import text_of
 
     text = f"{type(error).__name__}: {text_of(error)}".strip()
-    where = "" if len(text) > 40 else "\n" + "".join(traceback.format_exception(error)[-4:-1]).rstrip()
     if isinstance(error, compile_failures()):
         return refusal("does not compile", text)
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
@@ -231,7 +231,20 @@ def explain_failure(worker: Worker, error: BaseException) -> dict[str, Any]:
         worker.synchronize()
     except Exception:
         return refusal("device error", text, fatal=True)
-    return refusal("error", text + where)  # what it says first: readers show the beginning
+    return refusal("error", text + _where(error, variant))
+
+
+def _where(error: BaseException, variant: str) -> str:
+    """Where it was raised, and then the line of the variant's own code that led there, which its author looks for."""
+    from registry.dispatch.catalog import catalog
+    from registry.dispatch.fingerprint import files_of
+
+    known = catalog.get().variants.get(variant)
+    own = set(map(str, files_of(known))) if known is not None else set()
+    frames = traceback.extract_tb(error.__traceback__)
+    led = [frame for frame in frames if frame.filename in own][-1:]
+    shown = [*(frame for frame in frames[-1:] if frame.filename not in own), *led]
+    return "".join(f"\n  {'/'.join(Path(f.filename).parts[-2:])}:{f.lineno} in {f.name}: {f.line}" for f in shown)
 
 
 def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -242,7 +255,7 @@ def answerer() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         try:
             return worker.answer(command)
         except Exception as error:
-            return explain_failure(worker, error)
+            return explain_failure(worker, error, command.get("variant", ""))
 
     return answer
 

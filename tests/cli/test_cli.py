@@ -410,6 +410,15 @@ def test_plugins_bring_commands_and_broken_ones_are_named(kreg, monkeypatch):
     assert "brew" in kreg("--help")[1]
 
 
+def test_doctor_names_a_plugins_command_that_is_never_reached(kreg, monkeypatch):
+    module = types.ModuleType("acme")
+    module.registry_commands = hookimpl(lambda cli: cli.add_command(click.Command("list")))
+    monkeypatch.setattr(discovery, "_loaders", lambda: [("acme", lambda: module), ("other", types.ModuleType)])
+    report = json.loads(kreg("doctor", "--json")[1])
+    said = "plugin acme: its command 'list' is never reached: kreg has one of that name"
+    assert [text for text in report["notices"] if "command" in text] == [said]
+
+
 def test_doctor_names_a_plugin_whose_commands_fail(kreg, monkeypatch):
     module = types.ModuleType("acme")
 

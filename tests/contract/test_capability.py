@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import registry
-from registry import DeclarationError, Reason, Requires, Target, Variant
+from registry import DeclarationError, Reason, Requires, Target, Variant, notices
 from registry.contract.capability import CLASSES, arch_matches, config_reasons, meets, reasons_against
 from registry.contract.likeness import _EDGES, _MARKS, octaves
 from registry.contract.noted import Notes
@@ -285,10 +285,44 @@ def test_a_variant_guesses_by_its_best_config_and_nothing_of_what_it_does_not_kn
     assert replace(variant, configs=[{"rows": 32}]).guess(problem()) is None
     assert replace(variant, cost=None).guess(problem()) is None
     assert replace(variant, configs=lambda asked: []).guess(problem()) is None
-    assert replace(variant, cost=lambda asked, config: "long").guess(problem()) is None
-    assert replace(variant, cost=lambda asked, config: 0).guess(problem()) > 0
     with Notes(), pytest.raises(KeyError):  # what fails then says nothing of the question
         replace(variant, configs=[{"rows": 32}]).guess(problem())
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, 0, -1.0, None, "long", torch.tensor(3.0)])
+def test_what_is_no_finite_number_above_zero_is_no_guess_and_is_said_once(given):
+    """Kept in a table it would have the next process lose all that was measured."""
+    notices.clear()
+    known = [{"rows": 64}, {"rows": 128}]
+    cost = lambda asked, config: given if config["rows"] == 128 else 2  # noqa: E731
+    variant = Variant("test.v", op="attention", run=lambda: None, requires=Requires(), configs=known, cost=cost)
+    one = problem()
+    assert variant.guess(one) is None and [variant.costs(one)(config) for config in known] == [2.0, None]
+    said = f"Variant test.v: cost: got {float(given) if given == 0 else given!r}, which is no guess; allowed: a finite"
+    (notice,) = notices.counts()
+    assert notice.startswith(said)
+
+
+def test_a_cost_that_raises_guesses_nothing_and_is_blamed_for_its_own_configs_alone():
+    notices.clear()
+
+    def cost(asked, config):
+        raise SystemExit(3)
+
+    known = [{"rows": 64}]
+    variant = Variant("test.v", op="attention", run=lambda: None, requires=Requires(), configs=known, cost=cost)
+    assert (
+        variant.costs(one := problem())({"columns": 8}) is None and variant.guess(one) is None and not notices.counts()
+    )
+    assert variant.costs(one)(known[0]) is None
+    (said,) = notices.counts()
+    assert said.startswith("the declaration of test.v failed for") and said.endswith("SystemExit: 3")
+
+    def interrupted(asked, config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(variant, cost=interrupted).costs(one)(known[0])
 
 
 def test_a_variant_works_out_once_what_a_decision_asks_several_times():

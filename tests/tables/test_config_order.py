@@ -9,7 +9,7 @@ import pytest
 from registry.contract.noted import Notes
 from registry.tables import measured
 from registry.tables.config_order import ASKED, GUESS, PLACE, ConfigTrees, coordinates_of, own_order
-from registry.tables.nearest import Neighbours
+from registry.tables.nearest import NEVER, Neighbours
 from registry.tables.shapes import Result, Shape
 from registry.tables.trees import Trees
 
@@ -69,6 +69,14 @@ def test_what_a_variant_guesses_counts():
     assert trees.in_order({"size": 3.0}, CONFIGS, lambda config: 10.0)[0] == CONFIGS[1]
 
 
+def test_without_one_of_the_guesses_the_variants_own_order_stands():
+    """Trees correct guesses, and say nothing of a config without one."""
+    trees = config_trees(SMALL_IS_FAST)
+    guess = lambda config: None if config["MODE"] == "pingpong" else 1.0  # noqa: E731
+    assert trees.in_order({"size": 3.0}, CONFIGS, guess) == CONFIGS
+    assert own_order(CONFIGS, guess) == [(config, 1.0) for config in CONFIGS]
+
+
 def test_what_is_said_of_a_noted_size_holds_for_others():
     """No exact length is learnt of a guess, so that a cache that grows by a token is not decided anew."""
     notes = Notes()
@@ -124,6 +132,23 @@ def test_on_a_measured_shape_what_was_fastest_there_is_first():
     assert left_out.configs("ours", CONFIGS, None)[0] == CONFIGS[1]
 
 
+@pytest.mark.parametrize("trees", [None, config_trees(SMALL_IS_FAST, PINGPONG_IS_SLOW)])
+def test_what_was_fastest_on_a_measured_shape_needs_no_guess(trees):
+    shapes = [Shape((5,), (5.0,), (Result(0, 0.3, 4.0), Result(1, 0.1, 0.0), Result(2, 0.0, 0.0)))]
+    trees = {"ours": trees} if trees else {}
+    asked = Neighbours(("size",), {"size": 1.0}, CONTESTANTS, shapes, None, trees)
+    nothing = lambda config: None  # noqa: E731
+    assert asked.ask({"size": 5.0}).configs("ours", CONFIGS, nothing) == [CONFIGS[2], *CONFIGS[:2]]
+    assert asked.ask({"size": 6.0}).configs("ours", CONFIGS, nothing) == CONFIGS
+
+
+def test_where_all_failed_on_a_measured_shape_none_is_the_fastest():
+    shapes = [Shape((5,), (5.0,), (Result(0, NEVER, 0.0), Result(1, NEVER, 0.0)))]
+    asked = Neighbours(("size",), {"size": 1.0}, CONTESTANTS, shapes)
+    found = asked.ask({"size": 5.0}).configs("ours", CONFIGS[:2], lambda config: float(config["BLOCK"]))
+    assert found == [CONFIGS[1], CONFIGS[0]], "as the variant guesses"
+
+
 def test_a_measured_shape_that_differs_in_what_weighs_nothing_is_another():
     shapes = [Shape((5,), (5.0, bits), (Result(fastest, 0.0, 0.0),)) for bits, fastest in ((4.0, 0), (3.0, 2))]
     trees = {"ours": config_trees(SMALL_IS_FAST, PINGPONG_IS_SLOW)}
@@ -169,6 +194,17 @@ def test_what_is_written_is_what_is_read():
     text = written(trees)
     assert read(text).config_trees == {0: {"ours": trees}}
     assert measured.text(read(text)) == text
+
+
+def test_a_config_may_say_a_fraction_and_what_could_not_be_read_is_not_written():
+    shape = Shape((1,), (1.0,), (Result(0, 0.0, 0.0),))
+    sizes = ("m",), {0: ((1,),)}, ("size",), {0: (shape,)}
+    made = measured.MeasuredSizes(*sizes, (("ours", {"SHARE": 0.5}),))
+    assert read(measured.text(made)) == made
+    for wrong in (math.nan, 2 * measured.MOST):
+        shapes = {0: (Shape((1,), (1.0,), (Result(0, 0.0, wrong),)),)}
+        with pytest.raises(ValueError, match="JSON|number|float"):
+            measured.text(measured.MeasuredSizes(*sizes[:3], shapes, made.contestants))
 
 
 def test_a_file_whose_trees_ask_for_something_else_is_refused():

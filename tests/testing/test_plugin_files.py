@@ -51,6 +51,21 @@ def test_a_name_that_is_taken_by_other_code_is_refused(tmp_path):
         load_plugins([str(tmp_path / "built_in.py")])
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('"x"', "got str; allowed: a Variant"),
+        ("None", "got NoneType; allowed: a Variant"),
+        ("made", "variant 'test.of_a_file' is declared twice: by .*mine.py and by .*mine.py"),
+    ],
+)
+def test_what_an_installed_plugin_is_refused_for_a_file_is_too(tmp_path, given, said):
+    text = MINE.replace("return [", "made = ").replace("claims)]", f"claims)\n    return [made, {given}]")
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InvalidArgument, match=said):
+        load_plugins([str(tmp_path / "mine.py")])
+
+
 @pytest.mark.parametrize(("given", "said"), [("registry.Variant(*own, claims)", "Variant"), ("len(own)", "int")])
 def test_a_hook_that_gives_no_list_is_named(tmp_path, given, said):
     head, _, _ = MINE.partition("    return")

@@ -15,6 +15,7 @@ import torch
 from registry import Target
 from registry.contract.variant import Variant
 from registry.ops.parts.cases import Case, digest
+from registry.tables import measured
 from registry.tables.lint import Known, lint
 from registry.tables.nearest import COUNT, REACH, TRUST, Advice, Neighbours
 from registry.tables.shapes import Result, Shape
@@ -231,7 +232,7 @@ def test_ties_stay_in_the_order_given():
 
 def test_a_config_is_what_its_variant_guesses_corrected_by_what_was_measured():
     tiles = [{"TILE": 1}, {"TILE": 2}]
-    advice = made_up((0, {0: 0.2, 1: 0.0, 2: 0.5})).ask({"x": 0.0})
+    advice = made_up((0, {0: 0.2, 1: 0.0, 2: 0.5})).ask({"x": 0.1})
     assert list(advice.configs("ours", tiles, None)) == tiles, "a variant that guesses nothing keeps its own order"
     assert advice.configs("ours", tiles, lambda config: 1.0)[0] == {"TILE": 2}
     assert advice.configs("ours", tiles, lambda config: 1.0 if config["TILE"] == 1 else 1.5)[0] == {"TILE": 1}
@@ -338,6 +339,40 @@ def test_a_variants_guess_is_kept_beside_the_table_and_one_that_cannot_guess_is_
     variant: Variant = catalog.get().variants["gluon_fa3"]
     first = variant.configs_for(problem)[0]
     assert guess_of(Entry("gluon_fa3", dict(first)), problem) == pytest.approx(math.log(variant.cost(problem, first)))
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf])
+def test_a_table_is_not_lost_to_what_is_no_guess(declare, monkeypatch, given):
+    """Nor is one written that no process can read."""
+    declare("ours", dtypes=("bfloat16",), cost=lambda problem, config: given)
+    results = results_of(attention_cases(), lambda f: {one("ours", SMALL): 1.0, one("theirs"): 2.0})
+    measured._checked(measured.Decoder(measured._File).decode(table_of(results).measured))
+    monkeypatch.setattr("registry.tuning.fit.guess_of", lambda entry, problem: given)
+    with pytest.raises(ValueError, match="JSON"):
+        table_of(results)
+
+
+def test_of_too_few_shapes_nothing_is_left_out_and_evidence_is_what_was_measured():
+    """A variant that fails is the first where nothing tells."""
+    times = lambda f: {one("bad"): 1.0, one("good"): 2.0}  # noqa: E731
+    made = table_of(results_of(attention_cases()[:1], times, failures=("bad",)))
+    assert "nothing could be left out in turn (too few shapes: 1" in str(made.regret)
+    assert made.regret.data() | {"mean": None, "p95": None, "worst": None} == made.regret.data()
+    assert json.loads(json.dumps(made.regret.data(), allow_nan=False))["shapes"] == 1
+    assert made.rules[0]["evidence"]["tflops"] == pytest.approx(0.5e3) and made.rules[0]["evidence"]["cases"] == 1
+
+
+def test_a_warning_keeps_the_error_and_the_line_it_came_from():
+    results = results_of(attention_cases(), lambda f: {one("bad"): 1.0, one("good"): 2.0}, failures=("bad",))
+    for case in results.of("attention"):
+        (entry,) = (entry for entry in case.entries.values() if entry.failure)
+        entry.failure = {
+            "why": "error",
+            "detail": f"ValueError: {'so it is ' * 99}\n  mine.py:7 in run: raise ValueError",
+        }
+    warnings = table_of(results).warnings
+    assert all("ValueError: so" in text and text.endswith("mine.py:7 in run: raise ValueError") for text in warnings)
+    assert warnings and max(map(len, warnings)) < 300
 
 
 def test_what_no_graph_can_hold_is_not_wrong():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+import torch
 
 from registry import warming
 from registry.cli import inspect as cli_inspect  # the command's module
@@ -10,6 +13,7 @@ from registry.cli import main
 from registry.ops.parts.cases import Case
 from registry.tuning import journal, memory, worker
 from registry.tuning.contestants import Selection
+from registry.tuning.extra import load_plugins
 from registry.tuning.measure import Effort, Sweep
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -74,3 +78,26 @@ def test_an_error_that_cannot_be_shown_is_a_failure_like_others(declare):
     assert warming._text(_Mute()) == "_Mute: a _Mute that cannot be shown (ValueError)"
     (finding,) = cli_inspect._kernel(declare("test.mute"), None, {}, _Mute())["findings"]
     assert finding == "does not compile: _Mute: a _Mute that cannot be shown (ValueError)"
+
+
+MINE = """
+import registry
+
+def run(a, b, *, config):
+    return a @ b[:1]
+
+@registry.hookimpl
+def registry_variants():
+    return [registry.Variant("test.mine", "matmul", run, registry.Requires(arch=("cpu",), dtypes=("float32",)))]
+"""
+
+
+@pytest.mark.usefixtures("takes_back")
+def test_a_failure_names_the_line_of_the_variants_own_code(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (variant,) = load_plugins([str(tmp_path / "mine.py")])
+    with pytest.raises(RuntimeError) as raised:
+        torch.vmap(functools.partial(variant.run, config={}))(torch.ones(2, 3, 3), torch.ones(2, 3, 3))
+    detail = worker.explain_failure(worker.Worker(), raised.value, "test.mine")["detail"]
+    first, *where = detail.splitlines()
+    assert first.startswith("RuntimeError: ") and where[-1].endswith("/mine.py:5 in run: return a @ b[:1]")

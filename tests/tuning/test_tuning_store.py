@@ -40,6 +40,16 @@ def test_rows_come_back_and_newer_ones_replace_older_ones():
     assert loaded.rows[0].machine == MACHINE
 
 
+def test_what_a_failure_says_is_kept_and_is_nothing_elsewhere():
+    failed = row("s=128", ms=None, failure="error", detail="ValueError: a plain mistake")
+    store.merge([row(), failed])
+    results = store.as_results(store.load("attention", MACHINE).rows, MACHINE)
+    (entry,) = results.cases["s=128"].entries.values()
+    assert entry.failure == {"why": "error", "detail": "ValueError: a plain mistake"}
+    assert ["detail" in line for line in saved()] == [False, True], "versions before it read the others"
+    assert [one.detail for one in store.rows_of(results) if one.failure] == [failed.detail]
+
+
 @pytest.mark.parametrize("name", ["driver", "torch", "triton"])
 def test_rows_of_other_versions_are_passed_over_one_by_one_and_kept(name):
     store.merge([row(), row("s=128", machine={**MACHINE, name: "0.1"})])
@@ -162,12 +172,14 @@ def test_rows_become_results_that_the_fit_takes():
         row("s=64", ms=1.0, spread=0.01),
         row("s=64", "torch_math", ms=2.0),
         row("s=64", "x.y", ms=None, failure="wrong"),
+        row("s=128", ms=1.0),
+        row("s=128", "torch_math", ms=2.0),
     ]
     results = store.as_results(rows, MACHINE)
-    (case,) = results.of("attention")
+    case, other = results.of("attention")
     assert {e.variant: e.ms for e in case.timed.values()} == {"torch_cpu": 1.0, "torch_math": 2.0}
     assert case.entries["x.y {}"].failure["why"] == "wrong"
-    assert picks_left_out(fit([case], MACHINE, Settings()), Settings())[0][1].variant == "torch_cpu"
+    assert picks_left_out(fit([case, other], MACHINE, Settings()), Settings())[0][1].variant == "torch_cpu"
 
 
 def test_versions_differ_by_their_public_part():
