@@ -10,6 +10,7 @@ import importlib
 import os
 import platform
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import click
 
 from registry import notices
-from registry.cli._main import own_commands
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.dispatch import in_force
@@ -33,10 +33,10 @@ from registry.version import __version__
 ENVIRONMENT_PREFIX = "REGISTRY_"
 
 
-def examine() -> dict[str, Any]:
-    """Everything that `kreg doctor` shows."""
+def examine(taken: Collection[str] = ()) -> dict[str, Any]:
+    """Everything that `kreg doctor` shows, which has commands of these names."""
     found = catalog.get()
-    commands = load_commands(click.Group(), own_commands())
+    commands = load_commands(click.Group(), taken)
     failed = {failure.plugin: failure.error for failure in (*commands, *found.failures)}
     tables, broken = _tables()
     refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()

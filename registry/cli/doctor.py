@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._main import own_commands
 from registry.cli._page import Page, json_option, print_json
 
 
@@ -17,7 +18,7 @@ def command(as_json: bool) -> int:
     from registry.notices import shown_by_caller
 
     with shown_by_caller():
-        report = examine()
+        report = examine(own_commands())
     wrong = ailments(report)
     if as_json:
         print_json(report | {"wrong": wrong})

@@ -43,6 +43,7 @@ from registry.testing.checks import (
     refuses_architectures,
     runs,
 )
+from registry.testing.declared import can_be_traced, declared_answers, has_a_run_beside, runs_itself, traces
 from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
 from registry.testing.repeated import ROUNDS_PER_THREAD, again, back_to_back, graph, no_graph, repeats, threads
 from registry.testing.shrinking import smallest_failure
@@ -122,6 +123,7 @@ def checks_for(
     found = [_check(subject, trial, trial.name, runs) for trial in drawn.trials]
     found += _coverage(subject, drawn)
     if drawn.trials:
+        found += _declared(subject, drawn.trials)
         found += _refusals(subject, drawn.trials[0])
         found += _under_load(subject, drawn.trials, repeat or subject.size.repeats)
         found += _compiled(subject, drawn.trials)
@@ -236,7 +238,21 @@ def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
         dsl = subject.variant.design.dsl
         because = f": {dsl} kernels are not interpreted" if subject.interpreted and dsl not in INTERPRETED else ""
         complaints = (*complaints, f"no legal problem found at all{because}")
-    return [Check("every claim can be used", lambda: Finding(complaints))]
+    left_out = subject.kit.left_out(subject.variant.requires, subject.size)
+    why = "interpreted" if subject.interpreted else f"on {subject.device.type}"
+    note = "; ".join(f"{part} was not run: too wide {why}" for part in left_out)
+    return [Check("every claim can be used", lambda: Finding(complaints, note=note))]
+
+
+def _declared(subject: Subject, trials: tuple[Trial, ...]) -> list[Check]:
+    """What a variant says beside its launches."""
+    found = [Check(f"{name} answers", call) for name, call in declared_answers(subject, trials).items()]
+    if has_a_run_beside(subject):
+        few = _few(subject.op, trials, 4)
+        found += [_check(subject, trial, f"run itself: {trial.name}", runs_itself) for trial in few]
+    graphs = [trial for trial in trials if can_be_traced(trial)] if subject.variant.traceable else []
+    few = _few(subject.op, graphs, 2) if graphs else []
+    return found + [_check(subject, trial, f"traced: {trial.name}", traces) for trial in few]
 
 
 def _refusals(subject: Subject, plainest: Trial) -> list[Check]:
@@ -266,7 +282,7 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     from_threads = functools.partial(threads, rounds=min(ROUNDS_PER_THREAD, repeat))
     found += [_check(subject, trial, f"threads: {trial.name}", from_threads) for trial in few[:2]]
     if subject.device.type == "cuda":
-        waits = subject.variant.waits or (lambda problem: False)
+        waits = subject.variant.may_wait
         asked = no_graph if waits(few[0].problem) else graph
         found.append(_check(subject, few[0], f"CUDA graph: {few[0].name}", asked))
         captured = sorted((one for one in trials if not waits(one.problem)), key=lambda one: op.flops(one.problem))

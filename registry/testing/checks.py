@@ -27,6 +27,9 @@ from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present
 from registry.tuning.extra import as_arguments
 
+OF_TORCH = ("aten", "cuda")
+"""`Design.dsl` of torch's own kernels, which lay out their results as they will."""
+
 # --- results ------------------------------------------------------------------------------------------------------
 
 
@@ -46,11 +49,18 @@ def runs(subject: Subject, trial: Trial) -> Finding:
         after = _state(subject.device)
     subject.synchronize()
     complaints = [*sample.changed(), *subject.kit.form(sample, results)]
+    if subject.variant.design.dsl not in OF_TORCH:
+        complaints += subject.kit.order(sample, results)
+    complaints += [f"{name} requires a gradient" for name, result in results.items() if _followed(result)]
     complaints += [f"the launch changed {what}" for what in before if not _equal(before[what], after[what])]
     if overruns := watched.overruns():
         complaints.append(f"{overruns} allocations were written outside of their bounds")
     verdict = subject.judge(trial.spec, sample, results)
     return Finding.of(verdict, *complaints)
+
+
+def _followed(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _state(device: torch.device) -> dict[str, Any]:

@@ -26,6 +26,8 @@ class Finding:
     error: float | None = None
     yardstick: float | None = None
     limit: float | None = None
+    note: str = ""
+    """What a reader should know, whether it passed or not."""
 
     @staticmethod
     def of(verdict: Verdict, *complaints: str) -> Finding:
@@ -50,6 +52,7 @@ class Outcome:
     """The problem and the config, in full."""
     traits: tuple[str, ...] = ()
     """The problem and the config, in words that may be compared."""
+    note: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.detail}" + (f"\n      {self.about}" if self.about else "")
@@ -76,7 +79,7 @@ class Check:
         seconds = time.perf_counter() - start
         numbers = found.error, found.yardstick, found.limit
         passed, detail = not found.complaints, "; ".join(found.complaints)
-        return Outcome(self.name, passed, *numbers, detail, seconds, self.about, self.traits)
+        return Outcome(self.name, passed, *numbers, detail, seconds, self.about, self.traits, found.note)
 
 
 _OTHERS = {"registry", "torch", "triton", *sys.stdlib_module_names}
@@ -148,6 +151,7 @@ class Report:
         more = len(self.failures) - MOST_SHOWN
         lines = [self.line(), *(f"  - {case}" for case in self.failures[:MOST_SHOWN])]
         lines += [f"  - and {more} more (--json has them all)"] if more > 0 else []
+        lines += [f"  {case.note}" for case in self.cases if case.note]
         lines += [f"  {text}" for text in (in_common(self.cases), self.smallest) if text]
         return "\n".join(lines)
 

@@ -30,7 +30,7 @@ def smallest_failure(subject: Subject, trial: Trial, check: Fails) -> str:
             tries += 1
             try:
                 complaints = check(subject, candidate).complaints
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 complaints = (told(error),)
                 if "CUDA error" in complaints[0]:
                     return _line(candidate, complaints[0])  # nothing can run in this process any more

@@ -16,6 +16,7 @@ from registry.ops.attention.conformance_forward import (
     _repeat,
     model_scores,
     model_weights,
+    named_order_complaints,
     order_complaints,
     strides_in,
 )
@@ -88,7 +89,11 @@ class BackwardKit(AttentionKit):
 
     def form(self, sample: Sample, results: Results) -> list[str]:
         found = dense_complaints(results, sample)
-        return [*found, *(text for name, result in results.items() for text in order_complaints(name, result))]
+        return [*found, *(text for name, result in results.items() for text in named_order_complaints(name, result))]
+
+    def order(self, sample: Sample, results: Results) -> list[str]:
+        operands = zip("qkv", sample.tensors[1:4], strict=True)
+        return [text for of, one in operands for text in order_complaints(f"d{of}", results.get(f"d{of}"), of, one)]
 
     def expected(self, sample: Sample) -> list[Expected]:
         grad_out, q, k, v, *_ = sample.tensors

@@ -11,6 +11,7 @@ import torch
 from registry.contract.capability import Requires
 from registry.ops.attention.arguments import canonical_mask
 from registry.ops.attention.op import attention
+from registry.ops.attention.outputs import out_geometry
 from registry.ops.parts.attention_kit import (
     SPREADS,
     AttentionLikeKit,
@@ -142,6 +143,11 @@ class AttentionKit(AttentionLikeKit):
             for d, s, causal in ((128, 77, False), (128, 129, True), (64, 129, False))
         )
 
+    def few(self, requires: Requires) -> Spec:
+        multiple = math.lcm(requires.seqlen_q_multiple, requires.seqlen_k_multiple)
+        length = -(-16 // multiple) * multiple
+        return {"batch": 1, "heads": (1, 1), "lengths": (length, length)}
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
         return head_dims_outside(requires) | unclaimed(
@@ -210,10 +216,23 @@ class AttentionKit(AttentionLikeKit):
         return found
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        return [*super().form(sample, results), *order_complaints("out", results.get("out"))]
+        return [*super().form(sample, results), *named_order_complaints("out", results.get("out"))]
+
+    def order(self, sample: Sample, results: Results) -> list[str]:
+        return order_complaints("out", results["out"], "q", sample.tensors[0])
 
 
-def order_complaints(name: str, result: Any) -> list[str]:
+def order_complaints(name: str, result: Any, of: str, like: torch.Tensor) -> list[str]:
+    """Results are in the memory order of an operand: whoever turned that one turns the result back for nothing."""
+    if not isinstance(result, torch.Tensor) or result.dim() != 4:
+        return []
+    wanted = out_geometry(like.shape, like.stride(), result.shape[3])[1]
+    if all(n == 1 or a == b for n, a, b in zip(result.shape, result.stride(), wanted, strict=True)):
+        return []
+    return [f"{name} has strides {result.stride()}; in the memory order of {of} they are {wanted}"]
+
+
+def named_order_complaints(name: str, result: Any) -> list[str]:
     """Results are dense in one of the two orders that have a name; other variants' claims of memory count on it."""
     if not isinstance(result, torch.Tensor) or result.dim() != 4:
         return []

@@ -154,6 +154,14 @@ class VarlenKit(AttentionLikeKit):
         long: Spec = {"heads": (1, 1), "lengths": ((size.far, size.far), (1, size.far)), "head_dim_v": 0}
         return ({**long, "mask": (False, None), "spread": ""},) if size.far else ()
 
+    def few(self, requires: Requires) -> Spec:
+        return {"heads": (1, 1), "lengths": ((9, 9), (1, 5))}
+
+    def left_out(self, requires: Requires, size: Size) -> list[str]:
+        found, pages = super().left_out(requires, size), self.axes(requires, size)["page_size"]
+        end = requires.page_size[1] if _paged(requires) and requires.page_size else 0
+        return [*found, f"page_size {max(pages) + 1}..{end}"] if 0 < max(pages) < end else found
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
         decoding: Pairs = ((4, 20), (3, 9))

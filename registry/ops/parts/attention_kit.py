@@ -15,6 +15,7 @@ from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
 from registry.ops.parts.masks import canonical_window, visible
 from registry.ops.parts.memory import Arena, Slot
 from registry.ops.parts.rounding import sum_eps
+from registry.ops.parts.sizes import Size
 
 SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
 LSE_TIMES_EPS = 0.1
@@ -26,6 +27,31 @@ class AttentionLikeKit(Kit):
 
     call: Callable[..., Any]
     """The op as a user calls it."""
+
+    def few(self, requires: Requires) -> Spec:
+        """Axes of as small a problem as tells a right kernel from a wrong one."""
+        raise NotImplementedError
+
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """Of head dims, on a CPU: a kernel that is compiled for them, or interpreted, takes its time."""
+        wide = self._beyond(requires, size) if size.far else {}
+        return {f"{axis}={end}": {axis: end, **self.few(requires)} for axis, (_, end, _) in wide.items()}
+
+    def left_out(self, requires: Requires, size: Size) -> list[str]:
+        found = []
+        for axis, (first, end, multiple) in self._beyond(requires, size).items():
+            last = end - multiple if size.far else end  # which `ends` has
+            found += [f"{axis} {first}..{last}" if first < last else f"{axis} {last}"] if first <= last else []
+        return found
+
+    def _beyond(self, requires: Requires, size: Size) -> dict[str, tuple[int, int, int]]:
+        """By axis: the least value, the end, and the multiple of what is claimed beyond the values of `axes`."""
+        axes, found = self.axes(requires, size), {}
+        for axis in ("head_dim", "head_dim_v"):
+            claim, multiple = getattr(requires, axis), getattr(requires, f"{axis}_multiple")
+            if claim is not None and (end := claim[1] // multiple * multiple) > (widest := max(axes[axis])):
+                found[axis] = widest + multiple, end, multiple
+        return found
 
     def word(self, axis: str, value: Any) -> str:
         if axis != "mask":

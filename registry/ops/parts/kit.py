@@ -76,6 +76,14 @@ class Kit:
         """Problems of many tiles, tried with every config: what one tile leaves behind meets the next."""
         return ()
 
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """By "axis=value": the ends of claims beyond the values of `axes`, where little else makes them cheap."""
+        return {}
+
+    def left_out(self, requires: Requires, size: Size) -> list[str]:
+        """In words: parts of claims of which there is no problem at this size."""
+        return []
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """By description: axis values just outside of the claims, which must be refused."""
         return {}
@@ -110,6 +118,10 @@ class Kit:
 
     def form(self, sample: Sample, results: Results) -> list[str]:
         """Complaints about strides of results; shapes and dtypes are those of `expected`."""
+        return []
+
+    def order(self, sample: Sample, results: Results) -> list[str]:
+        """Complaints about the memory order of results that are dense. Torch's own kernels are not held to it."""
         return []
 
 

@@ -80,18 +80,17 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
     rng = random.Random(zlib.crc32(f"{variant.name}/{variant.op}".encode()))
     if empty := [axis for axis, values in axes.items() if not values]:
         return Drawn((), tuple(f"{axis}: nothing is claimed" for axis in empty))
-    wanted: list[tuple[str, Spec]] = [("", dict(spec)) for spec in kit.pinned()]
+    wanted: list[tuple[str, Spec]] = [("", dict(spec)) for spec in kit.pinned() if _among(spec, axes)]
     wanted += [
         (f"{axis}={value}", {axis: value}) for axis, values in axes.items() for value in _some(values, size.values)
     ]
     wanted += [("", {}) for _ in range(size.samples)]
     wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded(size)]
+    wanted += [(label, dict(spec)) for label, spec in kit.ends(variant.requires, size).items()]
     found: dict[str, tuple[Spec, Problem]] = {}
     crowded = set()
     uncovered = []
     for label, fixed in wanted:
-        if label != _CROWDED and any(axis not in axes or value not in axes[axis] for axis, value in fixed.items()):
-            continue
         legal = _first_legal(variant, op, kit, target, axes, fixed, rng)
         if legal is None:
             # A claim that errata alone refuse is no idle claim: it is waited for.
@@ -103,6 +102,10 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Draw
         crowded |= {name} if label == _CROWDED else set()
     problems = [_Found(name, spec, problem, _traits(kit, spec)) for name, (spec, problem) in found.items()]
     return Drawn(tuple(_with_configs(variant, problems, crowded, size)), tuple(uncovered))
+
+
+def _among(spec: Spec, axes: Mapping[str, list[Any]]) -> bool:
+    return all(axis in axes and value in axes[axis] for axis, value in spec.items())
 
 
 def named(
