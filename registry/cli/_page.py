@@ -84,6 +84,8 @@ class Page:
 
     def __init__(self) -> None:
         self._console = Screen(highlight=False, markup=False, emoji=False)
+        if self._console.width <= 0:  # COLUMNS=0, for which nothing would be printed at all
+            self._console.width = WIDEST
         self._width = max(40, min(self._console.width, WIDEST))
 
     def line(self, text: str = "", style: str = "", indent: int = 0) -> None:

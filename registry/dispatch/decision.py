@@ -121,7 +121,7 @@ class Decision:
     """`candidates`, or what finds them: a launch needs none of them."""
     evidence: Mapping[str, Any] | None = field(default=None, compare=False)
     fallback_from: tuple[str, ...] = ()
-    """Preferred names that were passed over because they are illegal here."""
+    """Preferred names, where none of them is legal here. To come to a later one of several is no fallback."""
     near: str | Callable[[], str] = field(default="", compare=False, repr=False)
     """`nearest`, or what finds it."""
 

@@ -158,12 +158,12 @@ class Question:
         for place in self.places():
             variant = self.variants[place.variant]
             first = variant.first_legal(self.problem, _order_of(variant, self.problem, place))
-            if first is not None and next(self._known_bad(variant), None) is None:
+            if first is not None and next(self.known_bad(variant), None) is None:
                 yield place, *_config_for(variant, self.problem, place, first)
 
     def reasons(self, variant: Variant) -> list[Reason]:
         """Declared reasons, known errata and quarantines together; empty where the variant may run."""
-        return [*variant.reasons(self.problem), *self._known_bad(variant)]
+        return [*variant.reasons(self.problem), *self.known_bad(variant)]
 
     def all_reasons(self) -> dict[str, list[Reason]]:
         return {name: self.reasons(variant) for name, variant in self.variants.items()}
@@ -194,7 +194,7 @@ class Question:
         refused = () if reasons else tuple(variant.config_refusals(self.problem))
         return Candidate(name, tuple(reasons), None, because, refused)
 
-    def _known_bad(self, variant: Variant) -> Iterator[Reason]:
+    def known_bad(self, variant: Variant) -> Iterator[Reason]:
         """What was found out after the declaration: errata and quarantines."""
         if interpreted_as() is not None and variant.design.dsl not in INTERPRETED and self.problem.target.arch != "cpu":
             yield Reason("interpreted", "dsl", variant.design.dsl, f"{', '.join(INTERPRETED)} without the GPU")
@@ -321,7 +321,7 @@ def _decide_forced(question: Question, moment: Moment, forced: Forced) -> Decisi
     if forced.config is None:
         reasons = question.reasons(variant)
     else:
-        reasons = refusals_of(variant, problem, dict(forced.config))
+        reasons = [*refusals_of(variant, problem, dict(forced.config)), *question.known_bad(variant)]
     if reasons:
         raise IllegalVariant(variant.name, problem, reasons)
     because = "asked for by name"

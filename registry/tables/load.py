@@ -79,13 +79,18 @@ def _leave_out(
 
 
 def _op_of(file: LayerFile, ops: OpFields) -> str | None:
-    """The op that a broken file is about, as far as that can be seen from outside."""
+    """The op that a broken file is about, as far as that can be seen: by its text, where it is no YAML."""
     try:
-        found = re.search(rb"""^op: *["']?([A-Za-z0-9_.-]+)""", file.read(MAX_BYTES), re.M)
+        content = file.read(MAX_BYTES)
     except TableError:
         return None
-    op = found[1].decode() if found else ""
-    return op if op in ops else None
+    try:
+        data = read_document(content, file.name).data
+        op = data.get("op") if isinstance(data, dict) else None
+    except TableError:
+        found = re.search(rb"""^[{ ]*["']?op["']?\s*:\s*(?:&\S+\s+)?["']?([A-Za-z0-9_.-]+)""", content, re.M)
+        op = found[1].decode() if found else None
+    return op if isinstance(op, str) and op in ops else None
 
 
 def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:

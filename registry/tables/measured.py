@@ -267,6 +267,8 @@ def _checked(file: _File) -> MeasuredSizes:
     if len(set(file.coordinates)) < len(file.coordinates):
         raise ValueError("a coordinate is listed twice")
     for listed in file.rules.values():
+        if listed and not file.facts:
+            raise ValueError("no fact is listed that a shape is known by")
         for sizes, point, flat in listed:
             if len(sizes) != len(file.facts) or len(point) != len(file.coordinates):
                 raise ValueError("a shape has not one size for each fact, or not one value for each coordinate")

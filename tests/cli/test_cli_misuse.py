@@ -116,6 +116,12 @@ def test_output_that_has_no_room_names_no_file():
     assert (done.returncode, done.stderr) == (USAGE, "kreg: No space left on device\n")
 
 
+def test_a_terminal_of_no_columns_is_written_to(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    Page().line("picked torch_matmul")
+    assert capsys.readouterr().out == "picked torch_matmul\n"
+
+
 def test_control_characters_never_reach_the_terminal(capsys):
     hostile = "\x1b[31mred\x9b2J\u202e\r"
     page = Page()

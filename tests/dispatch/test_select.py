@@ -238,6 +238,8 @@ def test_errata_make_a_variant_illegal_with_the_link(tables, declare):
     assert registry.attention.explain(*qkv(1, 1, 8, 32), variant="test.known_bad").variant == "test.known_bad"
     with pytest.raises(IllegalVariant, match="wrong results"):
         registry.attention(*qkv(1, 1, 8, 16), variant="test.known_bad")
+    with registry.use("test.known_bad", config={}), pytest.raises(IllegalVariant, match="wrong results"):
+        registry.attention(*qkv(1, 1, 8, 16))
 
 
 # --- decide -----------------------------------------------------------------------------------------------------------

@@ -60,6 +60,16 @@ def test_a_broken_file_of_the_environment_fails_its_own_op_alone(tables, text):
     assert len(wrong) == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["{op: attention, arch: 5}", "'op': attention", " op: attention", '{"op": "attention", ']
+)
+def test_a_broken_file_says_its_op_in_any_spelling_of_yaml(tables, text):
+    tables(text)
+    multiply()
+    with pytest.raises(TableError, match="given.yaml:"):
+        attend()
+
+
 def test_a_file_of_no_op_is_left_out_and_named(tables):
     tables("\x00")
     attend()

@@ -1,6 +1,7 @@
 """What is measured, against what, and by which clock: shapes, workloads, the accuracy gate, timers."""
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -138,6 +139,44 @@ def test_what_was_recorded_is_what_is_measured(tmp_path):
         assert workload(case, "cpu").problem() == problems[case.op], case
         assert Case.from_data(case.data()) == case
     assert "strides#" in attention.text and matmul.text == "m=8,n=5,k=6,layout=tn,dtype=float32,ieee"
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "word"),
+    [
+        ("attention", "b=1,window=a:b", "window"),
+        ("matmul", "m=8,n=8,k=8,dtype=64", "dtype"),
+        ("grouped_mm", "m=8,n=8,k=8,dtype=1:2", "dtype"),
+        ("attention_varlen", "b=a,sq=b", "b"),
+        ("attention_varlen", "b=1099511627776", "b"),
+        ("attention_varlen", "hq=2,sq=16,sk=32,d=64,kv_dtype=float8_e4m3fn,scales=", "scales"),
+    ],
+)
+def test_a_word_that_says_nothing_is_named(op, text, word):
+    with pytest.raises(InvalidArgument) as raised:
+        Case.parse(op, text).problem(Target.named("H100"))
+    assert raised.value.argument == word
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"shape": {"m": -4, "n": 4, "k": 4}},
+        {"shape": {"m": "x", "n": 4, "k": 4}},
+        {"shape": 7},
+        {"operands": 7},
+        {"operands": {"a": [[4, 4]]}},
+        {"operands": {"a": [[4, 4], [4], 16]}},
+        {"operands": {"a": [["x", 4], [4, 1], 16]}},
+    ],
+    ids=str,
+)
+def test_what_nobody_recorded_is_named(tmp_path, more):
+    (path := tmp_path / "recorded.json").write_text(
+        json.dumps({"op": "matmul", "shape": {"m": 4, "n": 4, "k": 4}} | more)
+    )
+    with pytest.raises(InvalidArgument, match="recorded.json:1"):
+        cases.from_file("matmul", path)
 
 
 def test_a_file_of_shapes_names_its_wrong_lines(tmp_path):

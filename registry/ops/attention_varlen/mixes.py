@@ -58,6 +58,8 @@ def batch_of(
     count, queries, keys = sizes
     if mix not in MIXES:
         raise InvalidArgument("mix", repr(mix), ", ".join(MIXES))
+    if count > MOST:
+        raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}, where each length is worked out")
     each = lengths_of(count, keys, mix, tk)
     if t is not None or mix == "uniform":
         return lengths_of(count, queries, "uniform", t), each
@@ -72,7 +74,5 @@ def totals(
     if mix == "uniform":
         t, tk = count * queries if t is None else t, count * keys if tk is None else tk
         return t, tk, count * -(-keys // max(page, 1))
-    if count > MOST:
-        raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}")
     own, each = batch_of(sizes, mix, t, tk)
     return sum(own), sum(each), sum(-(-n // max(page, 1)) for n in each)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import grids, mixes, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.draws import FEW, biased, cached, draw, prompts
@@ -100,7 +101,10 @@ class VarlenWorkload(Workload):
         if kv_dtype not in QUANTISED:
             return
         kind = self.sizes.get("scales", "tensor")
-        shape = {"tensor": (1,), "head": (found["k"].shape[-2],), "token": tuple(found["k"].shape[:-1])}[kind]
+        shapes = {"tensor": (1,), "head": (found["k"].shape[-2],), "token": tuple(found["k"].shape[:-1])}
+        if kind not in shapes:
+            raise InvalidArgument("scales", repr(kind), ", ".join(shapes))
+        shape = shapes[kind]
         size = INT8_SCALE if kv_dtype is torch.int8 else 1.0
         for name in ("k_scale", "v_scale"):
             found[name] = self.positive(shape, least=0.5, times=size)

@@ -53,7 +53,12 @@ class Case:
         for word, value in words.items():
             if "dtype" in fields.get(word, "") and isinstance(value, str):
                 words[word] = long_dtype(value)
-        case = cls.of(op, **words)
+        try:
+            case = cls.of(op, **words)
+        except TypeError:  # a default that is worked out of what is no number
+            for word, value in words.items():
+                _check_word(op, word, value)
+            raise
         for word, value in case.shape:
             _check_word(op, word, value)
         return case
@@ -85,17 +90,27 @@ class Case:
         operands = {n: (tuple(o[0]), tuple(o[1]), int(o[2])) for n, o in data.get("operands", {}).items()}
         return cls.of(data["op"], operands, **data["shape"])
 
+    def check(self) -> Case:
+        """Itself, if a call may have been recorded like this: of no elements, too."""
+        for word, value in self.shape:
+            _check_word(self.op, word, value, least=0)
+        for name, (shape, strides, alignment) in self.operands:
+            numbers = (*shape, *strides, alignment)
+            if len(shape) != len(strides) or any(type(one) is not int or not 0 <= one <= MOST for one in numbers):
+                raise InvalidArgument(name, shown((shape, strides, alignment)), "[sizes, as many strides, alignment]")
+        return self
+
 
 MOST = 2**40
 """More of anything than a machine has; torch counts in 64 bits."""
 
 
-def _check_word(op: str, word: str, value: Any) -> None:
+def _check_word(op: str, word: str, value: Any, least: int = 1) -> None:
     """Raise for a value that no problem of the op has."""
     problem, field = op_named(op).problem_type, op_named(op).tuning.fields[word]
     kind, known = str(problem.fact_kinds().get(field, "")), problem.known_values.get(field, ())
-    if kind == "int" and not (type(value) is int and 1 <= value <= MOST):
-        raise InvalidArgument(word, shown(value), f"a whole number of 1 to {MOST}")
+    if kind == "int" and not (type(value) is int and least <= value <= MOST):
+        raise InvalidArgument(word, shown(value), f"a whole number of {least} to {MOST}")
     if kind == "bool" and not isinstance(value, bool):
         raise InvalidArgument(word, shown(value), "true or false, or the word alone")
     if kind == "str" and known and value not in known:
@@ -109,7 +124,10 @@ def parse_words(text: str) -> dict[str, Any]:
         name, given, value = word.partition("=")
         if name in found:
             raise InvalidArgument(name, "two values", "one")
-        found[name] = _scalar(value) if given else True
+        try:
+            found[name] = _scalar(value) if given else True
+        except ValueError as error:
+            raise InvalidArgument(name, shown(value), "numbers between colons, such as 255:0") from error
     return found
 
 
@@ -152,10 +170,10 @@ def from_file(op: str, path: Path) -> list[Case]:
         try:
             if line.startswith("{"):
                 data = json.loads(line)
-                cases += [Case.from_data(data)] if data.get("op") == op else []
+                cases += [Case.from_data(data).check()] if data.get("op") == op else []
             else:
                 cases.append(Case.parse(op, line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"{path}:{number}", shown(line), f"a shape of {op} ({error})") from error
     return unique(cases)
 

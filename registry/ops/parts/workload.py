@@ -131,7 +131,7 @@ def workload(case: Case, device: str, seed: int = 0) -> Workload:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise InvalidArgument("dtype", repr(name), "a torch dtype such as bfloat16")
     return found
