@@ -59,7 +59,7 @@ def batch_of(
     if mix not in MIXES:
         raise InvalidArgument("mix", repr(mix), ", ".join(MIXES))
     if count > MOST:
-        raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}, where each length is worked out")
+        raise InvalidArgument("b", count, f"1..{MOST} with mix={mix}")
     each = lengths_of(count, keys, mix, tk)
     if t is not None or mix == "uniform":
         return lengths_of(count, queries, "uniform", t), each
