@@ -114,7 +114,7 @@ def flash_attn_varlen_func(
         if seqused_q is not None:
             raise InvalidArgument("seqused_q", "a tensor beside pages", "None")
         used = seqused_k
-        if cu_seqlens_k is not None:  # seqused_k says more, but nonsense is nonsense
+        if cu_seqlens_k is not None:  # beside seqused_k too, which is what counts
             ends = checks.lengths("cu_seqlens_k", cu_seqlens_k, None, check_tensor("q", q).device)
             used = ends.diff() if used is None else used
         lengths |= {"seqused_k": used, "block_table": table}

@@ -28,7 +28,7 @@ from registry.testing.subject import Subject, present
 from registry.tuning.extra import as_arguments
 
 OF_TORCH = ("aten", "cuda")
-"""`Design.dsl` of torch's own kernels, which lay out their results as they will."""
+"""`Design.dsl` of torch's own kernels, which lay out their results as they will; others that say so pass."""
 
 # --- results ------------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class AttentionVarlen(VarlenOp):
             arguments.check_out(out, q, v)
             refuse_grad("out", out, q, k, v, sinks)
             copied_to, given["out"] = out, None
-        if plan is not None and not isinstance(plan, Schedule):
+        if plan is not None and not isinstance(plan, Schedule):  # which raises, for what `explain` would name
             lengths_of = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "cu_seqlens_q": cu_seqlens_q}
             self.problem_of(q, k, v, **lengths_of, **given, return_lse=return_lse, variant=variant, plan=plan)
         eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
