@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -151,6 +152,14 @@ def put_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], N
     yield put
     monkeypatch.delenv("REGISTRY_TABLES", raising=False)
     registry.reload_tables()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a process of its own: what a shell began in the background ignores it, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -109,14 +109,6 @@ def test_a_declaration_that_is_interrupted_is_asked_again(declare, part):
     assert ran.counts == {"matmul": {"test.a": 1}}
 
 
-@pytest.fixture
-def ctrl_c():
-    """As in a process of its own: workers of a test run may ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_the_block_and_not_a_second_time():
     ended = []

@@ -268,7 +268,7 @@ def test_a_second_sweep_into_one_file_is_one_line(tmp_path, capsys):
     [(signal.SIGINT, INTERRUPTED, "interrupted"), (signal.SIGTERM, TERMINATED, "terminated")],
     ids=["Ctrl-C", "SIGTERM"],
 )
-def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache, ending, status, word):
+def test_a_sweep_that_is_interrupted_leaves_nothing_behind(tmp_path, cache, ctrl_c, ending, status, word):
     """Its children are gone, its journal is whole, and its exit status is that of what ended it."""
     (tmp_path / "hanging.py").write_text(HANGING)
     (tmp_path / "shapes.txt").write_text("b=1,hq=1,s=16,d=16,dtype=float32\n")
