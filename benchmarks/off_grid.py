@@ -2,7 +2,7 @@
 which judge.py writes, and what `try_out` picked on the same shapes.
 
 A shape counts where all that was timed on it is launched so today: others tell neither what is picked nor what the best
-of all is.
+of all is. Nor does one count that the tables were fitted to: models have few different sizes, and draws of them meet.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Draw:
     path: Path
     date: str
     drawn: int = 0
+    fitted: int = 0
+    """Of those: the card's own journal of the op holds them, so that they judge nothing."""
     outcomes: list[Judged] = field(default_factory=list)
     unmeasured: int = 0
     """Of shapes that would count: what is picked was not timed."""
@@ -90,11 +92,23 @@ def draws(folder: Path) -> list[Draw]:
         for op in results.ops:
             draw = Draw(op, path.stem.partition(".")[2], card_of(results), seed, path, results.machine["date"])
             draw.drawn = sum(bool(case.timed) for case in results.of(op))
+            known = _fitted(path.parent / f"{op}.jsonl")
+            draw.fitted = sum(bool(case.timed) and case.text in known for case in results.of(op))
             for case in launched_so_today(results, op):
-                _judge(draw, results, case)
+                if case.text not in known:
+                    _judge(draw, results, case)
             if draw.outcomes:
                 found.append(draw)
     return sorted(found, key=lambda d: (bool(d.kind), _place(d.op), d.op, d.kind, d.card != "H200", d.date, d.seed))
+
+
+@functools.cache
+def _fitted(path: Path) -> frozenset[str]:
+    """The shapes of a journal that tables are fitted to: its lines that say so, for all else in it is many times more."""
+    if not path.is_file():
+        return frozenset()
+    with path.open(encoding="utf-8") as lines:
+        return frozenset(json.loads(line)["text"] for line in lines if line.startswith('{"kind":"case"'))
 
 
 def _place(op: str) -> int:
@@ -176,9 +190,9 @@ def headline(folder: Path) -> str:
 def regret(folder: Path) -> str:
     """Per draw: what is picked over the best of all variants and configs, and the worst shapes."""
     lines = [
-        "| op | card | draw | drawn shapes | counted: all is launched so today "
+        "| op | card | draw | drawn shapes | of these in a fit | counted: all is launched so today "
         "| mean | 95th percentile | worst | mean of the best library kernel |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     worst = ["| op | card | draw | the worst shapes | runs | slower |", "|---|---|---|---|---|--:|"]
     for draw in draws(folder):
@@ -187,7 +201,7 @@ def regret(folder: Path) -> str:
         figures = " | ".join([f"{100 * x:.1f}%" for x in columns] + [""] * (4 - len(columns)))
         counted = f"{len(draw.outcomes)}" + (f" ({draw.unmeasured} more: pick not timed)" if draw.unmeasured else "")
         where = f"| {draw.name} | {draw.card} | {draw.seed} |"
-        lines.append(f"{where} {draw.drawn} | {counted} | {figures} |")
+        lines.append(f"{where} {draw.drawn} | {draw.fitted or ''} | {counted} | {figures} |")
         ordered = sorted(draw.outcomes, key=lambda one: (-one.lost, one.text))
         for one in ordered[: 1 if draw.kind else 3]:
             worst.append(f"{where} `{one.text}` | `{one.pick}` | {100 * one.lost:.0f}% |")
