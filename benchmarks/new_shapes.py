@@ -2,7 +2,7 @@
 
     python benchmarks/new_shapes.py [--output DIR] [--draw random:555001:500]
 
-Five ops, each in a process of its own, each shape decided once, as on an H200: what is said of a shape, who may run,
+Each op that draws such shapes in a process of its own, each shape decided once, as on an H200: what is said of a shape, who may run,
 in which config; no checks of tensors and no launch. The first decision reads plugins and tables. Lengths in series go
 ways that the processor knows, and take less than this: tests hold those (test_dispatch_overhead.py).
 """
@@ -16,7 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-OPS = ("attention", "attention_backward", "matmul", "attention_varlen", "grouped_mm")
+
+def drawing(kind: str) -> list[str]:
+    """The ops that draw shapes of this kind."""
+    from registry.ops.known import all_ops
+
+    return [name for name, op in all_ops().items() if kind in op.tuning.draws]
 
 
 def decided(op: str, draw: str) -> list[float]:
@@ -44,12 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="folder for the raw figures")
     parser.add_argument("--draw", default="random:555001:500", help="the shapes of each op, by a grid's name")
-    parser.add_argument("--op", choices=OPS, help=argparse.SUPPRESS)  # in this process, and nothing else
+    parser.add_argument("--op", help=argparse.SUPPRESS)  # in this process, and nothing else
     options = parser.parse_args()
     if options.op:
         print(json.dumps(decided(options.op, options.draw)))
         return
-    figures = {op: in_its_own_process(op, options.draw) for op in OPS}
+    figures = {op: in_its_own_process(op, options.draw) for op in drawing(options.draw.partition(":")[0])}
     for op, (first, *others) in figures.items():
         others.sort()
         median, late = others[len(others) // 2], others[int(len(others) * 0.95)]

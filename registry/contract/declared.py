@@ -36,7 +36,17 @@ def check_declaration(variant: Variant) -> None:
     check_claims(variant.requires, variant.op)
     _check_kinds(f"Variant {variant.name}", variant, ("traceable", "builds_each_size", "summary"))
     _check_kinds(f"Variant {variant.name}: design", variant.design, [one.name for one in dataclasses.fields(Design)])
+    _check_configs(variant)
     _check_functions(variant)
+
+
+def _check_configs(variant: Variant) -> None:
+    """Raise for a config that is listed twice: it would be timed twice, and tables know it by its values."""
+    listed = [] if callable(variant.configs) else [list(config.items()) for config in variant.configs]
+    for place, config in enumerate(listed):
+        if sorted(config) in map(sorted, listed[:place]):
+            got = f"got {shown(dict(config))} twice"
+            raise DeclarationError(f"Variant {variant.name}: configs: {got}; allowed: each once")
 
 
 def check_claims(requires: Requires, op: str) -> None:
@@ -105,7 +115,7 @@ def _check_claim(name: str, value: Any, unclaimed: Any) -> None:
         allowed = "" if type(value) is int and value > 0 else "a positive integer"
     elif unclaimed is None and value is not None:
         numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
-        allowed = "" if numbers and value[0] <= value[1] else "(lowest, highest), two integers"
+        allowed = "" if numbers and 0 <= value[0] <= value[1] > 0 else "(lowest, highest), two integers that some size has"
     if allowed:
         raise DeclarationError(f"Requires.{name}: got {shown(value)}; allowed: {allowed}")
 

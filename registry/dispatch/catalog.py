@@ -148,9 +148,9 @@ def new_manager() -> pluggy.PluginManager:
 
 
 def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
-    """Let each plugin add its commands to the command line; those that fail are reported, not raised, and those of
-    `taken` names, which are never reached, are said."""
-    failures = []
+    """Let each plugin add its commands to the command line; those that fail are reported, not raised. Those of
+    `taken` names, which are never reached, are said, and those of a plugin before it, which stay."""
+    failures, owner = [], dict[str, str]()
     for name, load in _loaders():
         manager, before = new_manager(), dict(cli.commands)
         try:
@@ -159,9 +159,12 @@ def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
                 manager.hook.registry_commands(cli=cli)
         except PluginFailed as failed:
             failures.append(PluginFailure(name, what_failed(failed.error)))
-        for command in sorted(set(taken).intersection(cli.commands)):
-            if cli.commands[command] is not before.get(command):
+        for command in sorted(one for one in cli.commands if cli.commands[one] is not before.get(one)):
+            if command in taken:
                 notice(f"plugin {name}: its command {command!r} is never reached: kreg has one of that name")
+            elif owner.setdefault(command, name) != name:
+                notice(f"plugin {name}: its command {command!r} is never reached: {owner[command]} has one of that name")
+                cli.commands[command] = before[command]
     return failures
 
 

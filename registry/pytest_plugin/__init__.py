@@ -147,7 +147,7 @@ def _benchmarks(session: pytest.Session, names: list[str], grid: str) -> list[py
     from registry.contract.target import Target
     from registry.dispatch.catalog import catalog
     from registry.errors import RegistryError
-    from registry.tuning.benchmarks import CLOCK, Rounds, dispatched, measured, report
+    from registry.tuning.benchmarks import CLOCK, Rounds, dispatched, measured, refused, report
 
     known = catalog.get().variants
     if unknown := [name for name in names if name not in known]:
@@ -158,7 +158,9 @@ def _benchmarks(session: pytest.Session, names: list[str], grid: str) -> list[py
     except RegistryError as error:
         raise pytest.UsageError(f"--registry-bench: {error}") from error
     if not found:
-        raise pytest.UsageError(f"--registry-bench {' '.join(names)}: nothing to time on {target.name}")
+        why = filter(None, (refused(known[name].op, target, grid, name) for name in names))
+        nothing = f"--registry-bench {' '.join(names)}: nothing to time on {target.name}"
+        raise pytest.UsageError("; ".join([nothing, *why]))
     done: dict[Any, Rounds] = {}
     items: list[pytest.Item] = []
     for contestant in found:

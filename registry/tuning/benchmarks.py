@@ -48,13 +48,25 @@ class Rounds:
 
 def dispatched(op: str, target: Target, wanted: str = "", variants: Sequence[str] = ()) -> Iterator[Dispatched]:
     """Every legal variant on every shape of the grids that this op has of `wanted` (default: a few shapes)."""
-    wanted = wanted or ("tiny" if target.arch == "cpu" else "quick")
-    known = [name for name in wanted.split("+") if name in (*names(op), "all")]
-    for case in grid(op, "+".join(known)) if known else []:
+    for case in _cases(op, target, wanted):
         planned = line_up(case, target, Selection(variants))
         for name in dict.fromkeys(contestant.variant for contestant in planned.contestants):
             decision = decide(planned.problem, Scope(forced=((op, Forced(name)),)))
             yield Dispatched(case, name, tuple(decision.config.items()), planned.flops)
+
+
+def refused(op: str, target: Target, wanted: str, variant: str) -> str:
+    """Why a variant is none of those, by the first shape that it refuses; empty where there is none."""
+    for case in _cases(op, target, wanted):
+        if why := line_up(case, target, Selection((variant,))).illegal.get(variant):
+            return f"{variant} on {case.text}: {why}"
+    return ""
+
+
+def _cases(op: str, target: Target, wanted: str) -> list[Case]:
+    wanted = wanted or ("tiny" if target.arch == "cpu" else "quick")
+    known = [name for name in wanted.split("+") if name in (*names(op), "all")]
+    return grid(op, "+".join(known)) if known else []
 
 
 def measured(

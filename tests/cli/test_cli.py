@@ -419,6 +419,21 @@ def test_doctor_names_a_plugins_command_that_is_never_reached(kreg, monkeypatch)
     assert [text for text in report["notices"] if "command" in text] == [said]
 
 
+def test_of_two_plugins_with_a_command_of_one_name_the_first_keeps_it(kreg, monkeypatch):
+    def brewing(what):
+        module = types.ModuleType(what)
+        command = click.Command("brew", callback=lambda: click.echo(what))
+        module.registry_commands = hookimpl(lambda cli: cli.add_command(command))
+        return lambda: module
+
+    monkeypatch.setattr(discovery, "_loaders", lambda: [(one, brewing(one)) for one in ("coffee", "tea")])
+    monkeypatch.setattr(registry.cli.cli, "_plugins_loaded", False)
+    monkeypatch.setattr(registry.cli.cli, "commands", {})
+    assert kreg("brew")[:2] == (OK, "coffee\n")
+    said = "plugin tea: its command 'brew' is never reached: coffee has one of that name"
+    assert said in json.loads(kreg("doctor", "--json")[1])["notices"]
+
+
 def test_doctor_names_a_plugin_whose_commands_fail(kreg, monkeypatch):
     module = types.ModuleType("acme")
 

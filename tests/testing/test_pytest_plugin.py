@@ -48,6 +48,9 @@ def test_pytest_plugin_times_installed_variants(
     wanted = ["--registry-bench", "torch_cpu", "-k", "not matmul", "--benchmark-columns=median"]
     code, out = run_here(capsys, tmp_path, *wanted)
     assert code == 0 and "benchmark 'attention" in out and "torch_cpu" in out, out
+    code, out = run_here(capsys, tmp_path, "--registry-bench", "torch_flash")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "--registry-bench torch_flash: nothing to time on cpu; torch_flash on " in out and "arch: got cpu" in out
     code, out = run_here(capsys, tmp_path, "--registry-bench", "no_such")
     assert code == 4 and "got 'no_such'; allowed:" in out
 
