@@ -2,9 +2,10 @@
 
     python benchmarks/new_shapes.py [--output DIR] [--draw random:555001:500]
 
-Each op that draws such shapes in a process of its own, each shape decided once, as on an H200: what is said of a shape, who may run,
-in which config; no checks of tensors and no launch. The first decision reads plugins and tables. Lengths in series go
-ways that the processor knows, and take less than this: tests hold those (test_dispatch_overhead.py).
+Each op that draws such shapes in a process of its own, each shape decided once, as on an H200: what is said of a
+shape, who may run, in which config; no checks of tensors and no launch. The first decision reads plugins and tables.
+Lengths in series go ways that the processor knows, and take less than this: tests hold those
+(test_dispatch_overhead.py).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def draws(folder: Path) -> list[Draw]:
 
 @functools.cache
 def _fitted(path: Path) -> frozenset[str]:
-    """The shapes of a journal that tables are fitted to: its lines that say so, for all else in it is many times more."""
+    """The shapes of a journal that tables are fitted to: its lines that say so; all else in it is many times more."""
     if not path.is_file():
         return frozenset()
     with path.open(encoding="utf-8") as lines:

@@ -144,7 +144,7 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
     """The claim, if it is a list of words."""
     listed = isinstance(value, (tuple, list, set, frozenset))
     if not listed or not all(isinstance(item, str) and item for item in value):
-        raise DeclarationError(f"Requires.{name}: got {spelled(value)}; allowed: a tuple of strings, none of them empty")
+        raise DeclarationError(f"Requires.{name}: got {spelled(value)}; allowed: a tuple of strings, none empty")
     return tuple(value)
 
 

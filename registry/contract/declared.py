@@ -115,7 +115,7 @@ def _check_claim(name: str, value: Any, unclaimed: Any) -> None:
         allowed = "" if type(value) is int and value > 0 else "a positive integer"
     elif unclaimed is None and value is not None:
         numbers = isinstance(value, tuple) and len(value) == 2 and all(type(one) is int for one in value)
-        allowed = "" if numbers and 0 <= value[0] <= value[1] > 0 else "(lowest, highest), two integers that some size has"
+        allowed = "" if numbers and 0 <= value[0] <= value[1] > 0 else "(lowest, highest), two integers of sizes"
     if allowed:
         raise DeclarationError(f"Requires.{name}: got {shown(value)}; allowed: {allowed}")
 

@@ -163,7 +163,9 @@ def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
             if command in taken:
                 notice(f"plugin {name}: its command {command!r} is never reached: kreg has one of that name")
             elif owner.setdefault(command, name) != name:
-                notice(f"plugin {name}: its command {command!r} is never reached: {owner[command]} has one of that name")
+                notice(
+                    f"plugin {name}: its command {command!r} is never reached: {owner[command]} has one of that name"
+                )
                 cli.commands[command] = before[command]
     return failures
 
