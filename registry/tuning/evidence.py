@@ -186,9 +186,10 @@ def _sources(picks: Sequence[Pick], settings: Settings) -> dict[str, str]:
 
 
 def speed_of(entries: Sequence[tuple[CaseResults, Entry]]) -> float:
-    """Geometric mean of TFLOPS, to four digits."""
+    """Geometric mean of TFLOPS, to four digits; of calls whose op counts no work, each as one operation."""
     logs = [math.log(case.tflops(entry)) for case, entry in entries if case.flops]
-    return float(f"{math.exp(sum(logs) / len(logs)):.4g}") if logs else 1e-9
+    logs = logs or [-math.log(entry.ms * 1e9) for _, entry in entries]
+    return float(f"{math.exp(sum(logs) / len(logs)):.4g}")
 
 
 # --- verification -------------------------------------------------------------------------------------------------

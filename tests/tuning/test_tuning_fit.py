@@ -380,3 +380,11 @@ def test_what_no_graph_can_hold_is_not_wrong():
     worker = types.SimpleNamespace(synchronize=lambda: None)
     refused = explain_failure(worker, RuntimeError("cannot copy during CUDA graph capture unless it is pinned"))
     assert refused["why"] not in WRONG
+
+
+def test_an_op_that_counts_no_work_is_compared_by_its_calls():
+    found = results_of(attention_cases()[:1], lambda facts: {one("slow"): 2.0, one("fast"): 1.0})
+    (case,) = found.of("attention")
+    case.flops = 0.0
+    slow, fast = (evidence.speed_of([(case, case.best[name])]) for name in ("slow", "fast"))
+    assert slow > 0 and fast == pytest.approx(2 * slow)
