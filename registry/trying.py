@@ -56,6 +56,9 @@ NEAR = 0.05
 STAYS = 0.99
 """The choice of the tables stays unless another takes less than this share of its time: noise must not choose."""
 
+SAVED = "# What registry.try_out found. Saving here again adds to it.\n"
+"""By which a table that was saved is known."""
+
 
 class TryOuts:
     """What a `try_out` block has found."""
@@ -114,22 +117,30 @@ class TryOuts:
         forget_plans()
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write it as dispatch tables, one for each op and device; a table of the same name is replaced. They hold for
-        calls of these sizes: `REGISTRY_TABLES` puts them in force."""
+        """Write it as dispatch tables, one for each op and device, which hold for calls of these very sizes:
+        `REGISTRY_TABLES` puts them in force. What was saved there before stays, but for the same sizes; a table that
+        was not is no place for it: InvalidArgument, and nothing is written."""
         from registry.tuning.machine import slug
         from registry.tuning.rules import HEADER, dump
         from registry.tuning.store import write_atomic
 
-        texts: dict[str, str] = {}
+        if not isinstance(folder, (str, Path)) or not str(folder):
+            raise InvalidArgument("folder", shown(folder), "the path of a folder")
+        texts: dict[Path, str] = {}
         for op, device in dict.fromkeys((one.problem.op, one.problem.target.name) for one in self.found):
             own = [one for one in self.found if (one.problem.op, one.problem.target.name) == (op, device)]
+            path = Path(folder) / f"{op}.{slug(device)}.yaml"
             rules = [_rule(one) for one in reversed(own)]
+            met = [rule["when"] for rule in rules]
+            rules += [rule for rule in _saved(path) if rule.get("when") not in met]
             table = {"op": op, "arch": own[0].problem.target.arch, "device": device, "rules": rules}
-            texts[f"{op}.{slug(device)}.yaml"] = HEADER + dump(table)
-        paths = [Path(folder) / name for name in texts]
-        for path, text in zip(paths, texts.values(), strict=True):
-            write_atomic(path, text)
-        return paths
+            texts[path] = HEADER + SAVED + dump(table)
+        try:
+            for path, text in texts.items():
+                write_atomic(path, text)
+        except OSError as error:
+            raise InvalidArgument("folder", shown(str(folder)), f"one that can be written to ({error})") from error
+        return list(texts)
 
 
 @block
@@ -261,6 +272,21 @@ def _rotated(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int) -> list
         for _ in range(min(MOST_COPIES, -(-wanted // max(each, 1)) - 1)):
             sets.append((tuple(map(copied, args)), {name: copied(value) for name, value in kwargs.items()}))
     return sets
+
+
+def _saved(path: Path) -> list[dict[str, Any]]:
+    """The rows that were saved there before. Raises InvalidArgument for a table of another origin."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else None
+        rules = yaml.safe_load(text)["rules"] if text is not None and SAVED in text else []
+    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
+        text, rules = "", []
+    if text is not None and SAVED not in text:
+        got = f"{shown(str(path.parent))}, which has a table {path.name} that try_out did not save"
+        raise InvalidArgument("folder", got, "one without, or with what was saved there before")
+    return list(rules)
 
 
 def _rule(found: TriedOut) -> dict[str, Any]:

@@ -289,6 +289,28 @@ def test_saved_tables_pin_it_in_other_processes(tmp_path, put_in_force):
     assert picked(*qkv(8, torch.float32)) == "test.b" and picked(*qkv(9)) != "test.b"
 
 
+@pytest.mark.usefixtures("three")
+def test_saving_again_adds_and_spares_what_others_wrote(tmp_path, put_in_force):
+    for length in (64, 300, 64):
+        with registry.try_out() as found:
+            registry.attention(*qkv(length))
+        (path,) = found.save(tmp_path / "saved")
+        found.forget()
+    assert path.read_text().count("- when:") == 2
+    put_in_force(path.parent)
+    assert picked(*qkv(64)) == picked(*qkv(300)) == "test.b"
+    hand = "op: attention\narch: cpu\nrules:\n- use: [torch_math]  # by hand\n"
+    for text in (hand, trying.SAVED + "rules: [", b"\xff"):
+        (path.write_bytes if isinstance(text, bytes) else path.write_text)(text)
+        before = path.read_bytes()
+        with pytest.raises(registry.InvalidArgument, match="folder: got .* try_out did not save"):
+            found.save(path.parent)
+        assert path.read_bytes() == before
+    for folder in (5, None, "", path):
+        with pytest.raises(registry.InvalidArgument, match="folder: got"):
+            found.save(folder)
+
+
 @pytest.mark.parametrize(
     ("op", "shape"),
     [

@@ -33,7 +33,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     help="Also launch what could be the fastest on this machine's GPU, time it, and write what was as tables to this "
-    "folder, which REGISTRY_TABLES puts in force.",
+    "folder, beside what was saved there before; REGISTRY_TABLES puts them in force.",
 )
 @json_option
 def command(

@@ -56,6 +56,8 @@ def flash_attn_func(
     for name, tensor in (("k", k), ("v", v)):
         if tensor.shape[0] != q.shape[0]:
             raise InvalidArgument(name, f"batch {tensor.shape[0]}", f"q's batch {q.shape[0]}")
+    if v.shape[1] != k.shape[1]:
+        raise InvalidArgument("v", f"length {v.shape[1]}", f"k's length {k.shape[1]}")
     (b, s), keys = q.shape[:2], k.shape[1]
     starts = torch.arange(b + 1, dtype=torch.int32, device=q.device)
     found = registry.attention_varlen(
@@ -111,6 +113,9 @@ def flash_attn_varlen_func(
     table = checks.one_of("block_table", block_table, "page_table", page_table)
     lengths: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q}
     if table is not None:
+        if check_tensor("k", k).dim() == 3:
+            name, got = "page_table" if block_table is None else "block_table", f"a tensor for k of {tuple(k.shape)}"
+            raise InvalidArgument(name, got, "None, or pages in k and v: [pages, page, Hkv, D]")
         if seqused_q is not None:
             raise InvalidArgument("seqused_q", "a tensor beside pages", "None")
         used = seqused_k

@@ -74,6 +74,9 @@ class Cache:
                 raise InvalidArgument(
                     f"{name}_cache", got, f"entries that share no memory, for {name} is written there"
                 )
+        if not torch.compiler.is_compiling() and _are_mixed((self.k, self.v), (k, v)):
+            got = f"shape {tuple(self.v.shape)} in k_cache's memory"
+            raise InvalidArgument("v_cache", got, "memory of its own, for k and v are written there, or v as part of k")
         more = k.shape[1]
         checks.refuse_beyond(
             "cache_seqlens", before, 0, self.capacity - more, f"so that {more} more fit into the cache"
@@ -92,6 +95,20 @@ class Cache:
         a graph writes is seen by nobody in it."""
         shared = not torch.compiler.is_compiling() and any(overlap(given, cache) for cache in (self.k, self.v))
         return given.clone() if shared else given
+
+
+def _are_mixed(caches: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> bool:
+    """Whether what is written to one cache spoils the other: they have elements in common, and the new tensors not the
+    same ones (values that are a part of the keys)."""
+    k, v = caches
+    if not overlap(k, v):
+        return False
+    alike = k.stride() == v.stride()
+    apart = (v.data_ptr() - k.data_ptr()) // k.element_size()
+    if alike and overlap(*new) and new[0].stride() == new[1].stride():
+        return (new[1].data_ptr() - new[0].data_ptr()) // k.element_size() != apart
+    sizes = (*k.shape[:-1], min(k.shape[-1], v.shape[-1]))
+    return not alike or not is_its_own(torch.empty_strided((2, *sizes), (abs(apart), *k.stride()), device="meta"))
 
 
 def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:

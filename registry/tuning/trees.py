@@ -45,8 +45,8 @@ a rate of 0.12 then; with those of now 590 batched products lose 7.3%, not 8.1, 
 batches lose 2.62% with 128 of 32 leaves, 2.81 with 64 of 64; 2.46 with 256 of 32, but then a decision takes 25 us more,
 of 215. 4,241 attentions lose 1.50 to 1.60 with such, 1.49 with 64 of 64. 3,789 packed and paged batches, by drawn ones,
 2.1 with either, the configs chosen by the same trees. 5,281 attentions lose 1.46% of shapes left out with 64 of 64,
-1.50 with 48 of 128 at a rate of 0.2, 1.33 with 96 of 64 at 0.1; 298 drawn ones 0.7, 0.9 and 1.0, which is chance for the
-most part: one shape makes 0.2 of the last. 64 of 128 at 0.15 for 11,501 products: three fits lost 0.08% less on 701
+1.50 with 48 of 128 at a rate of 0.2, 1.33 with 96 of 64 at 0.1; 298 drawn ones 0.7, 0.9 and 1.0, which is chance for
+the most part: one shape makes 0.2 of the last. 64 of 128 at 0.15 for 11,501 products: three fits lost 0.08% less on 701
 drawn ones than 48 at 0.2, a fourth 0.1% more; for 16,423 2.41% of shapes left out and 1.9 of 846 drawn ones, not 2.47
 and 2.2. Sums of what several such fits say lose as much as one of them: what is lost is not for chance in a fit."""
 

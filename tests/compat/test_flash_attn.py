@@ -170,3 +170,22 @@ def test_more_cannot_be_used_than_there_is(name, used):
             q, q, q, starts((3, 5)), starts((3, 5)), 5, 5, **{name: torch.tensor(used, dtype=torch.int32)}
         )
     assert raised.value.argument == name
+
+
+@pytest.mark.parametrize("name", ["block_table", "page_table"])
+def test_a_table_beside_packed_keys_is_what_is_refused(name):
+    q, k = torch.randn(5, HEADS, D), torch.randn(5, KV_HEADS, D)
+    table = {name: torch.zeros(1, 1, dtype=torch.int32)}
+    with pytest.raises(registry.InvalidArgument, match=rf"^{name}: got a tensor for k of \(5, "):
+        flash_attn_varlen_func(q, k, k, starts([5]), starts([5]), 5, 5, **table)
+
+
+def test_shapes_are_told_in_the_order_that_is_asked_for():
+    flat, q, k = torch.randn(5, HEADS, D), torch.randn(B, S, HEADS, D), torch.randn(B, 7, KV_HEADS, D)
+    for slopes in (None, torch.rand(HEADS)):
+        with pytest.raises(registry.InvalidArgument, match="v: got length 3; allowed: k's length 7"):
+            flash_attn_func(q, k, k[:, :3], alibi_slopes=slopes)
+    with pytest.raises(registry.InvalidArgument, match="allowed: 4: batch, length, heads, head_dim"):
+        flash_attn_func(flat, flat, flat)
+    with pytest.raises(registry.InvalidArgument, match="allowed: 4: batch, heads, length, head_dim"):
+        registry.attention(flat, flat, flat)

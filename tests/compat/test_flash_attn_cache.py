@@ -182,13 +182,28 @@ def test_errors_of_a_cache_name_the_argument(given, name):
 
 def test_pages_that_are_not_there_are_not_written_to():
     """A negative one would be one from the end."""
-    (q, k, v), pages = torch.randn(3, 1, 1, 2, D), torch.zeros(3, 4, 2, D)
+    (q, k, v), pages = torch.randn(3, 1, 1, 2, D), torch.zeros(2, 3, 4, 2, D)
     lengths = torch.tensor([2], dtype=torch.int32)
     for page in (-1, 3):
         table = torch.tensor([[page]], dtype=torch.int32)
         with pytest.raises(registry.InvalidArgument, match="block_table"):
-            flash_attn_with_kvcache(q, pages, pages, k, v, cache_seqlens=lengths, block_table=table)
+            flash_attn_with_kvcache(q, *pages, k, v, cache_seqlens=lengths, block_table=table)
     assert not pages.any()
+
+
+def test_caches_that_share_memory_are_written_to_where_neither_spoils_the_other():
+    (q, k, v), apart = torch.randn(3, B, 1, 2, D), torch.zeros(2, B, 6, 2, D)
+    expected = flash_attn_with_kvcache(q, *apart, k, v, cache_seqlens=3)
+    for dim in range(1, 5):  # side by side in one tensor: whole caches, positions, heads, columns
+        both = torch.zeros(2, B, 6, 2, D).movedim(0, dim).contiguous().movedim(dim, 0)
+        torch.testing.assert_close(flash_attn_with_kvcache(q, *both, k, v, cache_seqlens=3), expected)
+    wide, one = torch.zeros(B, 6, 2, D + 4), torch.zeros(B, 6, 2, D)
+    for k_cache, v_cache in ((one, one), (wide[..., :D], wide[..., 4:])):
+        with pytest.raises(registry.InvalidArgument, match="v_cache: got .* in k_cache's memory; allowed: memory of"):
+            flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=3)
+    assert not one.any() and not wide.any()
+    expected = flash_attn_with_kvcache(q, *apart, k, k, cache_seqlens=3)
+    torch.testing.assert_close(flash_attn_with_kvcache(q, one, one, k, k, cache_seqlens=3), expected)
 
 
 LATE = [

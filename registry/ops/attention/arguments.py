@@ -35,6 +35,7 @@ __all__ = [
     "canonical_mask",
     "canonical_window",
     "check_4d",
+    "from_bshd",
     "check_flag",
     "check_layout",
     "check_qkv",
@@ -80,14 +81,19 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.Tensor, torch.Tens
     return q, k, v
 
 
-def check_4d(name: str, value: object) -> torch.Tensor:
+def check_4d(name: str, value: object, order: str = "batch, heads, length, head_dim") -> torch.Tensor:
     """The value if it is a tensor of four dimensions."""
     tensor = check_tensor(name, value)
     if tensor.dim() != 4:
-        raise InvalidArgument(
-            name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", "4: batch, heads, length, head_dim"
-        )
+        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", f"4: {order}")
     return tensor
+
+
+def from_bshd(q: object, k: object, v: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of that layout, in bhsd order."""
+    order = "batch, length, heads, head_dim"
+    q, k, v = (check_4d(name, value, order).transpose(1, 2) for name, value in (("q", q), ("k", k), ("v", v)))
+    return q, k, v
 
 
 def check_layout(layout: object) -> str:

@@ -84,7 +84,7 @@ class Attention(AttentionOp):
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         if layout is not BHSD and arguments.check_layout(layout) != BHSD:
-            q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+            q, k, v = arguments.from_bshd(q, k, v)
         if key_lengths is not None or sinks is not None:
             how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "variant": variant}
             found = ragged.attend(q, k, v, return_lse=return_lse, key_lengths=key_lengths, sinks=sinks, **how)
@@ -156,7 +156,7 @@ class Attention(AttentionOp):
     ) -> tuple[AttentionProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         if arguments.check_layout(layout) != BHSD:
-            q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+            q, k, v = arguments.from_bshd(q, k, v)
         if scale is not None:
             arguments.check_scale(scale)
         arguments.check_flag("return_lse", return_lse)
@@ -189,7 +189,7 @@ class Attention(AttentionOp):
     ) -> Any:
         """The oracle: attention by its definition, in `dtype`, differentiable."""
         if arguments.check_layout(layout) != BHSD:
-            q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+            q, k, v = arguments.from_bshd(q, k, v)
         if key_lengths is not None or sinks is not None:
             how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
             given: dict[str, Any] = {"return_lse": return_lse, "key_lengths": key_lengths, "sinks": sinks}

@@ -63,7 +63,7 @@ def _named() -> Iterator[None]:
 def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any:
     """What such a call would run, and why."""
     if arguments.check_layout(layout) != "bhsd":
-        q, k, v = (arguments.check_4d(n, t).transpose(1, 2) for n, t in (("q", q), ("k", k), ("v", v)))
+        q, k, v = arguments.from_bshd(q, k, v)
     q, k, v = autocast(q, k, v)
     with _named():
         return OPS[OP].explain(*_call(q, k, v, call), **call)

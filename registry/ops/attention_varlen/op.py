@@ -150,6 +150,7 @@ class AttentionVarlen(VarlenOp):
                 q, k, v = autocast(q, k, v)
                 geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
                 plan.check(SimpleNamespace(**step_of(q, k, geometry, max_seqlen_q, max_seqlen_k)), q.device)
+                plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
                 given |= plan.lengths
                 cu_seqlens_q = given.pop("cu_seqlens_q")
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
@@ -159,6 +160,7 @@ class AttentionVarlen(VarlenOp):
             arguments.refuse_followed(given)
         if plan is not None:
             plan.check(found.decision.problem, q.device)
+            plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
             given |= plan.lengths
         else:
             given["cu_seqlens_q"] = cu_seqlens_q
@@ -332,6 +334,7 @@ class AttentionVarlen(VarlenOp):
         problem = VarlenProblem(**fields)
         if plan is not None:
             check_schedule(plan).check(problem, q.device)
+            plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
         return problem, with_variant(self.name, current.get(), variant)
 
     def _optional(self, given: Given) -> Given:

@@ -29,7 +29,7 @@ class Schedule:
     def __init__(self, problem: VarlenProblem, lengths: Mapping[str, Any]) -> None:
         self._step = {name: getattr(problem, name) for name in _OF_A_STEP}
         self._device = lengths["cu_seqlens_q"].device
-        self.lengths = dict(lengths)
+        self.lengths = {name: _kept(one) for name, one in lengths.items()}
         """cu_seqlens_q, cu_seqlens_k, seqused_k and block_table."""
         self._shared: dict[object, Any] = {}
         self._fits: dict[int, Any] = {}
@@ -46,11 +46,27 @@ class Schedule:
                 raise InvalidArgument("plan", got, "one that schedule(...) made for the same lengths")
         self._fits[id(problem)] = problem
 
+    def check_lengths(self, given: Mapping[str, Any]) -> None:
+        """Raise for a call of other lengths, where they can be seen for nothing: on a CPU."""
+        if self._device.type != "cpu":
+            return
+        for name, own in self.lengths.items():
+            told = given.get(name)
+            same = own is told if own is None or told is None else torch.equal(own, told)
+            if not same:
+                got = f"a schedule of {shown(own)} as {name} for a call of {shown(told)}"
+                raise InvalidArgument("plan", got, "one that schedule(...) made for the same lengths")
+
     def shared(self, owner: object, make: Callable[[], Any]) -> Any:
         """What `owner` made for this step, made now where this is its first call."""
         if owner not in self._shared:
             self._shared[owner] = make()
         return self._shared[owner]
+
+
+def _kept(lengths: torch.Tensor | None) -> torch.Tensor | None:
+    """As they are now: on a GPU they have been copied within their bounds."""
+    return lengths.clone() if lengths is not None and lengths.is_cpu else lengths
 
 
 def check_schedule(plan: object) -> Schedule:

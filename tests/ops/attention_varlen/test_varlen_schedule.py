@@ -53,15 +53,19 @@ def test_a_variant_makes_what_its_calls_share_once(counted):
     assert len(made) == 3 and len(bound) == 2, "a step makes a list, and binds nothing that steps before it bound"
 
 
-def test_the_lengths_are_those_of_when_it_was_made():
-    """A step's calls take the lengths from the schedule, where they were looked at."""
+def test_a_call_of_other_lengths_is_refused_where_they_can_be_seen():
+    """On a CPU: other tensors, and the same ones that were written to since. A GPU takes those of the schedule."""
     qkv, how = batch()
-    expected = varlen(*qkv, **how)
     plan = varlen.schedule(*qkv, **how)
     lie = how | {"cu_seqlens_q": torch.full_like(how["cu_seqlens_q"], 10**6)}
-    torch.testing.assert_close(varlen(*qkv, **lie, plan=plan), expected)
+    for call in (varlen, varlen.explain):
+        with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of .* as cu_seqlens_q for a call of "):
+            call(*qkv, **lie, plan=plan)
     with pytest.raises(registry.InvalidArgument, match="cu_seqlens_q"):
         varlen.schedule(*qkv, **lie)
+    how["cu_seqlens_q"][1] -= 1
+    with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of .* as cu_seqlens_q for a call of "):
+        varlen(*qkv, **how, plan=plan)
 
 
 def test_a_schedule_of_another_step_is_refused():
@@ -81,7 +85,9 @@ def test_it_is_followed_under_a_mode_too(mode):
     plan, expected = varlen.schedule(*qkv, **how), varlen(*qkv, **how)
     others = how | {"cu_seqlens_q": how["cu_seqlens_q"].flip(0), "cu_seqlens_k": how["cu_seqlens_k"].flip(0)}
     with mode():
-        torch.testing.assert_close(varlen(*qkv, **others, plan=plan).float(), expected, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(varlen(*qkv, **how, plan=plan).float(), expected, rtol=0.05, atol=0.05)
+        with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of "):
+            varlen(*qkv, **others, plan=plan)
         with pytest.raises(registry.InvalidArgument, match="plan: got a schedule of max_seqlen_q=7"):
             varlen(*qkv, **how | {"max_seqlen_q": 6}, plan=plan)
 
