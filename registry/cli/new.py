@@ -11,7 +11,7 @@ import click
 from registry.cli import OK
 from registry.errors import InvalidArgument
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?\.[a-z]([a-z0-9_]*[a-z0-9])?")  # packages end in no underscore
 TEST = '''"""Every check of the conformance kit: on this machine's GPU, or interpreted where there is none."""
 
 import pytest
@@ -56,7 +56,7 @@ MODULE_CONTENT = 'py-modules = ["@MODULE@"]'
 PACKAGE_CONTENT = """packages = ["@MODULE@"]
 
 [tool.setuptools.package-data]
-"@MODULE@" = ["*.yaml"]"""
+"@MODULE@" = ["*.yaml", "*.json"]"""
 README = """# @NAME@
 
 A variant of `registry.@OP@`.

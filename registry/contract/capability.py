@@ -99,11 +99,10 @@ class Requires:
         claims = given.pop("claims", {})
         if not isinstance(claims, Mapping):
             raise DeclarationError(f"Requires.claims: got {spelled(claims)}; allowed: a dict of claims by name")
-        claims = dict(claims)
         for own in dataclasses.fields(self):
             default = own.default if own.default is not dataclasses.MISSING else {}
             object.__setattr__(self, own.name, given.pop(own.name, default))
-        claims |= {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        claims = {name: _listed(value) for name, value in ({**claims} | given).items()}
         object.__setattr__(self, "claims", claims)
         object.__setattr__(self, "_let_through", (None, {}))  # a target, and which of its kinds of problems are
         for name in ("arch", "dtypes", "layouts"):
@@ -133,6 +132,12 @@ class Requires:
     def claim(self, name: str) -> Any:
         """The claim of that name; None where the op has such a claim and the variant does not make it."""
         return getattr(self, name) if name in _OWN else self.claims.get(name)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(value, key=str))
+    return tuple(value) if isinstance(value, list) else value
 
 
 OWN_CLAIMS = tuple(f.name for f in dataclasses.fields(Requires) if f.name != "claims")
@@ -224,7 +229,9 @@ def _budget_reasons(requires: Requires, problem: Problem, config: Config) -> Ite
             continue
         need = budget(problem, config)
         try:
-            too_much = need > allowed
+            too_much = not need <= allowed
+            if not need >= 0:
+                raise TypeError
         except TypeError:
             text = f"Requires.{name}: got {spelled(need)}; allowed: a function that gives a number"
             raise DeclarationError(text) from None

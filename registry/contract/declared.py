@@ -36,8 +36,22 @@ def check_declaration(variant: Variant) -> None:
     check_claims(variant.requires, variant.op)
     _check_kinds(f"Variant {variant.name}", variant, ("traceable", "builds_each_size", "summary"))
     _check_kinds(f"Variant {variant.name}: design", variant.design, [one.name for one in dataclasses.fields(Design)])
+    _check_design(variant.design)
     _check_configs(variant)
     _check_functions(variant)
+
+
+def _check_design(design: Design) -> None:
+    """Raise for sizes below those that there are, and for no language."""
+    for name, value in vars(design).items():
+        if isinstance(value, tuple):
+            fine, allowed = all(type(one) is int and one > 0 for one in value), "positive integers"
+        elif isinstance(value, str):
+            fine, allowed = bool(value), "a name"
+        else:
+            fine, allowed = value >= 0, "0 or more"
+        if not fine:
+            raise DeclarationError(f"Design.{name}: got {shown(value)}; allowed: {allowed}")
 
 
 def _check_configs(variant: Variant) -> None:

@@ -93,6 +93,8 @@ class Variant:
     builds_each_size: bool = False
     summary: str = ""
     origin: str = field(default="", compare=False)
+    _declared: tuple[Config, ...] = field(default=(), init=False, repr=False, compare=False)
+    """The configs as they were listed, where they were: what is asked about one is handed that itself."""
     _last: list[_Asked] = field(default_factory=list, init=False, repr=False, compare=False)
     """What was asked last, if anything was."""
     _met: list[tuple[Problem, bool]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -121,10 +123,15 @@ class Variant:
                 )
             for config in self.configs:
                 self._check_config(config)
+            object.__setattr__(self, "_declared", tuple([{**config} for config in self.configs]))
 
     def configs_for(self, problem: Problem) -> list[Config]:
         """The declared configs for a problem, best first, legal or not."""
         return list(self._asked(problem).configs if callable(self.configs) else self.configs)
+
+    def as_declared(self, problem: Problem) -> list[Config]:
+        """The same, whatever became of them since."""
+        return self._made(problem) if callable(self.configs) else [{**config} for config in self._declared]
 
     def _asked(self, problem: Problem) -> _Asked:
         """Kept for the problem that was asked about last."""

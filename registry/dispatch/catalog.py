@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from registry.contract.declared import check_declaration
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
-from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant
+from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant, shown
 from registry.forks import in_child, new_lock
 from registry.notices import clip, notice, printable, what_failed
 from registry.signals import held_back, interrupts
@@ -148,8 +148,8 @@ def new_manager() -> pluggy.PluginManager:
 
 
 def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
-    """Let each plugin add its commands to the command line; those that fail are reported, not raised. Those of
-    `taken` names, which are never reached, are said, and those of a plugin before it, which stay."""
+    """Let each plugin add its commands to the command line; those that fail are reported, not raised, and leave it as
+    it was. Those of `taken` names, which are never reached, are said, and those of a plugin before it, which stay."""
     failures, owner = [], dict[str, str]()
     for name, load in _loaders():
         manager, before = new_manager(), dict(cli.commands)
@@ -157,8 +157,11 @@ def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
             with contained():
                 manager.register(load(), name=name)
                 manager.hook.registry_commands(cli=cli)
+                _check_commands(cli.commands)
         except PluginFailed as failed:
             failures.append(PluginFailure(name, what_failed(failed.error)))
+            cli.commands.clear()
+        cli.commands.update({one: command for one, command in before.items() if one not in cli.commands})
         for command in sorted(one for one in cli.commands if cli.commands[one] is not before.get(one)):
             if command in taken:
                 notice(f"plugin {name}: its command {command!r} is never reached: kreg has one of that name")
@@ -168,6 +171,15 @@ def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
                 )
                 cli.commands[command] = before[command]
     return failures
+
+
+def _check_commands(commands: Mapping[Any, Any]) -> None:
+    import click
+
+    for name, command in commands.items():
+        if not isinstance(name, str) or not isinstance(command, click.Command):
+            got = f"{shown(name)}: {type(command).__name__}"
+            raise DeclarationError(f"registry_commands: got {got}; allowed: commands of click, by their names")
 
 
 def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str, more: list[Variant]) -> Catalog:
@@ -205,7 +217,10 @@ def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]
 def _path(given: Any) -> Path:
     if not isinstance(given, (str, os.PathLike)):
         raise DeclarationError(f"registry_tables: got {type(given).__name__} in its list; allowed: paths")
-    return Path(given)
+    path = Path(given)
+    if not path.is_absolute():  # it would be another file in each working directory
+        raise DeclarationError(f"registry_tables: got {shown(str(given))}; allowed: whole paths, as of Path(__file__)")
+    return path
 
 
 def _loaders() -> list[tuple[str, Any]]:

@@ -182,7 +182,7 @@ class Plan:
                         raise
                     self._give_way(error)
                     continue
-                self._check_form(result)
+                self._check_form(result, args[0].device, kwargs.get("out"))
                 self.launch = settled(self._bound)
                 return result
         return self.launch(*args, **kwargs)
@@ -192,11 +192,13 @@ class Plan:
         trial(args, kwargs)
         self._succeed(self._replan())
 
-    def _check_form(self, result: Any) -> None:
+    def _check_form(self, result: Any, device: Any, out: Any) -> None:
         """Raise for what the op would take apart wrongly; a choice that is as for other sizes was looked at then."""
         decision = self._decision
-        if isinstance(decision, Decision) and (misfit := decision.problem.misfit(result)):
-            raise RegistryError(f"{decision.variant} {misfit}, for {decision.problem.summary()}")
+        if isinstance(decision, Decision):
+            misfit = decision.problem.misfit(result) or _misplaced(result, device, out)
+            if misfit:
+                raise RegistryError(f"{decision.variant} {misfit}, for {decision.problem.summary()}")
 
     def _give_way(self, error: BaseException) -> None:
         quarantine.add(self.decision.variant, self.decision.problem, error)
@@ -208,6 +210,17 @@ class Plan:
 
     def _succeed(self, successor: Plan) -> None:
         self._decision, self._bound = successor.decision, successor._bound
+
+
+def _misplaced(result: Any, device: Any, out: Any) -> str:
+    """Why the tensors of a result are not where a call looks for them; "" where they are."""
+    every = result if isinstance(result, (tuple, list)) else (result,)
+    for found in every:
+        if found is not None and found.device != device:
+            return f"returned a tensor on {found.device}; allowed: on {device}"
+    if out is not None and every[0] is not None and every[0].data_ptr() != out.data_ptr():
+        return "returned another tensor than out; allowed: out, which it claims to write to"
+    return ""
 
 
 def observe(scope: Scope, decision: Decision) -> None:

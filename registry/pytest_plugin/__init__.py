@@ -148,11 +148,15 @@ def _benchmarks(session: pytest.Session, names: list[str], grid: str) -> list[py
     from registry.dispatch.catalog import catalog
     from registry.errors import RegistryError
     from registry.tuning.benchmarks import CLOCK, Rounds, dispatched, measured, refused, report
+    from registry.tuning.grids import names as grid_names
 
     known = catalog.get().variants
     if unknown := [name for name in names if name not in known]:
         raise pytest.UsageError(f"--registry-bench: got {unknown[0]!r}; allowed: {', '.join(sorted(known))}")
     target = Target.of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    grids = sorted({one for name in names for one in grid_names(known[name].op)} | {"all"})
+    if unknown := [one for one in grid.split("+") if grid and one not in grids]:
+        raise pytest.UsageError(f"--registry-grid: got {unknown[0]!r}; allowed: {', '.join(grids)}, joined by +")
     try:
         found = [c for op in sorted({known[name].op for name in names}) for c in dispatched(op, target, grid, names)]
     except RegistryError as error:

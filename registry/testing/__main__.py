@@ -43,6 +43,9 @@ MOST_ENDINGS = 3
 """Of processes that run one share of the checks, before the rest is left out."""
 LAST_WORDS = 2000
 """Bytes of what a process printed before it ended."""
+DRAWING, DRAWN = "problems are drawn", "drawn"
+LEAST_TO_DRAW = 60
+"""Seconds that this has, however short the checks shall be."""
 STICKY = 3
 """Exit status after a CUDA error, which breaks its process: the next one goes on."""
 
@@ -74,6 +77,8 @@ def _checked(argv: Sequence[str] | None) -> tuple[int, list[str]]:
         _names(given.variant)
     except RegistryError as error:
         parser.error(str(error))
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json: got {given.json}; allowed: a file in a folder that is there")
     if given.list or given.journal:
         return 0, _in_this_process(given)
     reports = _in_children(given, list(sys.argv[1:] if argv is None else argv))
@@ -136,13 +141,13 @@ def _in_this_process(given: argparse.Namespace) -> list[str]:
     """List the checks, or run them and write down each as it begins and as it ends."""
     listed = []
     for name, target in _chosen(given.variant, given.target):
-        options = {"repeat": given.repeats, "compile_only": given.compile_only}
-        checks = testing.checks_for(name, target, given.level, **options)
+        subject = name, target.name, given.level
+        checks = _drawn(subject, target, given)
         checks = [check for check in _shard(checks, given.shard) if fnmatch.fnmatch(check.name, given.only)]
         if given.list:
             listed.append("\n  ".join((f"{name} on {target.name}", *(check.name for check in checks))))
         else:
-            _watched((name, target.name, given.level), checks, given)
+            _watched(subject, checks, given)
     if given.ops and not given.list:
         device = "cuda" if torch.cuda.is_available() and given.target != "cpu" else "cpu"
         for op in all_ops():
@@ -150,6 +155,22 @@ def _in_this_process(given: argparse.Namespace) -> list[str]:
     if given.journal:
         _note(given.journal, {"done": True})
     return listed
+
+
+def _drawn(subject: Subject, target: Target, given: argparse.Namespace) -> list[testing.Check]:
+    """The checks of a variant, for which its declaration is asked; none where that hung in a process before."""
+    options = {"repeat": given.repeats, "compile_only": given.compile_only}
+    before = [line for line in _lines(given.journal) if tuple(line.get("subject") or ()) == subject]
+    if any(line.get("begins") == DRAWING for line in before) and not any(DRAWN in line for line in before):
+        return []
+    if given.journal is None:
+        return testing.checks_for(subject[0], target, given.level, **options)
+    if not before:
+        _note(given.journal, {"subject": subject, "begins": DRAWING, "about": "its declaration is asked"})
+    with _ending_after(max(given.timeout, LEAST_TO_DRAW)):
+        found = testing.checks_for(subject[0], target, given.level, **options)
+    _note(given.journal, {"subject": subject, DRAWN: True})
+    return found
 
 
 def _chosen(patterns: Sequence[str], target: str | None) -> list[tuple[str, Target]]:

@@ -78,6 +78,22 @@ def traces(subject: Subject, trial: Trial) -> Finding:
 # --- what is asked of a problem and a config --------------------------------------------------------------------------
 
 
+def _configs(variant: Variant, problem: Problem, config: Config) -> str:
+    """Whoever is asked about a config is handed the one that was declared, and not a copy for each decision."""
+    if {**config} not in variant.as_declared(problem):
+        return f"{shown({**config})} is not what was declared; allowed: what stays as it is when it is asked about"
+    asked: dict[str, Any] = {name: getattr(variant.requires, name) for name in ("rule", "shared_memory", "registers")}
+    asked |= {"cost": variant.cost, "design_of": lambda _, given: variant.design_for(given)}
+    for name, function in asked.items():
+        given = {**config}
+        answer = function(problem, given) if function is not None else None
+        if name == "rule":
+            list(answer or ())  # may be a generator
+        if given != config:
+            return f"{name} made {shown(given)} of {shown({**config})}; allowed: to leave it as it is"
+    return ""
+
+
 def _cost(variant: Variant, problem: Problem, config: Config) -> str:
     assert variant.cost is not None
     found = variant.cost(problem, {**config})
@@ -98,6 +114,7 @@ def _design_of(variant: Variant, problem: Problem, config: Config) -> str:
 
 
 _ANSWERS: dict[str, Callable[[Variant, Problem, Config], str]] = {
+    "configs": _configs,
     "cost": _cost,
     "waits": _waits,
     "design_of": _design_of,

@@ -13,6 +13,8 @@ from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.dispatch.scope import Forced, Scope
 from registry.dispatch.select import decide
+from registry.errors import RegistryError
+from registry.notices import what_failed
 from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 from registry.tuning.contestants import Selection, line_up
@@ -44,6 +46,8 @@ class Rounds:
 
     seconds: list[float] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    """Why it was not timed."""
 
 
 def dispatched(op: str, target: Target, wanted: str = "", variants: Sequence[str] = ()) -> Iterator[Dispatched]:
@@ -72,18 +76,26 @@ def _cases(op: str, target: Target, wanted: str) -> list[Case]:
 def measured(
     together: Sequence[Dispatched], target: Target, turns: int = 10, graph: bool = False
 ) -> dict[Dispatched, Rounds]:
-    """All contestants of one shape in shuffled rounds."""
+    """All contestants of one shape in shuffled rounds, but for those that fail or whose first result is wrong."""
     device = "cpu" if target.arch == "cpu" else "cuda"
     load = workload(together[0].case, device)
     timer: Any = timer_for(device, "graph" if graph else "events", Monitor())
     sets = load.copies(timer.MEMORY_BYTES) if hasattr(timer, "MEMORY_BYTES") else [load.tensors]
     problem = load.problem()
     variants = catalog.get().variants
-    launches = {c: load.launches(load.op.bind(variants[c.variant], problem, dict(c.config)), sets) for c in together}
+    launches: dict[Dispatched, Any] = {}
     found = {contestant: Rounds() for contestant in together}
     with load.settings():
+        expected = load.expected()
+        for one in together:
+            try:
+                launches[one] = load.launches(load.op.bind(variants[one.variant], problem, dict(one.config)), sets)
+                verdict = load.judge(launches[one][0](), expected)
+                found[one].failure = "" if verdict.ok else f"wrong: {'; '.join(verdict.complaints)}"
+            except Exception as error:
+                found[one].failure = what_failed(error)
         for turn in range(turns):
-            for contestant in turn_order(list(together), turn):
+            for contestant in turn_order([one for one in together if not found[one].failure], turn):
                 sample = timer.sample(launches[contestant], 10.0, 25.0)
                 found[contestant].seconds.append(sample.ms / 1e3)
                 found[contestant].state = sample.state
@@ -91,7 +103,9 @@ def measured(
 
 
 def report(benchmark: Any, contestant: Dispatched, found: Rounds) -> None:
-    """Hand what was measured to pytest-benchmark's fixture."""
+    """Hand what was measured to pytest-benchmark's fixture. Raises RegistryError for what could not be."""
+    if found.failure:
+        raise RegistryError(f"{contestant.variant} on {contestant.case.text}: {found.failure}")
     benchmark.group = f"{contestant.case.op} {contestant.case.text}"
     benchmark.extra_info.update(variant=contestant.variant, config=dict(contestant.config), **found.state)
     median = sorted(found.seconds)[len(found.seconds) // 2]

@@ -94,13 +94,14 @@ def _of(case: CaseResults, variant: str, settings: Settings) -> list[Any]:
 
 def _uses(found: Fit, settings: Settings) -> list[dict[str, Any]]:
     """The order where nothing near was measured: kernels of libraries first, each kind by what it loses on average. A
-    variant that was the fastest nowhere has no place here: the table for all hardware says where it comes in."""
+    variant that was the fastest nowhere has no place here: the table for all hardware says where it comes in. All have
+    one where none was by the config that it puts first."""
     first = {found.contestants[r.contestant][0] for shape in found.shapes for r in shape.results if not r.lost}
     failing = {entry.variant for case in found.cases for entry in case.entries.values() if is_wrong(entry)}
     names = {name for name, _ in found.contestants if not excluded(name, settings)}
     timed = {entry.variant for case in found.cases for entry in candidates(case, settings)}
     known = sorted(
-        names & timed & (first | failing),
+        names & timed & (first | failing) or names & timed,
         key=lambda n: (n in failing, n not in found.libraries, _mean_lost(found, n), n),
     )
     return [{"variant": name} for name in known]
