@@ -434,6 +434,26 @@ def test_of_two_plugins_with_a_command_of_one_name_the_first_keeps_it(kreg, monk
     assert said in json.loads(kreg("doctor", "--json")[1])["notices"]
 
 
+@pytest.mark.parametrize("wrong", [lambda: 3, None, "key"])
+def test_a_plugin_whose_commands_are_none_costs_itself_alone(kreg, monkeypatch, wrong):
+    good, bad = types.ModuleType("good"), types.ModuleType("bad")
+    good.registry_commands = hookimpl(lambda cli: cli.add_command(click.Command("brew", callback=lambda: 0)))
+
+    def registry_commands(cli):
+        cli.add_command(click.Command("late"))
+        cli.commands.pop("brew")
+        cli.commands.update({5: click.Command("five")} if wrong == "key" else {"func": wrong})
+
+    bad.registry_commands = hookimpl(registry_commands)
+    monkeypatch.setattr(discovery, "_loaders", lambda: [("good", lambda: good), ("bad", lambda: bad)])
+    monkeypatch.setattr(registry.cli.cli, "_plugins_loaded", False)
+    monkeypatch.setattr(registry.cli.cli, "commands", {})
+    code, out, err = kreg("--help")
+    assert code == OK and "brew" in out and "late" not in out
+    assert "plugin bad failed: DeclarationError: registry_commands: got " in err
+    assert kreg("brew")[0] == OK
+
+
 def test_doctor_names_a_plugin_whose_commands_fail(kreg, monkeypatch):
     module = types.ModuleType("acme")
 

@@ -9,6 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+import tomllib
 from ran import printed
 
 from registry.cli import OK, USAGE, main
@@ -77,6 +78,14 @@ def test_a_package_brings_its_tables(tmp_path):
         "['matmul.sm90.yaml']",
         "['acme.tabled']",
     ]
+    content = tomllib.loads((package.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert content == {"acme_tabled": ["*.yaml", "*.json"]}  # measured shapes lie beside a table
+
+
+@pytest.mark.parametrize("name", ["acme_.flash", "acme.flash_"])
+def test_names_that_no_distribution_can_have_are_refused(name, tmp_path, capsys):
+    assert main(["new", name, "--into", str(tmp_path)]) != OK
+    assert "allowed: vendor.name" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

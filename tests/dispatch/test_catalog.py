@@ -152,6 +152,8 @@ def test_whatever_a_hook_raises_is_contained(discover_with, error):
         ({"registry_tables": lambda: None}, "registry_tables: got None; allowed: a list"),
         ({"registry_tables": lambda: "/etc/tables"}, "registry_tables: got str; allowed: a list"),
         ({"registry_tables": lambda: [7]}, "registry_tables: got int in its list"),
+        ({"registry_tables": lambda: [""]}, "registry_tables: got ''; allowed: whole paths"),
+        ({"registry_tables": lambda: ["tables"]}, "registry_tables: got 'tables'; allowed: whole paths"),
         ({"registry_variants": lambda: variant("bad.one")}, "registry_variants: got Variant; allowed: a list"),
         ({"registry_variants": lambda: [variant("bad.one", op="convolution")]}, "op: got 'convolution'; allowed: att"),
         (

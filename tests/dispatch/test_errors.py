@@ -187,6 +187,21 @@ def test_results_of_another_form_are_refused(declare, returned, got):
             registry.attention(q, q, q, variant="test.kernel")
 
 
+@pytest.mark.parametrize("ours", [lambda out, lse: (out.to("meta"), lse), lambda out, lse: (out, lse.to("meta"))])
+def test_results_on_another_device_are_refused(declare, ours):
+    declare(run=lambda *args, **more: ours(*math_run(*args, **more)))
+    q = torch.ones(2, 2, 4, 8)
+    with pytest.raises(registry.RegistryError, match="returned a tensor on meta; allowed: on cpu, for attention"):
+        registry.attention(q, q, q, variant="test.kernel")
+
+
+def test_an_out_that_is_passed_over_is_refused(declare):
+    declare(run=lambda a, b, *, config, out: a @ b, op="matmul", layouts=("nn",), out=True)
+    a = torch.ones(4, 4)
+    with pytest.raises(registry.RegistryError, match="returned another tensor than out; allowed: out, which it claims"):
+        registry.matmul(a, a, out=torch.empty(4, 4), variant="test.kernel")
+
+
 @pytest.mark.parametrize(
     ("returned", "got"),
     [

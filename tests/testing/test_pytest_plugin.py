@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -77,3 +78,36 @@ def test_pytest_plugin_says_what_failures_share(tmp_path: Path, capsys: pytest.C
     assert code == 1
     assert "failures have causal" in out, out
     assert "the smallest that fails: float32 batch:1 heads:1x1" in out
+
+
+BENCHED = """
+import registry
+
+def declared(name, run):
+    claims = dict(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True)
+    own = registry.Variant(name, op="matmul", run=run, requires=registry.Requires(**claims))
+    registry.register(own, replace=True)
+
+declared("test.good", lambda a, b, *, config: a @ b)
+declared("test.wrong", lambda a, b, *, config: (a @ b) * 1.5)
+declared("test.raises", lambda a, b, *, config: 1 / 0)
+"""
+
+
+def test_a_bench_times_what_is_right_and_fails_the_rest_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    (tmp_path / "conftest.py").write_text(BENCHED)
+    names = ["test.good", "test.wrong", "test.raises"]
+    try:
+        wanted = [word for name in names for word in ("--registry-bench", name)]
+        _, out = run_here(capsys, tmp_path, *wanted, "--benchmark-columns=median")
+        code, said = run_here(capsys, tmp_path, *wanted, "--registry-grid", "tiny+nope")
+    finally:
+        for name in names:
+            registry.unregister(name)
+    passed, failed = (int(re.search(rf"(\d+) {what}", out).group(1)) for what in ("passed", "failed"))  # type: ignore[union-attr]
+    assert failed == 2 * passed > 0
+    assert "test.wrong on m=" in out and ": wrong: " in out and ": ZeroDivisionError: division by zero" in out
+    assert code == pytest.ExitCode.USAGE_ERROR and "--registry-grid: got 'nope'; allowed: all, " in said

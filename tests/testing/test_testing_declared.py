@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -220,3 +221,19 @@ def test_head_dims_with_holes_are_variants_of_their_own() -> None:
     for one in (16, 32, 64):
         alone = attention_variant(head_dim=(one, one), head_dim_multiple=1)
         assert not failing(alone, "every claim") and not failing(alone, "refuses head_dim")
+
+
+def test_who_changes_a_config_that_it_is_asked_about_fails() -> None:
+    """A decision hands out the declared one itself."""
+
+    def clamped(problem: Any, config: Any) -> Any:
+        config["TILE"] = min(config["TILE"], problem.m)
+        return ()
+
+    def popped(problem: Any, config: Any) -> float:
+        return float(config.pop("TILE", 1))
+
+    assert not failing(product_variant(configs=[{"TILE": 512}]), "configs")
+    for given in ({"cost": popped}, {"requires": dataclasses.replace(product_variant().requires, rule=clamped)}):
+        found = failing(dataclasses.replace(product_variant(configs=[{"TILE": 512}]), **given), "configs")
+        assert found and all("allowed: " in detail for detail in found)

@@ -279,6 +279,25 @@ def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, plugin: Any, mon
     assert all("config {}" in case["about"] for case in crashed)
 
 
+def test_a_declaration_that_hangs_is_written_down_and_not_asked_again(tmp_path: Path) -> None:
+    """By the process that goes on, which finds what the first wrote."""
+    asked, journal = ("test.hangs", "cpu", "quick"), tmp_path / "journal"
+    code = f"""
+import argparse, pathlib, time
+from registry import testing
+from registry.testing import __main__ as line
+testing.checks_for = lambda *given, **more: time.sleep(100)
+line.LEAST_TO_DRAW = 0
+given = argparse.Namespace(journal=pathlib.Path({str(journal)!r}), timeout=0.5, repeats=None, compile_only=False)
+line._drawn({asked}, None, given)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 1
+    (line,) = command_line._lines(journal)
+    assert line["begins"] == command_line.DRAWING and tuple(line["subject"]) == asked
+    given = argparse.Namespace(journal=journal, timeout=60.0, repeats=None, compile_only=False)
+    assert command_line._drawn(asked, registry.Target.named("cpu"), given) == []
+
+
 def test_a_search_for_less_that_breaks_the_process_ends_it(tmp_path: Path) -> None:
     """Else the first check of the next variant would be blamed for it."""
     complaints = Finding(("wrong",))

@@ -388,3 +388,9 @@ def test_an_op_that_counts_no_work_is_compared_by_its_calls():
     case.flops = 0.0
     slow, fast = (evidence.speed_of([(case, case.best[name])]) for name in ("slow", "fast"))
     assert slow > 0 and fast == pytest.approx(2 * slow)
+
+
+def test_a_variant_alone_has_a_table_though_another_than_its_first_config_is_fastest():
+    times = {("torch_math", (("TILE", 64),)): 2.0, ("torch_math", (("TILE", 128),)): 1.0}
+    made = table_of(results_of(attention_cases()[:3], lambda facts: times))
+    assert [use["variant"] for use in made.rules[0]["use"]] == ["torch_math"]
