@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from registry.contract.describe import config_text
 from registry.notices import printable
 
 if TYPE_CHECKING:
@@ -92,11 +93,13 @@ class SweepView:
 
 
 def results_lines(results: Results, op: str) -> list[str]:
-    """A line a shape: the fastest contestant of each variant, fastest first."""
+    """A line a shape: the fastest contestant of each variant, fastest first; of one that is alone, by which config."""
     lines = []
     for case in sorted(results.of(op), key=lambda case: _order(case)):
         ranked = sorted(case.best.values(), key=lambda entry: entry.ms)[:SHOWN]
         shown = "  ".join(f"{entry.variant} {_speed(case, entry)}" for entry in ranked)
+        if len(ranked) == 1 and ranked[0].config:
+            shown += f" ({config_text(ranked[0].config)})"
         lines.append(f"{case.text}: {shown or 'nothing could be timed'}  (noise {100 * case.noise:.1f}%)")
     return lines
 

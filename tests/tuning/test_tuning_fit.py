@@ -394,3 +394,14 @@ def test_a_variant_alone_has_a_table_though_another_than_its_first_config_is_fas
     times = {("torch_math", (("TILE", 64),)): 2.0, ("torch_math", (("TILE", 128),)): 1.0}
     made = table_of(results_of(attention_cases()[:3], lambda facts: times))
     assert [use["variant"] for use in made.rules[0]["use"]] == ["torch_math"]
+
+
+def test_the_best_config_of_a_variant_alone_is_told():
+    from registry.cli._sweep import results_lines
+
+    times = {("torch_math", (("TILE", 64),)): 2.0, ("torch_math", (("TILE", 128),)): 1.0}
+    (line,) = results_lines(results_of(attention_cases()[:1], lambda facts: times), "attention")
+    assert "torch_math" in line and "(TILE=128)" in line
+    times |= {one("b"): 3.0}
+    (line,) = results_lines(results_of(attention_cases()[:1], lambda facts: times), "attention")
+    assert "TILE=" not in line
