@@ -19,7 +19,7 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 from launch_support import fake_gpu
-from new_shapes import OPS, decided
+from new_shapes import decided, drawing
 from slow_cores import arithmetic, many_functions, slower_by
 
 import registry
@@ -42,8 +42,10 @@ RANDOM_US, SLOWEST_US = 400.0, 800.0
 """And in time, which neighbours who share the caches stretch by more than what `slower_by` repeats."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
-LAUNCHED_US = 40.0
-"""The same with its launch, over one of a length seen before."""
+LAUNCHED_STEPS = 1_900
+"""Of a plan with its launch where only a length grew, over one of a length seen before: 1,690 for gluon_fa3."""
+LAUNCHED_US = 80.0
+"""And in time: 34 us where nobody shares the caches, up to 67 within seconds where somebody does, on one core."""
 SHAPES = 100_000
 """How many different shapes a process may meet: the memo keeps a part of them."""
 FLAT_MIB, STALL_US = 16, 20_000
@@ -154,7 +156,7 @@ def random_shapes(op, draw):
     return found[len(found) // 2], found[int(len(found) * 0.95)]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", drawing("random"))
 def test_random_shapes_are_within_their_budget(op):
     """Each is asked about once, as in a process that serves: what the best of many runs takes is another matter."""
     tried = []
@@ -187,7 +189,7 @@ def steps_of(work):
     return steps
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", drawing("random"))
 def test_random_shapes_take_few_steps(op):
     asked = op_named(op)
     first, *others = [case.problem(H200) for case in grid(op, "random:660101:200")]
@@ -251,6 +253,8 @@ def test_a_grown_length_is_launched_within_its_budget(variant, monkeypatch, gpu)
         seen = grown_lengths(monkeypatch, itertools.repeat(1026), launched=True)
         for _ in range(130):  # the first compile, and show what the others have in common
             grown()
+        steps = sorted(steps_of(grown) for _ in range(99))
+        assert steps[50] - steps_of(seen) < LAUNCHED_STEPS
 
         def beyond_a_warm_call():
             taken, warm = best_us(grown, seen, number=12, repeat=120)
