@@ -32,13 +32,17 @@ from registry.tuning.grids import grid
 
 DECISION_US = 2.0
 """The budget of one such decision, in microseconds, on a quiet machine of the class that CI has."""
-NEW_SHAPE_US = 150.0
-"""The budget of a plan for a shape not seen before, whose kernels are compiled: checks, Problem, decision, binding."""
+NEW_SHAPE_STEPS = 11_500
+"""Of a plan for a shape not seen before, whose kernels are compiled (checks, Problem, decision, binding), in steps of
+Python's bytecode, which are as many on every machine: in the median attention takes 10,400."""
+NEW_SHAPE_US = 250.0
+"""And in time: 150 us is what it should take, and does on a quiet core. One whose neighbours share its caches took 200
+for the same steps, at work that `slower_by` finds 1.16 times as slow."""
 RANDOM_STEPS, SLOWEST_STEPS = 15_000, 30_000
 """The same without checks, for shapes drawn at random, each of another kind than the one before, in steps of Python's
 bytecode, which are as many on every machine: in the median, and at the 95th percentile. Packed and paged batches take
 12,100 and 23,100, products 6,100 and 14,300."""
-RANDOM_US, SLOWEST_US = 400.0, 800.0
+RANDOM_US, SLOWEST_US = 600.0, 1200.0
 """And in time, which neighbours who share the caches stretch by more than what `slower_by` repeats."""
 GROWN_US = 40.0
 """The budget of a plan where only a length grew, as a cache does by a token."""
@@ -141,6 +145,8 @@ def test_a_new_shape(benchmark, op):
 def test_a_new_shape_is_within_its_budget(op):
     new = new_shapes()[op]
     new()
+    steps = sorted(steps_of(new) for _ in range(99))
+    assert steps[50] < NEW_SHAPE_STEPS
     check_budget(NEW_SHAPE_US, lambda: best_us(new, number=50, repeat=40)[0])
 
 
@@ -231,7 +237,7 @@ def test_a_cache_that_grows_costs_little_in_the_mean(monkeypatch, tokens=1000):
     grown = grown_lengths(monkeypatch, length=4000)
     for _ in range(tokens // 2):
         grown()
-    check_budget(2 * GROWN_US, lambda: best_us(grown, number=tokens, repeat=1)[0], attempts=3)
+    check_budget(4 * GROWN_US, lambda: best_us(grown, number=tokens, repeat=1)[0], attempts=3)
 
 
 @pytest.fixture
