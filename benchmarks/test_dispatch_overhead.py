@@ -36,8 +36,8 @@ NEW_SHAPE_STEPS = 11_500
 """Of a plan for a shape not seen before, whose kernels are compiled (checks, Problem, decision, binding), in steps of
 Python's bytecode, which are as many on every machine: in the median attention takes 10,400."""
 NEW_SHAPE_US = 250.0
-"""And in time: 150 us is what it should take, and does on a quiet core. One whose neighbours share its caches took 200
-for the same steps, at work that `slower_by` finds 1.16 times as slow."""
+"""And in time. It was 150 us, which is what it should take, until a busy machine took 200 for the same steps, at work
+that `slower_by` finds 1.16 times as slow."""
 RANDOM_STEPS, SLOWEST_STEPS = 15_000, 30_000
 """The same without checks, for shapes drawn at random, each of another kind than the one before, in steps of Python's
 bytecode, which are as many on every machine: in the median, and at the 95th percentile. Packed and paged batches take
@@ -49,7 +49,7 @@ GROWN_US = 40.0
 LAUNCHED_STEPS = 1_900
 """Of a plan with its launch where only a length grew, over one of a length seen before: 1,690 for gluon_fa3."""
 LAUNCHED_US = 80.0
-"""And in time: 34 us where nobody shares the caches, up to 67 within seconds where somebody does, on one core."""
+"""And in time. It was 40: of the same steps some processes took 34 us, others 52 to 70, on one busy machine."""
 SHAPES = 100_000
 """How many different shapes a process may meet: the memo keeps a part of them."""
 FLAT_MIB, STALL_US = 16, 20_000
