@@ -31,7 +31,8 @@ from registry.ops.known import REGISTERED, op_named
 from registry.ops.op import Op
 from registry.ops.parts.kit import Kit
 from registry.ops.parts.sizes import size_for
-from registry.ops.parts.trials import Drawn, Trial, draw
+from registry.ops.parts.trials import Drawn, Trial
+from registry.ops.parts.trials import draw as draw_trials
 from registry.testing import interpreted
 from registry.testing.checks import (
     BUILDS,
@@ -107,15 +108,17 @@ def checks_for(
     *,
     repeat: int | None = None,
     compile_only: bool = False,
+    draw: int = 0,
 ) -> list[Check]:
     """Every check of a variant on a target (default: the first of `places`), generated from its declarations.
 
     With TRITON_INTERPRET=1 the target may be a GPU that is not there: kernels then run interpreted, on small problems.
     `repeat` is how often launches on the same values are compared, at most so often from each thread. With
-    `compile_only` there are but the checks that compile, which need no GPU.
+    `compile_only` there are but the checks that compile, which need no GPU. Another `draw` is of other problems and
+    values.
     """
-    subject = _subject(_resolved(variant), target, level, compile_only)
-    made = functools.partial(draw, subject.variant, subject.op, subject.kit, subject.target, subject.size)
+    subject = dataclasses.replace(_subject(_resolved(variant), target, level, compile_only), draw=draw)
+    made = functools.partial(draw_trials, subject.variant, subject.op, subject.kit, subject.target, subject.size, draw)
     if compile_only:
         return _compiled(subject, made().trials)
     with subject.where_it_runs():
@@ -137,11 +140,14 @@ def check_variant(
     *,
     repeat: int | None = None,
     only: Callable[[str], bool] = lambda name: True,
+    draw: int = 0,
 ) -> Report:
-    """Run every check of a variant whose name `only` lets through; of a failure the smallest like it is looked for."""
+    """Run every check of a variant whose name `only` lets through; of a failure the smallest like it is looked for.
+    Another `draw` is of other problems and values."""
     variant = _resolved(variant)
     target = target or _default_target(variant)
-    checks = [check for check in checks_for(variant, target, level, repeat=repeat) if only(check.name)]
+    made = checks_for(variant, target, level, repeat=repeat, draw=draw)
+    checks = [check for check in made if only(check.name)]
     cases = _run_all(checks)
     return Report(variant.name, target.name, level, cases, smallest(checks, cases))
 

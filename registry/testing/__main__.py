@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plugin", action="append", default=[], metavar="FILE", help="also the variants of this file or module")
     add("--target", help="cuda, cpu, or a GPU's name: kernels are interpreted where none is here; default: all that is")
     add("--level", choices=("quick", "full"), default="quick")
+    add("--draw", type=_positive, default=0, metavar="N", help="draw other problems and values than everybody checks")
     add("--repeats", type=_positive, help="how often deterministic launches are compared")
     add("--only", default="*", metavar="PATTERN", help="run only checks whose name matches")
     add("--ops", action="store_true", help="check the ops too: opcheck, torch.compile, empty tensors")
@@ -159,7 +160,7 @@ def _in_this_process(given: argparse.Namespace) -> list[str]:
 
 def _drawn(subject: Subject, target: Target, given: argparse.Namespace) -> list[testing.Check]:
     """The checks of a variant, for which its declaration is asked; none where that hung in a process before."""
-    options = {"repeat": given.repeats, "compile_only": given.compile_only}
+    options = {"repeat": given.repeats, "compile_only": given.compile_only, "draw": given.draw}
     before = [line for line in _lines(given.journal) if tuple(line.get("subject") or ()) == subject]
     if any(line.get("begins") == DRAWING for line in before) and not any(DRAWN in line for line in before):
         return []

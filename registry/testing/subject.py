@@ -35,6 +35,8 @@ class Subject:
     device: torch.device
     size: Size
     interpreted: bool = False
+    draw: int = 0
+    """Which of many draws of problems and values: 0 is what everybody checks."""
 
     @contextlib.contextmanager
     def where_it_runs(self) -> Iterator[None]:
@@ -50,8 +52,8 @@ class Subject:
                 forget_plans()
 
     def seed(self, name: str) -> int:
-        """Inputs differ from check to check and are the same from run to run."""
-        return zlib.crc32(f"{self.variant.name} {name}".encode())
+        """Inputs differ from check to check and from draw to draw, and are the same from run to run."""
+        return zlib.crc32(f"{self.variant.name} {name}{f' {self.draw}' if self.draw else ''}".encode())
 
     def bind(self, problem: Problem, config: Config) -> Callable[..., Any]:
         """The launch that the op would make."""

@@ -151,6 +151,13 @@ def test_the_problems_are_the_same_every_time() -> None:
     assert len(names[0]) == len(set(names[0]))
 
 
+def test_another_draw_is_of_other_problems_and_values() -> None:
+    drawn = [{check.name for check in checks_for("torch_math", Target.named("cpu"), draw=draw)} for draw in (0, 7, 7)]
+    assert drawn[1] == drawn[2]
+    assert drawn[0] - drawn[1] and drawn[1] - drawn[0]
+    assert check_variant("torch_math", Target.named("cpu"), only=lambda name: name.startswith("called"), draw=7).passed
+
+
 def test_places_are_those_that_the_variant_claims() -> None:
     assert [target.arch for target in places("torch_cpu")] == ["cpu"]
     gpu_only = Variant("test.kit", op="attention", run=right, requires=Requires(**CLAIMS | {"arch": ("sm70",)}))

@@ -1,7 +1,8 @@
 """Problems and configs to check a variant with, drawn from its claims.
 
-Each value of each axis is tried with the other axes drawn at random from a seed that is the variant's name, so the same
-declarations always give the same problems. Configs are dealt out among them, so that each is run on several.
+Each value of each axis is tried with the other axes drawn at random from a seed that is the variant's name and the
+number of the draw, so the same declarations always give the same problems. Configs are dealt out among them, so that
+each is run on several.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ def spec_conditions(spec: Spec) -> Any:
     return conditions(deterministic=bool(spec.get("deterministic")), ieee=ieee)
 
 
-def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size) -> Drawn:
+def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number: int = 0) -> Drawn:
     """Problems that the variant's claims make legal: every axis value, the pinned combinations, and random ones."""
     axes = kit.axes(variant.requires, size)
-    rng = random.Random(zlib.crc32(f"{variant.name}/{variant.op}".encode()))
+    rng = random.Random(zlib.crc32(f"{variant.name}/{variant.op}{f'/{number}' if number else ''}".encode()))
     if empty := [axis for axis, values in axes.items() if not values]:
         return Drawn((), tuple(f"{axis}: nothing is claimed" for axis in empty))
     wanted: list[tuple[str, Spec]] = [("", dict(spec)) for spec in kit.pinned() if _among(spec, axes)]
