@@ -15,10 +15,11 @@ INT_MM_MIN_ROWS, INT_MM_MULTIPLE = 16, 8
 
 
 def _int8_product(a, b):
-    """int32 results. cuBLAS wants some sizes; elsewhere float64 holds every sum exactly."""
+    """int32 results. cuBLAS wants some sizes and strides; elsewhere float64 holds every sum exactly."""
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if a.dim() == 2 and a.is_cuda and m > INT_MM_MIN_ROWS and k % INT_MM_MULTIPLE == 0 and n % INT_MM_MULTIPLE == 0:
-        return torch._int_mm(a.contiguous(), b)
+        odd = b.storage_offset() % INT_MM_MULTIPLE or max(b.stride()) % INT_MM_MULTIPLE
+        return torch._int_mm(a.contiguous(), b.contiguous() if odd else b)
     return torch.matmul(a.double(), b.double()).to(torch.int32)
 
 

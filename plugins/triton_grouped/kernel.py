@@ -230,7 +230,7 @@ def grouped_rows(
         rm = m0 + tl.arange(0, BM)
         rn = n0 + tl.arange(0, BN)
         inside_m = rm < end
-        inside_n = rn < N // B_RUN * B_RUN
+        inside_n = rn < (N if B_T else N // B_RUN * B_RUN)
         if GATHER:
             source = tl.load(rows_ptr + rm, mask=inside_m, other=0)
             source = tl.minimum(tl.maximum(source, 0), S - 1).to(tl.int64)

@@ -26,6 +26,7 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
 from registry.dispatch.scope import EMPTY, current
 from registry.forks import in_child, new_lock
+from registry.ops.tensors import float32_precision
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""
@@ -44,7 +45,6 @@ _function_modes = torch._C._len_torch_function_stack
 _jit_trace = torch._C._get_tracing_state
 _deterministic = torch.are_deterministic_algorithms_enabled
 _grad_enabled = torch.is_grad_enabled
-_precision = torch._C._get_float32_matmul_precision
 _scope = current.get
 _FLOAT32 = torch.float32
 
@@ -126,7 +126,7 @@ class PlanCache:
                 for guard, precision, grad, offsets, plan in kept:
                     if (
                         guard(*tensors)
-                        and (precision is None or precision == _precision())
+                        and (precision is None or precision == float32_precision())
                         and (grad is None or grad is _grad_enabled())
                     ):
                         if offsets is None:
@@ -171,7 +171,7 @@ class PlanCache:
                 return
         if len(set(map(id, called))) < len(called):
             return
-        precision = _precision() if any(tensor.dtype is _FLOAT32 for tensor in called) else None
+        precision = float32_precision() if any(tensor.dtype is _FLOAT32 for tensor in called) else None
         guard = guards(*called, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         with self._lock:
             if self.by_facts(settings, *tensors) is plan:  # it may have been forgotten meanwhile
@@ -189,7 +189,7 @@ class PlanCache:
         if len(set(map(id, tensors))) < len(tensors):
             return None
         guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        precision = _precision() if any(tensor.dtype is _FLOAT32 for tensor in tensors) else None
+        precision = float32_precision() if any(tensor.dtype is _FLOAT32 for tensor in tensors) else None
 
         def holds(*tensors: torch.Tensor) -> bool:
             low = 0
@@ -201,7 +201,7 @@ class PlanCache:
                 and self._forgotten == forgotten
                 and _scope() is EMPTY
                 and _deterministic() is deterministic
-                and (precision is None or precision == _precision())
+                and (precision is None or precision == float32_precision())
             )
 
         return self.by_facts(settings, *given), holds
@@ -217,7 +217,7 @@ class PlanCache:
                     continue
                 dtype, shape = tensor.dtype, tensor.shape
                 if dtype is _FLOAT32:
-                    kind.append(_precision())
+                    kind.append(float32_precision())
                 place = tensor.get_device()
                 if place < 0 and not tensor.is_cpu:
                     place = tensor.device  # numbers are compared ten times as fast, and tell what has kernels apart
@@ -268,7 +268,7 @@ class PlanCache:
         if guards is None:
             return
         guard = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        precision = _precision() if any(t.dtype is _FLOAT32 for t in tensors) else None
+        precision = float32_precision() if any(t.dtype is _FLOAT32 for t in tensors) else None
         offsets = [t.data_ptr() & ALIGNED for t in tensors]
         entry = guard, precision, _grad_enabled() if needs_grad else None, offsets if any(offsets) else None, plan
         with self._lock:

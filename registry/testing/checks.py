@@ -22,6 +22,7 @@ from registry.ops.known import op_named
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
 from registry.ops.parts.trials import Trial, problem_of, spec_conditions
+from registry.ops.tensors import float32_precision
 from registry.testing import interpreted, processes
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present
@@ -69,7 +70,7 @@ def _state(device: torch.device) -> dict[str, Any]:
         "torch's random numbers": torch.get_rng_state(),
         "torch's number of threads": torch.get_num_threads(),
         "torch's default dtype": torch.get_default_dtype(),
-        "torch's float32 precision": torch.get_float32_matmul_precision(),
+        "torch's float32 precision": float32_precision(),
         "torch's deterministic setting": torch.are_deterministic_algorithms_enabled(),
         "whether torch follows gradients": torch.is_grad_enabled(),
     }

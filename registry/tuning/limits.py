@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from registry.ops.parts.memory import conditions
+
 COPY_BYTES = 1 << 30
 SIZE = 8192
 """Of square products: large enough to be bound by arithmetic."""
@@ -56,12 +58,8 @@ def _plain(dtype: torch.dtype) -> Callable[[int], Callable[[], Any]]:
         out = torch.empty(n, n, dtype=dtype, device="cuda")
 
         def call() -> Any:
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high")
-            try:
+            with conditions(ieee=False):
                 return torch.mm(a, b, out=out)
-            finally:
-                torch.set_float32_matmul_precision(before)
 
         return call
 

@@ -16,7 +16,7 @@ from registry.dispatch import plan_cache
 from registry.dispatch.plan import Plan
 from registry.dispatch.plan_cache import PlanCache, forget_plans
 from registry.ops.parts.memory import conditions
-from registry.ops.tensors import plain
+from registry.ops.tensors import ieee_float32, plain
 
 MASKS = (False, None, 0.0, False, None)
 
@@ -109,6 +109,24 @@ def test_state_of_torch_tells_plans_apart():
         with other:
             assert cache.find("settings", *tensors) is not plan
     assert cache.find("settings", *tensors) is plan
+
+
+@pytest.mark.parametrize("older", ["highest", "high"])
+def test_both_of_torchs_ways_to_ask_for_float32_count(older):
+    """Where both were used and disagree, torch's older getter raises."""
+    cache, tensors, newer = a_cache(), pair(4, 4), torch.backends.cuda.matmul
+    with conditions(ieee=True):
+        torch.set_float32_matmul_precision(older)
+        found = {}
+        for asked in ("tf32", "ieee"):
+            newer.fp32_precision = asked
+            found[asked] = cache.find("settings", *tensors)
+            assert ieee_float32() == (asked == "ieee")
+            with conditions(ieee=True):
+                assert ieee_float32()
+            assert newer.fp32_precision == asked and cache.find("settings", *tensors) is found[asked]
+            assert registry.matmul(*tensors).isfinite().all()
+        assert found["tf32"] is not found["ieee"]
 
 
 def test_inference_mode_gets_a_guard_of_its_own(monkeypatch):

@@ -25,6 +25,7 @@ if INTERPRETED:
     from interpreter import check_product, matrix
 
     from registry.ops.grouped_mm.offsets import OFFSETS
+    from registry.ops.parts.memory import conditions
     from registry.plugins.triton_grouped import config_of
     from registry.plugins.triton_grouped.host import HOST
 
@@ -127,10 +128,20 @@ if INTERPRETED:
             for g in (0, 2):
                 assert torch.allclose(out[g].double(), want[g], atol=0.05), g
 
+    @pytest.mark.parametrize("columns", [24, 20, 8])
+    @pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn])
+    def test_columns_are_whole_where_k_is_contiguous(columns, dtype):
+        """Of what is read 16 bytes at a time along K, any number of rows and columns is."""
+        a, b = matrix(40, 64, "n", dtype), matrix(64, columns, "t", dtype, (3,))
+        check(POINTERS, a, b, offs=offsets(10, 24, 40), out_dtype=BF16)
+
+    def test_rows_and_columns_of_gradients_are_whole_where_k_is_contiguous():
+        check(POINTERS, matrix(20, 64, "n"), matrix(64, 28, "t"), offs=offsets(16, 40, 64), out_dtype=F16)
+
     @WAYS
-    def test_float32_as_tf32(config, monkeypatch):
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    def test_float32_as_tf32(config):
         a, b = matrix(32, 48, "n", F32), matrix(48, 64, "t", F32, (2,))
-        out = HOST.run(a, b, config=config, out_dtype=F32, offs=offsets(10, 32))
+        with conditions(ieee=False):
+            out = HOST.run(a, b, config=config, out_dtype=F32, offs=offsets(10, 32))
         want = grouped_mm.reference(a, b, offs=offsets(10, 32))
         assert 1e-4 < float((out - want).norm() / want.norm()) < 4e-4

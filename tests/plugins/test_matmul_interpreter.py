@@ -27,6 +27,7 @@ if INTERPRETED:
     from interpreter import check_product, matrix
 
     from registry import matmul
+    from registry.ops.parts.memory import conditions
     from registry.plugins import triton_matmul, triton_matmul_tma
     from registry.toolbox.launch import StandIn
 
@@ -153,31 +154,31 @@ if INTERPRETED:
         check(run, a, b, config(), out=torch.empty(32, 128).half()[:, 32:96])
 
     @pytest.mark.parametrize("way", RUNS)
-    def test_float32_follows_torchs_setting(way, monkeypatch):
+    def test_float32_follows_torchs_setting(way):
         run, config = RUNS[way]
         a, b = matrix(32, 48, "n", torch.float32), matrix(48, 64, "n", torch.float32)
         errors = {}
         for setting in ("highest", "high"):
-            monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
             out = torch.full((32, 64), float("nan"))
-            run(a, b, config=config(), out=out, out_dtype=torch.float32)
+            with conditions(ieee=setting == "highest"):
+                run(a, b, config=config(), out=out, out_dtype=torch.float32)
             errors[setting] = ((out - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm()).item()
         assert errors["highest"] < 1e-6
         # rounded to the nearest tf32, as cuBLAS does it: cutting off would have 7e-4
         assert 1e-4 < errors["high"] < 4e-4
 
     @pytest.mark.parametrize("way", RUNS)
-    def test_what_tf32_rounds_stays_what_it_was(way, monkeypatch):
+    def test_what_tf32_rounds_stays_what_it_was(way):
         """Infinities and NaNs, whose rounded bits would be something else, and values that are tf32 already."""
         run, config = RUNS[way]
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
         a = torch.eye(32)
         b = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0, 1.5, 3.0e38, 2.0**-130]).repeat(32, 16)[
             :, :64
         ]
         b.view(torch.int32)[b.isnan()] = 0x7FFFFFFF  # the NaN that GPUs make
         out = torch.empty(1, 64)
-        run(a[:1, :1].contiguous(), b[:1].contiguous(), config=config(), out=out, out_dtype=torch.float32)
+        with conditions(ieee=False):
+            run(a[:1, :1].contiguous(), b[:1].contiguous(), config=config(), out=out, out_dtype=torch.float32)
         expected = torch.where(b[:1].abs() == 3.0e38, out, b[:1])
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(7.0, 8.0, 9.0), expected.nan_to_num(7.0, 8.0, 9.0))

@@ -232,6 +232,12 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
     if block_n // 4 * 3 + head_v // 2 + 16 * config["q_panels"] + 28 > CONSUMER_REGISTERS[GROUPS]:
         yield Reason("config", "BLOCK_N", block_n, "a smaller block: the accumulators would spill")
     row_blocks = -(-problem.seqlen_q // (ROWS * GROUPS))
+    # The next tile is drawn when all of this one's values but the last block are on their way; the group that sees none
+    # of the last blocks waits for that tile before it lets go of its own last values, and passes these after.
+    t, passed = traits_of(problem, config), -(-ROWS * (GROUPS - 1) // block_n)
+    drawn = t.dynamic and row_blocks * problem.batch * problem.heads_q * t.halves > (problem.target.sm_count or 0)
+    if drawn and t.mask == "band" and min(t.v_slots, t.k_slots // t.k_parts) < passed:
+        yield Reason("config", "v_slots", (t.v_slots, t.k_slots), f">= {passed} blocks of V and of K under a window")
     most = max(problem.batch, 2 * problem.heads_q, row_blocks)
     if most >= MESSAGE_LIMIT:
         yield Reason("range", "batch", most, f"< {MESSAGE_LIMIT}")

@@ -25,6 +25,9 @@ Given = dict[str, Any]
 
 SAME = 1 << len(arguments.OPTIONAL)
 """Among the bits of optional tensors: cu_seqlens_k is the tensor that cu_seqlens_q is."""
+SCHEDULED = 2 * SAME
+"""And that lengths come with a schedule, which has them elsewhere, and by rows of another stride: a launch may hold on
+to the strides of the first that it meets."""
 
 MASKS: Mapping[str, tuple[str, str]] = {
     "causal": ("causal", "causal"),

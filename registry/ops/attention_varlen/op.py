@@ -25,7 +25,7 @@ from registry.ops.attention_varlen import arguments, lengths, oracle
 from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
-from registry.ops.attention_varlen.common import MASKS, SAME, Given, VarlenOp, fields_of, named, step_of
+from registry.ops.attention_varlen.common import MASKS, SAME, SCHEDULED, Given, VarlenOp, fields_of, named, step_of
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, check_schedule, checked
@@ -144,12 +144,14 @@ class AttentionVarlen(VarlenOp):
         eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
         longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
-        found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given)) if eager else None
+        settled = SCHEDULED if plan is not None else 0
+        found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given, settled)) if eager else None
         if found is None:
             if plan is not None and eager and not is_virtual(q):  # under a mode or autocast: the same step as without
                 q, k, v = autocast(q, k, v)
                 geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
-                plan.check(SimpleNamespace(**step_of(q, k, geometry, max_seqlen_q, max_seqlen_k)), q.device)
+                step = SimpleNamespace(**step_of(q, k, geometry, max_seqlen_q, max_seqlen_k))
+                plan.check(step, q.device, block_table)
                 plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
                 given |= plan.lengths
                 cu_seqlens_q = given.pop("cu_seqlens_q")
@@ -159,7 +161,7 @@ class AttentionVarlen(VarlenOp):
         if out is not None or alibi_slopes is not None or k_scale is not None or v_scale is not None:
             arguments.refuse_followed(given)
         if plan is not None:
-            plan.check(found.decision.problem, q.device)
+            plan.check(found.decision.problem, q.device, block_table)
             if q.is_cpu:
                 plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
             given |= plan.lengths
@@ -264,11 +266,11 @@ class AttentionVarlen(VarlenOp):
         return found
 
     @staticmethod
-    def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given) -> list[Any]:
+    def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given, present: int = 0) -> list[Any]:
         """The settings of a call and its tensors, those that were given: cu_seqlens_k is not where it is cu_seqlens_q,
         for a guard takes no tensor twice. Which there are is one number, a bit for each: a tuple of them costs twice
         the time."""
-        present, bit = 0, 1
+        bit = 1
         found: list[Any] = [None, q, k, v, cu_seqlens_q]
         for tensor in given.values():
             if tensor is not None:
@@ -334,7 +336,7 @@ class AttentionVarlen(VarlenOp):
             fields["out"] = False  # copied to its place afterwards
         problem = VarlenProblem(**fields)
         if plan is not None:
-            check_schedule(plan).check(problem, q.device)
+            check_schedule(plan).check(problem, q.device, given["block_table"])
             plan.check_lengths({**given, "cu_seqlens_q": cu_seqlens_q})
         return problem, with_variant(self.name, current.get(), variant)
 

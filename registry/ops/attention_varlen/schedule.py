@@ -28,23 +28,28 @@ class Schedule:
 
     def __init__(self, problem: VarlenProblem, lengths: Mapping[str, Any]) -> None:
         self._step = {name: getattr(problem, name) for name in _OF_A_STEP}
+        self._width = _width(lengths["block_table"])
         self._device = lengths["cu_seqlens_q"].device
         self.lengths = {name: _kept(one) for name, one in lengths.items()}
         """cu_seqlens_q, cu_seqlens_k, seqused_k and block_table."""
         self._shared: dict[object, Any] = {}
-        self._fits: dict[int, Any] = {}
+        self._fits: dict[tuple[int, int], Any] = {}
 
-    def check(self, problem: Any, device: torch.device) -> None:
+    def check(self, problem: Any, device: torch.device, table: torch.Tensor | None) -> None:
         """Raise where a call is not one of this step's."""
         if device != self._device:
             raise InvalidArgument("plan", f"a schedule on {self._device} for a call on {device}", "one of its device")
-        if id(problem) in self._fits:  # which holds it, so that no other one is found by its id
+        width = _width(table)
+        if (id(problem), width) in self._fits:  # which holds it, so that no other one is found by its id
             return
         for name, value in self._step.items():
             if getattr(problem, name) != value:
                 got = f"a schedule of {name}={value} for a call of {name}={getattr(problem, name)}"
                 raise InvalidArgument("plan", got, "one that schedule(...) made for the same lengths")
-        self._fits[id(problem)] = problem
+        if width != self._width:
+            got = f"a schedule of {self._width} pages a sequence for a call of {width}"
+            raise InvalidArgument("plan", got, "one that schedule(...) made for the same block_table")
+        self._fits[id(problem), width] = problem
 
     def check_lengths(self, given: Mapping[str, Any]) -> None:
         """Raise for a call of other lengths, where they can be seen for nothing: on a CPU."""
@@ -62,6 +67,10 @@ class Schedule:
         if owner not in self._shared:
             self._shared[owner] = make()
         return self._shared[owner]
+
+
+def _width(table: torch.Tensor | None) -> int:
+    return 0 if table is None else table.shape[1]
 
 
 def _kept(lengths: torch.Tensor | None) -> torch.Tensor | None:

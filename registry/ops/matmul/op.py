@@ -35,7 +35,16 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain
+from registry.ops.tensors import (
+    autocast,
+    dtype_name,
+    float32_precision,
+    followed,
+    ieee_float32,
+    jit_traced,
+    operand,
+    plain,
+)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -43,7 +52,6 @@ _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _scope = current.get
-_precision = torch._C._get_float32_matmul_precision
 Settings = tuple[Any, ...]
 """activation, out_dtype, variant: all of a call but its tensors. And what the tensors behind a and b are, where those
 that are left out do not stand at the end."""
@@ -115,7 +123,7 @@ class Matmul(Op):
                         known is not None
                         and not (a.is_nested or b.is_nested)
                         and known[0](a, b)
-                        and (known[2] is None or known[2] == _precision())
+                        and (known[2] is None or known[2] == float32_precision())
                     ):
                         product = known[1]
                 except NOT_TENSORS:

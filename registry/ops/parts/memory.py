@@ -157,13 +157,33 @@ def stir(tensors: Sequence[torch.Tensor]) -> None:
 @contextlib.contextmanager
 def conditions(*, deterministic: bool = False, ieee: bool | None = None) -> Iterator[None]:
     """torch's global switches as one problem asks for them. `ieee=None` leaves the float32 precision alone."""
-    before, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    before = torch.get_deterministic_debug_mode()
     try:
         # The same switch as `use_deterministic_algorithms`, which imports torch's compiler besides: 1.7 seconds.
         torch.set_deterministic_debug_mode("error" if deterministic else "default")
-        if ieee is not None:
-            torch.set_float32_matmul_precision("highest" if ieee else "high")
-        yield
+        with contextlib.nullcontext() if ieee is None else _float32(ieee):
+            yield
     finally:
         torch.set_deterministic_debug_mode(before)
-        torch.set_float32_matmul_precision(precision)
+
+
+@contextlib.contextmanager
+def _float32(ieee: bool) -> Iterator[None]:
+    """In full precision or rounded, by torch's older way to ask, whose getter compiled graphs call. That raises where
+    somebody asked for something else by the newer one."""
+    backends: Any = torch.backends
+    newer = backends.cuda.matmul, backends.mkldnn.matmul
+    precisions = [one.fp32_precision for one in newer]
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        older = None
+    torch.set_float32_matmul_precision("highest" if ieee else "high")
+    try:
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for one, precision in zip(newer, precisions, strict=True):
+            if one.fp32_precision != precision:
+                one.fp32_precision = precision

@@ -144,9 +144,57 @@ def test_lengths_that_changed_since_into_lies_are_seen_on_a_cpu():
         varlen(*qkv, **how, plan=plan)
 
 
+@pytest.mark.parametrize("first", ["scheduled", "not"])
+def test_calls_with_and_without_a_schedule_have_launches_of_their_own(first, declare):
+    """A launch may hold on to the strides of the tensors that it meets first, and a schedule has a table of its own."""
+    strides = []
+
+    def prepare(problem, config):
+        known = []
+
+        def launch(q, k, v, *, scale, cu_seqlens_q, seqused_k, block_table):
+            known.append(block_table.stride())
+            strides.append(known[0] == block_table.stride())
+            return torch.zeros_like(q), None
+
+        return launch
+
+    run = lambda *tensors, config, **given: prepare(None, config)(*tensors, **given)  # noqa: E731
+    declare(
+        "test.held",
+        op="attention_varlen",
+        run=run,
+        prepare=prepare,
+        dtypes=("float64",),
+        kv_layouts=("paged",),
+        page_size=(1, 64),
+        gqa=True,
+    )
+    qkv, how = batch("paged")
+    wide = torch.zeros(how["block_table"].shape[0], 64, dtype=torch.int32)
+    wide[:, : how["block_table"].shape[1]] = how["block_table"]
+    how["block_table"] = wide[:, : how["block_table"].shape[1]]
+    plan = varlen.schedule(*qkv, **how)
+    plans = (plan, None) if first == "scheduled" else (None, plan)
+    for one in plans * 2:
+        varlen(*qkv, **how, plan=one, variant="test.held")
+    assert strides == [True] * 4
+
+
+def test_a_schedule_of_another_table_is_refused():
+    qkv, how = batch("paged", page=64)
+    plan = varlen.schedule(*qkv, **how)
+    more = how | {"block_table": torch.nn.functional.pad(how["block_table"], (0, 3))}
+    width = how["block_table"].shape[1]
+    said = f"plan: got a schedule of {width} pages a sequence for a call of {width + 3}"
+    for call in (varlen, varlen.explain):
+        with pytest.raises(registry.InvalidArgument, match=said):
+            call(*qkv, **more, plan=plan)
+
+
 def test_a_schedule_stays_on_its_device():
     qkv, how = batch()
     plan = varlen.schedule(*qkv, **how)
     problem, _ = varlen.problem_of(*qkv, **how)
     with pytest.raises(registry.InvalidArgument, match="on cpu for a call on cuda:1"):
-        plan.check(problem, torch.device("cuda:1"))
+        plan.check(problem, torch.device("cuda:1"), None)
