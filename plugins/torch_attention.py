@@ -372,6 +372,7 @@ def registry_variants():
         causal=True,
         window=True,
         softcap=True,
+        any_softcap=True,
         gqa=True,
         cross_length=True,
         deterministic=True,

@@ -288,6 +288,7 @@ def registry_variants():
         causal=True,
         window=True,
         softcap=True,
+        any_softcap=True,
         gqa=True,
         sinks=True,
         alibi=True,

@@ -21,16 +21,17 @@ Shape suffixes: M query rows, N keys of a tile, D head dim, V head dim of v.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from registry import Design, Requires, Variant, hookimpl
+from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.attention.calls import FORWARD, out_of, row_sums
 from registry.toolbox.call import Call, Host, Operands, PerCall
+from registry.toolbox.designs import MOST_ALONG_Y
 
 LOG2_E = 1.4426950408889634
 UNIT_BYTES = 16  # what descriptors ask of strides
@@ -241,6 +242,11 @@ def shared_memory(problem: Any, config: Mapping[str, Any]) -> int:
     return getattr(torch, problem.dtype).itemsize * columns * (rows + config["BLOCK_N"] * stages) + 512
 
 
+def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
+    if (heads := problem.batch * problem.heads_q) > MOST_ALONG_Y:
+        yield Reason("range", "batch", heads, f"at most {MOST_ALONG_Y} heads in all batches: the grid ends there")
+
+
 def design(config: Mapping[str, Any]) -> Design:
     """Two consumers of 64 rows each, and a producer."""
     tile = (config["BLOCK_M"], config["BLOCK_N"])
@@ -282,6 +288,7 @@ def registry_variants() -> list[Variant]:
                 deterministic=True,
                 toolchain={"triton": ">=3.6,<4"},
                 shared_memory=shared_memory,
+                rule=rule,
             ),
             design=design(CONFIGS[0]),
             design_of=design,

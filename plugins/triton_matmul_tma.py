@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import (
     MATMUL,
+    VECTORS,
     int32_reasons,
     out_of,
     scale_strides,
@@ -209,7 +210,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return [Call(_matmul_tma, grid, arguments, constants, options, if_plain_maps={"ROUNDED": False})]
 
 
-HOST = Host(MATMUL, call, contiguous=("bias",))
+HOST = Host(MATMUL, call, contiguous=VECTORS)
 
 
 # ---------------------------------------------------------------- what it can run

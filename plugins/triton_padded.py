@@ -118,7 +118,7 @@ def _copy_rows(
 ):
     """One pass over memory, where torch takes three: a strided copy, a fill, and the strides made dense."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
+    column = tl.arange(0, COLUMNS).to(tl.int64)
     head = row // seqlen
     start = head // heads * stride_b + head % heads // group * stride_h + row % seqlen * stride_s
     inside = (row < rows)[:, None]

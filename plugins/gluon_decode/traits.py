@@ -193,6 +193,9 @@ def rule(problem: Any, config: Config) -> Iterator[Reason]:
         group = problem.heads_q // problem.heads_kv
         allowed = f"at most {most // group} with {group} query heads a key head" if group <= most else "fewer heads"
         yield Reason("range", "max_seqlen_q", problem.max_seqlen_q, allowed + f": {rows} rows of a key head")
+    for one in problem.operands[::3]:  # q, and out where it is given
+        if (one.shape[1] - 1) * one.strides[1] >= 1 << 31:
+            yield Reason("stride", "heads", one.strides[1], "heads within 2^31 elements", operand=one.name)
     if problem.kv_scale and width(problem) > QUANTISED_HEAD:
         yield Reason(
             "kv_dtype", "head_dim", problem.head_dim, f"at most {QUANTISED_HEAD} with keys and values of 8 bits"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import triton
 
-from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, scale_strides, sizes_of
 from registry.toolbox.boxes import in_boxes
 from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.launch import StandIn
@@ -188,4 +188,4 @@ def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn
     return Call(add_parts, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
 
 
-HOST = Host(MATMUL, call)
+HOST = Host(MATMUL, call, contiguous=VECTORS)

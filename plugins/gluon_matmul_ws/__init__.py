@@ -11,7 +11,7 @@ from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
-from registry.toolbox.designs import specialised
+from registry.toolbox.designs import MOST_ALONG_Y, specialised
 from registry.toolbox.matrices import split_n
 
 __all__ = ["candidates", "config", "configs", "design_of"]
@@ -29,6 +29,8 @@ def design_of(config) -> Design:
 def _rule(problem, config) -> Iterable[Reason]:
     if problem.n == 1 and itemsize(problem.dtype) != 2:
         yield Reason("n", "n", 1, "2 columns or more, or a 16-bit dtype", "pad b with a column of zeros", "b")
+    if problem.batch > MOST_ALONG_Y and itemsize(problem.dtype) != 2:  # such operands may be turned (turn.py)
+        yield Reason("range", "batch", problem.batch, f"at most {MOST_ALONG_Y}: the copy's grid ends there")
     if host.swapped(config) and (min(problem.m, problem.k) == 1 or config["SPLIT"] > 1):
         yield Reason("config", "SWAP", True, "False for one row, a K of 1, or SPLIT > 1", "SWAP=False")
     if config["SPLIT"] > 1 and (config["MODE"] != "coop" or split_n(config["BLOCK_N"])[1]):

@@ -11,7 +11,16 @@ import triton
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, strides_of, tma_can_store, turned
+from registry.ops.matmul.calls import (
+    MATMUL,
+    VECTORS,
+    out_of,
+    scale_strides,
+    sizes_of,
+    strides_of,
+    tma_can_store,
+    turned,
+)
 from registry.plugins.gluon_matmul_ws.turn import along_k, copying
 from registry.toolbox.boxes import in_tiles
 from registry.toolbox.call import Call, Host, Operands, Zeroes
@@ -231,4 +240,4 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return [*copies, Call(matmul_ws, (ctas,), arguments, {"cfg": cfg}, options, if_plain_maps={"cfg": plain})]
 
 
-HOST = Host(MATMUL, call, contiguous=("bias",))
+HOST = Host(MATMUL, call, contiguous=VECTORS)

@@ -29,11 +29,12 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
 from registry import Reason, Variant
-from registry.ops.matmul.calls import MATMUL
+from registry.ops.matmul.calls import MATMUL, VECTORS
 from registry.plugins.gluon_matmul_ws import host
 from registry.plugins.gluon_matmul_ws.tiles import candidates
 from registry.toolbox import integers
 from registry.toolbox.call import Call, Host, Operands
+from registry.toolbox.designs import MOST_ALONG_Y
 from registry.toolbox.hopper import after_previous_kernel
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, turned
@@ -170,7 +171,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return [_copying(pairs), product]
 
 
-HOST = Host(MATMUL, call, contiguous=("bias",))
+HOST = Host(MATMUL, call, contiguous=VECTORS)
 
 
 # ---------------------------------------------------------------- what it can run
@@ -189,18 +190,14 @@ def configs(problem: Any) -> list[dict[str, Any]]:
     return candidates(_of_copies(problem), 4)
 
 
-MOST_MATRICES = 65_535
-"""Of the second dimension of a grid."""
-
-
 def variant_of(product: Variant) -> Variant:
     """What the product claims of 16-bit operands, but for where they lie."""
 
     def rule(problem: Any, config: Any) -> Iterable[Reason]:
         if not any(_is_odd(StandIn.of(one)) for one in problem.operands if one.name in ("a", "b")):
             yield Reason("alignment", "operands", "multiples of 16 bytes", "others: kernels take these as they are")
-        if problem.batch > MOST_MATRICES:
-            yield Reason("range", "batch", problem.batch, f"at most {MOST_MATRICES}: the copy's grid ends there")
+        if problem.batch > MOST_ALONG_Y:
+            yield Reason("range", "batch", problem.batch, f"at most {MOST_ALONG_Y}: the copy's grid ends there")
         yield from product.requires.rule(problem, config)
 
     requires = dataclasses.replace(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of, strides_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, sizes_of, strides_of
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.integers import gcd
 from registry.toolbox.launch import StandIn
@@ -139,4 +139,4 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return [Call(few_rows, (programs * split,), arguments, constants, options)]
 
 
-HOST = Host(MATMUL, call)
+HOST = Host(MATMUL, call, contiguous=VECTORS)

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from registry.ops.matmul.calls import MATMUL, out_of, scale_strides, sizes_of, strides_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, scale_strides, sizes_of, strides_of
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.launch import StandIn
 
@@ -120,4 +120,4 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     return [Call(matmul_tiles, (tiles * split,), arguments, constants, options)]
 
 
-HOST = Host(MATMUL, call)
+HOST = Host(MATMUL, call, contiguous=VECTORS)

@@ -7,7 +7,10 @@ from typing import Any
 
 from registry.contract.capability import Design
 
-__all__ = ["specialised", "tiled"]
+__all__ = ["MOST_ALONG_Y", "specialised", "tiled"]
+
+MOST_ALONG_Y = 65_535
+"""Blocks along the second dimension of a grid; along the first there may be 2^31 - 1."""
 
 
 def specialised(

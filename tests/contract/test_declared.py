@@ -38,7 +38,7 @@ def declared(op="attention", run=whatever, **given):
         (dict(op="unheard_of", loudness=11), ""),  # which is said elsewhere
         (
             dict(casual=True),
-            "Requires.casual: got a claim that attention does not have; allowed: arch, base_alignment, ",
+            "Requires.casual: got a claim that attention does not have; allowed: any_softcap, arch, base_alignment, ",
         ),
         (dict(grad_lse=True), "Requires.grad_lse: got a claim that attention does not have"),
         (dict(op="matmul", causal=True), "Requires.causal: got a claim that matmul does not have"),

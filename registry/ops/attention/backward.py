@@ -17,7 +17,7 @@ from registry.ops.attention.common import AttentionOp, fields_of
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Gradients, Settings, gradients_through_torch, no_second_derivative
 from registry.ops.op import with_variant
-from registry.ops.parts.derivatives import gradients_by_name, last_derivative
+from registry.ops.parts.derivatives import gradients_by_name, last_derivative, of_seen_rows
 from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 BackwardSettings = Settings
@@ -87,6 +87,9 @@ class AttentionBackward(AttentionOp):
             # Autograd makes such gradients (an expanded scalar after .sum()); few kernels read them, all read a copy.
             grad_out = grad_out.contiguous()
         *tensors, grad_lse = grad_out, *saved
+        causal, window, *_ = settings
+        if grad_lse is not None and (causal or window is not None):
+            grad_lse = of_seen_rows(grad_lse, tensors[5])
         plan = self.find_plan(settings, *tensors) if grad_lse is None else self.find_plan(settings, *tensors, grad_lse)
         if plan is None:
             if not beneath:

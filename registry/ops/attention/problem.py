@@ -20,7 +20,7 @@ from registry.ops.attention.arguments import (
     check_window,
 )
 from registry.ops.attention.likeness import coordinates
-from registry.ops.parts.heads import as_head_dim
+from registry.ops.parts.heads import as_head_dim, as_softcap
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
 
@@ -54,7 +54,7 @@ class AttentionProblem(Problem):
         "dtype": tuple(sorted(map(dtype_name, FLOATS))),
         "layout": (*LAYOUTS, "strided"),
     }
-    more_claims: ClassVar[Mapping[str, Any]] = {"head_dim_v_multiple": 1}
+    more_claims: ClassVar[Mapping[str, Any]] = {"head_dim_v_multiple": 1, "any_softcap": False}
 
     batch: int = fact()
     heads_q: int = fact()
@@ -66,7 +66,7 @@ class AttentionProblem(Problem):
     layout: str = query("member", claim="layouts", default="bhsd", fix=_copy_layout)
     causal: bool = query("flag", claim="causal", default=False)
     window: Window | None = query("flag", claim="window", default=None)
-    softcap: float = query("flag", claim="softcap", default=0.0)
+    softcap: float = query(as_softcap, claim="softcap", default=0.0, unclaimed=False)
     lse: bool = query("flag", claim="lse", default=False)
     ieee: bool = query(
         "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'

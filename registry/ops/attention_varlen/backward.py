@@ -20,7 +20,7 @@ from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenP
 from registry.ops.attention_varlen.torch_op import gradients_through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.parts.derivatives import gradients_by_name, last_derivative
+from registry.ops.parts.derivatives import gradients_by_name, last_derivative, of_seen_rows
 from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
@@ -106,6 +106,7 @@ class AttentionVarlenBackward(VarlenOp):
             grad_out = grad_out.contiguous()
         present = (sinks is not None, alibi_slopes is not None, grad_lse is not None)
         tensors = (grad_out, *saved)
+        grad_lse = of_seen_rows(grad_lse, tensors[5])
         more = [t for t in (sinks, alibi_slopes, grad_lse) if t is not None]
         plan = self.find_plan((present, *how), *tensors, cu_seqlens_q, cu_seqlens_k, *more)
         if plan is None:

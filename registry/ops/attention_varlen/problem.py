@@ -15,7 +15,7 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import mixes
 from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALES, QUANTISED, coarse
 from registry.ops.attention_varlen.likeness import coordinates
-from registry.ops.parts.heads import as_head_dim
+from registry.ops.parts.heads import as_head_dim, as_softcap
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
 from registry.ops.tensors import check_sizes, dtype_name, known_dtype
 
@@ -50,6 +50,7 @@ class VarlenProblem(Problem):
     more_claims: ClassVar[Mapping[str, Any]] = {
         "head_dim_v_multiple": 1,
         "page_size_multiple": 1,
+        "any_softcap": False,
         # That its kernels hold lengths and page numbers to their bounds themselves and complain of what they met (see
         # lengths.py). For one that does not, the op launches a small kernel first.
         "checks_lengths": False,
@@ -71,7 +72,7 @@ class VarlenProblem(Problem):
     kv_scale: str = query("optional_member", claim="kv_scales", default="")
     causal: bool = query("flag", claim="causal", default=False)
     window: Window | None = query("flag", claim="window", default=None)
-    softcap: float = query("flag", claim="softcap", default=0.0)
+    softcap: float = query(as_softcap, claim="softcap", default=0.0, unclaimed=False)
     sinks: bool = query("flag", claim="sinks", default=False)
     alibi: bool = query("flag", claim="alibi", default=False)
     lse: bool = query("flag", claim="lse", default=False)

@@ -53,6 +53,10 @@ MATMUL = Interface(
 )
 
 
+VECTORS = ("bias", "scale_a", "scale_b")
+"""What kernels want dense: an index times a stride beyond 32 bits is none of their business."""
+
+
 def out_of(problem: MatmulProblem, given: Operands) -> StandIn:
     """The output: the one that was given, or a dense one."""
     dense = StandIn((*given["a"].shape[:-1], problem.n), problem.out_dtype, name="out")

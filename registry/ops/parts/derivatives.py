@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,15 @@ def last_derivative(
         raise refusal()
 
     return transformed(compute, lambda ctx, inputs, output: None, refuse, refusal, vmap)
+
+
+def of_seen_rows(grad_lse: torch.Tensor | None, lse: torch.Tensor) -> torch.Tensor | None:
+    """Zero for rows that see no key: their LSE is -inf whatever q and k are. What it is a gradient of may be so, too
+    (`logaddexp` of two such has NaN), and 0 times that would be in sums over rows. What is no such gradient stays as it
+    is, and is refused as that later."""
+    if not isinstance(grad_lse, torch.Tensor) or grad_lse.shape != lse.shape:
+        return grad_lse
+    return grad_lse.masked_fill(lse == -math.inf, 0.0)
 
 
 def gradients_by_name(

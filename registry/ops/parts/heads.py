@@ -18,6 +18,20 @@ def as_head_dim(requires: Requires, problem: Any, name: str, how: Query) -> Iter
         yield Reason("range", name, problem.head_dim_v, f"{problem.head_dim} (as head_dim)")
 
 
+MOST_SOFTCAP = 1000.0
+"""Kernels make tanh of rounded exponentials: scores are off by 1e-7 of the softcap, however small they are."""
+
+
+def as_softcap(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
+    """A softcap far above all scores bends none, but a kernel's own rounding shows, unless it claims another tanh."""
+    if problem.softcap and not requires.claim("softcap"):
+        yield Reason("unclaimed", name, problem.softcap, "off")
+    elif problem.softcap > MOST_SOFTCAP and not requires.claim("any_softcap"):
+        yield Reason(
+            "range", name, problem.softcap, f"up to {MOST_SOFTCAP}", "softcap=0.0 where scores are not to bend"
+        )
+
+
 def flops_of_pairs(pairs: int, d: int, dv: int, backward: bool) -> int:
     """Floating-point operations of the matrix products of so many visible pairs; the backward has five for two."""
     return 2 * pairs * (3 * d + 2 * dv if backward else d + dv)
