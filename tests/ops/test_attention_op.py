@@ -16,6 +16,8 @@ from registry.ops.attention.problem import AttentionProblem
 from registry.ops.parts.masks import visible_pairs
 from registry.ops.parts.memory import conditions
 
+H200 = registry.Target.named("H200")
+
 CPU = registry.Target.named("cpu")
 
 
@@ -274,3 +276,16 @@ def test_windows_that_move_on_by_one_element(heads_first):
     gradient = torch.randn(2, 20).unfold(1, 8, 1)[:, None] if heads_first else torch.randn(out.shape)
     (found,) = torch.autograd.grad(out, windows, gradient)
     torch.testing.assert_close(found, torch.autograd.grad(expected, copied, gradient)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cap", [50.0, 1e4, 1e8, 1e30])
+def test_high_softcaps_go_to_who_bends_scores_exactly(cap):
+    """A kernel's tanh is off by 1e-7 of the softcap, whatever the score."""
+    q, k, v = torch.randn(3, 1, 2, 40, 64)
+    want = registry.attention.reference(q, k, v, softcap=cap)
+    assert (registry.attention(q, k, v, softcap=cap) - want).norm() < 1e-5 * want.norm()
+    decision = registry.attention.explain(
+        registry.attention.problem_of(*[x.bfloat16() for x in (q, k, v)], softcap=cap, target=H200)[0]
+    )
+    refused = [c.variant for c in decision.candidates if any("up to 1000.0" in str(r) for r in c.reasons)]
+    assert (decision.variant == "torch_math" and "gluon_fa3" in refused) if cap > 1000 else not refused

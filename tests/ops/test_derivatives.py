@@ -352,3 +352,37 @@ def test_gradients_by_name_take_any_scale_and_kernels_are_given_positive_ones(sc
     for own, same, want in zip(dense, ragged, expected, strict=True):
         torch.testing.assert_close(own, want.float(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(same.transpose(0, 1)[None], want.float(), atol=1e-5, rtol=1e-5)
+
+
+# --- of the LSE of rows that see no key ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("op", ["attention", "attention_varlen"])
+def test_what_comes_to_the_lse_of_a_row_without_keys_goes_nowhere(op, compiled):
+    """It is -inf whatever q and k are; the gradient of `logaddexp` of two such is NaN."""
+    causal, rows, keys = {"causal": True}, 12, 5
+
+    def call(q, k, v):
+        if op == "attention":
+            return registry.attention(q, k, v, **causal, return_lse=True)
+        ends = {"cu_seqlens_q": [0, rows], "cu_seqlens_k": [0, keys]}
+        ends = {name: torch.tensor(given, dtype=torch.int32) for name, given in ends.items()}
+        packed = (x[0].transpose(0, 1) for x in (q, k, v))
+        return registry.attention_varlen(
+            *packed, **ends, max_seqlen_q=rows, max_seqlen_k=keys, **causal, return_lse=True
+        )
+
+    found = []
+    for poison in (0.0, float("nan")):
+        q, k, v = (torch.randn(1, 2, n, 8, generator=torch.Generator().manual_seed(n)) for n in (rows, keys, keys + 1))
+        q, k, v = q.requires_grad_(), k.requires_grad_(), v[:, :, :keys].contiguous().requires_grad_()
+        made = torch.compile(call, backend="aot_eager") if compiled else call
+        out, lse = made(q, k, v)
+        unseen = torch.isneginf(lse)
+        assert int(unseen.sum()) == 2 * (rows - keys)
+        grad_lse = torch.ones_like(lse).masked_fill(unseen, poison)
+        torch.autograd.backward([out, lse], [torch.ones_like(out), grad_lse])
+        found.append([q.grad, k.grad, v.grad])
+    for clean, poisoned in zip(*found, strict=True):
+        assert torch.equal(clean, poisoned)
