@@ -338,7 +338,9 @@ def registry_variants():
             "torch_varlen_each",
             op="attention_varlen",
             run=each,
-            requires=Requires(**{**everything, "softcap": False, "head_dim_v": None}, **cached, arch=("cpu",)),
+            requires=Requires(
+                **{**everything, "softcap": False, "any_softcap": False, "head_dim_v": None}, **cached, arch=("cpu",)
+            ),
             design=Design(dsl="aten"),
             summary="torch's blocked CPU kernel, one sequence after the other",
         ),

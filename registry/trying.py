@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -65,6 +66,8 @@ class TryOuts:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
+        self.outer: TryOuts | None = None
+        """Of the block around this one, which sees what is found in here, too."""
         self.found: list[TriedOut] = []
         self.seconds = 0.0
         """Spent so far: compiling, above all."""
@@ -102,14 +105,23 @@ class TryOuts:
             if interrupts(error):
                 raise
             notices.notice(f"{problem.summary()} is not tried out: {notices.what_failed(error)}")
-        self.seconds += time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        for one in self._and_around():
+            one.seconds += seconds
         if took:
             order = sorted(took, key=lambda at: took[at] * (STAYS if at == 0 else 1.0))
             timed = tuple(Took(rivals[at].variant.name, dict(rivals[at].config), took[at]) for at in order)
             found = TriedOut(problem, timed)
             with _alone:
-                self.found.append(found)
+                for one in self._and_around():
+                    one.found.append(found)
                 tried.add(found)
+
+    def _and_around(self) -> Iterator[TryOuts]:
+        """This block and those that it is in."""
+        yield self
+        if self.outer is not None:
+            yield from self.outer._and_around()
 
     def forget(self) -> None:
         """Choose by the tables again, as if none of it had been tried out."""
@@ -118,29 +130,27 @@ class TryOuts:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write it as dispatch tables, one for each op and device, which hold for calls of these very sizes:
-        `REGISTRY_TABLES` puts them in force. What was saved there before stays, but for the same sizes; a table that
-        was not is no place for it: InvalidArgument, and nothing is written."""
+        `REGISTRY_TABLES` puts them in force. What was saved there before stays, but for the same sizes, and processes
+        may save at once; a table that was not is no place for it: InvalidArgument, and nothing is written. A problem
+        that no table can tell from others, as one with a window, is left out, with a notice."""
         from registry.tuning.machine import slug
-        from registry.tuning.rules import HEADER, dump
-        from registry.tuning.store import write_atomic
+        from registry.tuning.store import locked, write_atomic
 
         if not isinstance(folder, (str, Path)) or not str(folder):
             raise InvalidArgument("folder", shown(folder), "the path of a folder")
-        texts: dict[Path, str] = {}
-        for op, device in dict.fromkeys((one.problem.op, one.problem.target.name) for one in self.found):
-            own = [one for one in self.found if (one.problem.op, one.problem.target.name) == (op, device)]
-            path = Path(folder) / f"{op}.{slug(device)}.yaml"
-            rules = [_rule(one) for one in reversed(own)]
-            met = [rule["when"] for rule in rules]
-            rules += [rule for rule in _saved(path) if rule.get("when") not in met]
-            table = {"op": op, "arch": own[0].problem.target.arch, "device": device, "rules": rules}
-            texts[path] = HEADER + SAVED + dump(table)
+        tables: dict[Path, list[TriedOut]] = {}
+        for one in filter(_tables_tell, self.found):
+            path = Path(os.path.expanduser(folder)) / f"{one.problem.op}.{slug(one.problem.target.name)}.yaml"
+            tables.setdefault(path, []).append(one)
+        for path in tables:
+            _saved(path)  # who is refused by one has written none
         try:
-            for path, text in texts.items():
-                write_atomic(path, text)
+            for path, own in tables.items():
+                with locked(path):
+                    write_atomic(path, _table(own, _saved(path)))
         except OSError as error:
             raise InvalidArgument("folder", shown(str(folder)), f"one that can be written to ({error})") from error
-        return list(texts)
+        return list(tables)
 
 
 @block
@@ -152,15 +162,20 @@ def try_out(most: int = MOST) -> Iterator[TryOuts]:
     where a variant was asked for (`use`, `prefer`), in the capture of a CUDA graph, and for a call with a schedule. A
     first call takes seconds where kernels have to be compiled, else 60 to 120 ms; it waits for the device, and takes up
     to 160 MiB for copies of its tensors. Whose results differ from those of the tables' choice by more than
-    rounding may is out of it.
+    rounding may is out of it. Of blocks in each other the outer one has found what the inner one has, too.
     """
     if traced.is_tracing():
         traced.refuse("try_out")
     if isinstance(most, bool) or not isinstance(most, int) or not 2 <= most <= LIMIT:
         raise InvalidArgument("most", shown(most), f"a number of contenders, 2..{LIMIT}")
     found = TryOuts(most)
+
+    def inside(scope: Scope) -> Scope:
+        found.outer = scope.trying if isinstance(scope.trying, TryOuts) else None  # told anew where that one ends first
+        return replace(scope, trying=found)
+
     try:
-        with changed(lambda scope: replace(scope, trying=found)):
+        with changed(inside):
             yield found
     finally:
         if found.found:
@@ -275,32 +290,61 @@ def _rotated(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int) -> list
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:
-    """The rows that were saved there before. Raises InvalidArgument for a table of another origin."""
-    import yaml
+    """The rows that were saved there before. Raises InvalidArgument for a table of another origin, and for a damaged
+    one."""
+    from registry.errors import TableError
+    from registry.tables.reader import read_document
 
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else None
-        rules = yaml.safe_load(text)["rules"] if text is not None and SAVED in text else []
-    except (OSError, ValueError, TypeError, LookupError, yaml.YAMLError):
-        text, rules = "", []
-    if text is not None and SAVED not in text:
-        got = f"{shown(str(path.parent))}, which has a table {path.name} that try_out did not save"
-        raise InvalidArgument("folder", got, "one without, or with what was saved there before")
-    return list(rules)
+        content = path.read_bytes()
+        data = read_document(content, path.name).data if SAVED.encode() in content else None
+        rules = data.get("rules") if isinstance(data, dict) else None
+        if isinstance(rules, list) and all(map(_is_row, rules)):
+            return rules
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, TableError):
+        pass
+    got = f"{shown(str(path.parent))}, which has a table {path.name} that try_out did not save, or that is damaged"
+    raise InvalidArgument("folder", got, "one without, or with what was saved there before")
+
+
+def _is_row(rule: Any) -> bool:
+    return isinstance(rule, dict) and isinstance(rule.get("when"), dict) and isinstance(rule.get("use"), list)
+
+
+def _table(found: Sequence[TriedOut], saved: Sequence[dict[str, Any]]) -> str:
+    """The table of one op and device. What was found last counts, and what was saved before where nothing was."""
+    from registry.tuning.rules import HEADER, dump
+
+    rules: dict[str, dict[str, Any]] = {}
+    for rule in (*map(_rule, reversed(found)), *saved):
+        rules.setdefault(repr(sorted(rule["when"].items())), rule)
+    problem = found[0].problem
+    head = {"op": problem.op, "arch": problem.target.arch, "device": problem.target.name}
+    return HEADER + SAVED + dump({**head, "rules": list(rules.values())})
 
 
 def _rule(found: TriedOut) -> dict[str, Any]:
     """A row of a table that holds for problems with these facts."""
     kinds = found.problem.fact_kinds()
-    when = {name: _condition(kinds[name], value) for name, value in found.problem.facts().items()}
     use = [{"variant": one.variant, "config": dict(one.config)} for one in found.timed]
-    return {"when": {name: value for name, value in when.items() if value is not None}, "use": use}
+    return {"when": {name: _condition(kinds[name], value) for name, value in found.problem.facts().items()}, "use": use}
+
+
+def _tables_tell(found: TriedOut) -> bool:
+    """Whether a row of a table can hold for this problem and no other; who is left out is noticed."""
+    problem, kinds = found.problem, found.problem.fact_kinds()
+    alike = [name for name, value in problem.facts().items() if _condition(kinds[name], value) is None]
+    if alike:
+        notices.notice(f"not saved, for no table tells its {', '.join(alike)} from others: {problem.summary()}")
+    return not alike
 
 
 def _condition(kind: Any, value: Any) -> Any:
-    """What a table says of a fact; None where it cannot."""
+    """What a table says of a fact; None where that would hold for other values, too, as of a flag that has sizes."""
     from registry.tables.match import kind_of
 
     if kind_of(kind) == "bool":
-        return bool(value)
+        return bool(value) if value is None or isinstance(value, bool) else None
     return value if isinstance(value, str) or (value is not None and value >= 0) else None

@@ -300,9 +300,10 @@ def config_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
         yield Reason("config", "q_columns", config["q_columns"], " or ".join(map(str, in_registers)))
     if block_n not in (64, 128):
         yield Reason("config", "BLOCK_N", block_n, "64 or 128")
-    # Blocks of a tile's end that its last group passes once it knows the next tile: see wide/traits.py.
-    if (groups - 1) * ROWS > config["stages"] * block_n:
-        yield Reason("config", "stages", config["stages"], f">= {-(-(groups - 1) * ROWS // block_n)}")
+    # A block is waited for before the one before it is let go of. And some of a tile's end are passed by its last group
+    # once it knows the next tile: see wide/traits.py.
+    if config["stages"] < 2 or (groups - 1) * ROWS > config["stages"] * block_n:
+        yield Reason("config", "stages", config["stages"], f">= {max(-(-(groups - 1) * ROWS // block_n), 2)}")
 
 
 def written_rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:

@@ -41,6 +41,8 @@ def _fitting(problem: Any, mode: str, m: int, n: int, stages: int) -> dict[str, 
 
 def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     yield from halves_reasons(problem)
+    if config["STAGES"] < 2 or config["STORES"] < 1:  # a stage is waited for before the one before it is let go of
+        yield Reason("config", "STAGES", (config["STAGES"], config["STORES"]), ">= 2, and STORES >= 1")
     for fact in problem.operands:
         if any(n > 1 and not stride for n, stride in zip(fact.shape[-2:], fact.strides[-2:], strict=True)):
             yield Reason(

@@ -37,6 +37,10 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     if host.exact(problem) and (config["SWAP"] or config["TURNS"] or config["WAYS"] > 1):
         allowed = "no SWAP, TURNS or WAYS for 8-bit floats"
         yield Reason("config", "config", dict(config), allowed, "config(128, 128, 2)")
+    if config["STAGES"] < 2:  # a stage is waited for before the one before it is let go of
+        yield Reason("config", "STAGES", config["STAGES"], ">= 2")
+    if config["TURNS"] and config["WAYS"] > 1:  # what a consumer passes over is counted in blocks of all of K
+        yield Reason("config", "TURNS", True, "False with WAYS > 1", "TURNS=False")
     if problem.scaling and not host.exact(problem):
         yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:

@@ -38,6 +38,8 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
         yield Reason("config", "CONSUMERS", config["CONSUMERS"], allowed, "SWAP=True")
     if problem.n % 2:
         yield Reason("range", "n", problem.n, "an even number", "gluon_matmul_ws, triton_matmul")
+    if config["STAGES"] < 2:  # a stage is waited for before the one before it is let go of
+        yield Reason("config", "STAGES", config["STAGES"], ">= 2")
 
 
 def _never(problem: Any) -> bool:

@@ -39,6 +39,8 @@ def _rule(problem, config) -> Iterable[Reason]:
         )
     if config["SPLIT"] > -(-problem.k // 64):
         yield Reason("config", "SPLIT", config["SPLIT"], "ranges of a block of K", "SPLIT=1")
+    if config["STAGES"] < 2:  # a stage is waited for before the one before it is let go of
+        yield Reason("config", "STAGES", config["STAGES"], ">= 2")
 
 
 def _never(problem) -> bool:

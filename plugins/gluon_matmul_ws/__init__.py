@@ -27,6 +27,8 @@ def design_of(config) -> Design:
 
 
 def _rule(problem, config) -> Iterable[Reason]:
+    if config["STAGES"] < 2 or config["STORES"] < 1:  # a stage is waited for before the one before it is let go of
+        yield Reason("config", "STAGES", (config["STAGES"], config["STORES"]), ">= 2, and STORES >= 1")
     if problem.n == 1 and itemsize(problem.dtype) != 2:
         yield Reason("n", "n", 1, "2 columns or more, or a 16-bit dtype", "pad b with a column of zeros", "b")
     if problem.batch > MOST_ALONG_Y and itemsize(problem.dtype) != 2:  # such operands may be turned (turn.py)

@@ -29,8 +29,20 @@ class _Variants(Named):
         if args and not args[0].startswith("-"):
             from registry.dispatch.catalog import catalog
 
+            if args[0] not in _variants():
+                self._refuse_unknown_options(ctx, args[1:])
             catalog.get().named(args[0])
         return super().resolve_command(ctx, args)
+
+    def _refuse_unknown_options(self, ctx: click.Context, args: list[str]) -> None:
+        """Name an option that no variant has before a variant that is not known: it may be meant to bring it along, as
+        --plugin does elsewhere."""
+        by_op = {variant.op: variant for variant in _variants().values()}
+        known = {flag for variant in by_op.values() for option in _command(variant).params for flag in option.opts}
+        for word in args:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in {*known, "--help", "--"}:
+                raise click.NoSuchOption(flag, ctx=ctx)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         variant = _variants().get(name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._files import spare
 from registry.cli._page import Page
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def command(
         raise click.UsageError(
             "RESULTS: got none, and you have not tuned yet; allowed: files of `kreg tune`, or folders"
         )
+    for name, paths in (("RESULTS", results or (own,)), ("--against", against)):
+        spare("--out", out, name, _inputs(paths, out))
     found = read(results or (own,))
     old = read(against) if against else None
     shown = Page()
@@ -77,6 +80,12 @@ def command(
         shown.line(f"larger than {MOST_BYTES / 1e6:.0f} MB: give fewer files for a page that opens on a phone")
     slower = _compared(shown, found, old) if old is not None else 0
     return FINDING if fail_if_slower and slower else OK
+
+
+def _inputs(paths: tuple[Path, ...], out: Path) -> list[Path]:
+    """What of these is read that the page could take the place of: of a folder, any file of results in it."""
+    within = [path for path in paths if path.is_dir() and out.resolve().is_relative_to(path.resolve())]
+    return [*paths, *([out] if within and out.suffix in (".json", ".jsonl") else [])]
 
 
 def _draw(found: Sources, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
+from registry.cli._files import check_tune
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
 from registry.errors import InvalidArgument
@@ -91,16 +92,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:
-    if options["fit_only"] and options["out"] is None:
-        raise click.UsageError("--fit-only needs --out FILE, the raw results to fit")
-    if options["also"] and options["out"] is None:
-        raise click.UsageError("--also needs --out FILE, the raw results that the others join")
-    if options["fit_only"] and not options["out"].is_file():
-        raise click.UsageError(f"--out {options['out']} does not exist, and --fit-only measures nothing")
-    if options["out"] is not None and any(options["out"].resolve() == other.resolve() for other in options["also"]):
-        raise click.UsageError(f"--also {options['out']} is the file of --out: its shapes would count twice")
-    if options["keep"] and (options["table_path"] is None or not options["table_path"].is_file()):
-        raise click.UsageError("--keep needs --table FILE, a table that is there")
+    check_tune(options)
     from registry.tuning.extra import load_plugins
     from registry.tuning.fit import Settings
 

@@ -24,9 +24,9 @@ from registry.dispatch import traced
 from registry.dispatch.alike import Alike
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan import Plan
+from registry.dispatch.precision import float32_precision
 from registry.dispatch.scope import EMPTY, current
 from registry.forks import in_child, new_lock
-from registry.ops.tensors import float32_precision
 
 ENTRIES = 3 * 4096
 """Entries kept per cache, guards and facts together; the oldest few go when it is full, so that no call waits long."""

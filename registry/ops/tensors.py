@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from registry.contract.problem import OperandFact
+from registry.dispatch.precision import float32_precision
 from registry.errors import InvalidArgument
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -22,13 +23,6 @@ _jit_trace = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
 _FakeTensor = torch._subclasses.FakeTensor
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
-float32_precision: Callable[[], str] = functools.partial(
-    torch._C._get_fp32_precision_getter,  # type: ignore[attr-defined]
-    "cuda",
-    "matmul",
-)
-"""How torch is asked for float32 matrix products: "tf32", or "ieee" or "none" for full precision. Both of its ways to
-ask set that; `torch.get_float32_matmul_precision()` raises where the newer one, `torch.backends`, was used."""
 
 
 def _batching() -> Callable[[], bool]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
 from registry.errors import TableError
 from registry.tables.match import Field, Kind
@@ -16,6 +18,9 @@ from registry.tables.model import Layer
 SHIPPED_PACKAGE = "registry.dispatch_tables"
 ENVIRONMENT_VARIABLE = "REGISTRY_TABLES"
 _SUFFIXES = (".yaml", ".yml")
+_MEASURED_SUFFIX = ".measured.json"
+_NAMES_BESIDE = re.compile(rb"^# With measured shapes: sha256 ([0-9a-f]{64})\r?$", re.MULTILINE)
+"""A comment, so that versions which do not know it read the table, too."""
 
 OpFields = Mapping[str, Mapping[str, Field | Kind]]
 """Per op, the facts that a `when` may name and their kinds ("int", "float", "bool", "str", or a Field)."""
@@ -26,6 +31,30 @@ class Readable(Protocol):
 
     def is_file(self) -> bool: ...
     def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
+
+
+State = tuple[int, ...]
+"""What changes when a file does: its place on the disk, size and time. Empty where there is no file."""
+
+
+@dataclass
+class Beside:
+    """The file of measured shapes beside a table, which is opened at first use, and what the table's own reading says
+    of it: somebody may have tuned since, and rules know their shapes by a number only."""
+
+    file: Readable
+    digest: str = ""
+    """That the table names; "" where it names none, as those do that were written before tables did."""
+    state: State | None = None
+    """When the table was read; None where nobody can tell."""
+    found: Any = None
+    """A tables.measured.MeasuredSizes, or why there is none, once it was read."""
+
+    def belongs(self, digest: str, state: State | None) -> bool:
+        """Whether what was read there is what the table was written with."""
+        if self.digest:
+            return digest == self.digest
+        return None in (self.state, state) or state == self.state
 
 
 @dataclass(frozen=True)
@@ -46,6 +75,13 @@ class LayerFile:
         except OSError as error:
             raise TableError(self.name, 1, "$", f"cannot be read: {error.strerror or error}") from None
 
+    def beside(self, content: bytes) -> Beside:
+        """The file beside this table, of which this is the content."""
+        if not isinstance(self.file, Path):
+            return file_beside(self.name, self.layer)
+        path, named = beside(self.file), _NAMES_BESIDE.findall(content)
+        return Beside(path, named[-1].decode() if named else "", _state_at(path))
+
 
 def shipped_files() -> list[LayerFile]:
     """The tables and errata that come with the registry."""
@@ -55,11 +91,47 @@ def shipped_files() -> list[LayerFile]:
 
 
 def files_at(paths: Iterable[str | os.PathLike[str]], layer: Layer) -> list[LayerFile]:
-    """Files by their paths, and folders (their *.yaml, not deeper). What cannot be read is an error on loading."""
+    """Files by their paths, and folders (their *.yaml, not deeper). What cannot be read is an error on loading. They
+    are called what they are called here, and found again from whatever folder the process has gone to."""
     found: list[LayerFile] = []
     for path in (Path(os.path.expanduser(path)) for path in paths):
-        found.extend(LayerFile(str(entry), layer, entry) for entry in _tables_in(path) or [path])
+        found.extend(LayerFile(str(entry), layer, _absolute(entry)) for entry in _tables_in(path) or [path])
     return found
+
+
+def beside(table_path: Path) -> Path:
+    """The file of measured shapes that belongs to a table."""
+    return table_path.with_name(table_path.stem + _MEASURED_SUFFIX)
+
+
+def file_beside(name: str, layer: Layer) -> Beside:
+    """The file beside a table that is known by its name alone."""
+    path = beside(Path(name))
+    return Beside(resources.files(SHIPPED_PACKAGE) / path.name if layer is Layer.SHIPPED else path)
+
+
+def naming(text: str, measured_text: str) -> str:
+    """A table with a last line that names the file beside it: no other is taken for it then."""
+    digest = hashlib.sha256(measured_text.encode()).hexdigest()
+    return f"{text.rstrip()}\n# With measured shapes: sha256 {digest}\n"
+
+
+def state_of(found: os.stat_result) -> State:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _state_at(path: Path) -> State:
+    try:
+        return state_of(os.stat(path))
+    except OSError:
+        return ()
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except OSError:  # the folder that the process is in is gone
+        return path
 
 
 def _tables_in(path: Path) -> list[Path]:

@@ -74,7 +74,9 @@ def _leave_out(
     for table in tables:
         why = {rule.index: skip(table, rule) for rule in table.rules}
         skipped.extend((table, rule, reason) for rule in table.rules if (reason := why[rule.index]))
-        kept.append(dataclasses.replace(table, rules=tuple(rule for rule in table.rules if not why[rule.index])))
+        left = dataclasses.replace(table, rules=tuple(rule for rule in table.rules if not why[rule.index]))
+        left.beside.extend(table.beside)
+        kept.append(left)
     return kept, skipped
 
 
@@ -107,11 +109,14 @@ def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:
 
 
 def _load_checked(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:
-    document = read_document(file.read(MAX_BYTES + 1), file.name)
+    content = file.read(MAX_BYTES + 1)
+    document = read_document(content, file.name)
     if isinstance(document.data, dict) and "errata" in document.data:
         entries = decode(document, ErrataFile).errata
         return [_erratum(document, ops, index, entry) for index, entry in enumerate(entries)]
-    return _table(document, file.layer, ops)
+    table = _table(document, file.layer, ops)
+    table.beside.append(file.beside(content))
+    return table
 
 
 def _table(document: Document, layer: Layer, ops: OpFields) -> Table:

@@ -3,7 +3,8 @@
 `attention.sm90.yaml` has `attention.sm90.measured.json`: of each shape the sizes that people know it by, its point in
 the coordinates of the op, and what each contestant lost there to the fastest. A rule with `nearest` ranks by it;
 `explain` says how far the nearest measured shape is, and lint what a rule covers. Where the file of such a rule is not
-there, or is no such file, the rule's own order counts, and lint, doctor, `explain` and a notice say so.
+there, is no such file, or was written with another table, the rule's own order counts, and lint, doctor, `explain` and
+a notice say so.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import bisect
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,15 +26,14 @@ from msgspec.json import Decoder
 from registry import garbage, notices
 from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees
-from registry.tables.files import SHIPPED_PACKAGE
-from registry.tables.model import Layer, Rule, Table
+from registry.tables.files import Beside, beside, file_beside, state_of
+from registry.tables.model import Rule, Table
 from registry.tables.nearest import Config, Neighbours
 from registry.tables.reader import MAX_BYTES, MAX_MESSAGE
 from registry.tables.schema import Coordinate, Name
 from registry.tables.shapes import DIGITS, Shape, Shapes, Sizes
 from registry.tables.trees import Trees, trees_of
 
-SUFFIX = ".measured.json"
 MOST_BYTES = 64 * MAX_BYTES
 MOST = 1e6
 """Of coordinates, which are logs and shares, and of log times: what is beyond was not measured."""
@@ -143,17 +143,20 @@ def _factor(one: Any, other: Any) -> float:
     return float(one / other if one > other else other / one)
 
 
-def beside(table_path: Path) -> Path:
-    """The file of measured sizes that belongs to a table."""
-    return table_path.with_name(table_path.stem + SUFFIX)
+def _beside(table: Table) -> Beside:
+    """What is known of the file beside a table; of one that came from no file, its place."""
+    if not table.beside:
+        table.beside.append(file_beside(table.file, table.layer))
+    found: Beside = table.beside[0]
+    return found
 
 
 def read_beside(table: Table) -> MeasuredSizes | None:
     """What lies beside a table, read once; None where nothing does, or nothing that can be read as this."""
-    if not table.beside:
-        table.beside.append(_read(table))
-    found = table.beside[0]
-    return found if isinstance(found, MeasuredSizes) else None
+    place = _beside(table)
+    if place.found is None:
+        place.found = _read(table)
+    return place.found if isinstance(place.found, MeasuredSizes) else None
 
 
 def neighbours_of(table: Table, rule: Rule) -> Neighbours | None:
@@ -174,7 +177,7 @@ def _ready(table: Table, rule: Rule) -> Neighbours | None:
     try:
         return found.ready() if found is not None else None
     except (ValueError, RecursionError) as error:
-        table.beside[:] = [_no_such_file(table, error)]
+        _beside(table).found = _no_such_file(table, error)
         return None
 
 
@@ -182,7 +185,7 @@ def without_shapes(table: Table, rule: Rule) -> str:
     """Why a rule that ranks by measured shapes cannot; "" where it can, and for all other rules."""
     if rule.nearest is None or neighbours_of(table, rule) is not None:
         return ""
-    found, file = table.beside[0], beside(Path(table.file)).name
+    found, file = _beside(table).found, beside(Path(table.file)).name
     if not isinstance(found, MeasuredSizes):
         why = str(found)
     elif not found.shapes.get(rule.index):
@@ -194,28 +197,40 @@ def without_shapes(table: Table, rule: Rule) -> str:
 
 
 def bytes_beside(table: Table) -> bytes:
-    """What lies beside a table, as it lies there. Raises OSError or ValueError."""
-    path = beside(Path(table.file))
-    file: Any = resources.files(SHIPPED_PACKAGE) / path.name if table.layer is Layer.SHIPPED else path
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no {path.name}")
-    with file.open("rb") as stream:
-        data: bytes = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{path.name} has more than {MOST_BYTES >> 20} MiB")
-    return data
+    """What lies beside a table, as it lies there. Raises OSError or ValueError, also where it is not the table's."""
+    return _bytes_beside(table)[0]
 
+
+def _bytes_beside(table: Table) -> tuple[bytes, str]:
+    """The same with its digest."""
+    place, name = _beside(table), beside(Path(table.file)).name
+    if not place.file.is_file():
+        raise FileNotFoundError(f"there is no {name}")
+    with place.file.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+        state = state_of(os.fstat(stream.fileno())) if place.state is not None else None
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{name} has more than {MOST_BYTES >> 20} MiB")
+    digest = hashlib.sha256(data).hexdigest()
+    if not place.belongs(digest, state):
+        raise ValueError(OF_ANOTHER)
+    return data, digest
+
+
+OF_ANOTHER = (
+    "it is not the one that this table was written with: both were written anew since (registry.reload_tables() reads "
+    "them), or a crash left one of them (tune again)"
+)
 
 MOST_KNOWN = 8
-_known: dict[bytes, MeasuredSizes] = {}
+_known: dict[str, MeasuredSizes] = {}
 """By what the file holds: tables are read anew, time and again, and the shipped ones' shapes stay what they were."""
 
 
 def _read(table: Table) -> MeasuredSizes | str:
     """The shapes, or what is wrong with their file."""
     try:
-        data = bytes_beside(table)
-        digest = hashlib.sha256(data).digest()
+        data, digest = _bytes_beside(table)
         if digest in _known:
             return _known[digest]
         with garbage.none_looked_for():

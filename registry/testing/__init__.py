@@ -238,8 +238,10 @@ def _where_it_runs(subject: Subject, check: Check) -> Check:
 
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
     """Claims that no problem can make use of are claims too many."""
-    idle = [label for label in drawn.uncovered if label.split("=")[0].split(":")[0] in subject.kit.claims]
-    complaints = tuple(f"no legal problem found for {label}" for label in idle)
+    idle = {label: why for label, why in drawn.uncovered.items() if label.split("=")[0] in subject.kit.claims}
+    complaints = tuple(f"no legal problem found for {label}: {why}" for label, why in idle.items())
+    unused = subject.kit.unused(subject.variant.requires)
+    complaints += tuple(f"no call can make use of {claim}: {why}" for claim, why in unused.items())
     if not drawn.trials:
         dsl = subject.variant.design.dsl
         because = f": {dsl} kernels are not interpreted" if subject.interpreted and dsl not in INTERPRETED else ""
@@ -273,7 +275,8 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     """Checks that launch often, which a few problems are enough for."""
     plain = [t for t in trials if not t.spec.get("deterministic")] or list(trials)
     op, few = subject.op, _few(subject.op, plain, 4)
-    found = [_check(subject, trial, f"called again: {trial.name}", again) for trial in few]
+    several = _with_every_operand(subject, few, plain)
+    found = [_check(subject, trial, f"called again: {trial.name}", again) for trial in several]
     loads = [(f"right {repeat} times", False, few[1:3] or few)]
     if subject.variant.requires.deterministic:
         fixed = [t for t in trials if t.spec.get("deterministic")] or plain
@@ -306,6 +309,26 @@ def _few(op: Op, trials: Iterable[Trial], count: int) -> list[Trial]:
     mixed = sorted(rest, key=lambda trial: zlib.crc32(trial.name.encode()))[: 8 * count]
     ordered = sorted(mixed, key=lambda trial: op.flops(trial.problem))
     return [first, *ordered[len(ordered) // 3 :][: count - 1]]
+
+
+def _with_every_operand(subject: Subject, few: list[Trial], trials: Iterable[Trial]) -> list[Trial]:
+    """A few problems, and more until each optional tensor (a bias, scales, pages) that problems have is in one whose
+    values are others from seed to seed."""
+    varying = [trial for trial in trials if subject.kit.varies(trial.spec)]
+    found, seen = list(few), {name for one in few if one in varying for name in _optional_tensors(subject, one)}
+    ordered = sorted(varying, key=lambda trial: subject.op.flops(trial.problem))
+    least = len(ordered) // 3  # the smallest last: one element tells little
+    for trial in (*ordered[least:], *ordered[:least]):
+        names = _optional_tensors(subject, trial)
+        if not names <= seen:
+            found.append(trial)
+            seen |= names
+    return found
+
+
+def _optional_tensors(subject: Subject, trial: Trial) -> set[str]:
+    made = subject.kit.make(trial.spec, torch.device("meta"), 0).launch_arguments
+    return {name for name, value in made.items() if isinstance(value, torch.Tensor)}
 
 
 def _compiled(subject: Subject, trials: tuple[Trial, ...]) -> list[Check]:

@@ -16,13 +16,13 @@ from registry.contract.capability import arch_matches
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
+from registry.dispatch.precision import float32_precision
 from registry.dispatch.select import all_reasons
 from registry.errors import IllegalVariant, InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
 from registry.ops.parts.trials import Trial, problem_of, spec_conditions
-from registry.ops.tensors import float32_precision
 from registry.testing import interpreted, processes
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present

@@ -21,6 +21,7 @@ import torch
 from registry.errors import CaptureError, DeviceComplaint
 from registry.forks import new_lock
 from registry.toolbox.capturing import capturing
+from registry.toolbox.lasting import lasting_zeros
 from registry.toolbox.operands import Kept
 
 __all__ = ["Complaint", "check"]
@@ -50,9 +51,7 @@ class Complaint:
             with _lock:
                 found = self._words.get(device)
                 if found is None:
-                    found = self._words[device] = torch.zeros(1, dtype=torch.int32, device=device)
-                    if device.type == "cuda":
-                        torch.cuda.synchronize(device)  # zero before a launch on any other stream
+                    found = self._words[device] = lasting_zeros(1, device=device)
         return found
 
     def taken(self) -> list[str]:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from registry.toolbox.lasting import lasting_zeros
+
 __all__ = ["ZeroRows", "graphs_are_gone", "zeroed", "zeroes"]
 
 
@@ -30,7 +32,7 @@ class ZeroRows:
     costs 2 us there: as much as a short kernel.
     """
 
-    PER_STREAM = 64
+    PER_STREAM, STREAMS = 64, 16
     FOR_CAPTURES = 16 << 20
     """Bytes of rows: 131,072 of the narrowest, 4,096 of the widest."""
 
@@ -38,6 +40,8 @@ class ZeroRows:
         self._device, self._width = device, width
         self._streams: dict[int, tuple[list[torch.Tensor], Iterator[int]]] = {}
         self._reserve: torch.Tensor | None = None
+        self._left: Iterator[torch.Tensor] = iter(())
+        """Rows for streams to come."""
         self._captured = itertools.count()
 
     def take(self) -> torch.Tensor:
@@ -50,10 +54,10 @@ class ZeroRows:
         mine = self._streams.get(stream)
         if mine is None:
             if self._reserve is None:
-                self._reserve = self._zeros(self.FOR_CAPTURES // (4 * self._width))
-                torch.cuda.synchronize(self._device)  # once per process: zero before any graph can run
-            # Zeroed in stream order; counting with next() is safe between threads.
-            mine = self._streams[stream] = list(self._zeros(self.PER_STREAM).unbind()), itertools.count()
+                self._reserve = self._lasting(self.FOR_CAPTURES // (4 * self._width))
+            while (own := next(self._left, None)) is None:
+                self._left = iter(self._lasting(self.STREAMS * self.PER_STREAM).split(self.PER_STREAM))
+            mine = self._streams[stream] = list(own.unbind()), itertools.count()  # next() is safe between threads
         rows, turn = mine
         return rows[next(turn) % self.PER_STREAM]
 
@@ -62,6 +66,9 @@ class ZeroRows:
         if self._reserve is not None:
             self._reserve.zero_()
         self._captured = itertools.count()
+
+    def _lasting(self, count: int) -> torch.Tensor:
+        return lasting_zeros(count, self._width, device=self._device)
 
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, self._width, device=self._device, dtype=torch.int32)

@@ -272,6 +272,15 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
                 yield number, None
 
 
+def holds_other(path: Path) -> bool:
+    """Whether a file holds something of which no line is a record: it is no journal, and must not become one."""
+    if not Path(path).is_file():
+        return False
+    lines = records(path)
+    first = next(lines, None)
+    return first is not None and first[1] is None and all(record is None for _, record in lines)
+
+
 def read(path: Path) -> Results:
     """A results file as cases and contestants. A file that is not there has no cases."""
     found = Results(str(path))

@@ -20,7 +20,7 @@ from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
-from registry.tables import measured
+from registry.tables.files import beside, naming
 from registry.tuning.journal import CaseResults, Entry, Results, lock, make_folder
 from registry.tuning.lines import (
     DAMAGED,
@@ -253,13 +253,22 @@ def write_table(op: str, device: str, text: str, measured_text: str) -> Path:
 
 
 def write_both(path: Path, text: str, measured_text: str) -> None:
-    """A table and the file beside it. The table last: it is what counts."""
-    write_atomic(measured.beside(path), measured_text)
-    write_atomic(path, text)
+    """A table and the file beside it, both on the disk before either takes its place. The table last: it is what
+    counts. It names the other, so that a table which a crash left beside another's shapes is taken to have none."""
+    with _written(beside(path), measured_text) as shapes, _written(path, naming(text, measured_text)) as table:
+        os.replace(shapes, beside(path))
+        os.replace(table, path)
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file whole: readers see the old one or the new one, and a crash leaves one of them."""
+    with _written(path, text) as written:
+        os.replace(written, path)
+
+
+@contextlib.contextmanager
+def _written(path: Path, text: str) -> Iterator[str]:
+    """The name of a file with this text, to take the place of another; gone afterwards, if it did not."""
     path = path.absolute()
     make_folder(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -269,11 +278,10 @@ def write_atomic(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
+        yield name
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(name)
-        raise
 
 
 @contextlib.contextmanager

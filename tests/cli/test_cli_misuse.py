@@ -12,11 +12,13 @@ import forked
 import pytest
 from made_up import math_run
 from ran import install_plugin
+from tuning_rows import MACHINE
 
 from registry import notices
 from registry.cli import FINDING, OK, USAGE, main
 from registry.cli._page import Page, print_json
 from registry.tuning.extra import load_plugins
+from registry.tuning.journal import FORMAT, Journal, holds_other
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -73,6 +75,85 @@ def test_explain_takes_each_size_once_and_none_that_there_cannot_be(capsys, shap
     assert f"--shape: got {said}" in err and err.count("\n") == 1
     assert main(["explain", "matmul", "--device", "H100", "--shape", "m=99999999999999999999,n=8,k=8"]) == USAGE
     assert "allowed: sizes of up to 1099511627776" in capsys.readouterr().err
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Raw results of a sweep, such as nobody wants to lose."""
+    path = tmp_path / "raw.jsonl"
+    with Journal(path) as file:
+        file.write("run", format=FORMAT, machine=MACHINE, mode="events")
+    return path
+
+
+def refused(capsys, path, arguments):
+    """The one line that says why a command leaves a file alone."""
+    before = path.read_bytes()
+    assert main([str(one) for one in arguments]) == USAGE and path.read_bytes() == before
+    err = capsys.readouterr().err
+    assert "allowed" in err and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("measures", [["--fit-only"], ["--device", "cpu", "--grid", "tiny"]], ids=["fit", "sweep"])
+def test_a_table_takes_no_place_of_raw_results(capsys, tmp_path, raw, measures):
+    also, own = tmp_path / "also.measured.json", tmp_path / "own.measured.json"
+    also.write_bytes(raw.read_bytes())
+    own.symlink_to(raw)
+    tune = ["tune", "attention", *measures, "--out", raw]
+    assert "--table: got" in refused(capsys, raw, [*tune, "--table", tmp_path / "." / "raw.jsonl"])
+    assert "own.yaml, whose measured shapes go to" in refused(capsys, raw, [*tune, "--table", tmp_path / "own.yaml"])
+    err = refused(capsys, also, [*tune, "--also", also, "--table", tmp_path / "also.yaml"])
+    assert "a file of --also" in err
+    err = refused(capsys, also, ["tune", "attention", "--recorded", also, "--table", also])
+    assert "a file of --recorded" in err
+
+
+@pytest.mark.parametrize("content", ["op: attention\narch: cpu\nrules:\n- use: [torch_cpu]\n", "[1]\n\n{}\n"])
+def test_a_sweep_is_added_to_no_file_of_something_else(capsys, tmp_path, content):
+    path = tmp_path / "attention.cpu.yaml"
+    path.write_text(content)
+    for more in ([], ["--fit-only"]):
+        assert "--out: got" in refused(capsys, path, [*TUNE, "--out", path, *more])
+
+
+def test_a_sweep_is_added_to_raw_results_and_to_empty_files(tmp_path, raw):
+    for content, other in ((b"", False), (b"\n", False), (b"half a li\n" + raw.read_bytes(), False), (b"half", True)):
+        raw.write_bytes(content)
+        assert holds_other(raw) == other
+    assert not holds_other(tmp_path / "not there")
+
+
+def test_a_page_takes_no_place_of_raw_results(capsys, tmp_path, raw, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "folder" / "other.jsonl"
+    other.parent.mkdir()
+    other.write_bytes(raw.read_bytes())
+    assert "a file of RESULTS" in refused(capsys, raw, ["report", "raw.jsonl", "-o", raw])
+    assert "a file of --against" in refused(capsys, raw, ["report", other, "--against", "raw.jsonl", "-o", raw])
+    assert "a file of RESULTS" in refused(capsys, other, ["report", "folder", "-o", other])
+    assert main(["report", "folder", "-o", "folder/page.html"]) == FINDING  # there is nothing to show
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["inspect", "acme.kernel", "--plugin", "acme.py"], "--plugin"),
+        (["inspect", "acme.kernel", "--shape", "m=4", "--bogus=x"], "--bogus"),
+        (["inspect", "triton_matmul", "--window", "4"], "--window"),
+        (["profile", "acme.kernel", "--bogus", "x"], "--bogus"),
+    ],
+)
+def test_an_option_that_there_is_not_is_named_before_a_variant_that_there_is_not(capsys, arguments, option):
+    assert main(arguments) == USAGE
+    err = capsys.readouterr().err
+    assert f"No such option '{option}'" in err and "known:" not in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--window", "-1,4"], ["--shape", "m=4"], ["--help"]])
+def test_a_variant_that_there_is_not_is_named(capsys, more):
+    assert main(["inspect", "acme.kernel", *more]) == USAGE
+    assert "no variant 'acme.kernel'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("body", ["raise SystemExit(5)", "def registry_variants():\n    return 1 / 0"])

@@ -29,3 +29,11 @@ def test_one_wrong_row_is_seen(rows, row):
     got = want.clone()
     got[1, row] = 0.0
     assert error_of(got, want) > 0.05
+
+
+def test_numbers_that_are_off_together_are_few():
+    """A row of gradients is off with the one delta of its query, however many columns it has."""
+    want = torch.ones(1, 64, dtype=torch.float64)
+    off = Yardstick(want * (1 + 1e-3)), Yardstick(want * (1 + 1e-3), alone=1)
+    assert [bool(one.measure(want * (1 + 3e-3), want).complaints) for one in off] == [True, False]
+    assert Yardstick(want * (1 + 1e-3), alone=1).measure(want * (1 + 1e-2), want).complaints

@@ -97,6 +97,9 @@ _FAULTS = {
         "scores - shift), torch": {
             "weights rounded to the operands' dtype twice": "scores - shift).to(torch.float16).float(), torch"
         },
+        "        out[:, :, rows] = (acc": {
+            "one query over one key": "        acc = acc * (1.1 if length == keys == 1 else 1.0)\n<>"
+        },
         "    left, right = window": {
             "k's strides for v": "    v = v.as_strided(v.shape, k.stride()) if v.shape == k.shape else v\n<>",
             "dense strides for k": "    k = k.as_strided(k.shape, torch.empty(k.shape).stride())\n<>",
@@ -156,10 +159,16 @@ _FAULTS = {
             "bias after the activation": "                acc = ACTIVATIONS[activation](acc) + bias[columns]\n            result[..., rows, columns] = (acc if bias is not None else ACTIVATIONS[activation](acc)).to(out_dtype)"
         },
         "acc = acc + bias[columns]": {
-            "the bias' stride ignored": "acc = acc + bias.as_strided(bias.shape, (1,))[columns]"
+            "the bias' stride ignored": "acc = acc + bias.as_strided(bias.shape, (1,))[columns]",
+            "a bias of stride 0 taken for none": "acc = acc + (0 if bias.stride() == (0,) else bias[columns])",
         },
         "    def launch(a, b, *, bias, scale_a, scale_b, out, out_dtype):\n": {
-            "the bias of the first call": "    kept = []\n\n<>        kept.append(bias)\n        bias = kept[0]\n"
+            "the bias of the first call": "    kept = []\n\n<>        kept.append(bias)\n        bias = kept[0]\n",
+            "weights kept by their address": "    kept = {}\n\n<>        if b.data_ptr() not in kept:\n            kept[b.data_ptr()] = b.clone()\n        b = kept[b.data_ptr()]\n",
+            "weights kept by their version": "    kept = {}\n\n<>        now = b.data_ptr(), b._version\n        if now not in kept:\n            kept[now] = b.clone()\n        b = kept[now]\n",
+            "the tensor's last weights": "    kept = [None, None]\n\n<>        if kept[0] is not b:\n            kept[:] = b, b.clone()\n        b = kept[1]\n",
+            "a bias kept by its address": "    kept = {}\n\n<>        if bias is not None:\n            bias = kept.setdefault(bias.data_ptr(), bias.clone())\n",
+            "scales kept by their address": "    kept = {}\n\n<>        if scale_b is not None:\n            scale_b = kept.setdefault(scale_b.data_ptr(), scale_b.clone())\n",
         },
         '"gelu": torch.nn.functional.gelu': {
             "gelu by tanh": '"gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh")'
@@ -187,7 +196,14 @@ _FAULTS = {
             "int8 that saturates": "    a = a.clamp(-20, 20) if a.dtype is torch.int8 else a\n<>",
             "the first matrix of a shared batch": "    b = b[:1].expand_as(b) if b.dim() == 3 else b\n<>",
         },
-        "else scale_a[rows, None]": {"scales the other way round": "else scale_a.flip(0)[rows, None]"},
+        "else scale_a[rows, None]": {
+            "scales the other way round": "else scale_a.flip(0)[rows, None]",
+            "the stride of scale_a ignored": "else scale_a.as_strided(scale_a.shape, (1,))[rows, None]",
+            "scale_a expanded taken for none": "else 1.0 if scale_a.stride() == (0,) and m > 1 else scale_a[rows, None]",
+        },
+        "else scale_b[columns]": {
+            "the stride of scale_b ignored": "else scale_b.as_strided(scale_b.shape, (1,))[columns]"
+        },
         "dtype=out_dtype) if out": {
             "out_dtype ignored": "dtype=a.dtype if a.dtype is not torch.int8 else out_dtype) if out"
         },
@@ -200,6 +216,10 @@ _FAULTS = {
             "dense strides for the ends": "    offs = offs.as_strided(offs.shape, torch.empty(offs.shape).stride())\n<>",
             "dense strides for the rows": "    if rows is not None:\n        rows = rows.as_strided(rows.shape, (1,))\n<>",
             "dense strides for b": "    b = b.as_strided(b.shape, torch.empty(b.shape).stride())\n<>",
+            "ends kept by their address": "    if a.shape[0] in (128, 64 + 1):\n        offs = KEPT.setdefault(offs.data_ptr(), offs.clone())\n<>",
+            "scales' strides ignored": "    if scale_a is not None:\n        scale_a = scale_a.as_strided(scale_a.shape, (1,))\n<>",
+            "dense strides for the columns' scales": "    if scale_b is not None:\n        scale_b = scale_b.as_strided(scale_b.shape, (scale_b.shape[1], 1))\n<>",
+            "scales gathered of fewer rows alone": "    if rows is not None and scale_a is not None and len(scale_a) > len(rows):\n        scale_a = scale_a.new_zeros(len(scale_a)).index_put((rows.long(),), scale_a[: len(rows)])\n<>",
         },
         "    out[start:] = 0\n": {
             "rows of no group left as they were": "",
@@ -210,10 +230,17 @@ _FAULTS = {
         "acc + bias[group]": {
             "the bias of the first group": "acc + bias[0]",
             "the bias' stride ignored": "acc + bias.as_strided(bias.shape, (bias.shape[1], 1))[group]",
+            "a unit inner stride of the bias": "acc + bias.as_strided(bias.shape, (bias.stride(0), 1))[group]",
+            "the bias' outer stride where it is 0": "acc + (bias if bias.stride(0) else 0 * bias)[group]",
+            "a bias of 16 bits read as the other": "acc + (bias if bias.element_size() > 2 else bias.view(a.dtype if a.dtype is torch.bfloat16 else bias.dtype))[group]",
+            "a bias of float64 left out": "acc + (0 if bias.dtype is torch.float64 else bias[group])",
+        },
+        "rows[block].long()": {
+            "rows gathered from each block's start": "rows[: block.stop - block.start].long()",
+            "rows of a beyond the result's number": "rows[block].long().clamp(max=count - 1)",
         },
         "gate, up = acc": {"gate and gated the other way round": "up, gate = acc"},
         "ACTIVATIONS[activation](gate)": {"gated without its activation": "gate"},
-        "rows[block].long()": {"rows gathered from each block's start": "rows[: block.stop - block.start].long()"},
         "acc.to(out.dtype)": {
             "wrong in the second config": "(acc * (1 + (config['BLOCK'] == 16 and first > 64))).to(out.dtype)"
         },
@@ -230,7 +257,16 @@ _FAULTS = {
         "block_table[b, place // page].long()": {
             "pages in the order of memory": "(block_table[b, 0] + place // page).long() % len(x)"
         },
-        "block_table[b, place": {"the pages of the first sequence": "block_table[0, place"},
+        "block_table[b, place": {
+            "the pages of the first sequence": "block_table[0, place",
+            "dense rows of the block table": "block_table.as_strided(block_table.shape, (block_table.shape[1], 1))[b, place",
+            "a block table kept by its address": "KEPT.setdefault((block_table.data_ptr(), b), block_table.clone())[b, place",
+        },
+        "    if scale is None:\n": {
+            "scales' strides ignored": "    if scale is not None:\n        scale = scale.as_strided(scale.shape, torch.empty(scale.shape).stride())\n<>",
+            "heads' scales apart by one": "    if scale is not None and scale.dim() == 1:\n        scale = scale.as_strided(scale.shape, (1,))\n<>",
+            "tokens' scales in the order of heads unread": "    if scale is not None and scale.dim() > 1 and scale.stride(-1) > 1 and scale.stride(-2) == 1:\n        scale = scale * 1.1\n<>",
+        },
         "torch.arange(int(seqused_k[b]))": {
             "the last page looked at whole": "torch.arange(-(-int(seqused_k[b]) // x.shape[1]) * x.shape[1])"
         },

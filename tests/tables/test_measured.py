@@ -1,6 +1,8 @@
 """What a table says about where it was measured: in `explain`, and in lint, which fails a rule that reaches past it."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from registry.tables import Layer, Rule, Table, measured
 from registry.tables.match import compile_condition
 from registry.tables.shapes import Result, Shape
 from registry.tuning.lint import coverage, lint_tables, load_files
+from registry.tuning.store import write_both
 
 TABLE = """op: matmul
 arch: sm90
@@ -159,6 +162,92 @@ def test_other_shapes_are_another_digest(tmp_path, put_in_force):
         put_in_force(file)
         digests.add(in_force.digest())
     assert len(digests) == 4
+
+
+def written(file, when, lost, weights="x: 1.0"):
+    """A table by the nearest shapes with its file of them, as kreg tune writes both: who loses nothing is the first."""
+    shape = Shape((2, 2), (4.0,), (Result(0, lost, 0.0), Result(1, 0.5, 0.0)))
+    contestants = (("torch_matmul", {}), ("test.other", {}))
+    beside = measured.MeasuredSizes(("m", "n"), {0: (shape.sizes,)}, ("x",), {0: (shape,)}, contestants)
+    text = BY_NEAREST.replace("- nearest: {x: 1.0}", f"- when: {when}\n  nearest: {{{weights}}}")
+    write_both(file, text, measured.text(beside))
+
+
+def held(file):
+    """Whether the rule has shapes, and what is said of it where it has none."""
+    table = next(table for table in in_force.tables().tables if table.file == str(file))
+    return measured.neighbours_of(table, table.rules[0]) is not None, measured.without_shapes(table, table.rules[0])
+
+
+@pytest.mark.parametrize("names_it", [True, False], ids=["as written today", "as written before tables named it"])
+def test_a_table_that_is_written_anew_leaves_those_who_read_it_before_without_its_shapes(
+    tmp_path, put_in_force, names_it
+):
+    """Rules know their shapes by a number: those of the new table are of another rule."""
+    file = tmp_path / "matmul.any.yaml"
+    written(file, "{dtype: float32}", 0.0)
+    if not names_it:
+        file.write_text(file.read_text().partition("# With")[0])
+    put_in_force(file)
+    written(file, "{dtype: int8}", 0.25)
+    has, why = held(file)
+    assert not has and "is not the one that this table was written with" in why and why.endswith("own order counts")
+    assert len([text for text in notices.counts() if "matmul.any.measured.json" in text]) == 1
+    assert in_force._shapes_of(in_force.tables().tables[-1]) == "", "nor do graphs that are settled go by them"
+    registry.reload_tables()
+    assert held(file) == (True, "")
+
+
+def test_shapes_that_were_read_stay_in_force_while_the_table_is_written_anew(tmp_path, put_in_force):
+    file = tmp_path / "matmul.any.yaml"
+    written(file, "{dtype: float32}", 0.0)
+    put_in_force(file)
+    assert held(file) == (True, "")
+    written(file, "{dtype: int8}", 0.25)
+    assert held(file) == (True, "")
+
+
+def test_a_crash_between_a_table_and_its_shapes_leaves_one_without_shapes(tmp_path, put_in_force, monkeypatch):
+    file = tmp_path / "matmul.any.yaml"
+    written(file, "{dtype: float32}", 0.0)
+
+    def killed(source, target, replace=os.replace):
+        if target == file:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        written(file, "{dtype: int8}", 0.25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["matmul.any.measured.json", "matmul.any.yaml"]
+    put_in_force(file)
+    assert not held(file)[0] and "float32" in file.read_text()
+    written(file, "{dtype: int8}", 0.25)
+    registry.reload_tables()
+    assert held(file) == (True, "")
+
+
+def test_what_people_add_to_a_table_keeps_its_shapes(tmp_path, put_in_force):
+    file = tmp_path / "matmul.any.yaml"
+    written(file, "{dtype: float32}", 0.0)
+    file.write_text("# mine\n" + file.read_text().replace("\n", "\r\n") + "# the end\r\n", newline="")
+    put_in_force(file)
+    assert held(file) == (True, "")
+
+
+def test_a_table_is_found_from_another_folder_with_its_shapes(tmp_path, put_in_force, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("mine") / "matmul.any.yaml"
+    written(file, "{dtype: float32}", 0.0)
+    put_in_force(file.parent)
+    monkeypatch.chdir("/")
+    assert held(file) == (True, ""), "and it is still called by its short name"
+
+
+def test_shipped_tables_name_no_file_yet_and_have_their_shapes():
+    for table in in_force.tables().tables:
+        for rule in table.rules:
+            assert measured.without_shapes(table, rule) == ""
 
 
 @pytest.mark.parametrize(

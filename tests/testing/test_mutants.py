@@ -35,7 +35,7 @@ def drawn_once() -> Iterator[None]:
         return drawn[variant.name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry.testing, "draw", draw)
+        patch.setattr(registry.testing, "draw_trials", draw)
         yield
 
 

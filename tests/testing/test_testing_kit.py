@@ -295,13 +295,14 @@ from registry import testing
 from registry.testing import __main__ as line
 testing.checks_for = lambda *given, **more: time.sleep(100)
 line.LEAST_TO_DRAW = 0
-given = argparse.Namespace(journal=pathlib.Path({str(journal)!r}), timeout=0.5, repeats=None, compile_only=False)
+asked = dict(timeout=0.5, repeats=None, draw=0, compile_only=False)
+given = argparse.Namespace(journal=pathlib.Path({str(journal)!r}), **asked)
 line._drawn({asked}, None, given)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 1
     (line,) = command_line._lines(journal)
     assert line["begins"] == command_line.DRAWING and tuple(line["subject"]) == asked
-    given = argparse.Namespace(journal=journal, timeout=60.0, repeats=None, compile_only=False)
+    given = argparse.Namespace(journal=journal, timeout=60.0, repeats=None, draw=0, compile_only=False)
     assert command_line._drawn(asked, registry.Target.named("cpu"), given) == []
 
 

@@ -104,12 +104,13 @@ def test_several_processes_merge_at_once_and_nothing_is_lost(cache):
     assert len(saved()) == 36
 
 
-def full_disk(monkeypatch, folder):
-    """Lets writes of temporary files in one folder fail as on a full disk."""
+def full_disk(monkeypatch, folder, named=""):
+    """Lets writes of temporary files in one folder fail as on a full disk, of those that are named so."""
     real = os.fsync
 
     def fsync(file):
-        if os.readlink(f"/proc/self/fd/{file}").startswith(str(folder)):
+        path = os.readlink(f"/proc/self/fd/{file}")
+        if path.startswith(str(folder)) and named in path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(file)
 
@@ -151,12 +152,14 @@ def test_a_read_only_cache_says_so(cache, monkeypatch):
 
 def test_tables_are_replaced_whole(cache, monkeypatch):
     path = store.write_table("attention", "Some GPU", "one\n", "{}")
-    assert path == cache / "tables" / "attention.some-gpu.yaml" and path.read_text() == "one\n"
-    with monkeypatch.context() as patch:
-        full_disk(patch, cache)
-        with pytest.raises(store.StoreError):
-            store.write_table("attention", "Some GPU", "two\n" * 1000, "{}")
-    assert path.read_text() == "one\n"
+    assert path == cache / "tables" / "attention.some-gpu.yaml" and path.read_text().startswith("one\n# With measured")
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    for fails in (".measured.json.", ".yaml."):
+        with monkeypatch.context() as patch:
+            full_disk(patch, cache, fails)
+            with pytest.raises(store.StoreError, match="the table before it stays in force"):
+                store.write_table("attention", "Some GPU", "two\n" * 1000, "{ }")
+        assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
     assert sorted(p.name for p in path.parent.iterdir()) == [
         ".attention.some-gpu.yaml.lock",
         "attention.some-gpu.measured.json",

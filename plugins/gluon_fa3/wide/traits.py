@@ -225,6 +225,8 @@ def rule(problem: Any, config: Mapping[str, Any]) -> Iterator[Reason]:
         yield Reason("config", "k_parts", config["k_parts"], "1, 2 or 4")
     if config["k_slots"] < config["k_parts"]:
         yield Reason("config", "k_slots", config["k_slots"], f">= {config['k_parts']}, a block's parts")
+    if config["v_slots"] < 1:
+        yield Reason("config", "v_slots", config["v_slots"], ">= 1")
     # They come through a slot of K; and O leaves through Q's place, 256 columns of it that are one matrix.
     most = traits_of(problem, config).panels_in_slot if head >= 2 * WIDEST_PART else 0
     if not 0 <= config["q_panels"] <= most:

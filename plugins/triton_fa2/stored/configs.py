@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from registry import Reason
 from registry.ops.attention.triton_tiles import family
 
 Config = Mapping[str, Any]
@@ -122,6 +123,21 @@ def forward_shared_memory(problem: Any, config: Config) -> int:
     m, n, stages, columns, product_stages = (config[name] for name in SPECIALISED)
     scores = _staying(problem.head_dim - SLICE * HELD) + 2 * (stages * SLICE * n + m * n)
     return max(scores, 2 * (product_stages * SLICE * (m + columns) + m * columns)) + 1024
+
+
+def forward_rule(problem: Any, config: Config) -> Iterator[Reason]:
+    """A stage is waited for before the one before it is let go of."""
+    for name in ("weights_stages", "product_stages"):
+        if config[name] < 2:
+            yield Reason("config", name, config[name], ">= 2")
+
+
+def gluon_rule(problem: Any, config: Config) -> Iterator[Reason]:
+    """The same; and where rows stay, whole products of keys pass in turn."""
+    yield from forward_rule(problem, config)
+    slices = -(-max(problem.head_dim, problem.head_dim_v) // SLICE)
+    if rows_stay(problem) and config["weights_stages"] < slices:
+        yield Reason("config", "weights_stages", config["weights_stages"], f">= {slices}, slices of a head")
 
 
 def gluon_registers(problem: Any, config: Config) -> int:

@@ -54,6 +54,7 @@ BY_OP = {
             "A variant that claims no `deterministic` is not asked where torch wants it; one that claims it may still "
             "take a faster way where it is `False`.",
             "Gradients are dense even where an input was expanded: autograd sums them.",
+            "The claim `lse` is needed here, for every call has one: a variant without it is refused everywhere.",
         ),
     ),
 }

@@ -100,8 +100,12 @@ class BackwardKit(AttentionKit):
         arguments = sample.arguments
         wanted = attention_backward.reference(grad_out, q, k, v, **arguments)
         models, naturals, noise = _model(sample)
+        rows = q.shape[:3].numel()  # of which each has one delta, of the output as it was rounded, in dq and dk
+        alone = {"dq": rows, "dk": rows}
         return [
-            Expected(name, want, Yardstick(model, 8 * noise * natural, floor_of(q.dtype)), q.dtype)
+            Expected(
+                name, want, Yardstick(model, 8 * noise * natural, floor_of(q.dtype), alone=alone.get(name)), q.dtype
+            )
             for name, want, model, natural in zip(("dq", "dk", "dv"), wanted, models, naturals, strict=True)
         ]
 

@@ -124,6 +124,8 @@ class AttentionKit(AttentionLikeKit):
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"memory": "fused", "heads": (4, 2), "mask": causal},
             {"lengths": (1, 300), "mask": (False, None)},
+            {"lengths": (1, 1)},
+            {"memory": "expanded", "batch": 2, "heads": (2, 2), "lengths": (77, 77)},
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:

@@ -46,10 +46,12 @@ BY_OP = {
             **_SHARED,
             "seqused_k": "int32 [B]: how many keys of its cache or its pages each sequence has. `None` where k is "
             "packed",
-            "block_table": "int32 [B, n]: the pages of each sequence, in order. `None` where there are none",
+            "block_table": "int32 [B, n] with a unit inner stride: the pages of each sequence, in order. Its rows may "
+            "be further apart than their n entries, as those of a slice of a wider table; what lies between them is "
+            "nobody's page. `None` where there are none",
             "k_scale": "`None`, or float32 by which k of float8 or int8 is multiplied: [1] (`tensor`), [Hkv] "
-            "(`head`), or k's shape less D (`token`)",
-            "v_scale": "the same for v",
+            "(`head`), or k's shape less D (`token`), with any strides, 0 among them",
+            "v_scale": "the same for v; its strides are its own",
             "return_lse": "whether the LSE is wanted",
             "out": "`None`, or where the result goes, with a unit inner stride; nothing around it is written",
             "schedule": "`None`, or what the variant's `schedule` made of a step's operands, once for all layers",
@@ -78,6 +80,10 @@ BY_OP = {
             "`torch.use_deterministic_algorithms(True)`",
         },
         earned=_EARNED,
-        notes=(_LENGTHS, _MASKS),
+        notes=(
+            _LENGTHS,
+            _MASKS,
+            "The claim `lse` is needed here, for every call has one: a variant without it is refused everywhere.",
+        ),
     ),
 }

@@ -28,8 +28,16 @@ RESULTS = ("dq", "dk", "dv", "dsinks")
 class VarlenBackwardKit(VarlenKit):
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         found = super().axes(requires, size) | {"lse": [True], "out": [False], "quantised": [()]}
+        found |= {"table": [""], "scales": [""]}
         found["kv_layout"] = [kind for kind in found["kv_layout"] if kind == "packed"]
         return found | {"page_size": [0], "grad_lse": [False, True] if requires.grad_lse else [False]}
+
+    def unused(self, requires: Requires) -> dict[str, str]:
+        given = [name for name in ("kv_dtypes", "kv_scales", "page_size", "out") if getattr(requires, name)]
+        found = dict.fromkeys(given, "k and v are packed and of q's dtype, and gradients are new tensors")
+        if elsewhere := [kind for kind in requires.kv_layouts if kind != "packed"]:
+            found["kv_layouts"] = f"nobody follows gradients of keys that are {' or '.join(elsewhere)}"
+        return found
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         forward_alone = ("out", "lse", "packed", "cache", "paged", "int8 keys", "float8_e4m3fn keys")
@@ -87,8 +95,10 @@ class VarlenBackwardKit(VarlenKit):
         slack = {name: 8 * noise * natural for name, natural in naturals.items()}
         if "dsinks" in slack:  # a sum over rows, of which a GPU takes those for nothing that are no normal float32
             slack["dsinks"] += q.shape[0] * torch.finfo(torch.float32).tiny + 2 * _rounding_of_output(sample)
+        rows = q.shape[0] * q.shape[1]  # of which each has one delta, of the output as it was rounded, in dq and dk
+        alone = {"dq": rows, "dk": rows}
         return [
-            Expected(name, want, Yardstick(models[name], slack[name], floor_of(dtype)), dtype)
+            Expected(name, want, Yardstick(models[name], slack[name], floor_of(dtype), alone=alone.get(name)), dtype)
             for name, want, dtype in zip(RESULTS, wanted, dtypes, strict=False)
         ]
 

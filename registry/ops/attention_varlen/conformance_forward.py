@@ -10,20 +10,26 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.attention_varlen.arguments import OPTIONAL
+from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
 from registry.ops.parts.attention_kit import SPREADS, AttentionLikeKit, expected_lse, fused, head_dims_outside
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, unclaimed
+from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, stored, unclaimed
 from registry.ops.parts.masks import canonical_mask
 from registry.ops.parts.memory import Arena, Slot, dense_strides
 from registry.ops.parts.rounding import floor_of, rounded_to
 from registry.ops.parts.sizes import Size
+from registry.ops.tensors import dtype_name
 
 FAINT = -100.0
 """The sink of the first of several heads: nothing beside any key, and all there is where a sequence has none."""
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
+QUANTISED_NAMES = tuple(sorted(map(dtype_name, QUANTISED)))
+TABLE_GAP = 5
+"""Entries between the rows of a block table that is a slice of a wider one."""
+NO_PAGE = 2**30
+"""What they hold: a page that is nowhere near."""
 PAGES = (16, 1, 64, 128, 256, 3, 48)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -103,7 +109,8 @@ class VarlenKit(AttentionLikeKit):
             heads += [(6, 1), (16, 1), (6, 2)] + ([(32, 8)] if size.large else [])
         dims_v = _range(requires.head_dim_v, requires.head_dim_v_multiple, HEAD_DIMS, size.widest)
         pages = _range(requires.page_size, requires.page_size_multiple, PAGES, 256) if _paged(requires) else []
-        quantised = [(name, scale) for name in requires.kv_dtypes for scale in requires.kv_scales]
+        quantised = [(name, scale) for name in _quantised(requires) for scale in requires.kv_scales]
+        loose = any(scale != "tensor" for _, scale in quantised)
         return {
             "dtype": list(requires.dtypes),
             "heads": heads,
@@ -112,7 +119,9 @@ class VarlenKit(AttentionLikeKit):
             "head_dim_v": [0, *dims_v],
             "kv_layout": list(requires.kv_layouts),
             "page_size": pages or [0],
+            "table": ["", "wide"] if _paged(requires) else [""],
             "quantised": [(), *quantised],
+            "scales": ["", "strided", "expanded"] if loose else [""],
             "mask": _masks(requires),
             "softcap": [0.0, *((5.0, 30.0) if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
             "sinks": [False, True, "narrow"] if requires.sinks else [False],
@@ -135,7 +144,9 @@ class VarlenKit(AttentionLikeKit):
             return False
         if spec["memory"] == "fused" and (spec["kv_layout"] != "packed" or spec["quantised"]):
             return False
-        return spec["kv_layout"] == "paged" or spec["page_size"] in (0, PAGES[0])
+        if spec["scales"] and (not spec["quantised"] or spec["quantised"][1] == "tensor"):
+            return False
+        return spec["kv_layout"] == "paged" or (spec["page_size"] in (0, PAGES[0]) and not spec["table"])
 
     def pinned(self) -> Sequence[Spec]:
         causal, paged = (True, None), {"kv_layout": "paged", "page_size": 16}
@@ -162,6 +173,16 @@ class VarlenKit(AttentionLikeKit):
         end = requires.page_size[1] if _paged(requires) and requires.page_size else 0
         return [*found, f"page_size {max(pages) + 1}..{end}"] if 0 < max(pages) < end else found
 
+    def unused(self, requires: Requires) -> dict[str, str]:
+        quantised, found = _quantised(requires), {}
+        if quantised and not requires.kv_scales:
+            found["kv_dtypes"] = f"keys of {', '.join(quantised)} come with scales, and no kv_scales are claimed"
+        if requires.kv_scales and not quantised:
+            found["kv_scales"] = f"keys of {', '.join(QUANTISED_NAMES)} alone have scales, which no kv_dtypes claim"
+        if requires.page_size and not _paged(requires):
+            found["page_size"] = "paged is not among kv_layouts"
+        return found
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """Overrides of the plainest spec that the claims exclude."""
         decoding: Pairs = ((4, 20), (3, 9))
@@ -187,6 +208,10 @@ class VarlenKit(AttentionLikeKit):
                 found[f"{name} keys"] = {"quantised": (name, "tensor")}
         return found
 
+    def varies(self, spec: Spec) -> bool:
+        """The order of sequences is all that a seed changes of where they begin: of one length, it changes nothing."""
+        return len(set(spec["lengths"])) > 1
+
     def word(self, axis: str, value: Any) -> str:
         if axis == "lengths":
             shown = [f"{q}/{k}" for q, k in value[:5]]
@@ -203,6 +228,8 @@ class VarlenKit(AttentionLikeKit):
         if device.type != "meta":
             generator = torch.Generator(device).manual_seed(seed)
             for name, values in indices.items():
+                if name == "block_table":
+                    arenas[name].raw.fill_(NO_PAGE)
                 tensors[name].copy_(values)
             self._fill(spec, tensors, generator)
         causal, window = spec["mask"]
@@ -248,14 +275,18 @@ class VarlenKit(AttentionLikeKit):
         small: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             name: (tuple(values.shape), torch.int32) for name, values in indices.items()
         }
+        strides: dict[str, tuple[int, ...]] = {}
         if spec["quantised"]:
             shape = {"tensor": (1,), "head": (hkv,), "token": shapes["k"][:-1]}[spec["quantised"][1]]
             small |= dict.fromkeys(("k_scale", "v_scale"), (shape, torch.float32))
+            strides |= {name: _scale_strides(spec["scales"], shape, name) for name in ("k_scale", "v_scale")}
         small |= {"sinks": ((hq,), dtype if spec["sinks"] == "narrow" else torch.float32)} if spec["sinks"] else {}
         small |= {"alibi_slopes": ((hq,), torch.float32)} if spec["alibi"] else {}
         small |= {"out": ((sum(queries), hq, dv), dtype)} if spec["out"] else {}
+        if spec["table"]:
+            strides["block_table"] = (small["block_table"][0][1] + TABLE_GAP, 1)
         for name, (shape, kind) in small.items():
-            arenas[name] = Arena({name: Slot(shape, dense_strides(shape))}, kind, device)
+            arenas[name] = Arena({name: Slot(shape, strides.get(name, dense_strides(shape)))}, kind, device)
         return arenas, indices
 
     def _fill(self, spec: Spec, tensors: dict[str, torch.Tensor], generator: torch.Generator) -> None:
@@ -273,9 +304,9 @@ class VarlenKit(AttentionLikeKit):
             if tensors[name].dtype is torch.int8:
                 values, size = (values * 40).clamp(-127, 127).round(), 1 / 40
             tensors[name][slots] = values.to(tensors[name].dtype)
-            scale = tensors.get(f"{name}_scale")
-            if scale is not None:
-                at = slots if scale.shape == tensors[name].shape[:-1] else ...
+            if f"{name}_scale" in tensors:
+                scale = stored(tensors[f"{name}_scale"])
+                at = slots if scale.dim() > 1 else ...
                 scale[at] = (random(scale[at].shape).abs() + 0.5) * size
         if "alibi_slopes" in tensors:
             tensors["alibi_slopes"].copy_(random(tensors["alibi_slopes"].shape).abs() / 8)
@@ -305,6 +336,23 @@ class VarlenKit(AttentionLikeKit):
 
 def _paged(requires: Requires) -> bool:
     return "paged" in requires.kv_layouts
+
+
+def _quantised(requires: Requires) -> list[str]:
+    """Of the dtypes claimed for keys, those that have scales."""
+    return [name for name in requires.kv_dtypes if name in QUANTISED_NAMES]
+
+
+def _scale_strides(style: str, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """Of one scale a head, or one a token and head: slices of wider ones, those of k in the order of heads; or one for
+    all heads, expanded. (Of scales of v other ones than of k.)"""
+    if style == "expanded":
+        return (*dense_strides(shape[:-1]), 0)
+    if style == "strided" and name == "k_scale" and len(shape) > 1:
+        last = len(shape) - 1
+        return dense_strides(shape, (last - 1, last, *range(last - 2, -1, -1)))
+    apart = (2 if name == "k_scale" else 3) if style == "strided" else 1
+    return tuple(apart * stride for stride in dense_strides(shape))
 
 
 def _table(keys: Sequence[int], page: int, seed: int) -> tuple[torch.Tensor, int]:

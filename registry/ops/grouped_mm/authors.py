@@ -14,13 +14,14 @@ BY_OP = {
             "offs": "int32 [E] on the device: where each group ends, along the dimension that a and b call T. `None` "
             "for `batch`. Any stride (`Host(..., contiguous=)`); they may lie: see below",
             "rows": "`None`, or int32 or int64 [M] of any stride: rows of a that are multiplied in its place, clamped "
-            "into it",
-            "bias": "`None`, or [E, N] (2 N where it is gated) with any strides and of any floating dtype, added to "
-            "each row of its group",
+            "into it; they may be fewer or more than a has",
+            "bias": "`None`, or [E, N] (2 N where it is gated) with any strides, 0 among them, and of any floating "
+            "dtype, added to each row of its group",
             "activation": '`""`, or one of those claimed',
             "gated": "whether the result is `activation(first half of the columns) * second half`",
-            "scale_a": "`None`, or float32 [T] or [E, M]: one for each row of a, gathered with it",
-            "scale_b": "`None`, or float32 [E, N] (2 N where it is gated): one for each column of b",
+            "scale_a": "`None`, or float32 [T] or [E, M] with any strides, 0 among them: one for each row of a, "
+            "gathered with it",
+            "scale_b": "`None`, or float32 [E, N] (2 N where it is gated) with any strides: one for each column of b",
             "out": "`None`, or where the result goes: any strides that do not overlap; nothing around it is written",
             "out_dtype": "the torch dtype of the result; without this claim it is the operands' (bfloat16 of fp8)",
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,19 @@ from registry.ops.grouped_mm.offsets import OFFSETS
 from registry.ops.grouped_mm.op import grouped_mm
 from registry.ops.grouped_mm.oracle import bounds
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Sample, Spec, unclaimed
-from registry.ops.parts.memory import Strides, dense_strides
+from registry.ops.parts.kit import Sample, Spec, stored, unclaimed
+from registry.ops.parts.memory import Strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, unpromoted, wanted_out_dtype
+from registry.ops.parts.product_kit import (
+    LAYOUTS,
+    LOOSE,
+    Places,
+    ProductKit,
+    loose_strides,
+    matrix_strides,
+    unpromoted,
+    wanted_out_dtype,
+)
 from registry.ops.parts.products import FP8, activate
 from registry.ops.parts.rounding import as_multiplied, floor_of, of_one_sign, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
@@ -53,11 +63,12 @@ class GroupedMmKit(ProductKit):
             "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
             "memory": self.memory(requires),
             "base_alignment": [requires.base_alignment],
-            "gather": ["", "int32", "int64"] if requires.gather else [""],
-            "bias": ["", "plain", "float32", "rows"] if requires.bias else [""],
+            "gather": ["", "int32", "int64", "int64 of many"] if requires.gather else [""],
+            "bias": ["", "plain", "float32", "rows", *LOOSE, "16 bits", "float64"] if requires.bias else [""],
             "activation": ["", *requires.activations],
             "gated": [False, True] if requires.gated else [False],
             "scaling": ["", *requires.scaling],
+            "scales": ["", *LOOSE] if requires.scaling else [""],
             "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
             "ieee": [True, False] if requires.ieee else [False],
             "deterministic": [False, True] if requires.deterministic else [False],
@@ -77,6 +88,7 @@ class GroupedMmKit(ProductKit):
             },
             {"sizes": (9, 300, 64, 77), "spread": "empty", "form": "inner", "layout": "tn"},
             {"sizes": (16, 24, 136, 64), "spread": "one", "form": "rows", "layout": "nt"},
+            {"gather": "int64 of many", "scaling": "rowwise", "form": "rows"},
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:
@@ -109,7 +121,13 @@ class GroupedMmKit(ProductKit):
         """Leaves out what the op refuses to anyone, and spreads that make no difference."""
         if spec["form"] == "inner" and any(spec[name] for name in EPILOGUE):
             return False
+        if spec["scales"] and not spec["scaling"]:
+            return False
         return spec["form"] == "rows" or (not spec["gather"] and (spec["form"] == "inner" or spec["spread"] == "even"))
+
+    def varies(self, spec: Spec) -> bool:
+        """The order of groups is all that a seed changes of where they end: of one size, it changes nothing."""
+        return bool(spec["form"] == "batch" or spec["spread"] != "even")
 
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         groups, m, n, k = spec["sizes"]
@@ -117,13 +135,14 @@ class GroupedMmKit(ProductKit):
         arenas = Places(device)
         place = arenas.put
 
-        def vector(name: str, shape: Strides, kind: torch.dtype, gap: int = 0) -> torch.Tensor:
-            return place(name, shape, (shape[-1] + gap, 1)[-len(shape) :], kind)
+        def vectors(name: str, shape: Strides, kind: torch.dtype, style: str) -> torch.Tensor:
+            return place(name, shape, (shape[-1] + 8, 1) if style == "rows" else loose_strides(shape, style), kind)
 
         shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         letters = "ss" if spec["layout"] == "strided" else spec["layout"]
         wide = 2 * n if spec["gated"] else n
-        source = m // 2 + 1 if spec["gather"] else m
+        gather, _, many = spec["gather"].partition(" of ")
+        source = 2 * m + 3 if many else m // 2 + 1 if gather else m
         of_a, of_b = groups if form == "batch" else 0, 0 if form == "inner" else groups
         a = place("a", *matrix_strides(source, k, of_a, letters[0], spec["memory"], dtype), dtype, shift)
         b = place("b", *matrix_strides(k, wide, of_b, letters[1], spec["memory"], dtype), dtype, shift)
@@ -131,14 +150,13 @@ class GroupedMmKit(ProductKit):
         apart = (2,) if spec["memory"] == "rows" else (1,)  # columns of larger matrices
         if form != "batch":
             given["offs"] = place("offs", (groups,), apart, torch.int32)
-        if spec["gather"]:
-            given["rows"] = place("rows", (m,), apart, getattr(torch, spec["gather"]))
+        if gather:
+            given["rows"] = place("rows", (m,), apart, getattr(torch, gather))
         if spec["bias"]:
-            kind = torch.float32 if spec["bias"] == "float32" else out_dtype
-            given["bias"] = vector("bias", (groups, wide), kind, 8 if spec["bias"] == "rows" else 0)
+            given["bias"] = vectors("bias", (groups, wide), _bias_dtype(spec["bias"], out_dtype), spec["bias"])
         if spec["scaling"]:
-            given["scale_a"] = place("scale_a", a.shape[:-1], dense_strides(a.shape[:-1]), torch.float32)
-            given["scale_b"] = vector("scale_b", (groups, wide), torch.float32)
+            given["scale_a"] = vectors("scale_a", tuple(a.shape[:-1]), torch.float32, spec["scales"])
+            given["scale_b"] = vectors("scale_b", (groups, wide), torch.float32, spec["scales"])
         written = {}
         if spec["out"]:
             letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
@@ -146,7 +164,7 @@ class GroupedMmKit(ProductKit):
             given["out"] = place("out", *matrix_strides(m, n, several, letter, pad, out_dtype), out_dtype)
             written["out"] = given["out"]
         if device.type != "meta":
-            _fill(a, b, given, spec, torch.Generator(device).manual_seed(seed))
+            _fill(a, b, given, spec, seed)
         arguments = {name: value for name, value in given.items() if value is not None}
         arguments |= {"activation": spec["activation"] or None, "gated": spec["gated"], "out_dtype": out_dtype}
         return Sample((a, b), arguments, {**given, "out_dtype": out_dtype}, arenas, written)
@@ -170,7 +188,7 @@ class GroupedMmKit(ProductKit):
             model, natural = model * factors, natural * factors.abs()
         model = rounded_to(model, out_dtype)
         if given["bias"] is not None:
-            model = rounded_to(model.to(kind) + _of_rows(given, None, given["bias"]), out_dtype)
+            model = rounded_to(model.to(kind) + _of_rows(given, None, given["bias"].to(kind)), out_dtype)
         if gated:
             gate, up = model.to(kind).chunk(2, -1)
             model = rounded_to(activate(gate, activation) * up, out_dtype)
@@ -180,6 +198,13 @@ class GroupedMmKit(ProductKit):
             model = rounded_to(activate(model.to(kind), activation), out_dtype)
         slack = 2 * sum_eps(a.dtype) * math.sqrt(float(natural.double().square().mean()))
         return [Expected("out", want, Yardstick(model, slack, floor_of(out_dtype, a.dtype)), out_dtype)]
+
+
+def _bias_dtype(bias: str, out_dtype: torch.dtype) -> torch.dtype:
+    """The result's, where none is named: "16 bits" is one of those that the result is not of."""
+    if bias == "16 bits":
+        return torch.bfloat16 if out_dtype is torch.float16 else torch.float16
+    return {"float32": torch.float32, "float64": torch.float64}.get(bias, out_dtype)
 
 
 def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.Tensor | None) -> torch.Tensor:
@@ -197,24 +222,38 @@ def _of_rows(given: dict[str, Any], of_a: torch.Tensor | None, of_group: torch.T
     return found
 
 
-def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, generator: torch.Generator) -> None:
+def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, seed: int) -> None:
+    generator = torch.Generator(a.device).manual_seed(seed)
+
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device=a.device, generator=generator)
 
     for tensor in (a, b, given["bias"]):
         if tensor is not None:
-            values = normal(tuple(tensor.shape))
-            tensor.copy_(of_one_sign(values, -1 if tensor is a else -2) if tensor.dtype in FP8 else values)
+            memory = stored(tensor)
+            values = normal(tuple(memory.shape))
+            memory.copy_(of_one_sign(values, -1 if tensor is a else -2) if tensor.dtype in FP8 else values)
     groups, m, _, k = spec["sizes"]
     for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
         if given[name] is not None:
-            given[name].copy_((normal(tuple(given[name].shape)).abs() + 0.1) * k**-0.25)
+            memory = stored(given[name])
+            memory.copy_((normal(tuple(memory.shape)).abs() + 0.1) * k**-0.25)
     if given["offs"] is not None:
-        given["offs"].copy_(torch.tensor(ends_of(spec["spread"], groups, k if spec["form"] == "inner" else m)))
+        given["offs"].copy_(torch.tensor(_ends(spec["spread"], groups, k if spec["form"] == "inner" else m, seed)))
     if given["rows"] is not None:
         lying = spec["spread"] == "lying"
         low, high = (-3, a.shape[0] + 3) if lying else (0, a.shape[0])
         given["rows"].copy_(torch.randint(low, high, (m,), device=a.device, generator=generator))
+
+
+def _ends(spread: str, groups: int, size: int, seed: int) -> list[int]:
+    """The same sizes in another order from seed to seed: offsets are values, which a launch must not keep."""
+    ends = ends_of(spread, groups, size)
+    if spread == "lying":
+        return ends
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    first = seed % groups
+    return list(itertools.accumulate([*sizes[first:], *sizes[:first]]))
 
 
 # --- once, whatever the variant ---------------------------------------------------------------------------------------

@@ -12,9 +12,11 @@ BY_OP = {
             "a": "[M, K], or [batch, M, K]; a batch may be shared (stride 0). Other shapes of torch.matmul are "
             "turned into these",
             "b": "[K, N], or [batch, K, N]",
-            "bias": "`None`, or [N] with any stride, of the result's dtype or float32, added to every row",
-            "scale_a": "`None`, or float32: a scalar tensor, or [M] with any stride, one for each row of a",
-            "scale_b": "`None`, or float32: a scalar tensor, or [N]",
+            "bias": "`None`, or [N] with any stride, 0 among them, of the result's dtype or float32, added to every "
+            "row",
+            "scale_a": "`None`, or float32: a scalar tensor, or [M] with any stride, 0 among them: one for each row "
+            "of a",
+            "scale_b": "`None`, or float32: a scalar tensor, or [N] with any stride: one for each column of b",
             "out": "`None`, or where the result goes: any strides that do not overlap; nothing around it is written",
             "out_dtype": "the torch dtype of the result; without this claim it is what the operands have by default "
             "(int32 of int8, bfloat16 of fp8)",

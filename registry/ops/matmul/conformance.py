@@ -11,10 +11,19 @@ import torch
 from registry.contract.capability import Requires
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.judging import Expected, Yardstick
-from registry.ops.parts.kit import Sample, Spec, unclaimed
-from registry.ops.parts.memory import Strides, dense_strides
+from registry.ops.parts.kit import Sample, Spec, stored, unclaimed
+from registry.ops.parts.memory import Strides
 from registry.ops.parts.op_checks import backend, off, opcheck, random, usual_dtype
-from registry.ops.parts.product_kit import LAYOUTS, Places, ProductKit, matrix_strides, unpromoted, wanted_out_dtype
+from registry.ops.parts.product_kit import (
+    LAYOUTS,
+    LOOSE,
+    Places,
+    ProductKit,
+    loose_strides,
+    matrix_strides,
+    unpromoted,
+    wanted_out_dtype,
+)
 from registry.ops.parts.products import FP8, activate
 from registry.ops.parts.rounding import as_multiplied, floor_of, of_one_sign, rounded_to, sum_eps
 from registry.ops.parts.sizes import Size
@@ -61,9 +70,10 @@ class MatmulKit(ProductKit):
             "layout": [layout for layout in LAYOUTS if layout in requires.layouts],
             "memory": self.memory(requires),
             "base_alignment": [requires.base_alignment],
-            "bias": ["", "plain", "float32", "strided"] if requires.bias else [""],
+            "bias": ["", "plain", "float32", *LOOSE] if requires.bias else [""],
             "activation": ["", *requires.activations],
             "scaling": ["", *requires.scaling],
+            "scales": ["", *LOOSE] if "rowwise" in requires.scaling else [""],
             "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
             "ieee": [True, False] if requires.ieee else [False],
             "deterministic": [False, True] if requires.deterministic else [False],
@@ -110,7 +120,7 @@ class MatmulKit(ProductKit):
         fp8 = {str(t).removeprefix("torch.") for t in FP8}
         if dtype_b != dtype and not {dtype, dtype_b} <= fp8:
             return False
-        if spec["shared"] and not spec["batch"]:
+        if (spec["shared"] and not spec["batch"]) or (spec["scales"] and spec["scaling"] != "rowwise"):
             return False
         out = wanted_out_dtype(spec)
         if out in (torch.int8, torch.int32):
@@ -140,11 +150,11 @@ class MatmulKit(ProductKit):
         arguments: dict[str, Any] = {"activation": spec["activation"] or None, "out_dtype": out_dtype}
         if spec["bias"]:
             kind = torch.float32 if spec["bias"] == "float32" else out_dtype
-            arguments["bias"] = place("bias", (n,), (3,) if spec["bias"] == "strided" else (1,), kind)
+            arguments["bias"] = place("bias", (n,), loose_strides((n,), spec["bias"]), kind)
         if spec["scaling"]:
             for name, length in (("scale_a", m), ("scale_b", n)):
                 shape: Strides = (length,) if spec["scaling"] == "rowwise" else ()
-                arguments[name] = place(name, shape, dense_strides(shape), torch.float32)
+                arguments[name] = place(name, shape, loose_strides(shape, spec["scales"]), torch.float32)
         written = {}
         if spec["out"]:
             shape = (batch, m, n) if batch else (m, n)
@@ -188,9 +198,8 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
 
     for tensor in (a, b, arguments.get("bias")):
         if tensor is not None:
-            shape = tuple(
-                1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
+            memory = stored(tensor)
+            shape = tuple(memory.shape)
             values = normal(shape)
             if tensor.dtype in FP8:
                 values = of_one_sign(values, -1 if tensor is a else -2)
@@ -202,10 +211,11 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
             elif tensor.dtype is torch.int32:
                 ends = torch.randint(-1, 2, shape, device=a.device, generator=generator)
                 values = (values * 1000).round().long() + ends * 2**31  # where sums with them go around, too
-            tensor.as_strided(shape, tensor.stride(), tensor.storage_offset()).copy_(values)
+            memory.copy_(values)
     for name in ("scale_a", "scale_b"):
         if name in arguments:
-            arguments[name].copy_(normal(tuple(arguments[name].shape)).abs() + 0.1)
+            memory = stored(arguments[name])
+            memory.copy_(normal(tuple(memory.shape)).abs() + 0.1)
 
 
 # --- once, whatever the variant ---------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.tensors import autocast, differentiated, dtype_name, is_distributed, plain
+from registry.toolbox.capturing import capturing
+from registry.toolbox.lasting import lasting_zeros
 
 OP = "grouped_mm"
 FEW = 64
@@ -224,8 +226,10 @@ _ends: dict[torch.device, torch.Tensor] = {}
 def _some_end(a: torch.Tensor) -> torch.Tensor:
     """One to find a plan with, which reads no values."""
     found = _ends.get(a.device)
+    if found is None and a.is_cuda and capturing():
+        return _end(a)
     if found is None:
-        found = _ends[a.device] = torch.zeros(1, dtype=torch.int32, device=a.device)
+        found = _ends[a.device] = lasting_zeros(1, device=a.device)
     return found
 
 

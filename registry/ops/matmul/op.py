@@ -17,6 +17,7 @@ from registry.contract.target import Target
 from registry.dispatch.decision import Decision
 from registry.dispatch.plan import Plan, observe
 from registry.dispatch.plan_cache import NOT_TENSORS
+from registry.dispatch.precision import float32_precision
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.errors import InvalidArgument
 from registry.ops.matmul import arguments, costs
@@ -35,16 +36,7 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import (
-    autocast,
-    dtype_name,
-    float32_precision,
-    followed,
-    ieee_float32,
-    jit_traced,
-    operand,
-    plain,
-)
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled

@@ -43,6 +43,14 @@ class Sample:
         for arena in self.arenas.values():
             arena.freeze()
 
+    def take(self, other: Sample) -> None:
+        """The values of another call of the same facts, in this one's memory; what it may write stays as it was.
+
+        No counter of torch's tells of it: kernels that write into a tensor do not raise its version, either."""
+        for name, arena in self.arenas.items():
+            if name not in self.written:
+                arena.raw.data.copy_(other.arenas[name].raw)
+
     def changed(self) -> list[str]:
         """Complaints about inputs, or bytes around them, that the call changed."""
         return [
@@ -84,12 +92,20 @@ class Kit:
         """In words: parts of claims of which there is no problem at this size."""
         return []
 
+    def unused(self, requires: Requires) -> dict[str, str]:
+        """By claim: why no call can ever make use of it beside the others, and so no axis has it."""
+        return {}
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """By description: axis values just outside of the claims, which must be refused."""
         return {}
 
     def sensible(self, spec: Spec) -> bool:
         """Whether the axis values make a call at all; where not, another one is drawn."""
+        return True
+
+    def varies(self, spec: Spec) -> bool:
+        """Whether all tensors of such a call have other values from seed to seed."""
         return True
 
     def word(self, axis: str, value: Any) -> str:
@@ -123,6 +139,12 @@ class Kit:
     def order(self, sample: Sample, results: Results) -> list[str]:
         """Complaints about the memory order of results that are dense. Torch's own kernels are not held to it."""
         return []
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """What there is in memory of a tensor: one element of each dimension that is expanded (torch fills no other)."""
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset())
 
 
 # --- what is not claimed, and the form of results --------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from registry.contract.capability import Requires
 from registry.errors import InvalidArgument
 from registry.ops.parts.kit import UNIT_BYTES, Kit, Results, Sample, Spec
-from registry.ops.parts.memory import Arena, Slot, Strides
+from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.products import FP8_NAMES, default_out_dtype
 
 LAYOUTS = ("nn", "nt", "tn", "tt", "strided")
@@ -69,6 +69,19 @@ def matrix_strides(
         return (rows, columns), strides
     per_batch = outer * outer_size + {"rows": unit, "odd": 1}.get(memory, 0)
     return (batch, rows, columns), (0 if shared else per_batch, *strides)
+
+
+LOOSE = ("strided", "expanded")
+"""How what is beside the operands (scales, a bias) may lie, where its contract says "any strides"."""
+
+
+def loose_strides(shape: Strides, style: str) -> Strides:
+    """ "strided": each second element, in the order of columns; "expanded": one for all of the first dimension."""
+    if style == "expanded":
+        return (0, *dense_strides(shape)[1:])
+    if style == "strided":
+        return (2, *(2 * shape[0] + 1 for _ in shape[1:]))
+    return dense_strides(shape)
 
 
 def unpromoted(requires: Requires) -> dict[str, Spec]:

@@ -104,11 +104,17 @@ def needs_copy(out: torch.Tensor, *given: Any) -> bool:
 # --- rules of a Problem's fields --------------------------------------------------------------------------------------
 
 
+_RESULTS = {dtype_name(dtype): dtype_name(default_out_dtype(dtype)) for dtype in (torch.int8, *FP8)}
+
+
 def same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
-    """Equal to a's dtype, or among the dtypes claimed for this field."""
-    got, claim = getattr(problem, name), requires.claim(how.claim) or ()
-    if got != problem.dtype and got not in claim:
-        yield Reason("unclaimed", name, got, ", ".join((problem.dtype, *claim)))
+    """Equal to a's dtype, or of a result to what it is where nobody asks for another; or among the dtypes claimed for
+    this field."""
+    got, claim, usual = getattr(problem, name), requires.claim(how.claim) or (), problem.dtype
+    if name == "out_dtype":
+        usual = _RESULTS.get(usual, usual)
+    if got != usual and got not in claim:
+        yield Reason("unclaimed", name, got, ", ".join(dict.fromkeys((usual, *claim))))
 
 
 def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:

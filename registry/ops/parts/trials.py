@@ -54,7 +54,8 @@ class Drawn:
     """What sampling found: problems to run, and axis values that no legal problem has."""
 
     trials: tuple[Trial, ...]
-    uncovered: tuple[str, ...]
+    uncovered: Mapping[str, str]
+    """By "axis=value": why it has none, as far as that can be told."""
 
 
 TRIES = 60
@@ -80,7 +81,7 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number:
     axes = kit.axes(variant.requires, size)
     rng = random.Random(zlib.crc32(f"{variant.name}/{variant.op}{f'/{number}' if number else ''}".encode()))
     if empty := [axis for axis, values in axes.items() if not values]:
-        return Drawn((), tuple(f"{axis}: nothing is claimed" for axis in empty))
+        return Drawn((), dict.fromkeys(empty, "nothing is claimed"))
     wanted: list[tuple[str, Spec]] = [("", dict(spec)) for spec in kit.pinned() if _among(spec, axes)]
     wanted += [
         (f"{axis}={value}", {axis: value}) for axis, values in axes.items() for value in _some(values, size.values)
@@ -90,19 +91,26 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number:
     wanted += [(label, dict(spec)) for label, spec in kit.ends(variant.requires, size).items()]
     found: dict[str, tuple[Spec, Problem]] = {}
     crowded = set()
-    uncovered = []
+    uncovered: dict[str, str] = {}
     for label, fixed in wanted:
         legal = _first_legal(variant, op, kit, target, axes, fixed, rng)
         if legal is None:
             # A claim that errata alone refuse is no idle claim: it is waited for.
-            awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons)
-            uncovered += [label] if label not in ("", _CROWDED) and awaited is None else []
+            refused: Counter[str] = Counter()
+            awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons, refused)
+            if label not in ("", _CROWDED) and awaited is None:
+                uncovered[label] = _commonest(refused)
             continue
         name = spec_name(kit, legal[0], axes)
         found.setdefault(name, legal)
         crowded |= {name} if label == _CROWDED else set()
     problems = [_Found(name, spec, problem, _traits(kit, spec)) for name, (spec, problem) in found.items()]
-    return Drawn(tuple(_with_configs(variant, problems, crowded, size)), tuple(uncovered))
+    return Drawn(tuple(_with_configs(variant, problems, crowded, size)), uncovered)
+
+
+def _commonest(refused: Counter[str]) -> str:
+    """The reason that most problems were refused for: likelier the author's mistake than what some of them share."""
+    return f"most were refused for {refused.most_common(1)[0][0]}" if refused else "the op takes no such call"
 
 
 def _among(spec: Spec, axes: Mapping[str, list[Any]]) -> bool:
@@ -131,7 +139,9 @@ def _first_legal(
     fixed: Spec,
     rng: random.Random,
     reasons: Callable[[Variant, Problem], Sequence[Reason]] = all_reasons,
+    refused: Counter[str] | None = None,
 ) -> tuple[Spec, Problem] | None:
+    """The first drawn problem that may run; `refused` counts for what reasons others may not."""
     tried = 0
     for _ in range(DRAWS):
         # The first tries mix everything; later ones stay near the plainest problem, which is likelier to be legal.
@@ -142,8 +152,11 @@ def _first_legal(
         if not kit.sensible(spec):
             continue
         problem = problem_of(op, kit, spec, target)
-        if not reasons(variant, problem) and op.trivial(problem) is None:
+        found = reasons(variant, problem)
+        if not found and op.trivial(problem) is None:
             return spec, problem
+        if refused is not None:
+            refused.update(dict.fromkeys(map(str, found), 1))
         tried += 1
         if tried == TRIES:
             break

@@ -8,7 +8,7 @@ from claims import HEADS, claimed
 from registry import Requires, Variant
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 
-CALLS = []
+CALLS, KEPT = [], {}
 
 
 def keys_of(x, scale, b, cu_seqlens_k, seqused_k, block_table):
@@ -102,4 +102,4 @@ VARIANT = Variant(
     ),
     configs=[{"BLOCK_M": 128}, {"BLOCK_M": 16}],
 )
-__all__ = ["CALLS", "VARIANT"]
+__all__ = ["CALLS", "KEPT", "VARIANT"]
