@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from registry.ops.parts.judging import BLOCK, Tolerance
+from registry.ops.parts.judging import BLOCK, Tolerance, Yardstick
 
 
 def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
