@@ -4,10 +4,6 @@ The producer draws and tells the consumers, through a ring of single words (`mes
 `atom.inc` with bound tiles - 1 wraps to zero after exactly `tiles` draws, and a launch draws exactly that often (each
 block's first tile is its own number; tiles - P draws find work, and P draws end one block each). Launches that could
 overlap never share a counter: see registry.toolbox.counters.
-
-Where a tile waits for those before it, IN_ORDER, a block draws its first one, too: of P blocks only some may have an SM
-while others' work holds the rest, and none may begin with a tile behind one that no block has begun. There are
-tiles + P draws then.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,11 +19,6 @@ DRAW: gl.constexpr = gl.constexpr(
     "{ .reg .pred p; .reg .u32 lane, got; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0; mov.u32 got, 0;"
     " @p atom.global.inc.u32 got, [$1], $2; shfl.sync.idx.b32 $0, got, 0, 31, 0xffffffff; }"
 )
-# The first lane of a block of four warps draws, all others get 0.
-DRAW_FIRST: gl.constexpr = gl.constexpr(
-    "{ .reg .pred p; .reg .u32 thread; mov.u32 thread, %tid.x; setp.eq.u32 p, thread, 0; mov.u32 $0, 0;"
-    " @p atom.global.inc.u32 $0, [$1], $2; }"
-)
 _SAME: gl.constexpr = gl.constexpr("redux.sync.max.s32 $0, $1, 0xffffffff;")
 
 
@@ -38,30 +29,16 @@ def messages_for(READERS: gl.constexpr):
 
 
 @gluon.jit
-def draw(counter, tiles, IN_ORDER: gl.constexpr = False):
+def draw(counter, tiles):
     """The next of so many tiles, `tiles` or more when there is none. Of one warp."""
-    if IN_ORDER:
-        last = tiles + gl.num_programs(0) - 1
-        return gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, last], dtype=gl.int32, is_pure=False, pack=1)
-    else:
-        tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, tiles - 1], dtype=gl.int32, is_pure=False, pack=1)
-        return tile + gl.num_programs(0)
+    tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, tiles - 1], dtype=gl.int32, is_pure=False, pack=1)
+    return tile + gl.num_programs(0)
 
 
 @gluon.jit
-def draw_first(counter, tiles):
-    """IN_ORDER: the first tile of a block, of its four warps before they are told apart."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    last = gl.full([128], 0, gl.int32, layout=LAYOUT) + (tiles + gl.num_programs(0) - 1)
-    there = gl.full([128], 0, gl.int64, layout=LAYOUT) + counter
-    drawn = gl.inline_asm_elementwise(DRAW_FIRST, "=&r,l,r", [there, last], dtype=gl.int32, is_pure=False, pack=1)
-    return gl.sum(drawn, 0)
-
-
-@gluon.jit
-def announce_drawn(messages, turn, counter, tiles, IN_ORDER: gl.constexpr = False):
+def announce_drawn(messages, turn, counter, tiles):
     """Producer: draw the tile after this one, its `turn`-th, tell the others, and give it."""
-    tile = draw(counter, tiles, IN_ORDER)
+    tile = draw(counter, tiles)
     word, ready = wait_empty(messages, turn)
     word.store(gl.full([1], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])) + tile)
     mbarrier.arrive(ready, count=1)

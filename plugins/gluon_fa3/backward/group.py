@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from registry.plugins.gluon_fa3.backward.helpers import sums_tile
 from registry.plugins.gluon_fa3.backward.schedule import (
     extent_of,
-    first_of,
     first_step,
     learn_next,
     next_step,
@@ -281,7 +280,7 @@ def matrix_group(
     cap,
     T: gl.constexpr,
 ):
-    tile = first_of(work, T)
+    tile = gl.program_id(0)
     if T.drawn:
         tiles = 0
         begin = 0

@@ -7,7 +7,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from registry.plugins.gluon_fa3.backward.schedule import (
     announce_next,
     extent_of,
-    first_of,
     first_row_block,
     first_step,
     first_tile,
@@ -43,7 +42,7 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
     group = work[1]
     tiles = 0
     i = 0
-    tile = first_of(work, T)
+    tile = gl.program_id(0)
     while tile < tiles_of(work):
         place = place_at(tile, work, T)
         here = extent_of(place, extent, T)
@@ -124,7 +123,7 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
     handed = handed_tiles.index(GROUP)
     group = work[1]
     tiles = 0
-    tile = first_of(work, T)
+    tile = gl.program_id(0)
     while tile < tiles_of(work):
         place = place_at(tile, work, T)
         here = extent_of(place, extent, T)

@@ -91,10 +91,9 @@ from triton.experimental.gluon import language as gl
 from registry.plugins.gluon_fa3.backward import traits
 from registry.plugins.gluon_fa3.backward.group import matrix_group
 from registry.plugins.gluon_fa3.backward.helpers import producer, sender
-from registry.plugins.gluon_fa3.backward.schedule import tiles_of
 from registry.plugins.gluon_fa3.backward.signals import emptied
 from registry.plugins.gluon_fa3.backward.terms import COLUMNS
-from registry.toolbox.drawn import draw_first, messages_for
+from registry.toolbox.drawn import messages_for
 from registry.toolbox.hopper import after_previous_kernel, ring
 
 GROUP_REGISTERS = gl.constexpr(traits.GROUP_REGISTERS)
@@ -134,8 +133,6 @@ def differentiate(inputs, outputs, dq_map, turns, counter, extent, work, scale, 
     else:
         messages = ds  # which nobody asks
     after_previous_kernel()
-    if T.drawn and T.ordered:
-        work = work + (draw_first(counter, tiles_of(work)),)
     # Written out: a constexpr inside a tuple variable would lose its value.
     gl.warp_specialize(
         [

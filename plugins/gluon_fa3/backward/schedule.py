@@ -60,22 +60,10 @@ def tiles_of(work):
 
 
 @gluon.jit
-def first_of(work, T: gl.constexpr):
-    """The tile that a block begins with: its own number, or what it drew (kernel.py)."""
-    if T.drawn and T.ordered:
-        if T.packed:
-            return work[8]
-        else:
-            return work[7]
-    else:
-        return gl.program_id(0)
-
-
-@gluon.jit
 def announce_next(messages, turn, counter, work, T: gl.constexpr):
     """Producer: draw the tile after this one, tell the others, and give it; `tiles_of` or more when there is none."""
     if T.drawn:
-        return announce_drawn(messages, turn, counter, tiles_of(work), T.ordered)
+        return announce_drawn(messages, turn, counter, tiles_of(work))
     else:
         return tiles_of(work)
 

@@ -22,7 +22,7 @@ from registry.ops.attention.conformance_forward import (
 )
 from registry.ops.attention.op import attention
 from registry.ops.attention.outputs import new_out
-from registry.ops.parts.attention_kit import noise_of, typical
+from registry.ops.parts.attention_kit import noise_of, slack_of, typical
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Results, Sample, Spec, dense_complaints
 from registry.ops.parts.memory import Arena, Slot, dense_strides
@@ -104,7 +104,10 @@ class BackwardKit(AttentionKit):
         alone = {"dq": rows, "dk": rows}
         return [
             Expected(
-                name, want, Yardstick(model, 8 * noise * natural, floor_of(q.dtype), alone=alone.get(name)), q.dtype
+                name,
+                want,
+                Yardstick(model, slack_of(noise, natural, q.dtype), floor_of(q.dtype), alone=alone.get(name)),
+                q.dtype,
             )
             for name, want, model, natural in zip(("dq", "dk", "dv"), wanted, models, naturals, strict=True)
         ]

@@ -14,11 +14,11 @@ from registry.ops.attention_varlen.backward import attention_varlen_backward
 from registry.ops.attention_varlen.conformance_forward import VarlenKit
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import Piece, pieces_of
-from registry.ops.parts.attention_kit import noise_of, typical
+from registry.ops.parts.attention_kit import noise_of, slack_of, typical
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Results, Sample, Spec
 from registry.ops.parts.memory import Arena, Slot, dense_strides
-from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
+from registry.ops.parts.rounding import as_multiplied, factor_eps, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
 KEPT = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes")
@@ -92,7 +92,7 @@ class VarlenBackwardKit(VarlenKit):
         wanted = attention_varlen_backward.reference(grad_out, q, k, v, **sample.arguments)
         models, naturals, noise = _model(sample)
         dtypes = [q.dtype] * 3 + [t.dtype for t in (sample.arguments["sinks"],) if t is not None]
-        slack = {name: 8 * noise * natural for name, natural in naturals.items()}
+        slack = {name: slack_of(noise, natural, q.dtype) for name, natural in naturals.items()}
         if "dsinks" in slack:  # a sum over rows, of which a GPU takes those for nothing that are no normal float32
             slack["dsinks"] += q.shape[0] * torch.finfo(torch.float32).tiny + 2 * _rounding_of_output(sample)
         rows = q.shape[0] * q.shape[1]  # of which each has one delta, of the output as it was rounded, in dq and dk
@@ -127,13 +127,13 @@ def _model(sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float], f
 
 
 def _rounding_of_output(sample: Sample) -> float:
-    """The standard deviation of a sink's gradient, in the mean over heads, that rounding O makes: behind another
-    forward than the sample's, errors are others and no smaller. (1.35 times what was drawn: a little too large.)"""
+    """The standard deviation of a sink's gradient, in the mean over heads, that rounding O makes, or what O is made of:
+    behind another forward than the sample's, errors are others and no smaller. (1.35 times what was drawn: a little too large.)"""
     grad_out, _, _, _, out, lse = sample.tensors
     share = torch.exp(sample.arguments["sinks"].float()[:, None] - lse)
     share = torch.where(torch.isfinite(lse), share, 0.0)
     squares = share.square() * (grad_out.float() * out.float()).square().sum(-1).T
-    deviation = torch.finfo(out.dtype).eps / math.sqrt(12.0)  # of a number that is rounded to the nearest, in its size
+    deviation = factor_eps(out.dtype) / math.sqrt(12.0)  # of a number that is rounded to the nearest, in its size
     return deviation * math.sqrt(float(squares.sum(1).mean())) if squares.numel() else 0.0
 
 

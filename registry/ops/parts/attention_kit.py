@@ -143,6 +143,12 @@ def noise_of(scores: torch.Tensor, arguments: dict[str, Any], dtype: torch.dtype
     return sum_eps(dtype) * (1.0 + largest + float(arguments["softcap"]))
 
 
+def slack_of(noise: float, natural: float, dtype: torch.dtype) -> float:
+    """Error of an element of a gradient whose terms are of this size, which may be two steps of the dtype near zero: all
+    that is left of terms that cancel out."""
+    return 8 * noise * natural + 2 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+
 def typical(x: torch.Tensor) -> float:
     """The root of the mean square."""
     return math.sqrt(float(x.double().square().mean())) if x.numel() else 0.0

@@ -34,6 +34,13 @@ def _as_tf32(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
+def factor_eps(dtype: torch.dtype) -> float:
+    """What stands for 1 in the last place of a factor of this dtype, as it is multiplied."""
+    if dtype is torch.float32 and not ieee_float32():
+        return torch.finfo(torch.float32).eps * (_TF32_DROPPED + 1)
+    return torch.finfo(dtype).eps
+
+
 def rounded_to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The values as a result of this dtype holds them: integers beyond it modulo its size, as torch adds integers."""
     return x.round().long().to(dtype) if dtype in (torch.int8, torch.int32) else x.to(dtype)
