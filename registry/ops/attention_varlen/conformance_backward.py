@@ -127,8 +127,9 @@ def _model(sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float], f
 
 
 def _rounding_of_output(sample: Sample) -> float:
-    """The standard deviation of a sink's gradient, in the mean over heads, that rounding O makes, or what O is made of:
-    behind another forward than the sample's, errors are others and no smaller. (1.35 times what was drawn: a little too large.)"""
+    """The standard deviation of a sink's gradient, in the mean over heads, that rounding makes, of O or of what it is
+    made of: behind another forward than the sample's, errors are others and no smaller. (1.35 times what was drawn: a
+    little too large.)"""
     grad_out, _, _, _, out, lse = sample.tensors
     share = torch.exp(sample.arguments["sinks"].float()[:, None] - lse)
     share = torch.where(torch.isfinite(lse), share, 0.0)

@@ -144,8 +144,8 @@ def noise_of(scores: torch.Tensor, arguments: dict[str, Any], dtype: torch.dtype
 
 
 def slack_of(noise: float, natural: float, dtype: torch.dtype) -> float:
-    """Error of an element of a gradient whose terms are of this size, which may be two steps of the dtype near zero: all
-    that is left of terms that cancel out."""
+    """Error of an element of a gradient whose terms are of this size; where they cancel out, two steps of the dtype are
+    next to nothing."""
     return 8 * noise * natural + 2 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
 
