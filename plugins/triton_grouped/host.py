@@ -34,6 +34,12 @@ def run(operand: StandIn, edge: int) -> int:
     return 16 // operand.dtype.itemsize if wide(operand, edge) else 1
 
 
+def divides(size: int, run: int) -> int:
+    """What a kernel is told to divide a size along which it reads so many elements at a time, or none: where they lie
+    side by side along the other one, the size is any."""
+    return run if size % run == 0 else 1
+
+
 def a_by_tma(problem: Any, a: StandIn, tma: bool) -> bool:
     """Boxes start at multiples of 16 bytes, groups of rows anywhere; and nothing is gathered by boxes."""
     return tma and not problem.gather and not (problem.form == "rows" and turned(a))
@@ -94,12 +100,15 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
     if inner:
         del arguments["saz"], arguments["sbz"]
         arguments |= {"M": problem.m, "T": problem.k}
-        constants |= {"TMA": tma, "ROUNDED": tma and tf32, "A_RUN": run(a, a_edge), "B_RUN": run(b, b_edge)}
+        a_run, b_run = run(a, a_edge), run(b, b_edge)
+        constants |= {"TMA": tma, "ROUNDED": tma and tf32, "A_RUN": a_run, "B_RUN": b_run}
+        constants |= {"M_RUN": divides(problem.m, a_run), "N_RUN": divides(problem.n, b_run)}
         grid = min(problem.groups * triton.cdiv(problem.m, bm) * columns, sms)
         return [_made(grouped_inner, grid, arguments, constants, options, {"ROUNDED": False})]
     vectors = {"rows": "rows_ptr", "bias": "bias_ptr", "scale_a": "sa_ptr", "scale_b": "sb_ptr"}
     arguments |= {parameter: given.get(name, nothing) for name, parameter in vectors.items()}
     arguments |= {"T": problem.m, "S": a.shape[-2], "K": problem.k, "s_bias": b.shape[-1], "s_sa": a.shape[-2]}
+    b_run = run(b, b_edge) if not problem.gated or wide(b, problem.n) else 1
     constants |= {
         "RAGGED": ragged,
         "GATHER": gather,
@@ -109,7 +118,8 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "A_BATCHED": a_tma and len(a_desc.shape) == 3,
         "B_BATCHED": tma and len(b_desc.shape) == 3,
         "A_RUN": run(a, a_edge),
-        "B_RUN": run(b, b_edge) if not problem.gated or wide(b, problem.n) else 1,
+        "B_RUN": b_run,
+        "N_RUN": divides(problem.n, b_run),
         "C_RUN": run(out, problem.n) if not turned(out) else 1,
         "WIDE": max(abs(stride) for one in (a, b, out) for stride in one.strides[-2:]) >= 1 << 22,
         "K_EVEN": problem.k % bk == 0,

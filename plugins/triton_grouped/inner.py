@@ -46,6 +46,8 @@ def grouped_inner(
     B_T: tl.constexpr,
     A_RUN: tl.constexpr,
     B_RUN: tl.constexpr,
+    M_RUN: tl.constexpr,
+    N_RUN: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUNDED: tl.constexpr,
     IMPRECISE: tl.constexpr,
@@ -77,8 +79,8 @@ def grouped_inner(
         m0, n0 = corner(number % (tiles_m * tiles_n), tiles_m, tiles_n, BM, BN, GROUP)
         rm = m0 + tl.arange(0, BM)
         rn = n0 + tl.arange(0, BN)
-        inside_m = rm < (M // A_RUN * A_RUN if A_T else M)
-        inside_n = rn < (N if B_T else N // B_RUN * B_RUN)
+        inside_m = rm < M // M_RUN * M_RUN
+        inside_n = rn < N // N_RUN * N_RUN
         a_rows = a_ptr + rm.to(tl.int64)[:, None] * sam
         b_columns = b_ptr + rn.to(tl.int64)[None, :] * sbn
         a_ptrs = a_rows + (start + rk).to(tl.int64)[None, :] * sak

@@ -166,6 +166,7 @@ def grouped_rows(
     A_RUN: tl.constexpr,  # elements that are aligned together
     B_RUN: tl.constexpr,
     C_RUN: tl.constexpr,
+    N_RUN: tl.constexpr,  # what divides N
     WIDE: tl.constexpr,
     K_EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -230,7 +231,7 @@ def grouped_rows(
         rm = m0 + tl.arange(0, BM)
         rn = n0 + tl.arange(0, BN)
         inside_m = rm < end
-        inside_n = rn < (N if B_T else N // B_RUN * B_RUN)
+        inside_n = rn < N // N_RUN * N_RUN
         if GATHER:
             source = tl.load(rows_ptr + rm, mask=inside_m, other=0)
             source = tl.minimum(tl.maximum(source, 0), S - 1).to(tl.int64)
