@@ -85,7 +85,7 @@ class Table:
     asked: dict[int, Neighbours | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The measured shapes of rules that rank by them, once they were asked: see tables.measured."""
     beside: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
-    """What lies beside the file (a MeasuredSizes), or why that is nothing, once it was read."""
+    """The one tables.files.Beside of the file that it was read from: what lies beside it, or why that is nothing."""
 
     @functools.cached_property
     def matches(self) -> tuple[Match, ...]:
