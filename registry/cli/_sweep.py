@@ -123,6 +123,8 @@ def report_lines(report: SweepReport) -> list[str]:
     if report.nobody:
         shapes = "1 shape has" if len(report.nobody) == 1 else f"{len(report.nobody)} shapes have"
         lines.append(f"{shapes} nothing to measure, such as {report.nobody[0]}")
+    if report.silent:
+        lines.append(f"left out, for their declarations never answered: {', '.join(report.silent)}")
     if report.restarts:
         lines.append(f"{report.restarts} contestants hung or fell and were left out; their process was replaced")
     if report.failed:

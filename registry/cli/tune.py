@@ -113,6 +113,8 @@ def command(op: str, **options: Any) -> int:
     effort = _effort(options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
+        if options["unsure"] is not None or options["dry_run"]:
+            _leave_out_silent(cases, child, effort, options)
         if options["unsure"] is not None:
             cases = _least_sure(cases, child, options)
         if options["dry_run"]:
@@ -121,6 +123,16 @@ def command(op: str, **options: Any) -> int:
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
     status = _fit(op, options, settings, path, report)
     return ENDED_BY.get(report.stopped, status)
+
+
+def _leave_out_silent(cases: list[Any], child: Any, effort: Any, options: dict[str, Any]) -> None:
+    """Skip variants whose declarations hang, and say so, before this process asks them."""
+    from registry.tuning.answering import who_answers
+
+    selection, silent = who_answers(cases, _selection(options), child, effort.check_timeout)
+    for name, said in silent.items():
+        click.echo(f"left out: {printable(f'{name}: {said}')}", err=True)
+    options["skip"] = selection.skip
 
 
 def _least_sure(cases: list[Any], child: Any, options: dict[str, Any]) -> list[Any]:
@@ -242,6 +254,7 @@ def _measure(cases: list[Any], path: Path, child: Any, effort: Any, guidance: An
                     sweep.report.stopped = "interrupted"
                 except ResultsError as error:  # another sweep's file, or another machine's: nothing was found here
                     raise click.ClickException(str(error)) from error
+        options["skip"] = (*options["skip"], *sweep.report.silent)  # where --refine adds shapes, nobody waits again
         return sweep.report
 
     return refined(swept, cases, effort) if options["refine"] else swept(cases, effort)

@@ -19,6 +19,7 @@ from registry.ops.parts.cases import Case
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool, WorkerDied
 from registry.tuning import journal as journals
 from registry.tuning import worker
+from registry.tuning.answering import who_answers
 from registry.tuning.contestants import Contestant, LineUp, Selection, compile_commands, line_up
 from registry.tuning.extra import load_plugins
 from registry.tuning.fit import check_number
@@ -74,6 +75,8 @@ class SweepReport:
     """Shapes not measured, or not to the end. What was measured of them is kept."""
     nobody: list[str] = field(default_factory=list)
     """Shapes that no variant taken part may run, with the reasons."""
+    silent: list[str] = field(default_factory=list)
+    """Variants whose declarations hung, or ended the process that asked."""
     restarts: int = 0
     pruned: int = 0
     stopped: str = ""
@@ -84,7 +87,7 @@ class SweepReport:
         return replace(other, **added)
 
 
-_COUNTED = ("measured", "turns", "failed", "unreached", "nobody", "restarts", "pruned")
+_COUNTED = ("measured", "turns", "failed", "unreached", "nobody", "silent", "restarts", "pruned")
 
 
 class Sweep:
@@ -109,7 +112,7 @@ class Sweep:
     ) -> None:
         self.cases = list(cases)
         self.effort = effort or Effort()
-        self.selection = selection
+        self.selection = selection or Selection()
         self.watcher: Watcher = watcher or Silent()
         self.own_child = child is None
         self.child = child or worker.child(device, mode, plugins)
@@ -135,9 +138,17 @@ class Sweep:
             header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
             journals.take(self.held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
-            plans = [line_up(case, target, self.selection, self.mode) for case in self.cases]
+            selection = self._who_answers()
+            plans = [line_up(case, target, selection, self.mode) for case in self.cases]
             self._measure(plans, target)
         return self.report
+
+    def _who_answers(self) -> Selection:
+        selection, silent = who_answers(self.cases, self.selection, self.child, self.effort.check_timeout)
+        for name, said in silent.items():
+            self.watcher.note(f"{name}: {said}")
+        self.report.silent = list(silent)
+        return selection
 
     def _limits(self) -> None:
         """What the card reaches at best, once a file. Results without it are as good, but for a roofline's roof."""

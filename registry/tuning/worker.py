@@ -1,6 +1,6 @@
 """The process that kernels run in, so that one that hangs or faults takes down nothing but itself.
 
-It answers the commands `hello`, `case`, `check`, `time`, `limits` and `compile` of a
+It answers the commands `hello`, `declared`, `case`, `check`, `time`, `limits` and `compile` of a
 registry.toolbox.compile_pool.Child, which kills it when it stops answering.
 """
 
@@ -34,6 +34,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.device = "cpu"
+        self.target: Any = None
         self.load: Any = None
         self.wanted: list[Any] = []
         self.bound: dict[str, list[Callable[[], Any]]] = {}
@@ -56,7 +57,7 @@ class Worker:
         from registry.tuning.timing import timer_for
 
         self.device, self.mode = device, mode
-        target = Target.of(torch.device(device))
+        self.target = target = Target.of(torch.device(device))
         load_plugins(plugins)
         catalog.get()
         if device == "cuda":
@@ -71,6 +72,20 @@ class Worker:
         from registry.tuning import limits
 
         return {"ok": True, "limits": limits.measure()}
+
+    def do_declared(self, case: Mapping[str, Any], variant: str) -> dict[str, Any]:
+        """Ask a declaration all that a sweep and its fit will ask it. That it comes back is the answer."""
+        from registry.dispatch.catalog import catalog
+        from registry.ops.parts.cases import Case
+        from registry.tuning.contestants import Selection, line_up
+
+        planned = line_up(Case.from_data(case), self.target, Selection((variant,)), self.mode)
+        declared = catalog.get().variants[variant]
+        costs = declared.costs(planned.problem) if planned.contestants else None
+        if costs is not None:
+            for config in declared.configs_for(planned.problem):
+                costs(config)
+        return OK
 
     def do_case(self, case: Mapping[str, Any], reference: bool = True) -> dict[str, Any]:
         """Make the inputs and, where a gate is ahead, the oracle's answer."""

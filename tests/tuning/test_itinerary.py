@@ -92,7 +92,7 @@ class Device:
 
     def ask(self, command, timeout):
         did = command["do"]
-        self.clock.now += {"limits": 1.0, "case": LOAD_S, "check": CHECK_S, "time": TURN_S}[did]
+        self.clock.now += {"declared": 0.0, "limits": 1.0, "case": LOAD_S, "check": CHECK_S, "time": TURN_S}[did]
         if did == "case":
             self.loads += 1
             self.load = random.Random(str(command["case"])).random()
