@@ -9,6 +9,7 @@ import pytest
 import registry
 from registry import DeclarationError, Design, Requires, Variant
 from registry.contract.declared import HANDED, check_declaration
+from registry.contract.problem import PROBLEM_TYPES
 from registry.ops.known import all_ops
 
 
@@ -33,6 +34,11 @@ def declared(op="attention", run=whatever, **given):
         (dict(op="matmul", scaling=("blockwise",)), "Requires.scaling: got 'blockwise'"),
         (dict(op="matmul", out_dtypes=("half",)), "Requires.out_dtypes: got 'half'; allowed of matmul: 'bfloat16'"),
         (dict(op="grouped_mm", out_dtypes=("int64",)), "Requires.out_dtypes: got 'int64'; allowed of grouped_mm"),
+        (
+            dict(op="matmul", dtypes_b=("int64",)),
+            "Requires.dtypes_b: got 'int64'; allowed of matmul: 'bfloat16', 'float",
+        ),
+        (dict(op="attention_varlen", kv_dtypes=("int64",)), "kv_dtypes: got 'int64'; allowed of attention_varlen"),
         (dict(op="matmul", out_dtypes=("fp32",)), "Requires.out_dtypes: got 'fp32'"),
         (dict(op="matmul", activations="relu"), "Requires.activations: got 'relu'; allowed: a tuple of strings"),
         (dict(op="unheard_of", loudness=11), ""),  # which is said elsewhere
@@ -83,6 +89,14 @@ def test_values_that_there_are_not(given, said):
     with pytest.raises(DeclarationError) as caught:
         declared(**given)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_every_claim_of_words_says_which_words_there_are(op):
+    """Or what no call can ask for would be claimed without a complaint."""
+    kind = PROBLEM_TYPES[op]
+    words = {field for field, how in kind.queries().items() if kind.claims().get(how.claim) == ()}
+    assert words and words <= kind.known_values.keys()
 
 
 async def later(q, k, v, *, scale, config):

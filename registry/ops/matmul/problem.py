@@ -35,6 +35,7 @@ class MatmulProblem(Problem):
     derived_kinds: ClassVar[Mapping[str, str]] = {"elements": "int", "pitch": "int"}
     known_values: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dtype": tuple(sorted(map(dtype_name, DTYPES))),
+        "dtype_b": tuple(sorted(map(dtype_name, DTYPES))),
         "out_dtype": tuple(sorted(map(dtype_name, OUT_DTYPES))),
         "layout": (*LAYOUTS, "strided"),
         "activation": ("", *ACTIVATIONS),
