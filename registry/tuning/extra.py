@@ -39,9 +39,11 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
         if declare is None:
             raise InvalidArgument("plugin", name, "a module with a function registry_variants()")
         if new_manager().parse_hookimpl_opts(module, "registry_variants") is None:
-            text = f"{name}: registry_variants is not marked with @registry.hookimpl: once installed it would not load"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        for variant in _own_code(name, functools.partial(_listed, name, declare)):
+            _warn(f"{name}: registry_variants is not marked with @registry.hookimpl: once installed it would not load")
+        declared = _own_code(name, functools.partial(_listed, name, declare))
+        if not declared:  # no error: peers may be named that are not installed here
+            _warn(f"{name}: registry_variants() gives no variants, so that nothing of this plugin takes part")
+        for variant in declared:
             if variant.op not in all_ops():
                 raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
             origin, known = _origin(name), catalog.get().variants.get(variant.name)
@@ -54,6 +56,12 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
                 got = f"{name}: {variant.name}, which {other} declares with other code"
                 raise InvalidArgument("plugin", got, "variants of names that are not taken")
     return added
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Once, however often a command loads its plugins."""
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _origin(name: str) -> str:

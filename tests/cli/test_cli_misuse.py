@@ -170,9 +170,32 @@ def test_a_plugin_file_that_would_not_load_once_installed_says_so(tmp_path, mark
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert load_plugins([str(tmp_path / "unmarked.py")]) == []
-    texts = [str(one.message) for one in said]
+    texts = [str(one.message) for one in said if "hookimpl" in str(one.message)]
     assert len(texts) == (not mark)
     assert all("unmarked.py: registry_variants is not marked with @registry.hookimpl" in text for text in texts)
+
+
+def test_a_plugin_file_that_declares_no_variants_says_so_once(tmp_path, capsys):
+    """Whoever loads it: kreg, the kit, pytest. It is no error, for a file of peers declares those that are here."""
+    (tmp_path / "empty.py").write_text(
+        "from registry import hookimpl\n@hookimpl\ndef registry_variants():\n    return []\n"
+    )
+    (tmp_path / "shapes.txt").write_text("m=16,n=16,k=16,dtype=float32\n")
+    arguments = [
+        "tune",
+        "matmul",
+        "--device",
+        "cpu",
+        "--shapes",
+        str(tmp_path / "shapes.txt"),
+        "--only",
+        "torch_matmul",
+    ]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert main([*arguments, "--plugin", str(tmp_path / "empty.py"), "--dry-run"]) == OK
+    (text,) = [str(one.message) for one in said if one.category is RuntimeWarning]
+    assert text.startswith(f"{tmp_path / 'empty.py'}: registry_variants() gives no variants")
 
 
 @pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["--help"], []])
