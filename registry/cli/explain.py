@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -58,7 +59,7 @@ def explain(op: Op, *, as_json: bool, variant: str | None, **values: Any) -> int
             _print_refusal(refusal)
         return FINDING
     if as_json:
-        print_json(decision.to_dict() | {"notes": _notes()})
+        print_json(decision.to_dict() | {"notes": [*_notes(), *_gone(decision)]})
     else:
         _print_decision(decision)
     return OK
@@ -84,7 +85,7 @@ def _print_decision(decision: Decision) -> None:
         page.title("could run, in this order" if legal[0].rank is not None else "could run")
         page.rows(_standing(decision, legal))
     _print_reasons(page, "cannot run", {c.variant: c.reasons for c in others if not c.legal})
-    _print_notes(page)
+    _print_notes(page, _gone(decision))
 
 
 def _is_none(nearest: str) -> bool:
@@ -145,8 +146,15 @@ def _notes() -> list[str]:
     return [*failed, *notices.counts()]
 
 
-def _print_notes(page: Page) -> None:
-    notes = _notes()
+def _gone(decision: Decision) -> list[str]:
+    """Measured configs near the problem that no variant which could run it declares any more."""
+    from registry.tuning.declared import gone_nearby
+
+    return gone_nearby(decision.problem, [one.variant for one in decision.candidates if one.legal])
+
+
+def _print_notes(page: Page, more: Sequence[str] = ()) -> None:
+    notes = [*_notes(), *more]
     if notes:
         page.gap()
         page.rows([("note", note) for note in notes])

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from registry.contract.capability import Config, Reason
+from registry.contract.describe import config_text
 from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
+from registry.dispatch import in_force
 from registry.dispatch.catalog import PluginFailed, catalog, contained
 from registry.dispatch.configs import against, misfits
+from registry.dispatch.select import advice_of
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.op import Op
-from registry.tables import Rule, Table, Use
+from registry.tables import Match, Rule, Table, Use
 from registry.tables.lint import Severity
 
 DRAWN = 40
@@ -77,6 +80,35 @@ class DeclaredConfigs:
         if found is None:
             found = self._declared[variant.name, target] = [variant.configs_for(problem) for problem in problems]
         return found
+
+
+def gone_nearby(problem: Problem, names: Collection[str]) -> list[str]:
+    """What is to be said of the measured shapes nearest to a problem: who of these variants ran there by configs that
+    it declares for no problem any more, so that nothing is passed on by what they took."""
+    found, declared, target = [], DeclaredConfigs(), problem.target
+    for match in in_force.tables().match(problem.op, problem.facts(), target.arch, target.name):
+        advice = advice_of(match.table, match.rule, problem)
+        if advice is None:
+            continue
+        for name in sorted(names):
+            keys = {key for said in advice.said if name in said for key in said[name].configs}
+            configs = [c for one, c in advice.asked.contestants if one == name and frozenset(c.items()) in keys]
+            gone = [config for config in configs if _is_gone(declared, match, name, config, problem)]
+            if gone:
+                found.append(
+                    f"{match.where}: of {len(configs)} configs that {name} was measured with nearby it declares "
+                    f"{len(gone)} no more, such as {config_text(gone[0])}; kreg tables lint says why"
+                )
+    return found
+
+
+def _is_gone(declared: DeclaredConfigs, match: Match, name: str, config: Config, problem: Problem) -> bool:
+    """Whether lint would say so. It asks about many problems, so those that this very one is like are passed over."""
+    variant = catalog.get().variants[name]
+    if callable(variant.configs) and not misfits(variant.configs_for(problem), config):
+        return False
+    complaint = declared.complaint(match.table, match.rule, Use(name, config, match.rule.line))
+    return complaint is not None and complaint[0] == "error"
 
 
 @functools.lru_cache(maxsize=16)

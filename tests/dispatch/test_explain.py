@@ -11,7 +11,9 @@ from registry.dispatch import in_force
 from registry.dispatch.select import decide, guesses_of
 from registry.ops.known import all_ops, op_named
 from registry.ops.parts.cases import Case
-from registry.tables.measured import read_beside
+from registry.tables.measured import MeasuredSizes, read_beside
+from registry.tables.measured import text as measured_text
+from registry.tables.shapes import Result, Shape
 
 TARGETS = ("H200", "RTX 3090", "cpu")
 
@@ -88,3 +90,29 @@ def test_a_closer_look_says_what_was_guessed():
             for name in ("gluon_fa3", "triton_split"):
                 assert f"{name} {guesses_of(problem)(name):.3g}" in nearest
     assert 0 < said < len(shapes), "only where two are expected to take about as long"
+
+
+GONE = """op: matmul
+arch: sm90
+rules:
+- nearest: {n: 1.0}
+  use: [triton_matmul, torch_matmul]
+"""
+
+
+@pytest.mark.parametrize(("dtype", "met"), [("bfloat16", True), ("float64", False)], ids=["may run", "may not"])
+def test_measured_configs_that_are_declared_no_more_are_noted(put_in_force, tmp_path, capsys, dtype, met):
+    """As lint says of the whole table, explain does of the shapes nearby and of variants that may run the problem."""
+    problem = Case.of("matmul", m=512, n=64, k=64, layout="nt").problem(Target.named("H200"))
+    kept = dict(op_named("matmul").variants["gluon_matmul_ws"].configs_for(problem)[0])
+    contestants = (("triton_matmul", {"BLOCK_M": -5}), ("gluon_matmul_ws", kept), ("torch_matmul", {}))
+    shape = Shape((512, 64), (6.0,), tuple(Result(place, 0.1 * place, 0.0) for place in range(3)))
+    beside = MeasuredSizes(("m", "n"), {0: (shape.sizes,)}, ("n",), {0: (shape,)}, contestants)
+    (tmp_path / "matmul.sm90.yaml").write_text(GONE)
+    (tmp_path / "matmul.sm90.measured.json").write_text(measured_text(beside))
+    put_in_force(tmp_path)
+    asked = ["--device", "H200", "--dtype", dtype, "--shape", "m=512,n=64,k=64,layout=nt", "--json"]
+    assert main(["explain", "matmul", *asked]) == 0
+    notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "no more" in note]
+    wanted = "of 1 configs that triton_matmul was measured with nearby it declares 1 no more, such as BLOCK_M=-5;"
+    assert len(notes) == 1 and wanted in notes[0] if met else not notes
