@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
@@ -131,10 +132,16 @@ def cache_folder() -> Path:
     """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
-        return Path(os.path.expanduser(given))
+        return _settled(given)
     from platformdirs import user_cache_path
 
     return user_cache_path("kernel-registry")
+
+
+@functools.cache
+def _settled(given: str) -> Path:
+    """The folder of that name from where the process was when it first met it: a later chdir does not move it."""
+    return Path(os.path.expanduser(given)).absolute()
 
 
 def tuned_folder() -> Path:

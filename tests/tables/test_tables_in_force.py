@@ -146,3 +146,13 @@ def test_facts_meet_the_first_rule_of_very_many(tmp_path):
     problem = AttentionProblem.of_shape(Target.named("cpu"), d=64)
     (match,) = loaded.match("attention", problem.facts(), "cpu")
     assert match.rule.index == 64
+
+
+def test_a_relative_cache_stays_where_it_was_first_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(in_force.CACHE_VARIABLE, "a-relative-cache")
+    assert in_force.cache_folder() == tmp_path / "a-relative-cache"
+    monkeypatch.chdir("/")
+    assert in_force.tuned_folder() == tmp_path / "a-relative-cache" / "tables"
+    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "another"))
+    assert in_force.cache_folder() == tmp_path / "another", "another value is another folder"
