@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from registry.toolbox.wgmma import four_of, lanes, store_asm
 
 
-@gluon.constexpr_function
+@gluon.constexpr_function  # what store_asm compares with; if `swap`, these are 8 rows of C, all there before the last
 def _needed(eight, eights, swap):
     """Columns that must be there for these to be stored: rows of C are rounded up to 8, so the last ask for all."""
     return 8 * eight if eight == eights - 1 or not swap else 0
