@@ -145,7 +145,25 @@ def step_of(
     }
 
 
-def named(present: int, tensors: Sequence[Any]) -> Given:
-    """Optional tensors by name, from those that were given, in order: one for each bit."""
-    rest = iter(tensors)
+def key_of(how: Any, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given, present: int = 0) -> list[Any]:
+    """The settings of a call and its tensors, those that were given: cu_seqlens_k is not where it is cu_seqlens_q,
+    for a guard takes no tensor twice. Which there are is one number, a bit for each: a tuple of them costs twice the
+    time."""
+    bit = 1
+    found: list[Any] = [None, q, k, v, cu_seqlens_q]
+    for tensor in given.values():
+        if tensor is not None:
+            present |= bit
+            if bit == 1 and tensor is cu_seqlens_q:
+                present |= SAME
+            else:
+                found.append(tensor)
+        bit += bit
+    found[0] = present, how
+    return found
+
+
+def named(present: int, cu_seqlens_q: Any, others: Sequence[Any]) -> Given:
+    """The optional tensors of such a key by name: one for each bit, in order."""
+    rest = iter([cu_seqlens_q, *others] if present & SAME else others)
     return {name: next(rest) if present >> i & 1 else None for i, name in enumerate(arguments.OPTIONAL)}

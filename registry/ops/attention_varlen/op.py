@@ -25,7 +25,7 @@ from registry.ops.attention_varlen import arguments, lengths, oracle
 from registry.ops.attention_varlen.arguments import coarse
 from registry.ops.attention_varlen.autograd import eager_with_grad
 from registry.ops.attention_varlen.backward import AttentionVarlenBackward, attention_varlen_backward
-from registry.ops.attention_varlen.common import MASKS, SAME, SCHEDULED, Given, VarlenOp, fields_of, named, step_of
+from registry.ops.attention_varlen.common import MASKS, SCHEDULED, Given, VarlenOp, fields_of, key_of, named, step_of
 from registry.ops.attention_varlen.outputs import new_lse, new_out
 from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import LENGTHS, Schedule, check_schedule, checked
@@ -145,7 +145,7 @@ class AttentionVarlen(VarlenOp):
         longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
         settled = SCHEDULED if plan is not None else 0
-        found = self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, given, settled)) if eager else None
+        found = self.find_plan(*key_of(how, q, k, v, cu_seqlens_q, given, settled)) if eager else None
         if found is None:
             if plan is not None and eager and not is_virtual(q):  # under a mode or autocast: the same step as without
                 q, k, v = autocast(q, k, v)
@@ -224,7 +224,7 @@ class AttentionVarlen(VarlenOp):
             return False
         longest = coarse(max_seqlen_k) if given.get("cu_seqlens_k") is None and max_seqlen_k > 0 else max_seqlen_k
         how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
-        return self.find_plan(*self._key(how, q, k, v, cu_seqlens_q, self._optional(given))) is not None
+        return self.find_plan(*key_of(how, q, k, v, cu_seqlens_q, self._optional(given))) is not None
 
     def schedule(
         self,
@@ -256,7 +256,7 @@ class AttentionVarlen(VarlenOp):
         self, how: How, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any, given: Given
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What is beneath the torch op: find or make the plan and launch it. Knows nothing of autograd."""
-        plan = self.plans.by_facts(*self._key(how, q, k, v, cu_seqlens_q, given))
+        plan = self.plans.by_facts(*key_of(how, q, k, v, cu_seqlens_q, given))
         lengths.refuse_lies(q, k, cu_seqlens_q, given, *how[:2])
         found: tuple[torch.Tensor, torch.Tensor | None]
         found = plan.launch(q, k, v, scale=scale, cu_seqlens_q=cu_seqlens_q, schedule=None, **given)
@@ -265,30 +265,12 @@ class AttentionVarlen(VarlenOp):
             observe(scope, plan.decision)
         return found
 
-    @staticmethod
-    def _key(how: How, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: Given, present: int = 0) -> list[Any]:
-        """The settings of a call and its tensors, those that were given: cu_seqlens_k is not where it is cu_seqlens_q,
-        for a guard takes no tensor twice. Which there are is one number, a bit for each: a tuple of them costs twice
-        the time."""
-        bit = 1
-        found: list[Any] = [None, q, k, v, cu_seqlens_q]
-        for tensor in given.values():
-            if tensor is not None:
-                present |= bit
-                if bit == 1 and tensor is cu_seqlens_q:
-                    present |= SAME
-                else:
-                    found.append(tensor)
-            bit += bit
-        found[0] = present, how
-        return found
-
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         present, how = settings
         q, k, v, cu_seqlens_q, *rest = tensors
         call: dict[str, Any] = dict(zip(HOW, how, strict=True)) | {"cu_seqlens_q": cu_seqlens_q}
         call["return_lse"] = call["return_lse"] or with_grad
-        call |= named(present, [cu_seqlens_q, *rest] if present & SAME else rest)
+        call |= named(present, cu_seqlens_q, rest)
         return self.problem_of(q, k, v, **call)
 
     def problem_of(
