@@ -101,6 +101,7 @@ def command(op: str, **options: Any) -> int:
     if options["fit_only"]:
         return _fit(op, options, settings, options["out"], None)
     from registry.tuning import worker
+    from registry.tuning.answering import who_answers
     from registry.tuning.grids import select
 
     cases = select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
@@ -114,7 +115,8 @@ def command(op: str, **options: Any) -> int:
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
         if options["unsure"] is not None or options["dry_run"]:
-            _leave_out_silent(cases, child, effort, options)
+            asked = who_answers(cases, _selection(options), child, effort.check_timeout, SweepView().note)
+            options["skip"] = asked[0].skip
         if options["unsure"] is not None:
             cases = _least_sure(cases, child, options)
         if options["dry_run"]:
@@ -123,16 +125,6 @@ def command(op: str, **options: Any) -> int:
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
     status = _fit(op, options, settings, path, report)
     return ENDED_BY.get(report.stopped, status)
-
-
-def _leave_out_silent(cases: list[Any], child: Any, effort: Any, options: dict[str, Any]) -> None:
-    """Skip variants whose declarations hang, and say so, before this process asks them."""
-    from registry.tuning.answering import who_answers
-
-    selection, silent = who_answers(cases, _selection(options), child, effort.check_timeout)
-    for name, said in silent.items():
-        click.echo(f"left out: {printable(f'{name}: {said}')}", err=True)
-    options["skip"] = selection.skip
 
 
 def _least_sure(cases: list[Any], child: Any, options: dict[str, Any]) -> list[Any]:

@@ -6,7 +6,7 @@ Planning a sweep asks declarations in its own process, and so does the fit after
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from registry.dispatch.catalog import catalog
 from registry.notices import both_ends
@@ -19,13 +19,14 @@ SHOWN = 300
 
 
 def who_answers(
-    cases: Sequence[Case], selection: Selection, child: Child, timeout: float
-) -> tuple[Selection, dict[str, str]]:
-    """The selection without variants whose declarations hang, or end their process, and what is to be said of each.
+    cases: Sequence[Case], selection: Selection, child: Child, timeout: float, note: Callable[[str], None]
+) -> tuple[Selection, list[str]]:
+    """The selection without variants whose declarations hang, or end their process, and the names of these. Each is
+    told to `note` as it is found.
 
     One that raises answers, too: planning says so as dispatch does.
     """
-    silent: dict[str, str] = {}
+    silent: list[str] = []
     for case in cases:
         for name in catalog.get().of(case.op):
             if name in silent or not selection.wants(name):
@@ -33,5 +34,6 @@ def who_answers(
             try:
                 child.ask({"do": "declared", "case": case.data(), "variant": name}, timeout)
             except WorkerDied as died:
-                silent[name] = f"its declaration {died.why} on {case.text}: {both_ends(died.detail, SHOWN)}"
+                silent.append(name)
+                note(f"{name}: its declaration {died.why} on {case.text}: {both_ends(died.detail, SHOWN)}")
     return dataclasses.replace(selection, skip=(*selection.skip, *silent)), silent

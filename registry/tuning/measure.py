@@ -138,17 +138,11 @@ class Sweep:
             header = {"format": journals.FORMAT, "machine": self.child.welcome["machine"], "mode": self.mode}
             journals.take(self.held, {"kind": "run", **header})  # refuses to mix machines in one file
             self.journal.write("run", **header)
-            selection = self._who_answers()
+            asked = self.selection, self.child, self.effort.check_timeout, self.watcher.note
+            selection, self.report.silent = who_answers(self.cases, *asked)
             plans = [line_up(case, target, selection, self.mode) for case in self.cases]
             self._measure(plans, target)
         return self.report
-
-    def _who_answers(self) -> Selection:
-        selection, silent = who_answers(self.cases, self.selection, self.child, self.effort.check_timeout)
-        for name, said in silent.items():
-            self.watcher.note(f"{name}: {said}")
-        self.report.silent = list(silent)
-        return selection
 
     def _limits(self) -> None:
         """What the card reaches at best, once a file. Results without it are as good, but for a roofline's roof."""
