@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import random
 import types
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,7 @@ from registry.contract.variant import Variant
 from registry.ops.parts.cases import Case, digest
 from registry.tables import measured
 from registry.tables.lint import Known, lint
-from registry.tables.nearest import COUNT, REACH, TRUST, Advice, Neighbours
-from registry.tables.shapes import Result, Shape
+from registry.tables.nearest import REACH
 from registry.tuning import evidence, journal
 from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
@@ -165,56 +163,7 @@ def test_what_was_the_same_in_all_shapes_keeps_others_far():
     assert neighbours.ask(other.likeness()).near[0][0] >= REACH
 
 
-# --- neighbours ---------------------------------------------------------------------------------------------------
-
-
-def made_up(*shapes, contestants=(("ours", {"TILE": 1}), ("ours", {"TILE": 2}), ("library", {}))):
-    """Neighbours along one coordinate: (place, {contestant: lost}) each."""
-    points = [
-        Shape((int(at),), (float(at),), tuple(Result(c, lost, 0.0) for c, lost in results.items()))
-        for at, results in shapes
-    ]
-    return Neighbours(("x",), {"x": 1.0}, contestants, points)
-
-
-@pytest.mark.parametrize("count", [3, 40, 400])
-def test_the_search_finds_the_nearest_of_all(count):
-    draw = random.Random(count)
-    point = lambda: tuple(draw.choice((draw.gauss(0, 3), draw.randrange(3))) for _ in range(5))  # noqa: E731
-    shapes = [Shape((place,), point(), (Result(0, 0.0, 0.0),)) for place in range(count)]
-    names = tuple("abcde")
-    weights = dict(zip(names, (0.3, 1.0, 5.0, 0.0, 0.7), strict=True))
-    neighbours = Neighbours(names, weights, (("ours", {}),), shapes)
-    scaled = lambda at: [weights[name] * x for name, x in zip(names, at, strict=True)]  # noqa: E731
-    for _ in range(100):
-        here = point()
-        every = sorted((math.dist(scaled(here), scaled(shape.point)), place) for place, shape in enumerate(shapes))
-        for without in (None, every[0][1]):
-            advice = neighbours.ask(dict(zip(names, here, strict=True)), without)
-            wanted = [distance for distance, place in every if place != without][:COUNT]
-            assert [distance for distance, _, _ in advice.near] == pytest.approx(wanted)
-
-
-def test_the_nearer_shape_counts_more():
-    asked = made_up((0, {0: 0.0, 2: 0.3}), (1, {0: 0.3, 2: 0.0}))
-    order = lambda x: asked.ask({"x": x}).ranked(["library", "ours"], {"library"})  # noqa: E731
-    assert order(0.2) == ["ours", "library"] and order(0.8) == ["library", "ours"]
-
-
-def test_beyond_what_was_measured_the_librarys_kernel_is_first_unless_it_lost_much():
-    asked, much = made_up((0, {0: 0.0, 2: TRUST - 0.01})), made_up((0, {0: 0.0, 2: TRUST}))
-    assert asked.ask({"x": REACH - 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
-    assert asked.ask({"x": REACH + 0.1}).ranked(["ours", "library"], {"library"}) == ["library", "ours"]
-    assert much.ask({"x": REACH + 0.1}).ranked(["library", "ours"], {"library"}) == ["ours", "library"]
-
-
-def test_who_ran_alone_is_held_against_none():
-    """A shape that one variant can run, beside one where both were measured and the other was the faster."""
-    asked = made_up((0, {0: 0.0}), (1, {0: 0.2, 2: 0.0}))
-    advice = asked.ask({"x": 0.1})
-    assert advice.lost == {"ours": pytest.approx(0.2), "library": 0.0}
-    assert advice.ranked(["ours", "library"], {"library"}) == ["library", "ours"]
-    assert made_up((0, {0: 0.0})).ask({"x": 0.0}).lost == {}
+# --- weights ------------------------------------------------------------------------------------------------------
 
 
 def test_weights_are_judged_without_shapes_that_one_variant_ran_alone_on():
@@ -223,25 +172,6 @@ def test_weights_are_judged_without_shapes_that_one_variant_ran_alone_on():
     lost = torch.tensor([alone] * 5 + [slower, slower, faster])
     misled = math.expm1(0.1)  # the last asks the two before it
     assert regret_nearby(torch.arange(8.0)[:, None] / 1000, lost) == pytest.approx(misled / 8 + 0.1 * misled, rel=1e-3)
-
-
-def test_ties_stay_in_the_order_given():
-    advice = made_up((0, {0: 0.0, 2: 0.0})).ask({"x": 0.0})
-    assert advice.ranked(["library", "ours"], {"library"}) == ["library", "ours"]
-
-
-def test_a_config_is_what_its_variant_guesses_corrected_by_what_was_measured():
-    tiles = [{"TILE": 1}, {"TILE": 2}]
-    advice = made_up((0, {0: 0.2, 1: 0.0, 2: 0.5})).ask({"x": 0.1})
-    assert list(advice.configs("ours", tiles, None)) == tiles, "a variant that guesses nothing keeps its own order"
-    assert advice.configs("ours", tiles, lambda config: 1.0)[0] == {"TILE": 2}
-    assert advice.configs("ours", tiles, lambda config: 1.0 if config["TILE"] == 1 else 1.5)[0] == {"TILE": 1}
-    assert list(advice.configs("others", tiles, lambda config: 1.0)) == tiles
-
-
-def test_advice_says_what_each_variant_lost_nearby():
-    advice = made_up((0, {0: 0.0, 2: math.log(1.25)})).ask({"x": 0.0})
-    assert isinstance(advice, Advice) and str(advice) == "ours loses 0.0%, library loses 25.0%"
 
 
 # --- proof --------------------------------------------------------------------------------------------------------
