@@ -4,6 +4,10 @@ The producer draws and tells the consumers, through a ring of single words (`mes
 `atom.inc` with bound tiles - 1 wraps to zero after exactly `tiles` draws, and a launch draws exactly that often (each
 block's first tile is its own number; tiles - P draws find work, and P draws end one block each). Launches that could
 overlap never share a counter: see registry.toolbox.counters.
+
+Where a tile waits for those before it, IN_ORDER, a block draws its first one, too: of P blocks only some may have an SM
+while others' work holds the rest, and none may begin with a tile behind one that no block has begun. All blocks but
+those beyond the tiles draw, so there are tiles + min(P, tiles) draws then.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -29,16 +33,20 @@ def messages_for(READERS: gl.constexpr):
 
 
 @gluon.jit
-def draw(counter, tiles):
+def draw(counter, tiles, IN_ORDER: gl.constexpr = False):
     """The next of so many tiles, `tiles` or more when there is none. Of one warp."""
-    tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, tiles - 1], dtype=gl.int32, is_pure=False, pack=1)
-    return tile + gl.num_programs(0)
+    if IN_ORDER:
+        last = tiles + gl.minimum(gl.num_programs(0), tiles) - 1
+        return gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, last], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        tile = gl.inline_asm_elementwise(DRAW, "=r,l,r", [counter, tiles - 1], dtype=gl.int32, is_pure=False, pack=1)
+        return tile + gl.num_programs(0)
 
 
 @gluon.jit
-def announce_drawn(messages, turn, counter, tiles):
-    """Producer: draw the tile after this one, its `turn`-th, tell the others, and give it."""
-    tile = draw(counter, tiles)
+def announce_drawn(messages, turn, counter, tiles, IN_ORDER: gl.constexpr = False):
+    """Producer: draw a tile, tell the others in the `turn`-th message, and give it."""
+    tile = draw(counter, tiles, IN_ORDER)
     word, ready = wait_empty(messages, turn)
     word.store(gl.full([1], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])) + tile)
     mbarrier.arrive(ready, count=1)
@@ -47,7 +55,7 @@ def announce_drawn(messages, turn, counter, tiles):
 
 @gluon.jit
 def learn_drawn(messages, turn, WARPS: gl.constexpr):
-    """The others, groups of so many warps: that tile."""
+    """The others, groups of so many warps: the tile of that message."""
     word = wait_full(messages, turn).load(gl.BlockedLayout([1], [32], [WARPS], [0]))
     tile = gl.max(word, 0)
     release(messages, turn)

@@ -14,6 +14,7 @@ from registry.plugins.gluon_fa3.backward import VARIANT, schedule
 from registry.plugins.gluon_fa3.backward.sections import heads_in_turns
 from registry.plugins.gluon_fa3.backward.traits import mask_kind, traits_of
 from registry.plugins.gluon_fa3.traits import window_bounds
+from registry.toolbox import drawn
 
 LANGUAGE = SimpleNamespace(minimum=min, maximum=max, where=lambda test, a, b: a if test else b)
 LENGTHS = [(1, 1), (64, 128), (1000, 1000), (300, 777), (777, 300), (5, 900), (900, 5)]
@@ -29,6 +30,18 @@ def on_numbers(function):
 query_blocks, first_tile, first_step, next_step, tile_at = (
     on_numbers(getattr(schedule, name)) for name in ("query_blocks", "first_tile", "first_step", "next_step", "tile_at")
 )
+
+
+class Counter(SimpleNamespace):
+    """`gl` for a block of so many, whose atomic increment is of this word."""
+
+    def inline_asm_elementwise(self, asm, constraints, operands, **_):
+        _, last = operands
+        self.word, before = (0 if self.word >= last else self.word + 1), self.word
+        return before
+
+    def num_programs(self, axis):
+        return self.blocks
 
 
 def problem(**sizes):
@@ -74,6 +87,27 @@ def test_tiles_wait_for_earlier_ones_only(s, b, hq, hkv):
             assert started.get((batch, head), 0) == n, "the tiles of a head start in the order in which they add"
             started[batch, head] = n + 1
         assert set(started.values()) == {key_blocks} and len(started) == heads
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["any order", "fixed order"])
+@pytest.mark.parametrize(
+    "tiles, blocks, running", [(1, 1, 1), (7, 3, 3), (7, 3, 2), (200, 132, 1), (5, 8, 2), (9, 9, 4)]
+)
+def test_each_tile_is_drawn_once_and_leaves_the_counter_as_it_was(tiles, blocks, running, in_order):
+    """Blocks beyond the tiles leave at once, as those of packed sequences do; the rest begin as others end."""
+    counter = Counter(word=0, blocks=blocks, minimum=min, int32=None)
+    draw = types.FunctionType(drawn.draw.fn.__code__, {**drawn.draw.fn.__globals__, "gl": counter})
+    waiting, busy, found = list(range(min(tiles, blocks))), [], []
+    while waiting or busy:
+        while waiting and len(busy) < running:
+            block = waiting.pop(0)
+            busy.append(draw(None, tiles, True) if in_order else block)
+        tile = busy.pop(0)
+        if tile < tiles:
+            found.append(tile)
+            busy.append(draw(None, tiles, in_order))
+    assert sorted(found) == list(range(tiles)) and counter.word == 0
+    assert not in_order or found == sorted(found), "none begins behind one that no block has begun"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from registry.plugins.gluon_fa3.backward.helpers import sums_tile
 from registry.plugins.gluon_fa3.backward.schedule import (
     extent_of,
     first_step,
+    learn_first,
     learn_next,
     next_step,
     nought,
@@ -280,7 +281,7 @@ def matrix_group(
     cap,
     T: gl.constexpr,
 ):
-    tile = gl.program_id(0)
+    tile = learn_first(messages, 4, T)
     if T.drawn:
         tiles = 0
         begin = 0

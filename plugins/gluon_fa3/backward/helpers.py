@@ -5,12 +5,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_fa3.backward.schedule import (
+    announce_first,
     announce_next,
     extent_of,
     first_row_block,
     first_step,
     first_tile,
     keys_of,
+    learn_first,
     learn_next,
     next_step,
     number_of,
@@ -42,7 +44,7 @@ def producer(maps, k_ring, v_ring, q_ring, do_ring, stats_tiles, messages, count
     group = work[1]
     tiles = 0
     i = 0
-    tile = gl.program_id(0)
+    tile = announce_first(messages, counter, work, T)
     while tile < tiles_of(work):
         place = place_at(tile, work, T)
         here = extent_of(place, extent, T)
@@ -123,7 +125,7 @@ def sender(GROUP: gl.constexpr, outputs, sums_map, handed_tiles, messages, turns
     handed = handed_tiles.index(GROUP)
     group = work[1]
     tiles = 0
-    tile = gl.program_id(0)
+    tile = learn_first(messages, 1, T)
     while tile < tiles_of(work):
         place = place_at(tile, work, T)
         here = extent_of(place, extent, T)

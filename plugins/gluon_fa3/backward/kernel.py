@@ -30,9 +30,9 @@ Each starts while the one before it ends (programmatic dependent launch). Tensor
 tile past the end of one head reads zeros and is cut on the way out.
 
 With order "fixed", tiles add to a block of dQ from the first keys to the last, each when a counter says that it is its
-turn: the same bits on every run. Tiles start in that order too (drawn ones if each block has an SM), the longest of a
-causal mask first; each follows the one before it at a distance of one turn, whatever its length. A tile is then divided
-in two at most: two parts of dK make one sum, whichever comes first.
+turn: the same bits on every run. Tiles start in that order too, whichever blocks have an SM, the longest of a causal
+mask first; each follows the one before it at a distance of one turn, whatever its length. A tile is then divided in two
+at most: two parts of dK make one sum, whichever comes first.
 
 Measured facts. NVIDIA H200, torch 2.11, triton 3.6.0, bf16, 16k tokens, hidden size 2048; TFLOPS of all three launches,
 2.5 times the forward's operations counted; back to back, shuffled rounds. Compare within a line only: long cells run at

@@ -60,21 +60,49 @@ def tiles_of(work):
 
 
 @gluon.jit
-def announce_next(messages, turn, counter, work, T: gl.constexpr):
-    """Producer: draw the tile after this one, tell the others, and give it; `tiles_of` or more when there is none."""
+def announce_first(messages, counter, work, T: gl.constexpr):
+    """Producer: the tile that a block begins with. In a fixed order it is drawn as well, and the others are told."""
+    if T.drawn and T.ordered:
+        return announce_drawn(messages, 0, counter, tiles_of(work), True)
+    else:
+        return gl.program_id(0)
+
+
+@gluon.jit
+def learn_first(messages, WARPS: gl.constexpr, T: gl.constexpr):
+    """The others: that tile."""
+    if T.drawn and T.ordered:
+        return learn_drawn(messages, 0, WARPS)
+    else:
+        return gl.program_id(0)
+
+
+@gluon.jit
+def announce_next(messages, tiles, counter, work, T: gl.constexpr):
+    """Producer: draw the tile after this one, the block's `tiles`-th, tell the others, and give it; `tiles_of` or more
+    when there is none."""
     if T.drawn:
-        return announce_drawn(messages, turn, counter, tiles_of(work))
+        return announce_drawn(messages, _message(tiles, T), counter, tiles_of(work), T.ordered)
     else:
         return tiles_of(work)
 
 
 @gluon.jit
-def learn_next(messages, turn, work, WARPS: gl.constexpr, T: gl.constexpr):
+def learn_next(messages, tiles, work, WARPS: gl.constexpr, T: gl.constexpr):
     """The others: that tile."""
     if T.drawn:
-        return learn_drawn(messages, turn, WARPS)
+        return learn_drawn(messages, _message(tiles, T), WARPS)
     else:
         return tiles_of(work)
+
+
+@gluon.jit
+def _message(tiles, T: gl.constexpr):
+    """Which one tells what comes after a block's `tiles`-th tile."""
+    if T.ordered:
+        return tiles + 1
+    else:
+        return tiles
 
 
 @gluon.jit
