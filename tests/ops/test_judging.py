@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -37,3 +39,14 @@ def test_numbers_that_are_off_together_are_few():
     off = Yardstick(want * (1 + 1e-3)), Yardstick(want * (1 + 1e-3), alone=1)
     assert [bool(one.measure(want * (1 + 3e-3), want).complaints) for one in off] == [True, False]
     assert Yardstick(want * (1 + 1e-3), alone=1).measure(want * (1 + 1e-2), want).complaints
+
+
+@pytest.mark.parametrize("value, wrong", [(68496.8, False), (-68496.8, False), (60000.0, True)])
+def test_what_a_dtype_cannot_hold_may_be_infinite(value, wrong):
+    """As of int8 products with large scales, given as float16."""
+    want = torch.tensor([1.0, value, 3.0], dtype=torch.float64)
+    model = want.to(torch.float16)
+    got = torch.tensor([1.0, math.copysign(math.inf, value), 3.0], dtype=torch.float16)
+    assert bool(Yardstick(model, floor=1e-3).measure(got, want).complaints) == wrong
+    assert Yardstick(model, floor=1e-3).measure(-got, want).complaints
+    assert Yardstick(model, floor=1e-3).measure(got * torch.tensor([2.0, 1.0, 1.0]), want).complaints

@@ -82,7 +82,7 @@ class Yardstick:
     what was rounded once for all of it. None: each."""
 
     def measure(self, got: torch.Tensor, want: torch.Tensor) -> Measured:
-        got, model = got.to(torch.float64), self.model.to(torch.float64)
+        got, model = (_held(t, want, got.dtype) for t in (got, self.model))
         if bad := _disagreeing(got, want):
             return Measured(math.nan, math.nan, 0.0, [bad])
         finite, zero = torch.isfinite(want), torch.zeros((), dtype=torch.float64, device=want.device)
@@ -208,6 +208,16 @@ def _log_error(got: torch.Tensor, want: torch.Tensor) -> float:
 def _where(index: tuple[Any, ...]) -> str:
     shown = [str(i) if isinstance(i, int) else f"{i.start or 0}:{'' if i.stop is None else i.stop}" for i in index]
     return f"[{', '.join(shown)}]" if shown else ""
+
+
+def _held(values: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In float64; what is infinite where a result of this dtype has no number so large is what it should be."""
+    values = values.to(torch.float64)
+    if not dtype.is_floating_point:
+        return values
+    largest = torch.finfo(dtype).max * (1 - 4 * torch.finfo(dtype).eps)
+    beyond = (want.abs() >= largest) & torch.isinf(values) & (values.sign() == want.sign())
+    return torch.where(beyond, want, values)
 
 
 def _disagreeing(got: torch.Tensor, want: torch.Tensor) -> str:
