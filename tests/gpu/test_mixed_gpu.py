@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -104,45 +103,51 @@ def items():
     return found
 
 
+class Worker:
+    """What one thread launches, on a stream of its own. Graphs are captured before threads begin: a capture forbids
+    others to wait for the device."""
+
+    def __init__(self, number, pool):
+        self.drawn, self.pool, self.launched = random.Random(number), pool, 0
+        self.wrong = torch.zeros(len(pool), dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+        self.graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+        for graph in self.graphs:
+            with torch.cuda.graph(graph):
+                self.close()
+        torch.cuda.synchronize()
+        self.wrong.zero_()
+
+    def one_by_one(self):
+        for i in self._draw():
+            self.wrong[i] += self.pool[i].wrong(self.pool[i]())
+
+    def close(self):
+        """Right after one another, looked at when all are launched."""
+        for i, found in [(i, self.pool[i]()) for i in self._draw()]:
+            self.wrong[i] += self.pool[i].wrong(found)
+
+    def _draw(self):
+        self.launched += CHAIN
+        return [self.drawn.randrange(len(self.pool)) for _ in range(CHAIN)]
+
+    def work(self, until):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while time.monotonic() < until:
+                replays = [graph.replay for graph in self.graphs]
+                for act in self.drawn.sample([*replays, self.one_by_one, self.close, self.close], 4):
+                    act()
+                torch.cuda.current_stream().synchronize()
+
+
 def test_kernels_after_and_beside_one_another():
     pool = items()
     assert len(pool) > len(CASES)
-    capturing, begun = threading.Lock(), time.monotonic()
-    launched = [0] * THREADS
-
-    def work(number):
-        drawn = random.Random(number)
-        wrong = torch.zeros(len(pool), dtype=torch.int64, device="cuda")
-        torch.cuda.synchronize()
-
-        def chain(count):
-            for _ in range(count):
-                i = drawn.randrange(len(pool))
-                found = pool[i]()
-                wrong[i] += pool[i].wrong(found)
-
-        def close():  # several right after one another, looked at when all are launched
-            those = [drawn.randrange(len(pool)) for _ in range(CHAIN)]
-            for i, found in [(i, pool[i]()) for i in those]:
-                wrong[i] += pool[i].wrong(found)
-
-        with torch.cuda.stream(torch.cuda.Stream()):
-            graphs = []
-            for _ in range(3):
-                graph = torch.cuda.CUDAGraph()
-                with capturing:
-                    torch.cuda.synchronize()
-                    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                        close()
-                graphs.append(graph)
-            while time.monotonic() - begun < SECONDS:
-                for act in drawn.sample([*(g.replay for g in graphs), lambda: chain(CHAIN), close, close], 4):
-                    act()
-                launched[number] += 4 * CHAIN
-                torch.cuda.current_stream().synchronize()
-        return wrong.cpu()
-
-    found = sum(in_threads(work, THREADS))
+    workers = [Worker(number, pool) for number in range(THREADS)]
+    until = time.monotonic() + SECONDS
+    in_threads(lambda number: workers[number].work(until), THREADS)
+    torch.cuda.synchronize()
+    found = sum(worker.wrong for worker in workers)
     bad = {pool[i].name: int(count) for i, count in enumerate(found.tolist()) if count}
-    print(f"{sum(launched)} launches of {len(pool)} kinds")
+    print(f"{sum(worker.launched for worker in workers)} launches of {len(pool)} kinds, those of graphs aside")
     assert not bad, bad
