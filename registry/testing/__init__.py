@@ -45,6 +45,7 @@ from registry.testing.checks import (
     runs,
 )
 from registry.testing.declared import can_be_traced, declared_answers, has_a_run_beside, runs_itself, traces
+from registry.testing.neighbours import beside_each_other
 from registry.testing.outcomes import Check, Finding, Outcome, Report, in_common
 from registry.testing.repeated import ROUNDS_PER_THREAD, again, back_to_back, graph, no_graph, repeats, threads
 from registry.testing.shrinking import smallest_failure
@@ -238,7 +239,7 @@ def _where_it_runs(subject: Subject, check: Check) -> Check:
 
 def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
     """Claims that no problem can make use of are claims too many."""
-    idle = {label: why for label, why in drawn.uncovered.items() if label.split("=")[0] in subject.kit.claims}
+    idle = {label: why for label, why in drawn.uncovered.items() if subject.kit.asked(label)}
     complaints = tuple(f"no legal problem found for {label}: {why}" for label, why in idle.items())
     unused = subject.kit.unused(subject.variant.requires)
     complaints += tuple(f"no call can make use of {claim}: {why}" for claim, why in unused.items())
@@ -247,8 +248,11 @@ def _coverage(subject: Subject, drawn: Drawn) -> list[Check]:
         because = f": {dsl} kernels are not interpreted" if subject.interpreted and dsl not in INTERPRETED else ""
         complaints = (*complaints, f"no legal problem found at all{because}")
     left_out = subject.kit.left_out(subject.variant.requires, subject.size)
+    there = {label: arch for label, arch in drawn.elsewhere.items() if subject.kit.asked(label)}
     why = "interpreted" if subject.interpreted else f"on {subject.device.type}"
-    note = "; ".join(f"{part} was not run: too wide {why}" for part in left_out)
+    notes = [f"{part} was not run: too wide {why}" for part in left_out]
+    notes += [f"{label} was not run: of {subject.target.arch} refused, of {arch} not" for label, arch in there.items()]
+    note = "; ".join(notes)
     return [Check("every claim can be used", lambda: Finding(complaints, note=note))]
 
 
@@ -277,10 +281,19 @@ def _under_load(subject: Subject, trials: tuple[Trial, ...], repeat: int) -> lis
     op, few = subject.op, _few(subject.op, plain, 4)
     several = _with_every_operand(subject, few, plain)
     found = [_check(subject, trial, f"called again: {trial.name}", again) for trial in several]
-    loads = [(f"right {repeat} times", False, few[1:3] or few)]
+    sides = [few[0]] if subject.size.slow else [few[0], few[-1]]
+    for one in sides:  # without traits: what fails is a neighbour, which has others
+        found.append(Check(f"beside others: {one.name}", functools.partial(beside_each_other, subject, one), one.about))
+    loads = [(f"right {repeat} times", False, _with_every_value(few[1:3] or few, _smallest_last(op, plain)))]
     if subject.variant.requires.deterministic:
         fixed = [t for t in trials if t.spec.get("deterministic")] or plain
-        loads.append((f"same bits {repeat} times", True, _few(op, fixed, 2)))
+        some = _few(op, fixed, 2)
+        if subject.interpreted:  # where programs take turns
+            some = _with_every_value(some, _smallest_last(op, fixed))
+        else:  # sums of many terms tell an order of them from another
+            most = sorted(fixed, key=lambda one: op.flops(one.problem), reverse=True)
+            some = list(dict.fromkeys([*some, *_with_every_value(most[:1], most)]))
+        loads.append((f"same bits {repeat} times", True, some))
     for words, exactly, some in loads:
         for trial in some:
             check = functools.partial(repeats, count=repeat, exactly=exactly)
@@ -311,14 +324,28 @@ def _few(op: Op, trials: Iterable[Trial], count: int) -> list[Trial]:
     return [first, *ordered[len(ordered) // 3 :][: count - 1]]
 
 
+def _with_every_value(few: list[Trial], others: list[Trial]) -> list[Trial]:
+    """A few problems, and more until each value that configs have (a split, a schedule) was in one; the first of the
+    others where several have as many that were in none."""
+    found, missing = list(few), {item for one in others for item in one.config.items()}
+    while missing := missing - {item for one in found for item in one.config.items()}:
+        found.append(max(others, key=lambda trial: len(missing & set(trial.config.items()))))
+    return found
+
+
+def _smallest_last(op: Op, trials: Iterable[Trial]) -> list[Trial]:
+    """In the order of their work, but the smallest last: one element tells little."""
+    ordered = sorted(trials, key=lambda trial: op.flops(trial.problem))
+    least = len(ordered) // 3
+    return [*ordered[least:], *ordered[:least]]
+
+
 def _with_every_operand(subject: Subject, few: list[Trial], trials: Iterable[Trial]) -> list[Trial]:
     """A few problems, and more until each optional tensor (a bias, scales, pages) that problems have is in one whose
     values are others from seed to seed."""
     varying = [trial for trial in trials if subject.kit.varies(trial.spec)]
     found, seen = list(few), {name for one in few if one in varying for name in _optional_tensors(subject, one)}
-    ordered = sorted(varying, key=lambda trial: subject.op.flops(trial.problem))
-    least = len(ordered) // 3  # the smallest last: one element tells little
-    for trial in (*ordered[least:], *ordered[:least]):
+    for trial in _smallest_last(subject.op, varying):
         names = _optional_tensors(subject, trial)
         if not names <= seen:
             found.append(trial)

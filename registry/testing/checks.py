@@ -22,7 +22,7 @@ from registry.errors import IllegalVariant, InvalidArgument
 from registry.ops.known import op_named
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.memory import WatchedAllocations, conditions, stir
-from registry.ops.parts.trials import Trial, problem_of, spec_conditions
+from registry.ops.parts.trials import ARCHITECTURES, Trial, problem_of, spec_conditions
 from registry.testing import interpreted, processes
 from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject, present
@@ -73,12 +73,25 @@ def _state(device: torch.device) -> dict[str, Any]:
         "torch's float32 precision": float32_precision(),
         "torch's deterministic setting": torch.are_deterministic_algorithms_enabled(),
         "whether torch follows gradients": torch.is_grad_enabled(),
+        "torch's settings of products": _flags(),
     }
     if device.type == "cuda":
         found["the GPU's random numbers"] = torch.cuda.get_rng_state(device)
         found["the current GPU"] = torch.cuda.current_device()
         found["the current stream"] = torch.cuda.current_stream().cuda_stream
     return found
+
+
+def _flags() -> tuple[Any, ...]:
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        products.allow_fp16_reduced_precision_reduction,
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_accumulation,
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        torch.is_autocast_enabled("cuda"),
+        torch.is_autocast_enabled("cpu"),
+    )
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -126,7 +139,7 @@ def refuses(subject: Subject, spec: Spec) -> Finding:
 def refuses_architectures(subject: Subject, spec: Spec) -> Finding:
     """Asked for GPUs that it does not claim, the variant refuses, and says that this is why."""
     problem = problem_of(subject.op, subject.kit, spec, subject.target)
-    for name in ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"):
+    for name in ARCHITECTURES:
         if not arch_matches(subject.variant.requires.arch, name):
             reasons = all_reasons(subject.variant, problem.on(Target.named(name)))
             if not any(reason.field == "arch" for reason in reasons):

@@ -25,7 +25,7 @@ from registry.ops.attention.outputs import new_out
 from registry.ops.parts.attention_kit import noise_of, slack_of, typical
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Results, Sample, Spec, dense_complaints
-from registry.ops.parts.memory import Arena, Slot, dense_strides
+from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size
 
@@ -35,6 +35,7 @@ class BackwardKit(AttentionKit):
         found = super().axes(requires, size) | {"lse": [True]}
         found["grad_lse"] = [False, True] if requires.grad_lse else [False]
         found["grad_memory"] = ["", "bhsd", "bshd"] if "strided" in requires.layouts else [""]
+        found["saved"] = ["", "turned"] if "strided" in requires.layouts else [""]
         return found
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
@@ -46,11 +47,13 @@ class BackwardKit(AttentionKit):
         q, k, v = forward.tensors
         dense = new_out(q.to("meta"), v.to("meta"))
         shape, dtype = tuple(dense.shape), q.dtype
-        plain = spec["memory"] in ("fused", "offset", "mixed", "expanded")
+        kept = dense.stride() if not spec["saved"] else _other_order(shape, dense.stride())
+        plain = spec["memory"] in ("fused", "offset", "mixed", "expanded", "shared", "latent")
         style = spec["grad_memory"] or ("bhsd" if plain else spec["memory"])
+        shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         arenas = {
-            "grad_out": Arena({"grad_out": Slot(shape, strides_in(style, shape, dtype))}, dtype, device),
-            "out": Arena({"out": Slot(shape, dense.stride())}, dtype, device),
+            "grad_out": Arena({"grad_out": Slot(shape, strides_in(style, shape, dtype))}, dtype, device, shift),
+            "out": Arena({"out": Slot(shape, kept)}, dtype, device),
             "lse": Arena({"lse": Slot(shape[:3], dense_strides(shape[:3]))}, torch.float32, device),
         }
         if spec["grad_lse"]:
@@ -88,8 +91,12 @@ class BackwardKit(AttentionKit):
             return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(results, leaves, grads), strict=True))
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        found = dense_complaints(results, sample)
-        return [*found, *(text for name, result in results.items() for text in named_order_complaints(name, result))]
+        found, operands = (
+            dense_complaints(results, sample),
+            dict(zip(("dq", "dk", "dv"), sample.tensors[1:4], strict=True)),
+        )
+        named = (named_order_complaints(name, result, operands[name]) for name, result in results.items())
+        return [*found, *(text for texts in named for text in texts)]
 
     def order(self, sample: Sample, results: Results) -> list[str]:
         operands = zip("qkv", sample.tensors[1:4], strict=True)
@@ -111,6 +118,12 @@ class BackwardKit(AttentionKit):
             )
             for name, want, model, natural in zip(("dq", "dk", "dv"), wanted, models, naturals, strict=True)
         ]
+
+
+def _other_order(shape: tuple[int, ...], strides: Strides) -> Strides:
+    """Of a dense output, as a forward of others may save it: in the named order that q does not have."""
+    bhsd, bshd = (strides_in(order, shape, torch.float32) for order in ("bhsd", "bshd"))
+    return bshd if strides == bhsd else bhsd
 
 
 def _model(sample: Sample) -> tuple[list[torch.Tensor], list[float], float]:

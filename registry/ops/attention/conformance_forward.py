@@ -18,6 +18,7 @@ from registry.ops.parts.attention_kit import (
     expected_lse,
     fused,
     head_dims_outside,
+    latent,
     masked,
     noise_of,
 )
@@ -72,7 +73,7 @@ def _masks(requires: Requires) -> list[tuple[bool, Any]]:
 def _memory(requires: Requires) -> list[str]:
     found: list[str] = [layout for layout in ("bhsd", "bshd") if layout in requires.layouts]
     if "strided" in requires.layouts:
-        found += ["fused", "rows", "expanded", "mixed"]
+        found += ["fused", "rows", "expanded", "mixed", "sliced", "turned", "shared", "latent"]
         found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
         found += [] if requires.unit_inner_stride else ["inner", "transposed"]
     return found + (["offset"] if requires.base_alignment < UNIT_BYTES and found else [])
@@ -81,6 +82,7 @@ def _memory(requires: Requires) -> list[str]:
 class AttentionKit(AttentionLikeKit):
     call = attention
     between_calls = {"scale": 0.4}
+    of_rules = frozenset(f"memory={style}" for style in ("sliced", "turned", "shared", "latent"))
     claims = ("dtype", "heads", "head_dim", "mask", "softcap", "lse", "ieee", "deterministic", "grad_lse", "memory")
 
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
@@ -99,7 +101,7 @@ class AttentionKit(AttentionLikeKit):
             "mask": _masks(requires),
             "softcap": [0.0, *((5.0, 30.0) if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
             "lse": [True, False] if requires.lse else [False],
-            "scale": [None, 0.3, 1.0],
+            "scale": [None, 0.3, 1.0, 2.5, 0.02],
             "spread": list(SPREADS),
             "memory": _memory(requires),
             "base_alignment": [requires.base_alignment],
@@ -108,8 +110,13 @@ class AttentionKit(AttentionLikeKit):
         }
 
     def sensible(self, spec: Spec) -> bool:
-        """A mask is there to be tested: one that hides nothing at these lengths would leave its claim untested."""
+        """A mask is there to be tested: one that hides nothing at these lengths would leave its claim untested. What
+        heads share takes several of them."""
         causal, window = spec["mask"]
+        if spec["memory"] == "shared" and (spec["heads"][1] == 1 or spec["batch"] == 1):
+            return False
+        if spec["memory"] == "latent" and spec["head_dim_v"] > spec["head_dim"]:
+            return False
         return not (causal or window) or canonical_mask(causal, window, *spec["lengths"]) != (False, None)
 
     def pinned(self) -> Sequence[Spec]:
@@ -144,6 +151,14 @@ class AttentionKit(AttentionLikeKit):
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}
             for d, s, causal in ((128, 77, False), (128, 129, True), (64, 129, False))
         )
+
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """Besides, more heads and batch entries than a kernel may hold in a table or a mask of bits: short ones."""
+        if size.large:  # whose crowded problems have many
+            return super().ends(requires, size)
+        heads = (20, 4) if requires.gqa else (9, 9)
+        many: Spec = {**self.few(requires), "head_dim_v": 0, "memory": _memory(requires)[0], "spread": ""}
+        return super().ends(requires, size) | {"many heads": {**many, "batch": 3 if size.slow else 9, "heads": heads}}
 
     def few(self, requires: Requires) -> Spec:
         multiple = math.lcm(requires.seqlen_q_multiple, requires.seqlen_k_multiple)
@@ -193,11 +208,17 @@ class AttentionKit(AttentionLikeKit):
         if memory == "fused":
             return fused(shapes, 1, 2, dtype, device)
         styles = {"q": memory, "k": memory, "v": memory}
+        if memory == "shared":
+            styles["q"] = "expanded"
         if memory == "mixed":
             styles = {"q": "bshd", "k": "bhsd", "v": "rows"}
         elif memory == "expanded":
             styles["q"] = "bhsd"
         shift = max(spec["base_alignment"], dtype.itemsize) if memory == "offset" else 0
+        if memory == "latent":
+            return latent(
+                shapes, dense_strides(shapes["q"], BSHD_ORDER), dense_strides(shapes["k"], BSHD_ORDER), dtype, device
+            )
         return {
             name: Arena({name: Slot(shape, strides_in(styles[name], shape, dtype))}, dtype, device, shift)
             for name, shape in shapes.items()
@@ -219,7 +240,7 @@ class AttentionKit(AttentionLikeKit):
         return found
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        return [*super().form(sample, results), *named_order_complaints("out", results.get("out"))]
+        return [*super().form(sample, results), *named_order_complaints("out", results.get("out"), sample.tensors[0])]
 
     def order(self, sample: Sample, results: Results) -> list[str]:
         return order_complaints("out", results["out"], "q", sample.tensors[0])
@@ -235,11 +256,12 @@ def order_complaints(name: str, result: Any, of: str, like: torch.Tensor) -> lis
     return [f"{name} has strides {result.stride()}; in the memory order of {of} they are {wanted}"]
 
 
-def named_order_complaints(name: str, result: Any) -> list[str]:
-    """Results are dense in one of the two orders that have a name; other variants' claims of memory count on it."""
+def named_order_complaints(name: str, result: Any, like: torch.Tensor) -> list[str]:
+    """Results are dense in one of the two orders that have a name; other variants' claims of memory count on it. (Or in
+    that of their operand, which has none then; whether they may, `order_complaints` says.)"""
     if not isinstance(result, torch.Tensor) or result.dim() != 4:
         return []
-    for order in (None, BSHD_ORDER):
+    for order in (None, BSHD_ORDER, sorted(range(3, -1, -1), key=like.stride)):
         wanted = dense_strides(result.shape, order)
         if all(n == 1 or a == b for n, a, b in zip(result.shape, result.stride(), wanted, strict=True)):
             return []
@@ -263,6 +285,12 @@ def strides_in(style: str, shape: tuple[int, ...], dtype: torch.dtype) -> Stride
         return dense_strides(shape, (2, 3, 1, 0))
     if style == "expanded":
         return (0, *dense_strides(shape)[1:])
+    if style == "sliced":  # the first rows of a longer cache
+        return (h * (s + 3) * d, *dense_strides(shape, BSHD_ORDER)[1:])
+    if style == "turned":  # [S, B, H, D] in memory
+        return dense_strides(shape, (3, 1, 0, 2))
+    if style == "shared":  # one head of keys, expanded
+        return (s * d, 0, d, 1)
     return dense_strides(shape)
 
 

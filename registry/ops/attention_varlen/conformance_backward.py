@@ -12,6 +12,7 @@ from registry.contract.capability import Requires
 from registry.dispatch.scope import use
 from registry.ops.attention_varlen.backward import attention_varlen_backward
 from registry.ops.attention_varlen.conformance_forward import VarlenKit
+from registry.ops.attention_varlen.conformance_memory import strides
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import Piece, pieces_of
 from registry.ops.parts.attention_kit import noise_of, slack_of, typical
@@ -28,7 +29,7 @@ RESULTS = ("dq", "dk", "dv", "dsinks")
 class VarlenBackwardKit(VarlenKit):
     def axes(self, requires: Requires, size: Size) -> dict[str, list[Any]]:
         found = super().axes(requires, size) | {"lse": [True], "out": [False], "quantised": [()]}
-        found |= {"table": [""], "scales": [""]}
+        found |= {"table": [""], "scales": [""], "grad_memory": ["", "rows", "turned"]}
         found["kv_layout"] = [kind for kind in found["kv_layout"] if kind == "packed"]
         return found | {"page_size": [0], "grad_lse": [False, True] if requires.grad_lse else [False]}
 
@@ -54,7 +55,15 @@ class VarlenBackwardKit(VarlenKit):
             "lse": (rows, torch.float32),
         }
         kinds |= {"grad_lse": (rows, torch.float32)} if spec["grad_lse"] else {}
-        arenas = {n: Arena({n: Slot(s, dense_strides(s))}, kind, device) for n, (s, kind) in kinds.items()}
+        steps = {"grad_out": strides(spec["grad_memory"], shape, q.dtype, False)}
+        if spec["grad_memory"]:  # what autograd gives of an LSE that was turned, or cut off
+            steps["grad_lse"] = (1, rows[0]) if spec["grad_memory"] == "turned" else (rows[1] + 3, 1)
+        shifts = {"grad_out": max(spec["base_alignment"], q.dtype.itemsize) if spec["memory"] == "offset" else 0}
+        shifts["grad_lse"] = torch.float32.itemsize if spec["beside"] else 0
+        arenas = {
+            n: Arena({n: Slot(s, steps.get(n, dense_strides(s)))}, kind, device, shifts.get(n, 0))
+            for n, (s, kind) in kinds.items()
+        }
         made = {name: arena.views[name] for name, arena in arenas.items()}
         grad_lse = made.get("grad_lse")
         if device.type != "meta":

@@ -11,9 +11,10 @@ import torch
 
 from registry.contract.capability import Requires
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
+from registry.ops.attention_varlen.conformance_memory import scale_strides, slots, strides, table
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
-from registry.ops.parts.attention_kit import SPREADS, AttentionLikeKit, expected_lse, fused, head_dims_outside
+from registry.ops.parts.attention_kit import SPREADS, AttentionLikeKit, expected_lse, fused, head_dims_outside, latent
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, stored, unclaimed
 from registry.ops.parts.masks import canonical_mask
@@ -26,6 +27,8 @@ FAINT = -100.0
 """The sink of the first of several heads: nothing beside any key, and all there is where a sequence has none."""
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
 QUANTISED_NAMES = tuple(sorted(map(dtype_name, QUANTISED)))
+LOOSE = 70
+"""By how much bounds of lengths may be more than the longest."""
 TABLE_GAP = 5
 """Entries between the rows of a block table that is a slice of a wider one."""
 NO_PAGE = 2**30
@@ -74,7 +77,8 @@ def _masks(requires: Requires) -> list[tuple[bool, Any]]:
 
 
 def _memory(requires: Requires) -> list[str]:
-    found = ["dense", *(["fused"] if "packed" in requires.kv_layouts else []), "rows"]
+    found = ["dense", *(["fused"] if "packed" in requires.kv_layouts else []), "rows", "turned", "latent"]
+    found += ["planes"] if set(requires.kv_layouts) - {"packed"} else []
     found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
     found += [] if requires.unit_inner_stride else ["inner"]
     return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
@@ -82,6 +86,7 @@ def _memory(requires: Requires) -> list[str]:
 
 class VarlenKit(AttentionLikeKit):
     call = attention_varlen
+    of_rules = frozenset(f"memory={style}" for style in ("turned", "planes", "latent"))
     claims = (
         "dtype",
         "heads",
@@ -110,6 +115,7 @@ class VarlenKit(AttentionLikeKit):
         dims_v = _range(requires.head_dim_v, requires.head_dim_v_multiple, HEAD_DIMS, size.widest)
         pages = _range(requires.page_size, requires.page_size_multiple, PAGES, 256) if _paged(requires) else []
         quantised = [(name, scale) for name in _quantised(requires) for scale in requires.kv_scales]
+        odd = ["odd"] if requires.stride_alignment < UNIT_BYTES else []
         loose = any(scale != "tensor" for _, scale in quantised)
         return {
             "dtype": list(requires.dtypes),
@@ -127,7 +133,9 @@ class VarlenKit(AttentionLikeKit):
             "sinks": [False, True, "narrow"] if requires.sinks else [False],
             "alibi": [False, True] if requires.alibi else [False],
             "lse": [True, False] if requires.lse else [False],
-            "out": [False, True] if requires.out else [False],
+            "out": [False, True, "rows", "turned", *odd] if requires.out else [False],
+            "bounds": ["", "loose"],
+            "beside": ["", "offset"],
             "scale": [None, 0.3, 1.0],
             "spread": list(SPREADS),
             "memory": _memory(requires),
@@ -143,6 +151,10 @@ class VarlenKit(AttentionLikeKit):
         if (causal or window) and canonical_mask(causal, window, queries, keys) == (False, None):
             return False
         if spec["memory"] == "fused" and (spec["kv_layout"] != "packed" or spec["quantised"]):
+            return False
+        if spec["memory"] == "planes" and spec["kv_layout"] == "packed":
+            return False
+        if spec["memory"] == "latent" and (spec["head_dim_v"] > spec["head_dim"] or spec["quantised"]):
             return False
         if spec["scales"] and (not spec["quantised"] or spec["quantised"][1] == "tensor"):
             return False
@@ -164,6 +176,17 @@ class VarlenKit(AttentionLikeKit):
     def crowded(self, size: Size) -> Sequence[Spec]:
         long: Spec = {"heads": (1, 1), "lengths": ((size.far, size.far), (1, size.far)), "head_dim_v": 0}
         return ({**long, "mask": (False, None), "spread": ""},) if size.far else ()
+
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """Besides, more sequences, and more heads, than a kernel may hold in a warp or a table: short ones."""
+        few: Spec = {"head_dim_v": 0, "memory": "dense", "spread": "", "mask": (False, None), "scales": ""}
+        lengths = tuple((i % 3, 1 + i % 4) for i in range(40 if size.slow else 300))
+        many = {"many sequences": {**few, "lengths": lengths, "heads": (1, 1)}}
+        heads = (20, 4) if requires.gqa else (20, 20)
+        many["many heads"] = {**few, "heads": heads, "lengths": ((2, 9), (1, 5))}
+        if "packed" in requires.kv_layouts:  # as many queries as keys, in other places
+            many["other places"] = {**few, "lengths": ((3, 9), (9, 3), (5, 5)), "kv_layout": "packed", "quantised": ()}
+        return super().ends(requires, size) | many
 
     def few(self, requires: Requires) -> Spec:
         return {"heads": (1, 1), "lengths": ((9, 9), (1, 5))}
@@ -223,6 +246,9 @@ class VarlenKit(AttentionLikeKit):
         if device.type != "meta":  # the same batch in another order: a CUDA graph of one serves the others
             pairs = (*pairs[seed % len(pairs) :], *pairs[: seed % len(pairs)])
         arenas, indices = self._memory_of(spec, pairs, device, seed)
+        if spec["kv_layout"] == "packed" and all(queries == keys for queries, keys in pairs):
+            arenas["cu_seqlens_k"] = arenas["cu_seqlens_q"]  # as callers do whose keys are their queries'
+            arenas["cu_seqlens_k"].views["cu_seqlens_k"] = arenas["cu_seqlens_q"].views["cu_seqlens_q"]
         tensors = {name: view for arena in arenas.values() for name, view in arena.views.items()}
         given = dict.fromkeys(OPTIONAL) | {name: tensors[name] for name in OPTIONAL if name in tensors}
         if device.type != "meta":
@@ -234,7 +260,7 @@ class VarlenKit(AttentionLikeKit):
             self._fill(spec, tensors, generator)
         causal, window = spec["mask"]
         q, k, v, scale = tensors["q"], tensors["k"], tensors["v"], spec["scale"]
-        most = [max(lengths) for lengths in zip(*pairs, strict=True)]
+        most = [max(lengths) + (LOOSE if spec["bounds"] else 0) for lengths in zip(*pairs, strict=True)]
         lengths = {"cu_seqlens_q": tensors["cu_seqlens_q"]}
         arguments = {"causal": causal, "window": window, "softcap": spec["softcap"], "scale": scale, **given, **lengths}
         arguments |= {"return_lse": spec["lse"], "max_seqlen_q": most[0], "max_seqlen_k": most[1]}
@@ -258,35 +284,40 @@ class VarlenKit(AttentionLikeKit):
             indices["seqused_k"] = torch.tensor(keys)
             leading = (len(pairs), max(keys) + 3)
         if layout == "paged":
-            indices["block_table"], pages = _table(keys, page, seed)
+            indices["block_table"], pages = table(keys, page, seed)
             leading = (pages, page)
         shapes = {"q": (sum(queries), hq, d), "k": (*leading, hkv, d), "v": (*leading, hkv, dv)}
         dtypes = {"q": dtype, "k": kv_dtype, "v": kv_dtype}
         if spec["memory"] == "fused":
             arenas = fused(shapes, 1, 0, dtype, device)
+        elif spec["memory"] == "latent":
+            arenas = latent(shapes, dense_strides(shapes["q"]), dense_strides(shapes["k"]), dtype, device)
         else:
             shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
             arenas = {
                 name: Arena(
-                    {name: Slot(s, _strides(spec["memory"], s, dtypes[name], name == "v"))}, dtypes[name], device, shift
+                    {name: Slot(s, strides(spec["memory"], s, dtypes[name], name == "v"))}, dtypes[name], device, shift
                 )
                 for name, s in shapes.items()
             }
         small: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             name: (tuple(values.shape), torch.int32) for name, values in indices.items()
         }
-        strides: dict[str, tuple[int, ...]] = {}
+        steps: dict[str, tuple[int, ...]] = {}
         if spec["quantised"]:
             shape = {"tensor": (1,), "head": (hkv,), "token": shapes["k"][:-1]}[spec["quantised"][1]]
             small |= dict.fromkeys(("k_scale", "v_scale"), (shape, torch.float32))
-            strides |= {name: _scale_strides(spec["scales"], shape, name) for name in ("k_scale", "v_scale")}
+            steps |= {name: scale_strides(spec["scales"], shape, name) for name in ("k_scale", "v_scale")}
         small |= {"sinks": ((hq,), dtype if spec["sinks"] == "narrow" else torch.float32)} if spec["sinks"] else {}
         small |= {"alibi_slopes": ((hq,), torch.float32)} if spec["alibi"] else {}
-        small |= {"out": ((sum(queries), hq, dv), dtype)} if spec["out"] else {}
+        if spec["out"]:
+            small["out"] = (sum(queries), hq, dv), dtype
+            steps["out"] = strides(str(spec["out"]), small["out"][0], dtype, False)
         if spec["table"]:
-            strides["block_table"] = (small["block_table"][0][1] + TABLE_GAP, 1)
+            steps["block_table"] = (small["block_table"][0][1] + TABLE_GAP, 1)
         for name, (shape, kind) in small.items():
-            arenas[name] = Arena({name: Slot(shape, strides.get(name, dense_strides(shape)))}, kind, device)
+            shift = kind.itemsize if spec["beside"] else 0
+            arenas[name] = Arena({name: Slot(shape, steps.get(name, dense_strides(shape)))}, kind, device, shift)
         return arenas, indices
 
     def _fill(self, spec: Spec, tensors: dict[str, torch.Tensor], generator: torch.Generator) -> None:
@@ -299,20 +330,21 @@ class VarlenKit(AttentionLikeKit):
         given = {name: tensors.get(name) for name in OPTIONAL}
         size = 1.0
         for name in ("k", "v"):
-            slots = _slots(tensors[name], given)
-            values = random((*slots[0].shape, *tensors[name].shape[-2:]))
+            there = slots(tensors[name], given)
+            values = random((*there[0].shape, *tensors[name].shape[-2:]))
             if tensors[name].dtype is torch.int8:
-                values, size = (values * 40).clamp(-127, 127).round(), 1 / 40
-            tensors[name][slots] = values.to(tensors[name].dtype)
+                values, size = (values * 40).clamp(-128, 127).round(), 1 / 40
+            tensors[name][there] = values.to(tensors[name].dtype)
             if f"{name}_scale" in tensors:
                 scale = stored(tensors[f"{name}_scale"])
-                at = slots if scale.dim() > 1 else ...
+                at = there if scale.dim() > 1 else ...
                 scale[at] = (random(scale[at].shape).abs() + 0.5) * size
         if "alibi_slopes" in tensors:
             tensors["alibi_slopes"].copy_(random(tensors["alibi_slopes"].shape).abs() / 8)
         if "sinks" in tensors:
             tensors["sinks"].copy_(random(tensors["sinks"].shape) * 2)
             tensors["sinks"][: min(len(tensors["sinks"]) - 1, 1)] = FAINT
+            tensors["sinks"][2:3] = -math.inf  # none at all
 
     def expected(self, sample: Sample) -> list[Expected]:
         q, arguments = sample.tensors[0], sample.arguments
@@ -328,8 +360,11 @@ class VarlenKit(AttentionLikeKit):
         return found
 
     def form(self, sample: Sample, results: Results) -> list[str]:
-        found, out = super().form(sample, results), sample.written.get("out")
-        if out is not None and results["out"].data_ptr() != out.data_ptr():
+        out, got = sample.written.get("out"), results.get("out")
+        if out is None or not isinstance(got, torch.Tensor):
+            return super().form(sample, results)
+        found = super().form(sample, {name: result for name, result in results.items() if name != "out"})
+        if (got.data_ptr(), got.stride()) != (out.data_ptr(), out.stride()):
             found.append("what was returned is not the `out` that was given")
         return found
 
@@ -341,52 +376,3 @@ def _paged(requires: Requires) -> bool:
 def _quantised(requires: Requires) -> list[str]:
     """Of the dtypes claimed for keys, those that have scales."""
     return [name for name in requires.kv_dtypes if name in QUANTISED_NAMES]
-
-
-def _scale_strides(style: str, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Of one scale a head, or one a token and head: slices of wider ones, those of k in the order of heads; or one for
-    all heads, expanded. (Of scales of v other ones than of k.)"""
-    if style == "expanded":
-        return (*dense_strides(shape[:-1]), 0)
-    if style == "strided" and name == "k_scale" and len(shape) > 1:
-        last = len(shape) - 1
-        return dense_strides(shape, (last - 1, last, *range(last - 2, -1, -1)))
-    apart = (2 if name == "k_scale" else 3) if style == "strided" else 1
-    return tuple(apart * stride for stride in dense_strides(shape))
-
-
-def _table(keys: Sequence[int], page: int, seed: int) -> tuple[torch.Tensor, int]:
-    """A block table over pages in no order, -1 where a sequence needs none; and how many pages there are.
-
-    Its shape does not depend on the order of the sequences."""
-    needed = [-(-n // page) for n in keys]
-    pages = sum(needed) + 3
-    table = torch.full((len(keys), max(needed) + 1), -1)
-    free = torch.randperm(pages, generator=torch.Generator().manual_seed(seed)).tolist()
-    for b, count in enumerate(needed):
-        table[b, :count] = torch.tensor(free[:count], dtype=torch.int64)
-        free = free[count:]
-    return table, pages
-
-
-def _slots(k: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Where keys are, as indices of the leading dimensions of k."""
-    if given["cu_seqlens_k"] is not None:
-        return (torch.arange(k.shape[0], device=k.device),)
-    lengths, table = given["seqused_k"].tolist(), given["block_table"]
-    b = torch.tensor([b for b, n in enumerate(lengths) for _ in range(n)], dtype=torch.int64, device=k.device)
-    at = torch.tensor([i for n in lengths for i in range(n)], dtype=torch.int64, device=k.device)
-    return (b, at) if table is None else (table[b, at // k.shape[1]].long(), at % k.shape[1])
-
-
-def _strides(style: str, shape: tuple[int, ...], dtype: torch.dtype, of_v: bool) -> tuple[int, ...]:
-    """Strides of [..., H, D] in one of the memory styles. Those of v are other ones than those of k."""
-    unit = UNIT_BYTES // dtype.itemsize
-    if style == "rows":
-        widened = (*shape[:-1], -(-shape[-1] // unit) * unit + unit * (1 + of_v))
-        return dense_strides(widened)
-    if style == "odd":
-        return dense_strides((*shape[:-1], shape[-1] + 1 + 2 * of_v))
-    if style == "inner":
-        return tuple(2 * stride for stride in dense_strides(shape))
-    return dense_strides(shape)

@@ -24,6 +24,7 @@ from registry.ops.parts.product_kit import (
     LOOSE,
     Places,
     ProductKit,
+    away_from_zero,
     loose_strides,
     matrix_strides,
     unpromoted,
@@ -70,6 +71,7 @@ class GroupedMmKit(ProductKit):
             "scaling": ["", *requires.scaling],
             "scales": ["", *LOOSE] if requires.scaling else [""],
             "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
+            "beside": ["", "offset"],
             "ieee": [True, False] if requires.ieee else [False],
             "deterministic": [False, True] if requires.deterministic else [False],
         }
@@ -102,6 +104,16 @@ class GroupedMmKit(ProductKit):
             {**plain, "sizes": (3, 300, 256, 4096), "form": "rows", "layout": "nt", "dtype": "float8_e4m3fn"},
         )
 
+    def has_batches(self, requires: Requires) -> bool:
+        return True
+
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """More groups than a kernel may look at with one warp."""
+        if size.large:  # whose sizes have many
+            return {}
+        plain: Spec = {"memory": "dense", "scales": "", "spread": "even", "gather": ""}
+        return {"many groups": {**plain, "sizes": (70, 70 if size.slow else 150, 24, 40), "form": requires.forms[0]}}
+
     def outside(self, requires: Requires) -> dict[str, Spec]:
         found = unclaimed(
             requires,
@@ -132,11 +144,11 @@ class GroupedMmKit(ProductKit):
     def make(self, spec: Spec, device: torch.device, seed: int) -> Sample:
         groups, m, n, k = spec["sizes"]
         dtype, out_dtype, form = getattr(torch, spec["dtype"]), wanted_out_dtype(spec), spec["form"]
-        arenas = Places(device)
-        place = arenas.put
+        arenas = Places(device, spec["beside"])
+        place, beside = arenas.put, arenas.put_beside
 
         def vectors(name: str, shape: Strides, kind: torch.dtype, style: str) -> torch.Tensor:
-            return place(name, shape, (shape[-1] + 8, 1) if style == "rows" else loose_strides(shape, style), kind)
+            return beside(name, shape, (shape[-1] + 8, 1) if style == "rows" else loose_strides(shape, style), kind)
 
         shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         letters = "ss" if spec["layout"] == "strided" else spec["layout"]
@@ -149,9 +161,9 @@ class GroupedMmKit(ProductKit):
         given: dict[str, Any] = dict.fromkeys(("offs", "rows", "bias", "scale_a", "scale_b", "out"))
         apart = (2,) if spec["memory"] == "rows" else (1,)  # columns of larger matrices
         if form != "batch":
-            given["offs"] = place("offs", (groups,), apart, torch.int32)
+            given["offs"] = beside("offs", (groups,), apart, torch.int32)
         if gather:
-            given["rows"] = place("rows", (m,), apart, getattr(torch, gather))
+            given["rows"] = beside("rows", (m,), apart, getattr(torch, gather))
         if spec["bias"]:
             given["bias"] = vectors("bias", (groups, wide), _bias_dtype(spec["bias"], out_dtype), spec["bias"])
         if spec["scaling"]:
@@ -161,7 +173,7 @@ class GroupedMmKit(ProductKit):
         if spec["out"]:
             letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
             several = 0 if form == "rows" else groups
-            given["out"] = place("out", *matrix_strides(m, n, several, letter, pad, out_dtype), out_dtype)
+            given["out"] = beside("out", *matrix_strides(m, n, several, letter, pad, out_dtype), out_dtype)
             written["out"] = given["out"]
         if device.type != "meta":
             _fill(a, b, given, spec, seed)
@@ -237,7 +249,7 @@ def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, s
     for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
         if given[name] is not None:
             memory = stored(given[name])
-            memory.copy_((normal(tuple(memory.shape)).abs() + 0.1) * k**-0.25)
+            memory.copy_(away_from_zero(normal(tuple(memory.shape))) * k**-0.25)
     if given["offs"] is not None:
         given["offs"].copy_(torch.tensor(_ends(spec["spread"], groups, k if spec["form"] == "inner" else m, seed)))
     if given["rows"] is not None:

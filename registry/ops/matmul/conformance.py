@@ -19,6 +19,7 @@ from registry.ops.parts.product_kit import (
     LOOSE,
     Places,
     ProductKit,
+    away_from_zero,
     loose_strides,
     matrix_strides,
     unpromoted,
@@ -74,7 +75,8 @@ class MatmulKit(ProductKit):
             "activation": ["", *requires.activations],
             "scaling": ["", *requires.scaling],
             "scales": ["", *LOOSE] if "rowwise" in requires.scaling else [""],
-            "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
+            "out": ["", "dense", "rows", "transposed", "turned"] if requires.out else [""],
+            "beside": ["", "offset"] if requires.bias or requires.scaling or requires.out else [""],
             "ieee": [True, False] if requires.ieee else [False],
             "deterministic": [False, True] if requires.deterministic else [False],
         }
@@ -95,6 +97,14 @@ class MatmulKit(ProductKit):
             return ({**plain, "sizes": (384, 512, 4096), "dtype": "float8_e4m3fn", "layout": "nt"},)
         several = [(300, 400, size.long), (size.long, 150, 40), *([(size.far, 40, size.far)] if size.far else [])]
         return tuple({**plain, "sizes": sizes} for sizes in several)
+
+    def has_batches(self, requires: Requires) -> bool:
+        return bool(requires.batched)
+
+    def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
+        """More products at once than a kernel may hold in a table."""
+        plain: Spec = {"shared": "", "memory": "dense", "scales": "", "out": ""}
+        return {"many products": {**plain, "batch": 70, "sizes": (16, 24, 40)}} if requires.batched else {}
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         found = unclaimed(
@@ -122,6 +132,8 @@ class MatmulKit(ProductKit):
             return False
         if (spec["shared"] and not spec["batch"]) or (spec["scales"] and spec["scaling"] != "rowwise"):
             return False
+        if "turned" in (spec["memory"], spec["out"]) and (not spec["batch"] or spec["shared"]):
+            return False
         out = wanted_out_dtype(spec)
         if out in (torch.int8, torch.int32):
             plain = spec["activation"] in ("", "relu") and spec["bias"] != "float32"
@@ -133,8 +145,8 @@ class MatmulKit(ProductKit):
         dtype, out_dtype = getattr(torch, spec["dtype"]), wanted_out_dtype(spec)
         dtype_b = getattr(torch, spec["dtype_b"] or spec["dtype"])
         layout, batch = spec["layout"], spec["batch"]
-        arenas = Places(device)
-        place = arenas.put
+        arenas = Places(device, spec["beside"])
+        place, beside = arenas.put, arenas.put_beside
 
         shift = max(spec["base_alignment"], dtype.itemsize) if spec["memory"] == "offset" else 0
         letters = "ss" if layout == "strided" else layout
@@ -150,16 +162,16 @@ class MatmulKit(ProductKit):
         arguments: dict[str, Any] = {"activation": spec["activation"] or None, "out_dtype": out_dtype}
         if spec["bias"]:
             kind = torch.float32 if spec["bias"] == "float32" else out_dtype
-            arguments["bias"] = place("bias", (n,), loose_strides((n,), spec["bias"]), kind)
+            arguments["bias"] = beside("bias", (n,), loose_strides((n,), spec["bias"]), kind)
         if spec["scaling"]:
             for name, length in (("scale_a", m), ("scale_b", n)):
                 shape: Strides = (length,) if spec["scaling"] == "rowwise" else ()
-                arguments[name] = place(name, shape, loose_strides(shape, spec["scales"]), torch.float32)
+                arguments[name] = beside(name, shape, loose_strides(shape, spec["scales"]), torch.float32)
         written = {}
         if spec["out"]:
             shape = (batch, m, n) if batch else (m, n)
             letter, pad = ("t", "dense") if spec["out"] == "transposed" else ("n", spec["out"])
-            arguments["out"] = place("out", *matrix_strides(m, n, batch, letter, pad, out_dtype), out_dtype)
+            arguments["out"] = beside("out", *matrix_strides(m, n, batch, letter, pad, out_dtype), out_dtype)
             assert arguments["out"].shape == shape
             written["out"] = arguments["out"]
         if device.type != "meta":
@@ -215,7 +227,7 @@ def _fill(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any], generator
     for name in ("scale_a", "scale_b"):
         if name in arguments:
             memory = stored(arguments[name])
-            memory.copy_(normal(tuple(memory.shape)).abs() + 0.1)
+            memory.copy_(away_from_zero(normal(tuple(memory.shape))))
 
 
 # --- once, whatever the variant ---------------------------------------------------------------------------------------

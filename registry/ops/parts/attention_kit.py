@@ -13,7 +13,7 @@ from registry.errors import InvalidArgument
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import Kit, Results, Sample, Spec, dense_complaints
 from registry.ops.parts.masks import canonical_window, visible
-from registry.ops.parts.memory import Arena, Slot
+from registry.ops.parts.memory import Arena, Slot, Strides
 from registry.ops.parts.rounding import sum_eps
 from registry.ops.parts.sizes import Size
 
@@ -118,6 +118,14 @@ def fused(
             offset += shape[heads] * shape[-1]
         arenas["+".join(names)] = Arena(slots, dtype, device)
     return arenas
+
+
+def latent(
+    shapes: dict[str, tuple[int, ...]], of_q: Strides, of_k: Strides, dtype: torch.dtype, device: torch.device
+) -> dict[str, Arena]:
+    """Values that are the first columns of the keys, as in the attention of latent vectors."""
+    both = {"k": Slot(shapes["k"], of_k), "v": Slot(shapes["v"], of_k)}
+    return {"q": Arena({"q": Slot(shapes["q"], of_q)}, dtype, device), "k+v": Arena(both, dtype, device)}
 
 
 # --- the yardstick: attention as a kernel of this dtype computes it ---------------------------------------------------

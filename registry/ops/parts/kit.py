@@ -57,6 +57,10 @@ class Sample:
             f"{name} was modified, or memory around it"
             for name, arena in self.arenas.items()
             if arena.changed(self.written.get(name))
+        ] + [
+            f"{name} was written to, and made as it was again: whoever reads it meanwhile reads something else"
+            for name, arena in self.arenas.items()
+            if name not in self.written and arena.was_written() and not arena.changed()
         ]
 
 
@@ -65,6 +69,8 @@ class Kit:
 
     claims: Sequence[str] = ()
     """Axes of which every value must have a legal problem: a claim that nothing can use is no claim."""
+    of_rules: frozenset[str] = frozenset()
+    """By "axis=value": values of those axes that no claim is about, which a variant's rule may refuse everywhere."""
     self_explaining: Sequence[str] = ("dtype", "memory", "layout")
     """Axes of which a value is named without its axis."""
     between_calls: Mapping[str, Any] = {}
@@ -99,6 +105,10 @@ class Kit:
     def outside(self, requires: Requires) -> dict[str, Spec]:
         """By description: axis values just outside of the claims, which must be refused."""
         return {}
+
+    def asked(self, label: str) -> bool:
+        """Whether "axis=value" must have a legal problem somewhere."""
+        return label.split("=")[0] in self.claims and label not in self.of_rules
 
     def sensible(self, spec: Spec) -> bool:
         """Whether the axis values make a call at all; where not, another one is drawn."""

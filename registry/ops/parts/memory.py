@@ -66,10 +66,15 @@ class Arena:
             name: self.raw.as_strided(slot.shape, slot.strides, lead + slot.offset) for name, slot in slots.items()
         }
         self._before: torch.Tensor | None = None
+        self._version = 0
 
     def freeze(self) -> None:
         """Remember every byte, as it has to be after the call."""
-        self._before = self.raw.clone()
+        self._before, self._version = self.raw.clone(), self.raw._version
+
+    def was_written(self) -> bool:
+        """Whether torch wrote to it since it was frozen, whatever; kernels of others do not say so."""
+        return self.raw._version != self._version
 
     def changed(self, written: torch.Tensor | None = None) -> bool:
         """Whether any byte differs from when it was frozen; those of the view `written` may."""

@@ -24,9 +24,13 @@ class ProductKit(Kit):
 
     def memory(self, requires: Requires) -> list[str]:
         """How operands may lie."""
-        found = ["dense", "rows"]
+        found = ["dense", "rows", *(["turned"] if self.has_batches(requires) else [])]
         found += ["odd"] if requires.stride_alignment < UNIT_BYTES else []
         return found + (["offset"] if requires.base_alignment < UNIT_BYTES else [])
+
+    def has_batches(self, requires: Requires) -> bool:
+        """Whether an operand may be several matrices, which may lie row by row beside each other."""
+        raise NotImplementedError
 
     def launch(self, launch: Callable[..., Any], sample: Sample) -> Results:
         found = launch(*sample.tensors, **sample.launch_arguments)
@@ -42,11 +46,15 @@ class ProductKit(Kit):
 
 
 class Places(dict[str, Arena]):
-    """Arenas of one tensor each, by its name."""
+    """Arenas of one tensor each, by its name. What is `beside` the operands is aligned to its elements, and no further
+    where that is "offset"."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, beside: str = "") -> None:
         super().__init__()
-        self.device = device
+        self.device, self.beside = device, beside
+
+    def put_beside(self, name: str, shape: Strides, strides: Strides, kind: torch.dtype) -> torch.Tensor:
+        return self.put(name, shape, strides, kind, kind.itemsize if self.beside else 0)
 
     def put(self, name: str, shape: Strides, strides: Strides, kind: torch.dtype, shift: int = 0) -> torch.Tensor:
         self[name] = Arena({name: Slot(shape, strides)}, kind, self.device, shift)
@@ -57,13 +65,16 @@ def matrix_strides(
     rows: int, columns: int, batch: int, letter: str, memory: str, dtype: torch.dtype, shared: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of [rows, columns], or a batch of them: the layout by its letter ("s" is neither dimension
-    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart."""
+    contiguous), and "dense", "rows" apart by whole units, or an "odd" number of elements apart. "turned" matrices have
+    their first rows beside each other, and so on, as those of x.transpose(0, 1) do."""
     unit = UNIT_BYTES // dtype.itemsize
     inner = rows if letter == "t" else columns
     outer_size = columns if letter == "t" else rows
     gap = {"rows": -inner % unit + unit, "odd": 1}.get(memory, 0)
     step = 2 if letter == "s" else 1
     outer = (inner + gap) * step
+    if memory == "turned" and batch:
+        return (batch, rows, columns), (outer, *((1, outer * batch) if letter == "t" else (outer * batch, step)))
     strides = (1, outer) if letter == "t" else (outer, step)
     if not batch:
         return (rows, columns), strides
@@ -82,6 +93,11 @@ def loose_strides(shape: Strides, style: str) -> Strides:
     if style == "strided":
         return (2, *(2 * shape[0] + 1 for _ in shape[1:]))
     return dense_strides(shape)
+
+
+def away_from_zero(values: torch.Tensor) -> torch.Tensor:
+    """Scales of either sign, of which none makes nothing of its row."""
+    return values + values.sign() * 0.1
 
 
 def unpromoted(requires: Requires) -> dict[str, Spec]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from registry.contract.capability import Config, Reason
+from registry.contract.capability import Config, Reason, arch_matches
 from registry.contract.describe import config_text
 from registry.contract.likeness import is_size
 from registry.contract.problem import Problem
@@ -56,8 +56,11 @@ class Drawn:
     trials: tuple[Trial, ...]
     uncovered: Mapping[str, str]
     """By "axis=value": why it has none, as far as that can be told."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """By "axis=value" that has none here: an architecture of those claimed on which it has one."""
 
 
+ARCHITECTURES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 TRIES = 60
 _CROWDED = "crowded"
 DRAWS = 3000
@@ -90,22 +93,36 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number:
     wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded(size)]
     wanted += [(label, dict(spec)) for label, spec in kit.ends(variant.requires, size).items()]
     found: dict[str, tuple[Spec, Problem]] = {}
+    near = {axis: values[0] for axis, values in axes.items()}
     crowded = set()
     uncovered: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
     for label, fixed in wanted:
-        legal = _first_legal(variant, op, kit, target, axes, fixed, rng)
+        legal = _first_legal(variant, op, kit, target, axes, fixed, rng, near=near)
         if legal is None:
             # A claim that errata alone refuse is no idle claim: it is waited for.
             refused: Counter[str] = Counter()
-            awaited = _first_legal(variant, op, kit, target, axes, fixed, random.Random(0), Variant.reasons, refused)
-            if label not in ("", _CROWDED) and awaited is None:
+            by_itself = (random.Random(0), Variant.reasons)
+            awaited = _first_legal(variant, op, kit, target, axes, fixed, *by_itself, refused)
+            if label in ("", _CROWDED) or awaited is not None:
+                continue
+            others = [
+                name for name in ARCHITECTURES if name != target.arch and arch_matches(variant.requires.arch, name)
+            ]
+            where = (
+                name for name in others if _first_legal(variant, op, kit, Target.named(name), axes, fixed, *by_itself)
+            )
+            if there := next(where, None):
+                elsewhere[label] = there
+            else:
                 uncovered[label] = _commonest(refused)
             continue
         name = spec_name(kit, legal[0], axes)
+        near = near if found or not _among(legal[0], axes) else legal[0]
         found.setdefault(name, legal)
         crowded |= {name} if label == _CROWDED else set()
     problems = [_Found(name, spec, problem, _traits(kit, spec)) for name, (spec, problem) in found.items()]
-    return Drawn(tuple(_with_configs(variant, problems, crowded, size)), uncovered)
+    return Drawn(tuple(_with_configs(variant, problems, crowded, size)), uncovered, elsewhere)
 
 
 def _commonest(refused: Counter[str]) -> str:
@@ -140,14 +157,18 @@ def _first_legal(
     rng: random.Random,
     reasons: Callable[[Variant, Problem], Sequence[Reason]] = all_reasons,
     refused: Counter[str] | None = None,
+    *,
+    near: Spec | None = None,
 ) -> tuple[Spec, Problem] | None:
-    """The first drawn problem that may run; `refused` counts for what reasons others may not."""
-    tried = 0
+    """The first drawn problem that may run; `refused` counts for what reasons others may not.
+
+    The first tries mix everything; later ones stay near the plainest problem, or near one that is known to be legal: of
+    a variant for few problems the plainest is none."""
+    near, tried = near or {axis: values[0] for axis, values in axes.items()}, 0
     for _ in range(DRAWS):
-        # The first tries mix everything; later ones stay near the plainest problem, which is likelier to be legal.
         plain = tried / TRIES
         spec = {
-            axis: values[0] if rng.random() < plain else rng.choice(values) for axis, values in axes.items()
+            axis: near[axis] if rng.random() < plain else rng.choice(values) for axis, values in axes.items()
         } | fixed
         if not kit.sensible(spec):
             continue
