@@ -7,8 +7,8 @@
 Masks are taken by what they mean. Causal, sliding and bidirectional ones become arguments of `registry.attention`;
 padding, packed sequences and chunks become sequences of `registry.attention_varlen`, put together once for all layers
 of a step; so do static caches, whose length the host does not wait for. Rows of padding give zeros. What has no such
-meaning (a mask of your own, attention dropout, a bias) is computed by torch from a dense mask, which
-`registry.record()` counts under "elsewhere". `fuse(model)` lets the gated MLPs run by the registry, too.
+meaning (a mask of your own, attention dropout, a bias, keys that a model chooses) is computed by torch from a dense
+mask, which `registry.record()` counts under "elsewhere". `fuse(model)` lets the gated MLPs run by the registry, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 import registry
 from registry.dispatch.scope import went_elsewhere
+from registry.integrations.transformers.chosen import chosen_keys, of_them
 from registry.integrations.transformers.masks import MaskMeaning, PackedTokens, crosses_chunks, mask
 from registry.integrations.transformers.mlp import fuse, unfuse
 
@@ -47,12 +48,18 @@ def attention(
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+    block_indices: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [B, H, S, D] in, [B, S, H, D] out. `s_aux` are sinks."""
+    """What transformers calls: [B, H, S, D] in, [B, S, H, D] out. `s_aux` are sinks; `indices` of keys, or of blocks
+    of them, are those that the model has chosen."""
     mask = attention_mask if isinstance(attention_mask, MaskMeaning) else None
     how: dict[str, Any]
-    plain = not dropout and position_bias is None and s_aux is None
+    chosen = None
+    if indices is not None or block_indices is not None:
+        chosen = chosen_keys(module, key.shape[2], indices, block_indices)
+    plain = not dropout and position_bias is None and s_aux is None and chosen is None
     if plain and mask is not None and mask.prefix is not None and mask.keys == key.shape[2]:
         # what most layers of most models are asked for, and what decoding waits for: nothing is looked at twice
         if mask.grows() and _builds_by_shape(query.device) and not _needs_grad(query, key, value):
@@ -74,10 +81,12 @@ def attention(
         causal = bool(causal) and query.shape[2] > 1
         if causal and key.shape[2] > query.shape[2]:
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    why = _what_is_missing(mask, attention_mask, dropout, position_bias, key)
+    why = _what_is_missing(mask, attention_mask, dropout, position_bias, chosen, key)
     if why:
         went_elsewhere("transformers", why)
         dense = mask.dense() if mask is not None else attention_mask
+        if chosen is not None:
+            dense = of_them(dense, chosen[..., : key.shape[2]], query.shape[1], causal)
         return _dense_attention(query, key, value, dense, causal, position_bias, dropout, s_aux, **how), None
     if mask is None:
         left = sliding_window - 1 if sliding_window and causal else None
@@ -105,13 +114,15 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _what_is_missing(
-    mask: MaskMeaning | None, given: Any, dropout: float, position_bias: Any, key: torch.Tensor
+    mask: MaskMeaning | None, given: Any, dropout: float, position_bias: Any, chosen: Any, key: torch.Tensor
 ) -> str | None:
     """Why no variant can run this; None where one can."""
     if dropout:
         return "dropout of attention weights"
     if position_bias is not None:
         return "a position bias"
+    if chosen is not None:
+        return "keys that the model chooses"
     if mask is None:
         return None if given is None else "a dense mask"
     if mask.keys != key.shape[2]:

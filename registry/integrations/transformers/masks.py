@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from registry.dispatch.traced import is_exporting
+from registry.integrations.transformers.as_tensor import AsTensor
 from registry.ops.parts.masks import FAR
 
 
@@ -79,8 +80,14 @@ def _kinds() -> dict[Any, str]:
     return made | {code: n for n, code in own.items()}
 
 
-def mask(*args: Any, **kwargs: Any) -> MaskMeaning:
+_WANT_A_TENSOR = frozenset(("deepseek_v4", "doge"))
+"""Models that join the mask with one of their own where it is a tensor, and pass over it where it is none."""
+
+
+def mask(*args: Any, **kwargs: Any) -> MaskMeaning | torch.Tensor:
     """What transformers calls for a mask. A graph breaks here: its meaning is read from functions and data."""
+    if getattr(kwargs.get("config"), "model_type", None) in _WANT_A_TENSOR:
+        return _dense(*args, **kwargs)
     compiling = torch.compiler.is_compiling() and not is_exporting()
     return _outside_of_graphs(*args, **kwargs) if compiling else MaskMeaning(*args, **kwargs)
 
@@ -90,11 +97,19 @@ def _outside_of_graphs(*args: Any, **kwargs: Any) -> MaskMeaning:
     return MaskMeaning(*args, **kwargs)
 
 
-class MaskMeaning(BlockMask):
+def _dense(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The mask as transformers' sdpa is given it, and never none at all."""
+    from transformers.masking_utils import sdpa_mask
+
+    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class MaskMeaning(AsTensor, BlockMask):
     """What stands in for a mask between the model and its layers: its meaning, shared by them.
 
-    transformers hands a finished mask on if it is a tensor of four dimensions or a BlockMask; a tensor could be
-    computed with, which this must not be.
+    transformers hands a finished mask on if it is a tensor of four dimensions or a BlockMask. A tensor could not say
+    what it means; to who computes with this it is one.
     """
 
     def __init__(
@@ -135,7 +150,7 @@ class MaskMeaning(BlockMask):
             kv_offset=kv_offset,
             mask_function=function,
             attention_mask=attention_mask,
-            **rest | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+            **rest,
         )
         self._dense: torch.Tensor | None = None
         self._packed: PackedTokens | None = None
@@ -149,8 +164,9 @@ class MaskMeaning(BlockMask):
 
     __str__ = __repr__
 
-    def to(self, *args: Any, **kwargs: Any) -> MaskMeaning:
-        return self
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype", next((one for one in args if isinstance(one, torch.dtype)), None))
+        return self if dtype in (None, torch.bool) else self.dense().to(*args, **kwargs)
 
     def contiguous(self) -> MaskMeaning:
         return self
@@ -193,10 +209,8 @@ class MaskMeaning(BlockMask):
 
     def dense(self) -> torch.Tensor:
         """[B, 1, Q, K] bool, made once a step and only where it is asked for."""
-        from transformers.masking_utils import sdpa_mask
-
         if self._dense is None:
-            self._dense = sdpa_mask(**self._dense_arguments)
+            self._dense = _dense(**self._dense_arguments)
         return self._dense
 
     def packed(self) -> PackedTokens | None:

@@ -1,0 +1,143 @@
+"""Models that compute with their mask, or choose keys beside it, give by our attention what they give by eager one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import registry
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from registry.integrations import transformers as door  # noqa: E402
+from registry.integrations.transformers.chosen import of_them  # noqa: E402
+
+SMALL = dict(
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    vocab_size=64,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
+SPARSE = dict(
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=12,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    n_group=1,
+    topk_group=1,
+    index_topk=4,
+    index_head_dim=16,
+    index_n_heads=2,
+)
+BLOCKS = dict(
+    head_dim=16,
+    num_key_value_heads=2,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    index_n_heads=2,
+    index_head_dim=16,
+    index_block_size=2,
+    index_topk_blocks=2,
+    index_local_blocks=1,
+    layer_types=["full_attention", "minimax_m3_sparse"],
+    dense_intermediate_size=32,
+    shared_intermediate_size=16,
+)
+CHOOSING = {"deepseek_v32": SMALL | SPARSE, "glm_moe_dsa": SMALL | SPARSE, "minimax_m3_vl_text": SMALL | BLOCKS}
+LEFT = torch.tensor([[1] * 11, [0] * 4 + [1] * 7])
+
+
+def made(kind, **config):
+    """A model of that kind, where this transformers has it."""
+    door.enable()
+    try:
+        config = transformers.AutoConfig.for_model(kind, **config)
+    except ValueError:
+        pytest.skip(f"transformers has no {kind} yet")
+    torch.manual_seed(1)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def tokens():
+    return torch.randint(3, 64, (2, 11), generator=torch.Generator().manual_seed(2))
+
+
+def agreed(model, function):
+    """What the registry saw, where both give the same."""
+    found = {}
+    for implementation in ("eager", door.NAME):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad(), registry.record() as ran:
+            found[implementation] = function(model)
+    torch.testing.assert_close(found[door.NAME], found["eager"], rtol=1e-4, atol=1e-5)
+    return ran.counts
+
+
+@pytest.mark.parametrize("kind", CHOOSING)
+def test_keys_that_a_model_chooses_are_all_that_is_seen(kind):
+    def forward(model):
+        padded = model(tokens(), attention_mask=LEFT, use_cache=False).logits[LEFT.bool()]
+        return model(tokens(), use_cache=False).logits, padded
+
+    counts = agreed(made(kind, **CHOOSING[kind]), forward)
+    layers = 1 if kind.startswith("minimax") else 2
+    assert counts["elsewhere"] == {"transformers: keys that the model chooses": 2 * layers}
+
+
+def test_a_model_that_passes_over_masks_that_are_no_tensors_is_given_one():
+    model = made("doge", **SMALL | {"num_key_value_heads": 2}, keep_window_size=5)
+    counts = agreed(model, lambda model: model(tokens(), attention_mask=LEFT, use_cache=False).logits[LEFT.bool()])
+    assert counts == {"elsewhere": {"transformers: a dense mask": 2}}
+
+
+def test_a_model_that_asks_a_prepared_mask_for_its_dimensions_generates():
+    model = made("gpt2", vocab_size=64, n_embd=32, n_head=4, n_layer=2, bos_token_id=1, eos_token_id=None)
+
+    def generate(model):
+        how = dict(max_new_tokens=4, do_sample=False, disable_compile=True, cache_implementation="static")
+        return model.generate(tokens(), attention_mask=LEFT, pad_token_id=0, **how)
+
+    assert set(agreed(model, generate)) == {"attention_varlen"}
+
+
+def test_to_who_computes_with_it_a_mask_is_the_tensor_of_sdpa():
+    door.enable()
+    mask = door.mask(2, 11, 11, attention_mask=LEFT.bool(), device="cpu")
+    dense = mask.dense()
+    assert dense.dtype == torch.bool and mask.shape == dense.shape and mask.ndim == mask.dim() == 4
+    assert mask.dtype == torch.bool and mask.device == dense.device and mask.size(-1) == 11
+    assert torch.equal(mask[:, 0], dense[:, 0]) and torch.equal(~mask, ~dense)
+    some = torch.rand(2, 1, 11, 11) > 0.5
+    assert torch.equal(mask & some, dense & some) and torch.equal(some & mask, dense & some)
+    assert torch.equal(mask == 0, dense == 0) and torch.equal(1.0 - mask.to(torch.float32), 1.0 - dense.float())
+    assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(dense, 0.0, -1.0))
+    assert torch.equal(some.masked_fill(mask, False), some.masked_fill(dense, False))
+    assert mask.to("cpu") is mask and len({mask: 1}) == 1
+    assert torch.equal(copy.deepcopy(mask).dense(), dense) and copy.copy(mask).prefix == mask.prefix
+    with pytest.raises(AttributeError, match="kv_indices"):
+        mask.kv_indices  # noqa: B018
+    assert torch.equal(pickle.loads(pickle.dumps(mask)).dense(), dense)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_are_hidden_whatever_mask_there_is(causal):
+    chosen = torch.rand(2, 2, 5, 7) > 0.5
+    every = chosen.repeat_interleave(2, 1)
+    mask = torch.rand(2, 1, 5, 7) > 0.3
+    assert torch.equal(of_them(mask, chosen, 4, causal), mask & every)
+    added = of_them(torch.zeros(2, 1, 5, 7), chosen, 4, causal)
+    assert torch.equal(added == 0, every) and added.min() == torch.finfo(torch.float32).min
+    assert torch.equal(of_them(None, chosen, 4, causal), every.tril() if causal else every)
