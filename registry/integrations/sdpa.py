@@ -119,7 +119,7 @@ def attention(
             found = registry.attention(q, k, v, causal=top_left or lower_right, scale=scale)
         except InvalidArgument as error:
             raise InvalidArgument(_NAMES.get(error.argument, error.argument), error.got, error.allowed) from None
-        return found[0] if three else found  # type: ignore[no-any-return]
+        return found[0].contiguous() if three else found  # type: ignore[no-any-return]
     went_elsewhere("sdpa", why)
     return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
@@ -212,7 +212,7 @@ class _Installed:
         self._library._destroy()
 
 
-def _refused(q: torch.Tensor, k: torch.Tensor, dropout: float, causal: bool, mask: Any = None) -> bool:
+def _refused(q: torch.Tensor, k: torch.Tensor, dropout: float, causal: bool, scale: Any, mask: Any = None) -> bool:
     """Whether this stays torch's; asked alike by the forward and the backward, which must go the same way."""
     why = None
     if mask is not None:
@@ -221,6 +221,8 @@ def _refused(q: torch.Tensor, k: torch.Tensor, dropout: float, causal: bool, mas
         why = "dropout of attention weights"
     elif causal and q.shape[2] != k.shape[2]:
         why = "is_causal with other keys than queries"
+    elif scale is not None and not is_finite(scale):
+        why = "a scale that is no number of float32's"
     if why is not None:
         went_elsewhere("flash attention", why)
     return why is not None
@@ -247,7 +249,7 @@ def cpu_forward(
     scale: float | None = None,
 ) -> Any:
     """aten::_scaled_dot_product_flash_attention_for_cpu, or None where torch must do it."""
-    if _refused(query, key, dropout_p, is_causal, attn_mask):
+    if _refused(query, key, dropout_p, is_causal, scale, attn_mask):
         return None
     return _forward(query, key, value, is_causal, scale)
 
@@ -266,7 +268,7 @@ def cpu_backward(
     scale: float | None = None,
 ) -> Any:
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward, or None."""
-    if _refused(query, key, dropout_p, is_causal, attn_mask):
+    if _refused(query, key, dropout_p, is_causal, scale, attn_mask):
         return None
     return _backward((grad_out, query, key, value, out, logsumexp), is_causal, scale)
 
@@ -282,7 +284,7 @@ def cuda_forward(
     scale: float | None = None,
 ) -> Any:
     """aten::_scaled_dot_product_flash_attention, or None where torch must do it."""
-    if return_debug_mask or _refused(query, key, dropout_p, is_causal):
+    if return_debug_mask or _refused(query, key, dropout_p, is_causal, scale):
         return None
     out, lse = _forward(query, key, value, is_causal, scale)
     seed, offset = (torch.zeros(n, dtype=torch.uint64, device=query.device) for n in ((2,), ()))
@@ -308,7 +310,7 @@ def cuda_backward(
     scale: float | None = None,
 ) -> Any:
     """aten::_scaled_dot_product_flash_attention_backward, or None."""
-    if _refused(query, key, dropout_p, is_causal):
+    if _refused(query, key, dropout_p, is_causal, scale):
         return None
     return _backward((grad_out, query, key, value, out, logsumexp), is_causal, scale)
 

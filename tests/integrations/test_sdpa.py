@@ -66,6 +66,13 @@ def test_replaced(name, q, k, how):
     assert sum(sum(c.values()) for c in recorder.counts.values()) == 2  # not after the block
 
 
+def test_three_dimensions_lie_in_memory_as_torch_has_them():
+    q, k = torch.randn(6, 4, 8).transpose(0, 1), torch.randn(9, 4, 8).transpose(0, 1)
+    with sdpa.replaced():
+        found = functional.scaled_dot_product_attention(q, k, k)
+    assert found.stride() == functional.scaled_dot_product_attention(q, k, k).stride()
+
+
 def test_a_block_can_be_entered_again_and_inside_itself():
     block, torchs = sdpa.replaced(), functional.scaled_dot_product_attention
     for _ in range(2):
@@ -296,6 +303,9 @@ def test_flash_attention_of_torch_hands_back_masks(flash):
     with registry.record() as recorder:
         results(qkv, {"attn_mask": mask})
     assert recorder.counts == {"elsewhere": {"flash attention: a dense mask": 2}}
+    with registry.record() as recorder:
+        results(qkv, {"scale": float("inf")})
+    assert recorder.counts == {"elsewhere": {"flash attention: a scale that is no number of float32's": 2}}
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")

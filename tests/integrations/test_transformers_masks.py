@@ -125,6 +125,12 @@ def test_to_who_computes_with_it_a_mask_is_the_tensor_of_sdpa():
     assert torch.equal(mask == 0, dense == 0) and torch.equal(1.0 - mask.to(torch.float32), 1.0 - dense.float())
     assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(dense, 0.0, -1.0))
     assert torch.equal(some.masked_fill(mask, False), some.masked_fill(dense, False))
+    scores = torch.randn(2, 4, 11, 11)
+    hidden = scores + torch.zeros(dense.shape).masked_fill(~dense, torch.finfo(torch.float32).min)
+    assert torch.equal(scores + mask, hidden) and torch.equal(mask + scores, hidden)
+    assert torch.equal(torch.add(scores, mask), hidden)
+    with pytest.raises(TypeError):
+        1.0 - mask
     assert mask.to("cpu") is mask and len({mask: 1}) == 1
     assert torch.equal(copy.deepcopy(mask).dense(), dense) and copy.copy(mask).prefix == mask.prefix
     with pytest.raises(AttributeError, match="kv_indices"):

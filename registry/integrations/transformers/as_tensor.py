@@ -24,8 +24,14 @@ def _tensor_of(value: Any) -> Any:
     return value.dense() if isinstance(value, AsTensor) else value
 
 
+_SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.add_)
+
+
 class AsTensor:
-    """Operators, functions and attributes of the tensor that `dense()` gives, made when one of them is asked for."""
+    """Operators, functions and attributes of the tensor that `dense()` gives, made when one of them is asked for.
+
+    Added to scores it hides keys, as eager attention means its masks; other arithmetic is for no mask of bool.
+    """
 
     def dense(self) -> torch.Tensor:
         raise NotImplementedError
@@ -43,15 +49,25 @@ class AsTensor:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _SUMS:
+            one, other, *rest = args
+            if isinstance(one, AsTensor):
+                one, other = other, one
+            return one + other._added(one.dtype) if not rest and not kwargs else NotImplemented
         args, kwargs = pytree.tree_map(_tensor_of, (args, kwargs or {}), is_leaf=lambda x: isinstance(x, AsTensor))
         return function(*args, **kwargs)
 
+    def _added(self, dtype: torch.dtype) -> torch.Tensor:
+        dense = self.dense()
+        return torch.zeros_like(dense, dtype=dtype).masked_fill_(~dense, torch.finfo(dtype).min)
+
+    def __add__(self, scores: Any) -> Any:
+        return scores + self._added(scores.dtype) if isinstance(scores, torch.Tensor) else NotImplemented
+
+    __radd__ = __add__
     __getitem__, __invert__ = _as_the_tensor("__getitem__"), _as_the_tensor("__invert__")
     __and__, __rand__ = _as_the_tensor("__and__"), _as_the_tensor("__rand__")
     __or__, __ror__ = _as_the_tensor("__or__"), _as_the_tensor("__ror__")
-    __add__, __radd__ = _as_the_tensor("__add__"), _as_the_tensor("__radd__")
-    __sub__, __rsub__ = _as_the_tensor("__sub__"), _as_the_tensor("__rsub__")
-    __mul__, __rmul__ = _as_the_tensor("__mul__"), _as_the_tensor("__rmul__")
     __eq__, __ne__ = _as_the_tensor("__eq__"), _as_the_tensor("__ne__")  # type: ignore[assignment]
     __hash__ = object.__hash__  # it is one of a step's masks, whatever is in it
     numel, size = _as_the_tensor("numel"), _as_the_tensor("size")
