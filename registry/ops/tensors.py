@@ -234,6 +234,12 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
+def written(out: torch.Tensor) -> None:
+    """Tell autograd that a kernel has written to `out`, as torch's own functions do: who has saved it for a backward
+    must not go on with other numbers."""
+    torch._C._increment_version((out,))
+
+
 _AUTOCAST_FROM = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 

@@ -34,7 +34,7 @@ from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
 from registry.ops.parts.products import refuse_grad
-from registry.ops.tensors import autocast, is_virtual
+from registry.ops.tensors import autocast, is_virtual, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -180,6 +180,8 @@ class AttentionVarlen(VarlenOp):
                 observe(scope, found.decision)
         if copied_to is not None:
             result = copied_to.copy_(result)
+        elif out is not None:
+            written(out)
         return (result, lse) if return_lse else result
 
     def check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any) -> None:

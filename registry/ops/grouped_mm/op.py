@@ -35,7 +35,7 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -144,6 +144,8 @@ class GroupedMm(Op):
             arguments.check_values(offs, rows, a, form)
         given = {"offs": offs, "rows": rows, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "out": out}
         result: torch.Tensor = plan.launch(a, b, out_dtype=out_dtype, **given)
+        if out is not None:
+            written(out)
         scope = current.get()
         if scope is not EMPTY:
             observe(scope, plan.decision)

@@ -36,7 +36,7 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain
+from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -133,6 +133,8 @@ class Matmul(Op):
                     result: torch.Tensor = plan.launch(
                         a, b, out_dtype=plan.default, bias=bias, scale_a=None, scale_b=None, out=out
                     )
+                    if out is not None:
+                        written(out)
                     scope = current.get()
                     if scope is not EMPTY:
                         observe(scope, plan.decision)
@@ -213,6 +215,8 @@ class Matmul(Op):
         result: torch.Tensor = plan.launch(
             a, b, out_dtype=plan.default, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out
         )
+        if out is not None:
+            written(out)
         scope = current.get()
         if scope is not EMPTY:
             observe(scope, plan.decision)
