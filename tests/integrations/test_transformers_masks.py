@@ -97,6 +97,44 @@ def test_keys_that_a_model_chooses_are_all_that_is_seen(kind):
     assert counts["elsewhere"] == {"transformers: keys that the model chooses": 2 * layers}
 
 
+PADDINGS = {
+    "left": [[1] * 11, [0] * 4 + [1] * 7],
+    "right": [[1] * 11, [1] * 7 + [0] * 4],
+    "both": [[1] * 11, [0] * 2 + [1] * 6 + [0] * 3],
+    "between": [[1] * 11, [1] * 4 + [0] * 3 + [1] * 4],
+}
+
+
+@pytest.mark.parametrize("side", PADDINGS)
+def test_a_window_to_both_sides_stays_where_it_is_beside_padding(side):
+    door.enable()
+    windows = dict(local_attention=6, global_attn_every_n_layers=2, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    try:
+        config = transformers.ModernBertConfig(**SMALL | windows)
+    except AttributeError:
+        pytest.skip("transformers has no ModernBERT yet")
+    torch.manual_seed(1)
+    model, mask = transformers.ModernBertModel(config).eval(), torch.tensor(PADDINGS[side])
+    kept = mask.bool()
+    counts = agreed(model, lambda model: model(tokens(), attention_mask=mask).last_hidden_state[kept])
+    between = {"attention_varlen", "elsewhere"} if side == "between" else {"attention_varlen"}
+    assert set(counts) == between
+
+
+@pytest.mark.parametrize(("queries", "keys", "offset", "ours"), [(4, 9, 0, False), (4, 9, 5, True), (9, 9, 0, True)])
+def test_a_window_to_both_sides_counts_from_where_the_queries_stand(queries, keys, offset, ours):
+    door.enable()
+    window = transformers.masking_utils.sliding_window_bidirectional_mask_function(2)
+    mask = door.mask(2, queries, keys, q_offset=offset, mask_function=window, device="cpu")
+    q, k, v = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8), torch.randn(2, 2, keys, 8)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    wanted = sdpa(q, k, v, attn_mask=mask.dense(), enable_gqa=True).transpose(1, 2)
+    with registry.record() as ran:
+        found, _ = door.attention(torch.nn.Identity(), q, k, v, mask, is_causal=False)
+    torch.testing.assert_close(found, wanted)
+    assert set(ran.counts) == {"attention" if ours else "elsewhere"}
+
+
 def test_a_model_that_passes_over_masks_that_are_no_tensors_is_given_one():
     model = made("doge", **SMALL | {"num_key_value_heads": 2}, keep_window_size=5)
     counts = agreed(model, lambda model: model(tokens(), attention_mask=LEFT, use_cache=False).logits[LEFT.bool()])

@@ -129,6 +129,8 @@ def _what_is_missing(
         raise ValueError(f"the mask is of {mask.keys} keys, and there are {key.shape[2]}")
     if mask.pattern is None:
         return "a mask function that is not one of transformers' own, or one in an exported program"
+    if mask.misplaced():
+        return "a window that does not end with the keys"
     if (mask.padding is not None or mask.pattern.packed is not None) and mask.packed() is None:
         return "a window over padding between tokens"
     return None

@@ -182,12 +182,23 @@ class MaskMeaning(AsTensor, BlockMask):
         pattern = self.pattern
         if pattern is None or self.padding is not None or pattern.packed is not None or crosses_chunks(self):
             return None
+        if self.misplaced():
+            return None
         if not pattern.causal:
             return self.keys
         if isinstance(self.q_offset, torch.Tensor):
             return None
         end: int = self.q_offset + self.queries - self.kv_offset
         return min(self.keys, end)
+
+    def misplaced(self) -> bool:
+        """Whether a window counts from elsewhere than from the last key, or may do so, as nobody here can."""
+        pattern = self.pattern
+        if pattern is None or pattern.causal or pattern.window is None:
+            return False  # causal keys end where the queries do
+        if isinstance(self.q_offset, torch.Tensor):
+            return True
+        return bool(self.q_offset + self.queries != self.keys + self.kv_offset)
 
     def grows(self) -> bool:
         """Whether a token is added to a cache that the next step finds longer by one: no step has a shape twice."""
@@ -303,7 +314,9 @@ def _pack(mask: MaskMeaning) -> PackedTokens:
         valid = torch.zeros(mask.batch, end, dtype=torch.bool)
         valid[:, : given.shape[1]] = given
         key_ids = torch.where(valid, key_ids, -1)
-        if pattern.causal:  # padded queries are those of padded keys; in cross attention they are others
+        # Padded queries are those of padded keys; in cross attention they are others. A window counts from the last
+        # key, where the last query has to stand.
+        if pattern.causal or pattern.window is not None:
             query_ids = key_ids[:, begin : begin + mask.queries]
     key_ids, query_ids = (_by_batch(ids) for ids in (key_ids, query_ids))
     key_ids = torch.where(torch.isin(key_ids, query_ids), key_ids, -1)
