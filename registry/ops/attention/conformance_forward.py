@@ -15,6 +15,7 @@ from registry.ops.attention.outputs import out_geometry
 from registry.ops.parts.attention_kit import (
     SPREADS,
     AttentionLikeKit,
+    alone_of,
     expected_lse,
     fused,
     head_dims_outside,
@@ -234,7 +235,8 @@ class AttentionKit(AttentionLikeKit):
         model = rounded_to(as_multiplied(weights, dtype) @ as_multiplied(wide, dtype), dtype)
         noise = noise_of(scores, arguments, dtype)
         natural = float((weights @ wide.to(weights.dtype).abs()).square().mean().sqrt())
-        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
+        alone = alone_of(want, q.shape[1] // k.shape[1])
+        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype), alone=alone), dtype)]
         if arguments["return_lse"]:
             found.append(expected_lse(lse, torch.logsumexp(scores, dim=-1), noise, dtype))
         return found

@@ -14,7 +14,15 @@ from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.conformance_memory import scale_strides, slots, strides, table
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
-from registry.ops.parts.attention_kit import SPREADS, AttentionLikeKit, expected_lse, fused, head_dims_outside, latent
+from registry.ops.parts.attention_kit import (
+    SPREADS,
+    AttentionLikeKit,
+    alone_of,
+    expected_lse,
+    fused,
+    head_dims_outside,
+    latent,
+)
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, stored, unclaimed
 from registry.ops.parts.masks import canonical_mask
@@ -354,7 +362,8 @@ class VarlenKit(AttentionLikeKit):
         noise = max(m.noise for m in models)
         natural = math.sqrt(sum(m.natural for m in models) / max(sum(m.out.numel() for m in models), 1))
         model = rounded_to(torch.cat([m.out for m in models]), dtype)
-        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype)), dtype)]
+        alone = alone_of(want, q.shape[1] // sample.tensors[1].shape[-2])
+        found = [Expected("out", want, Yardstick(model, 8 * noise * natural, floor_of(dtype), alone=alone), dtype)]
         if arguments["return_lse"]:
             found.append(expected_lse(lse, torch.cat([m.lse for m in models], dim=1), noise, dtype))
         return found

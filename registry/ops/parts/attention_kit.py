@@ -151,6 +151,12 @@ def noise_of(scores: torch.Tensor, arguments: dict[str, Any], dtype: torch.dtype
     return sum_eps(dtype) * (1.0 + largest + float(arguments["softcap"]))
 
 
+def alone_of(want: torch.Tensor, group: int) -> int:
+    """How many numbers of an output are off by chance of their own: rows that see no key are zeros, and heads of a
+    group have the same values, which are rounded once for all of them."""
+    return max(1, int(torch.count_nonzero(want)) // group)
+
+
 def slack_of(noise: float, natural: float, dtype: torch.dtype) -> float:
     """Error of an element of a gradient whose terms are of this size; where they cancel out, two steps of the dtype are
     next to nothing."""
