@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ ASKED = 8
 """Configs that the trees are asked about: those that the variant would try first."""
 KNOWN = 1024
 """Configs whose values are kept; they go when there are more."""
+_FIRST, _SECOND = operator.itemgetter(0), operator.itemgetter(1)
 PLACE, GUESS = OWN + "place", OWN + "guess"
 
 
@@ -49,7 +51,7 @@ def own_order(configs: Sequence[Config], cost: Cost | None) -> list[tuple[Config
 
 
 def _sorted(found: Sequence[tuple[Config, float]]) -> list[tuple[Config, float]]:
-    return sorted(found, key=lambda pair: pair[1])
+    return sorted(found, key=_SECOND)
 
 
 def _standing(order: Sequence[tuple[Config, float]]) -> list[tuple[float, float]]:
@@ -110,21 +112,21 @@ class ConfigTrees:
     ) -> list[float]:
         """What trees say of each of these configs."""
         leaves, known = self.trees.leaves(unseen), self._known if unseen is None else {}
-        left, totals, asking = leaves.left(self.trees.at(likeness)), [], noting()
         if len(known) >= KNOWN:
             known.clear()
+        here, asking, left = leaves.left(self.trees.at(likeness)), noting(), []
         for stands, (config, _) in zip(_standing(order), order, strict=True):
             stood = known.get(stands)
             if stood is None:
                 stood = known[stands] = leaves.left(stands, 1)
             if asking and Noted in map(type, config.values()):  # to look one up would fix it
-                said = leaves.left(self._said(config), 2)
+                said = leaves.left_by_noted(self._said(config), 2)
             else:
                 key = *config, *config.values()
-                found = known.get(key)
-                said = found if found is not None else known.setdefault(key, leaves.left(self._said(config), 2))
-            totals.append(leaves.total(left & stood & said))
-        return totals
+                told = known.get(key)
+                said = told if told is not None else known.setdefault(key, leaves.left(self._said(config), 2))
+            left.append(here & stood & said)
+        return leaves.totals(left)
 
     def in_order(
         self, likeness: Mapping[str, float], configs: Sequence[Config], cost: Cost | None, unseen: int | None = None
@@ -145,5 +147,5 @@ class ConfigTrees:
         asked = order[:ASKED]
         totals = self.totals(likeness, asked, unseen)
         expected = [(math.exp(total) * guess, config) for total, (config, guess) in zip(totals, asked, strict=True)]
-        expected.sort(key=lambda pair: pair[0])
+        expected.sort(key=_FIRST)
         return expected + [(math.inf, config) for config, _ in order[ASKED:]]

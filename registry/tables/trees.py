@@ -81,14 +81,15 @@ class Trees:
 def picker(names: Sequence[str]) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
     """What a mapping holds under these names, in their order; 0 under one that it lacks."""
     all_there = operator.itemgetter(*names) if len(names) > 1 else None  # of a single name it gives no tuple
+    nothing = dict.fromkeys(names, 0.0)
 
     def pick(likeness: Mapping[str, float]) -> tuple[float, ...]:
-        if all_there is not None:
-            try:
-                return all_there(likeness)  # type: ignore[no-any-return]
-            except KeyError:
-                pass
-        return tuple([likeness.get(name, 0.0) for name in names])
+        if all_there is None:
+            return tuple([likeness.get(name, 0.0) for name in names])
+        try:
+            return all_there(likeness)  # type: ignore[no-any-return]
+        except KeyError:
+            return all_there({**nothing, **likeness})  # type: ignore[no-any-return]
 
     return pick
 

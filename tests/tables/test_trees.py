@@ -220,7 +220,7 @@ def test_what_groups_of_coordinates_leave_is_what_all_of_them_leave_together(see
     for _ in range(50):
         here, *each = point_of(draw, 1), point_of(draw, 2), point_of(draw, 2)
         for own in each:
-            total = leaves.total(leaves.left(here) & leaves.left(own, 1) & leaves.left((), 2))
+            (total,) = leaves.totals([leaves.left(here) & leaves.left(own, 1) & leaves.left((), 2)])
             assert total == pytest.approx(sum(walked(tree, (*here, *own))[0] for tree in listed))
 
 
