@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ TOOLS = ("torch", "triton", "driver", "cuda", "cudnn")
 """Whose versions a Target knows."""
 Config = Mapping[str, Any]
 Budget = Callable[[Any, Config], int]
-CLASSES = 256
-"""Kinds of problems of which it is kept whether claims let them through; they go when there are more."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,7 @@ class Requires:
         claims = {name: _listed(value) for name, value in ({**claims} | given).items()}
         object.__setattr__(self, "claims", claims)
         object.__setattr__(self, "_let_through", (None, {}))  # a target, and which of its kinds of problems are
+        object.__setattr__(self, "_asking", {})  # by type of problems, how their sizes are held against the claims
         for name in ("arch", "dtypes", "layouts"):
             object.__setattr__(self, name, strings(name, getattr(self, name)))
         for entry in self.arch:
@@ -158,55 +156,19 @@ def reasons_against(requires: Requires, problem: Problem) -> list[Reason]:
     return list(_reasons(requires, problem))
 
 
-def meets(requires: Requires, problem: Problem) -> bool:
-    """Whether `reasons_against` is empty, told by the first reason. What hangs on the kind of a problem alone, its
-    target, flags and words, is found once for each kind."""
-    kind_of, alone, others = _rules_apart(type(problem))  # type: ignore[arg-type]
-    target, known = requires._let_through
-    if target is not problem.target and target != problem.target:
-        target, known = problem.target, {}
-        object.__setattr__(requires, "_let_through", (target, known))
-    kind = type(problem), kind_of(problem)
-    met = known.get(kind)
-    if met is None:
-        met = next(_target_reasons(requires, problem), None) is None and _passes(alone, requires, problem)
-        if len(known) >= CLASSES:
-            known.clear()
-        known[kind] = met
-    return met and _passes(others, requires, problem)
-
-
-def _passes(rules: Iterable[tuple[Rule, str, Query]], requires: Requires, problem: Problem) -> bool:
-    for rule, name, how in rules:  # noqa: SIM110 - a generator takes longer than most rules
-        if next(iter(rule(requires, problem, name, how)), None) is not None:
-            return False
-    return True
-
-
 def _reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
-    yield from _target_reasons(requires, problem)
-    for rule, name, how in _rules_of(type(problem)):  # type: ignore[arg-type]
+    yield from target_reasons(requires, problem)
+    for rule, name, how in rules_of(type(problem)):  # type: ignore[arg-type]
         yield from rule(requires, problem, name, how)
 
 
 @functools.cache
-def _rules_of(kind: type[Problem]) -> list[tuple[Rule, str, Query]]:
+def rules_of(kind: type[Problem]) -> list[tuple[Rule, str, Query]]:
     """How each field of a kind of problem is judged."""
     every = [
         (RULES[how.rule] if isinstance(how.rule, str) else how.rule, name, how) for name, how in kind.queries().items()
     ]
     return [(rule, name, how) for rule, name, how in every if rule is not _fact]
-
-
-_Rules = list[tuple["Rule", str, Query]]
-
-
-@functools.cache
-def _rules_apart(kind: type[Problem]) -> tuple[Callable[[Problem], Any], _Rules, _Rules]:
-    """What tells kinds of problems apart, the rules that look at nothing else, and the others."""
-    every = _rules_of(kind)  # type: ignore[arg-type]
-    alone = [one for one in every if one[0] in (_flag, _member, _optional_member)]
-    return operator.attrgetter(*[name for _, name, _ in alone]), alone, [one for one in every if one not in alone]
 
 
 def config_reasons(requires: Requires, problem: Problem, config: Config) -> list[Reason]:
@@ -275,7 +237,7 @@ def arch_matches(claims: Iterable[str], arch: str) -> bool:
     return False
 
 
-def _target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
+def target_reasons(requires: Requires, problem: Problem) -> Iterator[Reason]:
     target = problem.target
     if not arch_matches(requires.arch, target.arch):
         yield Reason("arch", "arch", target.arch, ", ".join(requires.arch) or "none declared")

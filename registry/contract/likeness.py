@@ -6,7 +6,10 @@ holds for all sizes between them (contract/noted.py), not for one length of a ca
 
 from __future__ import annotations
 
+import itertools
+import operator
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from registry.contract.noted import Noted
@@ -20,6 +23,7 @@ _MARKS = [LOWEST / STEPS, *((step + LOWEST) / STEPS for step in range(len(_EDGES
 _EXACT = 53
 """Integers of so many bits are what they are as floats, too, which are found in a list of floats in a third of the
 time."""
+_LARGEST = 1 << _EXACT
 
 
 def is_size(value: Any) -> bool:
@@ -36,11 +40,34 @@ def octaves(value: Any) -> float:
     return _MARKS[place]
 
 
+def in_octaves(sizes: Sequence[Any]) -> Iterable[float]:
+    """Several sizes as `octaves` has them, without a line of Python for each."""
+    if Noted in map(type, sizes) or max(sizes, default=0) >= _LARGEST:
+        return map(octaves, sizes)
+    return map(_MARKS.__getitem__, map(bisect_right, itertools.repeat(_EDGES), map(float, sizes)))
+
+
+def counted(*names: str) -> Callable[[dict[str, Any]], dict[str, float]]:
+    """What turns the sizes that a dict has under these names into octaves; the rest stays, and where it is."""
+    sizes_of = operator.itemgetter(*names)
+
+    def count(found: dict[str, Any]) -> dict[str, float]:
+        found.update(zip(names, in_octaves(sizes_of(found)), strict=True))
+        return found
+
+    return count
+
+
 def waves(tiles: Any, slots: int) -> float:
     """How much longer whole rounds of tiles over the SMs take than the tiles would without a tail, in octaves; 1 where
     the tiles fill no more than half of a round."""
+    return octaves(rounds(tiles, slots))
+
+
+def rounds(tiles: Any, slots: int) -> Any:
+    """The same before it is counted in octaves."""
     slots = max(slots, 1)
-    return octaves(-(-tiles // slots) * slots / tiles) if 2 * tiles > slots else 1.0
+    return -(-tiles // slots) * slots / tiles if 2 * tiles > slots else 2.0
 
 
 def rounding_up(size: Any, tile: int) -> float:

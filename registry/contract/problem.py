@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from registry.contract.likeness import octaves
+from registry.contract.likeness import in_octaves
+from registry.contract.once import once
 from registry.contract.target import Target
 
 
@@ -79,7 +80,7 @@ class OperandFact:
     itemsize: int
     base_alignment: int = 16
 
-    @property
+    @once
     def unit_inner_stride(self) -> bool:
         """True where the last dimension, and no other, is contiguous (or has one element, where no stride matters).
 
@@ -100,7 +101,7 @@ class OperandFact:
             if size > 1 and stride != 1:
                 yield dim, stride * self.itemsize
 
-    @property
+    @once
     def stride_alignment(self) -> int:
         """The largest power of two up to 16 that divides every outer stride, in bytes."""
         combined, itemsize = 16, self.itemsize
@@ -176,15 +177,7 @@ class Problem:
     def likeness(self) -> Mapping[str, float]:
         """Coordinates in which problems that lie near each other are likely to be served best by the same kernel: by
         default every fact, sizes in octaves. An op that knows better says what else its kernels feel, such as waves."""
-        found: dict[str, float] = {}
-        for name, value in self.facts().items():
-            if isinstance(value, str):
-                found[f"{name}={value}"] = 2.0
-            elif value is None or isinstance(value, (bool, tuple)):
-                found[name] = 2.0 * bool(value)
-            else:
-                found[name] = octaves(value)
-        return found
+        return alike(self.facts())
 
     @property
     def growing(self) -> bool:
@@ -252,6 +245,26 @@ class Problem:
             f"{name}={value}" for name, value in self.facts().items() if value not in (False, None, 0.0, "")
         )
         return f"{self.op} on {self.target.name} ({self.target.arch}): {shown}"
+
+
+def alike(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Coordinates of these facts: sizes in octaves, each word one of its own, what is set or not."""
+    found: dict[str, Any] = {}
+    sizes = []
+    for name, value in facts.items():
+        kind = type(value)
+        if kind is int:  # as most are
+            found[name] = value
+            sizes.append(name)
+        elif kind is str or isinstance(value, str):
+            found[f"{name}={value}"] = 2.0
+        elif value is None or isinstance(value, (bool, tuple)):
+            found[name] = 2.0 * bool(value)
+        else:
+            found[name] = value
+            sizes.append(name)
+    found.update(zip(sizes, in_octaves([found[name] for name in sizes]), strict=True))
+    return found
 
 
 @functools.cache

@@ -10,16 +10,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
-from registry.contract.capability import (
-    Config,
-    Design,
-    Reason,
-    Requires,
-    config_meets,
-    config_reasons,
-    meets,
-    reasons_against,
-)
+from registry.contract.capability import Config, Design, Reason, Requires, config_meets, config_reasons, reasons_against
+from registry.contract.meeting import meets
 from registry.contract.noted import Noted, noting
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError, shown
@@ -179,6 +171,8 @@ class Variant:
     def _guess_of(self, problem: Problem, config: Config) -> Any:
         """What its cost gives; None for what is no guess, which is said. Raises what its cost raises."""
         found: Any = self.cost(problem, config)  # type: ignore[misc]
+        if type(found) is float and 0.0 < found < math.inf:  # as nearly every guess
+            return found
         if type(found) not in (float, Noted) and isinstance(found, Real):
             found = float(found)
         if type(found) in (float, Noted) and 0.0 < found < math.inf:

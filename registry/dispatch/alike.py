@@ -225,8 +225,9 @@ def _code(value: Any, scope: dict[str, Any]) -> str:
     if type(value) is tuple and any(map(has_sizes, value)):
         return f"({''.join(f'{_code(one, scope)}, ' for one in value)})"
     if dataclasses.is_dataclass(value) and has_sizes(value):
-        changed = {name: one for name, one in vars(value).items() if has_sizes(one)}
-        kept = {name: one for name, one in vars(value).items() if name not in changed}
+        fields = _fields(value)
+        changed = {name: one for name, one in fields.items() if has_sizes(one)}
+        kept = {name: one for name, one in fields.items() if name not in changed}
         return f"remade({_named(type(value), scope)}, {_named(kept, scope)}, " + (
             ", ".join(f"{name}={_code(one, scope)}" for name, one in changed.items()) + ")"
         )
@@ -244,8 +245,13 @@ def has_sizes(value: Any) -> bool:
     if type(value) is tuple:
         return any(map(has_sizes, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(map(has_sizes, vars(value).values()))
+        return any(map(has_sizes, _fields(value).values()))
     return type(value) is Noted
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Those of a dataclass, without what it has worked out since."""
+    return {field.name: vars(value)[field.name] for field in dataclasses.fields(value)}
 
 
 def _remade(kind: type, kept: dict[str, Any], **changed: Any) -> Any:

@@ -12,8 +12,9 @@ import torch
 
 import registry
 from registry import DeclarationError, Reason, Requires, Target, Variant
-from registry.contract.capability import CLASSES, arch_matches, config_reasons, meets, reasons_against
+from registry.contract.capability import arch_matches, config_reasons, reasons_against
 from registry.contract.likeness import _EDGES, _MARKS, octaves
+from registry.contract.meeting import CLASSES, meets
 from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.known import op_named

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from registry.contract.likeness import octaves, rounding_up
+from registry.contract.likeness import counted, octaves, rounding_up
 from registry.ops.parts.heads import tile_width
 from registry.ops.parts.masks import UNLIMITED, seen_by_each
 
 ROWS = 64
 """Of the smallest tile: the rows of grouped heads share it."""
 FLAGS = ("causal", "softcap", "window", "sinks", "alibi")
+
+_counted = counted(
+    "longest",
+    "mean",
+    "keys",
+    "mean_keys",
+    "batch",
+    "heads",
+    "group",
+    "head_dim",
+    "rows",
+    "tiles",
+    "work",
+    "cached",
+    "uneven",
+    "seen",
+    "memory",
+    "width",
+)
+"""What of these are sizes."""
 
 
 def coordinates(problem: Any) -> dict[str, float]:
@@ -25,25 +45,25 @@ def coordinates(problem: Any) -> dict[str, float]:
     # Without this a window of 128 keys over a long cache was taken for one of 4,096.
     seen = seen_by_each(queries, longest, problem.causal, window)
     reach = queries + window[0] if window is not None and window[0] != UNLIMITED else longest
-    return {
-        "longest": octaves(problem.max_seqlen_q),
-        "mean": octaves(problem.total_q / sequences),
-        "keys": octaves(problem.max_seqlen_k),
-        "mean_keys": octaves(keys / sequences),
-        "batch": octaves(sequences),
-        "heads": octaves(heads),
-        "group": octaves(group),
-        "head_dim": octaves(problem.head_dim),
-        "rows": octaves(rows),
+    found = {
+        "longest": problem.max_seqlen_q,
+        "mean": problem.total_q / sequences,
+        "keys": problem.max_seqlen_k,
+        "mean_keys": keys / sequences,
+        "batch": sequences,
+        "heads": heads,
+        "group": group,
+        "head_dim": problem.head_dim,
+        "rows": rows,
         "waste": rounding_up(rows, ROWS),
-        "tiles": octaves(tiles / max(problem.target.sm_count, 1)),
-        "work": octaves(problem.total_q * problem.heads_q * seen),
-        "cached": octaves(min(keys, sequences * reach) * heads),
+        "tiles": tiles / max(problem.target.sm_count, 1),
+        "work": problem.total_q * problem.heads_q * seen,
+        "cached": min(keys, sequences * reach) * heads,
         "page": octaves(problem.page_size) if problem.page_size else -2.0,
-        "uneven": octaves(problem.max_seqlen_q * sequences / max(problem.total_q, 1)),
-        "seen": octaves(seen),
-        "memory": octaves(problem.target.memory_gbs / max(problem.target.sm_count, 1)),
-        "width": octaves(tile_width(problem.head_dim)),
+        "uneven": problem.max_seqlen_q * sequences / max(problem.total_q, 1),
+        "seen": seen,
+        "memory": problem.target.memory_gbs / max(problem.target.sm_count, 1),
+        "width": tile_width(problem.head_dim),
         **{name: 2.0 * bool(getattr(problem, name)) for name in FLAGS},
         f"kv={problem.kv_layout}": 1.0,
         **({"narrow_keys": 2.0} if problem.kv_dtype != problem.dtype else {}),
@@ -51,3 +71,4 @@ def coordinates(problem: Any) -> dict[str, float]:
         "lse": 0.5 * problem.lse,
         **({"deterministic": 2.0 * problem.deterministic} if problem.op == "attention_varlen_backward" else {}),
     }
+    return _counted(found)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from registry.contract.likeness import octaves, rounding_up, waves
+from registry.contract.likeness import counted, rounding_up, rounds
 
-TILES = ((128, 256), (128, 128), (64, 128))
 SAME_KERNEL = ("out", "deterministic")
 """Facts that decide who may run, and change nothing in what does: as coordinates they made such problems far from all
 that was measured, and torch's kernel was first where it was expected to lose up to a quarter."""
 KILO = 1024
 """Elements and products are counted by so many, that octaves begin where they differ."""
+
+_counted = counted("tiles", "waves_128x256", "waves_128x128", "waves_64x128", "work", "matrices")
+"""What of these are sizes."""
 
 
 def coordinates(problem: Any) -> dict[str, float]:
@@ -23,11 +25,16 @@ def coordinates(problem: Any) -> dict[str, float]:
     wide = max(problem.n * (2 if problem.gated else 1), 1)
     rows, k = (problem.m, problem.each) if problem.form == "inner" else (problem.each, problem.k)
     rows = max(rows, 1)
-    tiles = {(high, broad): groups * math.ceil(rows / high) * math.ceil(wide / broad) for high, broad in TILES}
-    return {
-        "tiles": octaves(tiles[128, 128] / max(sms, 1)),
-        **{f"waves_{high}x{broad}": waves(count, sms) for (high, broad), count in tiles.items()},
-        **{f"waste_{high}": rounding_up(rows, high) for high in (64, 128)},
-        "work": octaves(groups * rows * wide * k / KILO),
-        "matrices": octaves(groups * wide * k / KILO),
+    low, high = math.ceil(rows / 64), math.ceil(rows / 128)
+    tiles = groups * high * math.ceil(wide / 128)
+    found = {
+        "tiles": tiles / max(sms, 1),
+        "waves_128x256": rounds(groups * high * math.ceil(wide / 256), sms),
+        "waves_128x128": rounds(tiles, sms),
+        "waves_64x128": rounds(groups * low * math.ceil(wide / 128), sms),
+        "waste_64": rounding_up(rows, 64),
+        "waste_128": rounding_up(rows, 128),
+        "work": groups * rows * wide * k / KILO,
+        "matrices": groups * wide * k / KILO,
     }
+    return _counted(found)

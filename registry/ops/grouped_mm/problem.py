@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from registry.contract.problem import OperandFact, Problem, fact, query
+from registry.contract.problem import OperandFact, Problem, alike, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.grouped_mm.arguments import DTYPES, FLOATS, FORMS, MOST_GROUPS
@@ -81,8 +81,10 @@ class GroupedMmProblem(Problem):
         return {"out": (shape, self.out_dtype)}
 
     def likeness(self) -> dict[str, float]:
-        alike = {name: value for name, value in super().likeness().items() if name not in SAME_KERNEL}
-        return {**alike, **coordinates(self)}
+        facts = self.facts()
+        for name in SAME_KERNEL:
+            del facts[name]
+        return {**alike(facts), **coordinates(self)}
 
     def derived_facts(self) -> dict[str, Any]:
         return {"each": self.each, "pitch": self.pitch}

@@ -3,13 +3,25 @@ what tiles hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from registry.contract.capability import RULES, Reason, Requires
+from registry.contract.capability import RULES, Reason, Requires, Rule
+from registry.contract.meeting import as_range, asked_by
 from registry.contract.problem import Query
 
 
+def _head_dims(requires: Requires, rule: Rule, name: str, how: Query) -> Callable[[Any], bool]:
+    return as_range(requires, rule, name, how) if requires.claim("head_dim_v") is not None else _of_one_head_dim
+
+
+def _of_one_head_dim(problem: Any) -> bool:
+    return bool(problem.head_dim_v == problem.head_dim)
+
+
+@asked_by(_head_dims)
 def as_head_dim(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """The head dim of v must be q's unless a range for it is claimed."""
     if requires.claim("head_dim_v") is not None:
@@ -22,6 +34,16 @@ MOST_SOFTCAP = 1000.0
 """Kernels make tanh of rounded exponentials: scores are off by 1e-7 of the softcap, however small they are."""
 
 
+def _softcaps(requires: Requires, rule: Rule, name: str, how: Query) -> Callable[[Any], bool]:
+    most = (math.inf if requires.claim("any_softcap") else MOST_SOFTCAP) if requires.claim("softcap") else 0.0
+    return functools.partial(_bends_up_to, most)
+
+
+def _bends_up_to(most: float, problem: Any) -> bool:
+    return bool(problem.softcap <= most)
+
+
+@asked_by(_softcaps)
 def as_softcap(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """A softcap far above all scores bends none, but a kernel's own rounding shows, unless it claims another tanh."""
     if problem.softcap and not requires.claim("softcap"):

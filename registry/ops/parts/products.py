@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from registry.contract.capability import Reason, Requires
+from registry.contract.capability import Reason, Requires, Rule
+from registry.contract.meeting import as_it_is, asked_by, of_words
 from registry.contract.problem import OperandFact, Query
 from registry.errors import InvalidArgument, shown
 from registry.ops.tensors import check_fits, check_tensor, dtype_name, is_its_own, known_dtype, overlap
@@ -107,6 +109,7 @@ def needs_copy(out: torch.Tensor, *given: Any) -> bool:
 _RESULTS = {dtype_name(dtype): dtype_name(default_out_dtype(dtype)) for dtype in (torch.int8, *FP8)}
 
 
+@of_words("dtype")
 def same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """Equal to a's dtype, or of a result to what it is where nobody asks for another; or among the dtypes claimed for
     this field."""
@@ -117,6 +120,30 @@ def same_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Itera
         yield Reason("unclaimed", name, got, ", ".join(dict.fromkeys((usual, *claim))))
 
 
+def _aligned(requires: Requires, rule: Rule, name: str, how: Query) -> Callable[[Any], bool]:
+    return functools.partial(
+        _lie_well, requires.base_alignment, requires.stride_alignment, as_it_is(requires, rule, name, how)
+    )
+
+
+def _lie_well(base: int, unit: int, asked: Callable[[Any], bool], problem: Any) -> bool:
+    """By what is known of each operand at a glance, where one dimension alone is contiguous, its rows or its columns;
+    else the rule is asked."""
+    for one in problem.operands:
+        strides = one.strides
+        if one.base_alignment < base or (
+            unit != 1
+            and (
+                one.stride_alignment % unit
+                or strides.count(1) != 1
+                or not (strides[-1] == 1 or (strides[-2] == 1 and one.shape[-1] != 1))
+            )
+        ):
+            return asked(problem)
+    return True
+
+
+@asked_by(_aligned)
 def alignment(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
     """Of each operand's base, and of every stride but that of its contiguous dimension (which dimension that is, is the
     business of the layout claim). A stride of one element in another dimension counts: it walks over the same memory.
