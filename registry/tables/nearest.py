@@ -12,16 +12,18 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from registry import garbage
 from registry.contract.noted import noting
+from registry.contract.once import once
 from registry.tables.closer import Closer, Guess, Runs, close
 from registry.tables.config_order import ConfigTrees, Cost, guessed
+from registry.tables.same import Same
 from registry.tables.search import Point, Tree, nearest, reaches, tree_of
-from registry.tables.shapes import DIGITS, Shape, Shapes
+from registry.tables.shapes import Shape, Shapes
 from registry.tables.trees import Trees, picker
 
 Config = Mapping[str, Any]
@@ -48,9 +50,6 @@ NEVER = 10.0
 """What a contestant loses that gave a wrong result, hung or crashed there."""
 OTHER = 0.03
 """What a config is expected to lose to others of its variant where it was not measured itself."""
-TELLING, SAMPLE = 4, 300
-"""Coordinates by which a problem is told from nearly all measured shapes before all are compared, and of how many
-shapes they are chosen."""
 ANSWERS = 4096
 """Answers kept; they go when there are more."""
 
@@ -67,12 +66,11 @@ class _Known(NamedTuple):
     """The config that lost least, unless all failed there."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Advice:
     """What the measured shapes of a rule say of one problem. What nobody asks of it is not looked for."""
 
     asked: Neighbours
-    here: Point
     without: int | None = None
     """The place of a shape that must not answer."""
     expected: Mapping[str, float] | None = None
@@ -81,34 +79,37 @@ class Advice:
     """Of the problem: what trees for configs ask about."""
     guessing: tuple[str, ...] = ()
     """The variants whose guesses a closer look asked for."""
-    _orders: dict[str, tuple[Sequence[Config], Sequence[Config]]] = field(
-        default_factory=dict, init=False, compare=False
-    )
+    _orders: dict[str, tuple[Sequence[Config], Sequence[Config]]] = field(default_factory=dict, init=False)
     """Of variants that guess no cost: the configs that were asked about last, for a problem that lies here, too, and
     what was answered."""
-    _ranked: dict[Any, list[str]] = field(default_factory=dict, init=False, compare=False)
+    _ranked: dict[Any, list[str]] = field(default_factory=dict, init=False)
     """What was answered of variants."""
 
-    @functools.cached_property
+    @once
+    def here(self) -> Point:
+        """Where the problem lies among the shapes."""
+        return self.asked.place(self.likeness)
+
+    @once
     def _found(self) -> list[tuple[float, int]]:
         return self.asked.found(self.here, COUNT, self.without)
 
-    @functools.cached_property
+    @once
     def near(self) -> tuple[tuple[float, float, Shape], ...]:
         """(distance, weight, shape), nearest first."""
         shapes = self.asked.shapes
         return tuple([(d, math.exp(-d * d) + 1e-4 / (1 + d * d), shapes[place]) for d, place in self._found])
 
-    @functools.cached_property
+    @once
     def said(self) -> Sequence[Mapping[str, _Known]]:
         """What each of these shapes says, by variant."""
         return [self.asked.known(place) for _, place in self._found]
 
-    @functools.cached_property
+    @once
     def _same(self) -> int | None:
         """The place of the shape that counts as this problem, where one does: in all coordinates, those too that weigh
         nothing between different sizes (the number of bits, say)."""
-        return self.asked.same(self.likeness, self.without)
+        return self.asked.same.place_of(self.likeness, self.without)
 
     @property
     def distance(self) -> float:
@@ -124,7 +125,7 @@ class Advice:
             return not self.asked.found(self.here, 1, self.without, REACH)
         return not self.asked.reaches(self.here)
 
-    @functools.cached_property
+    @once
     def lost(self) -> Mapping[str, float]:
         """What each variant is expected to lose, in log time."""
         if self.expected is None:
@@ -137,7 +138,7 @@ class Advice:
         failed = {name for name in self.asked.failing if self._lost_nearby.get(name, 0.0) > CAP}
         return {**self.expected, **{name: self._lost_nearby[name] for name in failed}} if failed else self.expected
 
-    @functools.cached_property
+    @once
     def _lost_nearby(self) -> Mapping[str, float]:
         """On the nearest shapes, by those that ran on one of them beside others: what ran alone is held against none,
         so that a shape of another kind says nothing of who is faster."""
@@ -164,12 +165,16 @@ class Advice:
         asked = (*names, None, *libraries)
         ranked = self._ranked.get(asked)
         if ranked is None:
-            little, lost = LITTLE if self.expected is not None and self._same is None else 0.0, self.lost
-            expected = {name: lost.get(name, UNKNOWN) + (0.0 if name in libraries else little) for name in names}
+            lost, little = self.lost, LITTLE if self.expected is not None and self._same is None else 0.0
+            expected = {name: lost.get(name, UNKNOWN) + little for name in names}
+            theirs = [name for name in libraries if name in expected]
+            for name in theirs:
+                expected[name] = lost.get(name, UNKNOWN)
             ranked = sorted(names, key=expected.__getitem__)
-            if self.far:
-                least = min(expected.values(), default=0.0)
-                ranked.sort(key=lambda name: not (name in libraries and expected[name] - least < TRUST))
+            trusted = [name for name in theirs if expected[name] - expected[ranked[0]] < TRUST]
+            # Whether a shape is near is asked where it would change anything.
+            if trusted and {*ranked[: len(trusted)]} != {*trusted} and self.far:
+                ranked.sort(key=lambda name: name not in trusted)
             self._ranked[asked] = ranked
         return list(ranked)
 
@@ -258,8 +263,8 @@ class Neighbours:
         self._scale = [float(self.weights[name]) for name in self._used]
         every = [one.trees for one in self.config_trees.values()] + ([self.trees] if self.trees is not None else [])
         told = {*self.names, *(name for trees in every for name in trees.coordinates[: trees.shared])}
-        self._place, self._key = picker(self._used), picker(sorted(told))
-        self._point = picker(self.names)
+        self._nothing = dict.fromkeys(sorted(told), 0.0)
+        self._picked, self._key = picker(self._used), operator.itemgetter(*self._nothing)
         self._rows = Shapes.of(self.shapes)
 
     @functools.cached_property
@@ -275,7 +280,7 @@ class Neighbours:
         for trees in (self.trees, *closer, *(one.trees for one in self.config_trees.values())):
             if trees is not None:
                 trees.leaves()
-        self._tree, self._there  # noqa: B018 - built when they are first asked for
+        self._tree, self.same  # noqa: B018 - built when they are first asked for
         return self
 
     def ask(
@@ -289,11 +294,15 @@ class Neighbours:
         one place; None where there are none."""
         if not self.shapes:
             return None
-        key: Any = self._key(likeness) if without is None else None
+        try:
+            key = self._key(likeness)
+        except KeyError:  # what is not there is found so once, not by each that looks for it
+            likeness = {**self._nothing, **likeness}
+            key = self._key(likeness)
+        key = key if without is None else None
         found = self._answers.get(key)
         if found is None:
-            here = tuple(map(operator.mul, self._scale, self._place(likeness)))
-            found = self._kept(key, Advice(self, here, without, self._expected(likeness, without), likeness))
+            found = self._kept(key, Advice(self, without, self._expected(likeness, without), likeness))
         if self.closer is None or guess is None or found.expected is None or found.measured:
             return found
         if not close(found.expected, runs):
@@ -303,7 +312,7 @@ class Neighbours:
         closer = self._answers.get(key)
         if closer is None:
             expected = {**found.expected, **self.closer.trees.lost(at, without)}
-            closer = self._kept(key, Advice(self, found.here, without, expected, likeness, self.closer.names))
+            closer = self._kept(key, Advice(self, without, expected, likeness, self.closer.names))
         return closer
 
     def _kept(self, key: Any, answer: Advice) -> Advice:
@@ -322,46 +331,18 @@ class Neighbours:
         """Variants that gave a wrong result, hung or crashed on one of the shapes."""
         return frozenset(self.contestants[one][0] for one in self._rows.losers(NEVER))
 
+    def place(self, likeness: Mapping[str, float]) -> Point:
+        """Where a problem lies among the shapes: in the coordinates that count, by how much they do."""
+        return tuple(map(operator.mul, self._scale, self._picked(likeness)))
+
+    @functools.cached_property
+    def same(self) -> Same:
+        """What finds the shape that counts as a problem."""
+        return Same(self.names, self._rows)
+
     def reaches(self, here: Point) -> bool:
         """Whether any shape is near."""
         return reaches(self._tree, here, REACH)
-
-    def same(self, likeness: Mapping[str, float], without: int | None) -> int | None:
-        """The first shape that lies where a problem does, to the digits that are kept of it: it counts as measured, and
-        what was fastest there is served, whatever the trees say."""
-        told = tuple([round(value, DIGITS) for value in self._telling(likeness)])
-        there = self._there.get(told)
-        if there is None:
-            return None
-        point = tuple([round(value, DIGITS) for value in self._point(likeness)])
-        return next((place for place in there if place != without and self._rows.point(place) == point), None)
-
-    @functools.cached_property
-    def _told_apart(self) -> list[int]:
-        """Few coordinates that tell shapes apart: hardly a problem lies where a shape does, and these say so."""
-        rows = self._rows.rows[:: -(-len(self._rows) // SAMPLE)]
-        columns = list(zip(*[point for _, point, _ in rows], strict=True))
-        found: list[int] = []
-        groups = [0] * len(rows)
-        for _ in range(TELLING):
-            best = max(range(len(columns)), key=lambda place: len(set(zip(groups, columns[place], strict=True))))
-            numbers: dict[Any, int] = {}
-            groups = [numbers.setdefault(pair, len(numbers)) for pair in zip(groups, columns[best], strict=True)]
-            found.append(best)
-        return found
-
-    @functools.cached_property
-    def _telling(self) -> Callable[[Mapping[str, float]], tuple[float, ...]]:
-        return picker([self.names[place] for place in self._told_apart])
-
-    @functools.cached_property
-    def _there(self) -> dict[Point, tuple[int, ...]]:
-        """The places of shapes, by what tells them apart."""
-        there: dict[Point, tuple[int, ...]] = {}
-        for place, point in enumerate(self._rows.points):
-            told = tuple([point[one] for one in self._told_apart])
-            there[told] = (*there.get(told, ()), place)
-        return there
 
     def found(self, here: Point, count: int, without: int | None, within: float = math.inf) -> list[tuple[float, int]]:
         """(distance, place) of so many shapes that are no farther than this, nearest first."""

@@ -83,3 +83,24 @@ class Shapes(Sequence[Shape]):
 def _shape(sizes: Sizes, point: Point, flat: tuple[float, ...]) -> Shape:
     results = zip(map(int, flat[::3]), flat[1::3], flat[2::3], strict=True)
     return Shape(sizes, point, tuple(starmap(Result, results)))
+
+
+class _Rounded(dict[float, float]):
+    """Numbers to the digits that are kept: most coordinates are one of few steps, and rounding takes its time."""
+
+    MOST = 4096
+    """They go when there are more."""
+
+    def __missing__(self, value: float) -> float:
+        if len(self) >= self.MOST:
+            self.clear()
+        found = self[value] = round(value, DIGITS)
+        return found
+
+
+_TO_DIGITS = _Rounded()
+
+
+def rounded(point: Point) -> Point:
+    """A point as a measured shape would have it."""
+    return tuple(map(_TO_DIGITS.__getitem__, point))
