@@ -180,7 +180,18 @@ def config_meets(requires: Requires, problem: Problem, config: Config) -> bool:
     """Whether `config_reasons` is empty, told by the first reason; a budget takes longer to work out than a rule."""
     if requires.rule is not None and next(_rule_reasons(requires, problem, config), None) is not None:
         return False
-    return next(_budget_reasons(requires, problem, config), None) is None
+    target = problem.target
+    for budget, allowed in ((requires.shared_memory, target.shared_memory), (requires.registers, target.registers)):
+        if budget is not None and not _holds(budget(problem, config), allowed):
+            return next(_budget_reasons(requires, problem, config), None) is None  # which says what it got
+    return True
+
+
+def _holds(need: Any, allowed: int) -> bool:
+    try:
+        return bool(0 <= need <= allowed)
+    except TypeError:
+        return False
 
 
 def _budget_reasons(requires: Requires, problem: Problem, config: Config) -> Iterator[Reason]:

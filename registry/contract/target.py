@@ -50,7 +50,7 @@ class Target:
         found = _CATALOGUE.get(_normal(name)) if isinstance(name, str) else None
         if found is None:
             raise InvalidArgument("target", shown(name), ", ".join(known_names()))
-        return replace(found, torch=_version("torch"), triton=_version("triton"))
+        return _with_toolchain(found, _version("torch"), _version("triton"))
 
     @staticmethod
     def of(device: TorchDevice) -> Target:
@@ -60,6 +60,12 @@ class Target:
         if device.type == "cpu":
             return interpreted_as() or Target.named("cpu")
         raise InvalidArgument("device", device, "cpu or cuda; for meta tensors pass target=Target.named(...)")
+
+
+@functools.lru_cache(maxsize=64)
+def _with_toolchain(target: Target, torch: str, triton: str) -> Target:
+    """One for all who ask: two of a kind are told to be the same by looking at all that they have."""
+    return replace(target, torch=torch, triton=triton)
 
 
 _interpreting: list[Target] = []

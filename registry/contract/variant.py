@@ -20,7 +20,7 @@ from registry.signals import interrupts
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
 _PLAIN = (int, float, str, bool)
-_NAMES, _ANY_VALUE = frozenset((str,)), frozenset((int, str, bool))
+_NAMES, _ANY_VALUE, _DICTS = frozenset((str,)), frozenset((int, str, bool)), frozenset((dict,))
 
 GUESSED = 8
 """Configs, the first ones, whose least guess is the variant's."""
@@ -131,9 +131,10 @@ class Variant:
             if asked.problem is problem:
                 return asked
         found = self._made(problem) if callable(self.configs) else list(self.configs)
-        for config in found:
-            if type(config) is not dict and not isinstance(config, Mapping):
-                self._check_config(config)
+        if not _DICTS.issuperset(map(type, found)):
+            for config in found:
+                if not isinstance(config, Mapping):
+                    self._check_config(config)
         asked = _Asked(problem, found, {})
         self._last[:] = [asked]
         return asked
@@ -141,6 +142,8 @@ class Variant:
     def _made(self, problem: Problem) -> list[Config]:
         """By the function that was declared."""
         made = self.configs(problem)  # type: ignore[operator]
+        if type(made) is list:  # told sooner than what else there may be
+            return [*made]
         if isinstance(made, (str, bytes, Mapping)) or not isinstance(made, Iterable):
             got = shown(made)
             raise DeclarationError(f"Variant {self.name}: configs: got {got} of its function; allowed: a list of dicts")

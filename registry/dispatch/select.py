@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from registry.errors import IllegalVariant, NoLegalVariant
 if TYPE_CHECKING:  # tables are read at the first decision, not at import
     from registry.tables import Match, Rule, Table, TableSet, Use
     from registry.tables.closer import Guess, Runs
-    from registry.tables.nearest import Advice
+    from registry.tables.nearest import Advice, Neighbours
 
 
 LATE = "; behind the others of the rule: it builds a kernel for each new length, which no measurement has"
@@ -137,9 +137,9 @@ class Question:
             if variant is not None and not _passed_over(variant, problem, config):
                 yield Ranked(one.variant, config, found.because(place), settled=True)  # type: ignore[union-attr]
 
-    def _by_advice(self, match: Match, advice: Advice) -> list[Use]:
+    def _by_advice(self, match: Match, advice: Advice) -> Iterable[Use]:
         uses, libraries = self._moment.contending(match)
-        return [uses[name] for name in advice.ranked(list(uses), libraries)]
+        return map(uses.__getitem__, advice.ranked(list(uses), libraries))
 
     def places(self) -> Iterator[Ranked]:
         """The first place of each variant there is."""
@@ -158,7 +158,7 @@ class Question:
         for place in self.places():
             variant = self.variants[place.variant]
             first = variant.first_legal(self.problem, _order_of(variant, self.problem, place))
-            if first is not None and next(self.known_bad(variant), None) is None:
+            if first is not None and not self._known_bad(variant):
                 yield place, *_config_for(variant, self.problem, place, first)
 
     def reasons(self, variant: Variant) -> list[Reason]:
@@ -193,6 +193,11 @@ class Question:
         reasons = self.reasons(variant)
         refused = () if reasons else tuple(variant.config_refusals(self.problem))
         return Candidate(name, tuple(reasons), None, because, refused)
+
+    def _known_bad(self, variant: Variant) -> bool:
+        """Whether there is any such reason; nothing is known of most variants."""
+        nothing = not self._held and (variant.op, variant.name) not in self.tables.errata_of and not interpreted_as()
+        return not nothing and next(self.known_bad(variant), None) is not None
 
     def known_bad(self, variant: Variant) -> Iterator[Reason]:
         """What was found out after the declaration: errata and quarantines."""
@@ -251,13 +256,15 @@ def advice_of(table: Table, rule: Rule, problem: Problem, likeness: Mapping[str,
     order of its own."""
     if rule.nearest is None:
         return None
-    neighbours = _measured().neighbours_of(table, rule)
+    neighbours: Neighbours | None = _measured().neighbours_of(table, rule)
     if neighbours is None:
         return None
-    found: Advice | None = neighbours.ask(
-        likeness or problem.likeness(), guess=guesses_of(problem), runs=runs_of(problem)
+    closer = neighbours.closer is not None
+    return neighbours.ask(
+        likeness or problem.likeness(),
+        guess=guesses_of(problem) if closer else None,
+        runs=runs_of(problem) if closer else None,
     )
-    return found
 
 
 def guesses_of(problem: Problem) -> Guess:

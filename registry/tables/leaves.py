@@ -25,6 +25,9 @@ from typing import Any
 Tree = tuple[Any, ...]
 """(place of a coordinate, edge, tree below it, tree from it on), or a leaf: (-1, what it adds for each variant)."""
 Leaf = tuple[float, ...]
+_Taken = dict[int, dict[float, int]]
+"""By coordinate and edge, which leaves go from there on."""
+_Take = Callable[[Sequence[Any]], Any]
 _number: Any = int.from_bytes
 _BIG = itertools.repeat("big")
 LANE, HALF, UNIT = 32, 1 << 30, 1e-4
@@ -34,7 +37,9 @@ narrow as that, for most of the time goes to memory that was not looked at latel
 MOST = 100
 """Of log time no leaf has more, so that the sums of a thousand trees fit into their lanes."""
 VALUES = 1024
-"""Of one coordinate for which it is kept what they leave; they go when there are more."""
+"""For which it is kept what they leave; they go when there are more."""
+FEW = 2
+"""Edges of coordinates that are looked up together."""
 
 
 class _Kept(dict[Any, int]):
@@ -54,7 +59,24 @@ class _Kept(dict[Any, int]):
         return self._left[bisect_right(self._edges, value)]
 
 
-def taking(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+class _Together(dict[Any, int]):
+    """What several coordinates leave that are asked few questions, flags most of them, by their values."""
+
+    def __init__(self, every: int, kept: Sequence[_Kept]) -> None:
+        self._every, self._kept = every, kept
+
+    def __missing__(self, values: Sequence[Any]) -> int:
+        if len(self) >= VALUES:
+            self.clear()
+        found = self[values] = self.looked_up(values)
+        return found
+
+    def looked_up(self, values: Sequence[Any]) -> int:
+        """Of values that must not be kept."""
+        return functools.reduce(operator.and_, map(_Kept.looked_up, self._kept, values), self._every)
+
+
+def taking(places: Sequence[int]) -> _Take:
     """What is in these places of a sequence."""
     if len(places) == 1:
         (place,) = places  # of a single place an itemgetter gives no tuple
@@ -78,7 +100,7 @@ class Leaves:
         """Of each tree, by how many of its bits there are from the first that is left on. Leaves of one number lie in
         an array, side by side: a list leads to each by another place in memory."""
         self._every = 0
-        taken: dict[int, dict[float, int]] = {}
+        taken: _Taken = {}
         for number, (tree, count) in enumerate(zip(trees, counts, strict=True)):
             low = 8 * size * (len(trees) - 1 - number)
             leaves: list[Leaf] = []
@@ -87,13 +109,26 @@ class Leaves:
             self._leaves.append(array("i", added) if len(leaves[0]) == 1 else added)
             self._every |= ((1 << count) - 1) << low
         begins = 0, *begins, 1 << 30
-        self._groups: list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[_Kept]]] = []
-        for low, high in itertools.pairwise(begins):
-            places = [place for place in sorted(taken) if low <= place < high]
-            self._groups.append((taking([place - low for place in places]), [self._kept(taken[one]) for one in places]))
+        self._groups = [
+            (
+                *self._apart([one for one in places if len(taken[one]) > FEW], low, taken),
+                *self._together([one for one in places if len(taken[one]) <= FEW], low, taken),
+            )
+            for low, high in itertools.pairwise(begins)
+            for places in [[place for place in sorted(taken) if low <= place < high]]
+        ]
         lanes = len(leaves[0])
         self._halves = sum([HALF << (LANE * lane) for lane in range(lanes)])
         self._lanes = struct.Struct(f"<{lanes}I")
+
+    def _apart(self, places: Sequence[int], low: int, taken: _Taken) -> tuple[_Take, list[_Kept]]:
+        """What takes these coordinates out of a group that begins there, and what each leaves."""
+        return taking([place - low for place in places]), [self._kept(taken[one]) for one in places]
+
+    def _together(self, places: Sequence[int], low: int, taken: _Taken) -> tuple[_Take, _Together]:
+        """The same of coordinates that are looked up together."""
+        take, kept = self._apart(places, low, taken)
+        return take, _Together(self._every, kept)
 
     def _kept(self, taken: dict[float, int]) -> _Kept:
         """What is left below the first edge of one coordinate, between any two, from the last on."""
@@ -104,13 +139,17 @@ class Leaves:
 
     def left(self, point: Sequence[Any], group: int = 0) -> int:
         """Which leaves are left by the coordinates of one group, where a problem or a config lies."""
-        taken, kept = self._groups[group]
-        return functools.reduce(operator.and_, map(operator.getitem, kept, taken(point)), self._every)
+        taken, kept, taken_together, together = self._groups[group]
+        return functools.reduce(
+            operator.and_, map(operator.getitem, kept, taken(point)), together[taken_together(point)]
+        )
 
     def left_by_noted(self, point: Sequence[Any], group: int = 0) -> int:
         """The same of numbers that must not be looked up, for they note what is asked of them."""
-        taken, kept = self._groups[group]
-        return functools.reduce(operator.and_, map(_Kept.looked_up, kept, taken(point)), self._every)
+        taken, kept, taken_together, together = self._groups[group]
+        return functools.reduce(
+            operator.and_, map(_Kept.looked_up, kept, taken(point)), together.looked_up(taken_together(point))
+        )
 
     def sums(self, left: int) -> list[float]:
         """What the first leaves of all trees that are left add up to."""

@@ -228,14 +228,15 @@ class TableSet:
 
     def errata_for(self, op: str, variant: str, facts: Facts, target: Any) -> list[Erratum]:
         """Every erratum that forbids `variant` here. `target` has `.arch` and versions (`.torch`, `.triton`, ...)."""
-        known = self._errata_of.get((op, variant))
+        known = self.errata_of.get((op, variant))
         if known is None:  # of most
             return []
         facts = {**facts, "arch": target.arch}
         return [erratum for erratum in known if erratum.applies(facts, target)]
 
     @functools.cached_property
-    def _errata_of(self) -> Mapping[tuple[str, str], list[Erratum]]:
+    def errata_of(self) -> Mapping[tuple[str, str], list[Erratum]]:
+        """By op and variant."""
         found: dict[tuple[str, str], list[Erratum]] = {}
         for erratum in self.errata:
             found.setdefault((erratum.op, erratum.variant), []).append(erratum)
