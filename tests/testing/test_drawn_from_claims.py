@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from registry import Reason, Requires, Target, Variant
+from registry.dispatch.catalog import catalog
 from registry.ops.attention.op import attention
+from registry.ops.known import op_named
+from registry.ops.parts.sizes import size_for
+from registry.ops.parts.trials import draw
 from registry.testing import check_variant, checks_for
 
 CLAIMS: dict[str, Any] = {
@@ -42,3 +48,12 @@ def test_what_another_architecture_may_run_is_no_idle_claim() -> None:
     report = check_variant(variant, Target.named("cpu"), only=lambda name: name == "every claim can be used")
     assert report.passed, str(report)
     assert "head_dim=24 was not run: of cpu refused, of sm90 not" in str(report)
+
+
+def test_every_claim_has_a_problem_whatever_the_draw() -> None:
+    """Of one form of grouped products nearly every mixture of what is claimed for the others is no call."""
+    variant = catalog.get().variants["torch_loop"]
+    op, size = op_named(variant.op), size_for(torch.device("cpu"), "quick", False)
+    for number in range(12):
+        found = draw(variant, op, op.conformance, Target.named("cpu"), size, number)
+        assert not [label for label in {**found.uncovered, **found.elsewhere} if op.conformance.asked(label)], number

@@ -93,7 +93,7 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number:
     wanted += [(_CROWDED, dict(spec)) for spec in kit.crowded(size)]
     wanted += [(label, dict(spec)) for label, spec in kit.ends(variant.requires, size).items()]
     found: dict[str, tuple[Spec, Problem]] = {}
-    near = {axis: values[0] for axis, values in axes.items()}
+    near: Spec | None = None
     crowded = set()
     uncovered: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
@@ -118,7 +118,7 @@ def draw(variant: Variant, op: Op, kit: Kit, target: Target, size: Size, number:
                 uncovered[label] = _commonest(refused)
             continue
         name = spec_name(kit, legal[0], axes)
-        near = near if found or not _among(legal[0], axes) else legal[0]
+        near = legal[0] if near is None and _among(legal[0], axes) else near
         found.setdefault(name, legal)
         crowded |= {name} if label == _CROWDED else set()
     problems = [_Found(name, spec, problem, _traits(kit, spec)) for name, (spec, problem) in found.items()]
@@ -162,13 +162,14 @@ def _first_legal(
 ) -> tuple[Spec, Problem] | None:
     """The first drawn problem that may run; `refused` counts for what reasons others may not.
 
-    The first tries mix everything; later ones stay near the plainest problem, or near one that is known to be legal: of
-    a variant for few problems the plainest is none."""
-    near, tried = near or {axis: values[0] for axis, values in axes.items()}, 0
-    for _ in range(DRAWS):
-        plain = tried / TRIES
+    The first tries mix everything; later ones stay near the plainest problem and, in turn with it, near one that is
+    known to be legal: of a variant for few problems the plainest is none."""
+    plainest, tried = {axis: values[0] for axis, values in axes.items()}, 0
+    for number in range(DRAWS):
+        base = near if near is not None and number % 2 else plainest
+        plain = max(tried / TRIES, number / DRAWS)  # of some values nearly all mixtures make no call
         spec = {
-            axis: near[axis] if rng.random() < plain else rng.choice(values) for axis, values in axes.items()
+            axis: base[axis] if rng.random() < plain else rng.choice(values) for axis, values in axes.items()
         } | fixed
         if not kit.sensible(spec):
             continue
