@@ -81,6 +81,13 @@ def untraced(value: Any) -> Any:
     return value
 
 
+def surely(condition: Any) -> bool:
+    """Whether a condition on sizes of a graph is known to hold, to be asked while one is compiled."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes half a second to import
+
+    return bool(guard_or_false(condition))
+
+
 def followed(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd follows one of these tensors, those that there are."""
     if _grad_enabled():

@@ -18,6 +18,7 @@ PRODUCTS = [  # shapes of a and b, placements of a, b and the bias, that of the 
     ("columns", (6, 8), (8, 10), ALL, COLUMNS, Shard(0), Shard(1)),
     ("along k", (6, 8), (8, 10), K, Shard(0), None, Partial()),
     ("batches", (4, 6, 8), (4, 8, 10), BATCH, BATCH, ALL, Shard(0)),
+    ("a batch of one each", (2, 6, 8), (2, 8, 10), BATCH, BATCH, ALL, Shard(0)),
     ("batches of one b", (4, 6, 8), (8, 10), BATCH, ALL, ALL, Shard(0)),
     ("columns of batches", (4, 6, 8), (4, 8, 10), ALL, COLUMNS, Shard(0), Shard(2)),
 ]

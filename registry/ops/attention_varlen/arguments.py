@@ -14,7 +14,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import needs_copy, refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, jit_traced
+from registry.ops.tensors import check_tensor, dtype_name, is_its_own, jit_traced, surely
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
@@ -200,20 +200,13 @@ def coarse(longest: int) -> int:
     return -(-longest // step) * step
 
 
-def _surely(condition: Any) -> bool:
-    """Whether a condition on sizes of a graph is known to hold."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes half a second to import
-
-    return bool(guard_or_false(condition))
-
-
 def check_maximum(name: str, value: Any, capacity: int) -> int:
     """A host maximum as tight as the tensors make it. A graph may work it out from values that it has not seen yet."""
     if jit_traced() and isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in _INTEGERS:
         return value  # type: ignore[return-value]  # a size, which is a tensor there: what runs makes it tight
     compiling = torch.compiler.is_compiling()
     number = not isinstance(value, bool) and isinstance(value, (numbers.Integral, torch.SymInt))
-    if not number or (_surely(value < 0) if compiling else value < 0):
+    if not number or (surely(value < 0) if compiling else value < 0):
         allowed = "an int of at least 0: the longest of the sequences, or a bound of it"
         raise InvalidArgument(name, shown(value), allowed)
     if compiling:

@@ -9,7 +9,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import FP8, refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_tensor, dtype_name, surely
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 INTEGERS = frozenset((torch.int8, torch.int32))
@@ -134,7 +134,8 @@ def as_matrices(
     if len(batch) != 1:  # the number of matrices in words: with empty ones, -1 could be anything
         count = math.prod(batch)
         a3, b3 = a3.reshape(count, *a2.shape[-2:]), b3.reshape(count, *b2.shape[-2:])
-    if a3.shape[0] == 1:
+    one = a3.shape[0] == 1
+    if surely(one) if torch.compiler.is_compiling() else one:  # a batch that is data stays one
         return a3[0], b3[0], shape
     return a3, b3, shape
 

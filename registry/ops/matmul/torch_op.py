@@ -112,11 +112,14 @@ def define(
         scale_b: torch.Tensor | None,
         variant: str | None,
     ) -> torch.Tensor:
-        return launch((activation, out_dtype, asked_of(variant)), a, b, bias, scale_a, scale_b).contiguous()
+        settings = (activation, out_dtype, asked_of(variant))
+        if _is_batch_of_one(a):
+            return launch(settings, a[0], b[0], bias, scale_a, scale_b).contiguous()[None]
+        return launch(settings, a, b, bias, scale_a, scale_b).contiguous()
 
     def _shortcut(a: Any, b: Any, bias: Any, activation: str, out_dtype: Any, *rest: Any) -> Any:
         scale_a, scale_b, variant = rest
-        if bias is not None or scale_a is not None or scale_b is not None:
+        if bias is not None or scale_a is not None or scale_b is not None or _is_batch_of_one(a):
             return None
         known = holding((activation, out_dtype, asked_of(variant)), a, b, None, None, None, None)
         if known is None:
@@ -148,6 +151,11 @@ def define(
     graph_forms[torch.ops.registry.matmul.default] = _in_graph
     define_kernel(_library, "matmul", _matmul, _shortcut)
     _EagerMatmul.launch, _EagerMatmul.product = launch, product
+
+
+def _is_batch_of_one(a: torch.Tensor) -> bool:
+    """What a call makes a matrix, and who calls the torch op for a shard, or for a batch of any size, does not."""
+    return a.dim() == 3 and a.shape[0] == 1
 
 
 def _matmul_fake(
