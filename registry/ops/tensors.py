@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -43,6 +44,25 @@ _batches_gradients = _batching()
 def is_distributed(tensor: torch.Tensor) -> bool:
     """Whether this is a DTensor, whose class takes long to import."""
     return hasattr(tensor, "device_mesh")
+
+
+def divided(tensor: Any, *dims: int) -> Any:
+    """A distributed tensor that can be flattened over these dimensions: whole along those that its shards do not divide
+    evenly. Any other tensor as it is."""
+    if type(tensor) in _PLAIN_TYPES or not is_distributed(tensor):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    placements = list(tensor.placements)
+    for at, placement in enumerate(placements):
+        dim = getattr(placement, "dim", None)  # of Shard, and of nothing else
+        if dim in dims:
+            shards = math.prod(
+                size for size, one in zip(tensor.device_mesh.shape, placements, strict=True) if one == placement
+            )
+            if tensor.shape[dim] % shards:
+                placements[at] = Replicate()
+    return tensor if placements == list(tensor.placements) else tensor.redistribute(placements=placements)
 
 
 def plain(*tensors: torch.Tensor) -> bool:

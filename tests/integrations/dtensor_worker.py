@@ -19,6 +19,7 @@ PRODUCTS = [  # shapes of a and b, placements of a, b and the bias, that of the 
     ("along k", (6, 8), (8, 10), K, Shard(0), None, Partial()),
     ("batches", (4, 6, 8), (4, 8, 10), BATCH, BATCH, ALL, Shard(0)),
     ("a batch of one each", (2, 6, 8), (2, 8, 10), BATCH, BATCH, ALL, Shard(0)),
+    ("batches that no shard divides", (3, 6, 8), (8, 10), BATCH, ALL, ALL, ALL),
     ("batches of one b", (4, 6, 8), (8, 10), BATCH, ALL, ALL, Shard(0)),
     ("columns of batches", (4, 6, 8), (4, 8, 10), ALL, COLUMNS, Shard(0), Shard(2)),
 ]
@@ -77,6 +78,10 @@ def ragged(mesh):
                     found += torch.autograd.grad((out**2).sum(), given)
                     wanted += torch.autograd.grad((expected**2).sum(), own)
                 close(f"ragged {placement} {sorted(how)} {grad}", found, wanted)
+    odd = [x[:3] for x in qkv]  # which two processes do not divide
+    given = [distribute_tensor(x, mesh, [BATCH]) for x in odd]
+    found = registry.attention(*given, key_lengths=distribute_tensor(lengths[:3], mesh, [ALL]))
+    close("odd batches", [found], [registry.attention(*odd, key_lengths=lengths[:3])])
 
 
 def varlen(mesh):

@@ -19,6 +19,7 @@ from registry.ops.tensors import (
     autocast,
     check_tensor,
     differentiated,
+    divided,
     dtype_name,
     is_distributed,
     jit_traced,
@@ -71,7 +72,7 @@ def explain(q: Any, k: Any, v: Any, *, layout: str = "bhsd", **call: Any) -> Any
 
 def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v for that op; the lengths go into `call`, instead of those of the keys."""
-    q, k, v = arguments.check_qkv(q, k, v)
+    q, k, v = (divided(tensor, 0, 2) for tensor in arguments.check_qkv(q, k, v))
     key_lengths, sinks = call.pop("key_lengths", None), call.get("sinks")
     (b, _, s, _), keys = q.shape, k.shape[2]
     call |= {"max_seqlen_q": s, "max_seqlen_k": keys}

@@ -9,7 +9,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import FP8, refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name, surely
+from registry.ops.tensors import check_tensor, divided, dtype_name, surely
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 INTEGERS = frozenset((torch.int8, torch.int32))
@@ -123,8 +123,8 @@ def as_matrices(
     if a.dim() == b.dim() == 2:
         return a, b, (a.shape[0], b.shape[1])
     shape = (*batch_of(a, b), *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
-    a2 = a if a.dim() > 1 else a[None, :]
-    b2 = b if b.dim() > 1 else b[:, None]
+    a2 = divided(a, *range(a.dim() - 1)) if a.dim() > 1 else a[None, :]
+    b2 = divided(b, *range(b.dim() - 2)) if b.dim() > 1 else b[:, None]
     if a2.dim() == 2 and b2.dim() == 2:  # a vector or two
         return a2, b2, shape
     if b2.dim() == 2 and (_folds(a2) or (isinstance(scale_a, torch.Tensor) and scale_a.dim() == 1)):
