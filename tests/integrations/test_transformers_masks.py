@@ -135,6 +135,23 @@ def test_a_window_to_both_sides_counts_from_where_the_queries_stand(queries, key
     assert set(ran.counts) == {"attention" if ours else "elsewhere"}
 
 
+@pytest.mark.parametrize("kind", ["causal_mask_function", "bidirectional_mask_function"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_mask_of_one_row_is_that_of_every_row(kind, padded):
+    door.enable()
+    padding = torch.tensor([[1, 1, 1, 0, 0]]).bool() if padded else None
+    function = getattr(transformers.masking_utils, kind)
+    mask = door.mask(1, 5, 5, mask_function=function, attention_mask=padding, device="cpu")
+    q, k, v = torch.randn(3, 3, 2, 5, 8)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense()).transpose(1, 2)
+    with registry.record() as ran:
+        found, _ = door.attention(torch.nn.Identity(), q, k, v, mask)
+    torch.testing.assert_close(found[:, :3], wanted[:, :3])
+    assert ran.counts == {"elsewhere": {"transformers: a mask of another batch or of other queries": 1}}
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        door.attention(torch.nn.Identity(), q[:, :, 1:], k, v, mask)
+
+
 def test_a_model_that_passes_over_masks_that_are_no_tensors_is_given_one():
     model = made("doge", **SMALL | {"num_key_value_heads": 2}, keep_window_size=5)
     counts = agreed(model, lambda model: model(tokens(), attention_mask=LEFT, use_cache=False).logits[LEFT.bool()])

@@ -60,7 +60,7 @@ def attention(
     if indices is not None or block_indices is not None:
         chosen = chosen_keys(module, key.shape[2], indices, block_indices)
     plain = not dropout and position_bias is None and s_aux is None and chosen is None
-    if plain and mask is not None and mask.prefix is not None and mask.keys == key.shape[2]:
+    if plain and mask is not None and mask.prefix is not None and mask.fits(query, key):
         # what most layers of most models are asked for, and what decoding waits for: nothing is looked at twice
         if mask.grows() and _builds_by_shape(query.device) and not _needs_grad(query, key, value):
             how = {"causal": False, "window": None, "scale": scaling, "softcap": softcap or 0.0}
@@ -81,7 +81,7 @@ def attention(
         causal = bool(causal) and query.shape[2] > 1
         if causal and key.shape[2] > query.shape[2]:
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    why = _what_is_missing(mask, attention_mask, dropout, position_bias, chosen, key)
+    why = _what_is_missing(mask, attention_mask, dropout, position_bias, chosen, query, key)
     if why:
         went_elsewhere("transformers", why)
         dense = mask.dense() if mask is not None else attention_mask
@@ -114,7 +114,13 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _what_is_missing(
-    mask: MaskMeaning | None, given: Any, dropout: float, position_bias: Any, chosen: Any, key: torch.Tensor
+    mask: MaskMeaning | None,
+    given: Any,
+    dropout: float,
+    position_bias: Any,
+    chosen: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
 ) -> str | None:
     """Why no variant can run this; None where one can."""
     if dropout:
@@ -127,6 +133,8 @@ def _what_is_missing(
         return None if given is None else "a dense mask"
     if mask.keys != key.shape[2]:
         raise ValueError(f"the mask is of {mask.keys} keys, and there are {key.shape[2]}")
+    if not mask.fits(query, key):
+        return "a mask of another batch or of other queries"  # which broadcasts, or is an error of torch's
     if mask.pattern is None:
         return "a mask function that is not one of transformers' own, or one in an exported program"
     if mask.misplaced():

@@ -191,6 +191,10 @@ class MaskMeaning(AsTensor, BlockMask):
         end: int = self.q_offset + self.queries - self.kv_offset
         return min(self.keys, end)
 
+    def fits(self, query: torch.Tensor, key: torch.Tensor) -> bool:
+        """Whether it was made for these [B, H, S, D], and need not be broadcast."""
+        return self.keys == key.shape[2] and self.queries == query.shape[2] and self.batch == query.shape[0]
+
     def misplaced(self) -> bool:
         """Whether a window counts from elsewhere than from the last key, or may do so, as nobody here can."""
         pattern = self.pattern
