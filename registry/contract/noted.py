@@ -28,12 +28,16 @@ LONGEST = 400
 """Steps in the code of one number, what it is made of counted wherever it stands. With 40 what a variant guesses was
 too long: its cost was asked to be the same, not to lie between the same two edges."""
 
-_here = threading.local()
+class _Here(threading.local):
+    notes: Notes | None = None
+
+
+_here = _Here()
 
 
 def noting() -> bool:
     """Whether this thread asks with noted sizes: what fails then says nothing of the question itself."""
-    return getattr(_here, "notes", None) is not None
+    return _here.notes is not None
 
 
 class _Condition(NamedTuple):

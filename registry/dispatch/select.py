@@ -52,7 +52,9 @@ class Moment:
     tables: TableSet
     held: Held
     tried: TriedHeld
-    _contending: dict[int, tuple[dict[str, Use], list[str]]] = field(default_factory=dict, init=False, compare=False)
+    _contending: dict[int, tuple[dict[str, Use], tuple[str, ...], tuple[str, ...]]] = field(
+        default_factory=dict, init=False, compare=False
+    )
     """By the id of a rule of these tables."""
 
     @classmethod
@@ -66,13 +68,13 @@ class Moment:
             _latest = latest = cls(*now)
         return latest
 
-    def contending(self, match: Match) -> tuple[dict[str, Use], list[str]]:
-        """What a rule names, by variant, and those that are a library's."""
+    def contending(self, match: Match) -> tuple[dict[str, Use], tuple[str, ...], tuple[str, ...]]:
+        """What a rule names, by variant, the variants, and those that are a library's."""
         found = self._contending.get(id(match.rule))
         if found is None:
             uses, known = {use.variant: use for use in match.use}, self.catalog.of(match.table.op)
-            libraries = [name for name in uses if name in known and known[name].builds is None]
-            found = self._contending[id(match.rule)] = uses, libraries
+            libraries = tuple([name for name in uses if name in known and known[name].builds is None])
+            found = self._contending[id(match.rule)] = uses, tuple(uses), libraries
         return found
 
 
@@ -138,8 +140,8 @@ class Question:
                 yield Ranked(one.variant, config, found.because(place), settled=True)  # type: ignore[union-attr]
 
     def _by_advice(self, match: Match, advice: Advice) -> Iterable[Use]:
-        uses, libraries = self._moment.contending(match)
-        return map(uses.__getitem__, advice.ranked(list(uses), libraries))
+        uses, names, libraries = self._moment.contending(match)
+        return map(uses.__getitem__, advice.ranked(names, libraries))
 
     def places(self) -> Iterator[Ranked]:
         """The first place of each variant there is."""

@@ -17,6 +17,7 @@ import functools
 import itertools
 import operator
 import struct
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -28,8 +29,8 @@ Leaf = tuple[float, ...]
 _Taken = dict[int, dict[float, int]]
 """By coordinate and edge, which leaves go from there on."""
 _Take = Callable[[Sequence[Any]], Any]
-_number: Any = int.from_bytes
-_BIG = itertools.repeat("big")
+_number: Any = functools.partial(int.from_bytes, byteorder="big") if sys.version_info < (3, 11) else int.from_bytes
+"""Big-endian, which need not be said from Python 3.11 on."""
 LANE, HALF, UNIT = 32, 1 << 30, 1e-4
 """Numbers of a leaf lie side by side in one integer, each in a lane of so many bits, in these units, which are decimal
 as those of leaves in a file: what is equal there adds up to the same. Sums are kept above that half. Lanes are as
@@ -162,7 +163,7 @@ class Leaves:
 
     def _added(self, left: int) -> int:
         bits = self._cut(left.to_bytes(self._length, "big"))
-        found = bits if self._words else map(_number, bits, _BIG)
+        found = bits if self._words else map(_number, bits)
         return sum(map(operator.getitem, self._leaves, map(int.bit_length, found)), self._halves)
 
 

@@ -162,7 +162,7 @@ class Advice:
         """These variants, that which is expected to lose least first; a library's where others are expected to gain
         little, which is no more than that: on a shape that was measured itself it is known. Ties stay in the order
         given."""
-        asked = (*names, None, *libraries)
+        asked = tuple(names), tuple(libraries)
         ranked = self._ranked.get(asked)
         if ranked is None:
             lost, little = self.lost, LITTLE if self.expected is not None and self._same is None else 0.0
@@ -176,7 +176,7 @@ class Advice:
             if trusted and {*ranked[: len(trusted)]} != {*trusted} and self.far:
                 ranked.sort(key=lambda name: name not in trusted)
             self._ranked[asked] = ranked
-        return list(ranked)
+        return [*ranked]
 
     def configs(self, variant: str, configs: Sequence[Config], cost: Cost | None) -> Sequence[Config]:
         """These configs, that which is expected to be fastest first; ties stay in the order given. Where no trees tell,
