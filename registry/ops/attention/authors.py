@@ -42,7 +42,7 @@ BY_OP = {
             "q": "as in the forward",
             "k": "as in the forward; dk is summed over the query heads that share it",
             "v": "as in the forward",
-            "out": "what the forward returned, by whichever variant: dense, in the order bhsd or bshd; of some of torch's in that of q",
+            "out": "what any forward returned: dense, in the order bhsd or bshd; by some of torch's in that of q",
             "lse": "float32 [B, H, S], contiguous, -inf where a row saw no key",
             "grad_lse": "`None`, or float32 [B, H, S]: the gradient of the LSE, which adds to dq and dk",
             "deterministic": "whether torch asks for the same bits on every run: "
