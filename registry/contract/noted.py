@@ -7,15 +7,15 @@ sizes that meet all conditions take the same way through the same code, and so t
 
 from __future__ import annotations
 
-import builtins
-import functools
 import math
 import operator
 import re
 import threading
-import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from registry.contract.bounds import COMPARED, bounds_of
+from registry.contract.written import function_of
 
 __all__ = ["Following", "Noted", "Notes", "Unnoted", "gcd", "noting"]
 
@@ -27,6 +27,7 @@ class Unnoted(Exception):
 LONGEST = 400
 """Steps in the code of one number, what it is made of counted wherever it stands. With 40 what a variant guesses was
 too long: its cost was asked to be the same, not to lie between the same two edges."""
+
 
 class _Here(threading.local):
     notes: Notes | None = None
@@ -46,6 +47,12 @@ class _Condition(NamedTuple):
     met: bool
     """Whether it was, or was not."""
     places: int
+
+    @property
+    def simple(self) -> bool:
+        """Whether it holds a size as it is against a number."""
+        size, *numbers = self.operands
+        return type(size) is Noted and not size.operands and self.form in COMPARED and type(numbers[0]) in (int, float)
 
 
 class Notes:
@@ -139,7 +146,7 @@ class Following:
     """What follows from sizes: whether they meet all conditions, and then the numbers that code was noted for.
 
     Sizes are told by where they differ from those of the question. Where few do, as in a cache that grows, only what
-    hangs on these is asked again.
+    hangs on these is asked again. Where half of them do, all are taken to differ: their sets are many.
     """
 
     MOST = 8
@@ -148,7 +155,11 @@ class Following:
     def __init__(
         self, at: tuple[int, ...], conditions: Sequence[_Condition], numbers: Sequence[Mapping[str, str]]
     ) -> None:
-        self.at, self._conditions, self._numbers = at, conditions, numbers
+        self.at, self._numbers = at, numbers
+        simple = [one for one in conditions if one.simple]
+        self._conditions = [*simple, *(one for one in conditions if not one.simple)]  # what is told sooner first
+        bounds = [(one.places.bit_length() - 1, one.form, one.operands[1], one.met) for one in simple]
+        self._bounded, self._lows, self._highs = bounds_of(bounds)
         self._where: dict[tuple[bool, ...], Any] = {}
 
     def of(self, sizes: tuple[int, ...]) -> tuple[dict[str, Any], ...] | None:
@@ -156,14 +167,21 @@ class Following:
         where = tuple(map(operator.ne, sizes, self.at))
         written = self._where.get(where)
         if written is None:
+            if not self._within(sizes):
+                return None
             written = self._written_for(where)
         try:
             return written(sizes)  # type: ignore[no-any-return]
         except ArithmeticError:
             return None
 
+    def _within(self, sizes: tuple[int, ...]) -> bool:
+        """Whether sizes lie within bounds, which most of other sizes do not: no code is written to find that out."""
+        bounded = [sizes[place] for place in self._bounded]
+        return not (any(map(operator.lt, bounded, self._lows)) or any(map(operator.gt, bounded, self._highs)))
+
     def _written_for(self, where: tuple[bool, ...]) -> Callable[[tuple[int, ...]], Any]:
-        if len(self._where) >= self.MOST:
+        if len(self._where) >= self.MOST or 2 * sum(where) >= len(where):
             where = (True,) * len(where)
         found: Callable[[tuple[int, ...]], Any] | None = self._where.get(where)
         if found is None:
@@ -209,18 +227,7 @@ class Following:
         made = "".join(f"{{{', '.join(f'{name!r}: {code}' for name, code in group.items())}}}, " for group in groups)
         lines.append(f"return ({made})")
         known = "".join(f", k{at}" for at in range(len(numbers)))
-        code = _code_of(f"def following(x{known}):\n " + "\n ".join(lines))
-        return types.FunctionType(code, _FUNCTIONS, "following", tuple(numbers))
-
-
-@functools.lru_cache(maxsize=256)
-def _code_of(function: str) -> types.CodeType:
-    """Of a function's text. Answers that lie next to each other differ in the numbers that they were noted for alone,
-    which are no part of it: to compile it took most of what one costs."""
-    scope: dict[str, Any] = {}
-    exec(function, scope)
-    found: types.CodeType = scope["following"].__code__
-    return found
+        return function_of(f"def following(x{known}):\n " + "\n ".join(lines), numbers)
 
 
 _PLACE = re.compile(r"\bx\[(\d+)\]")
@@ -228,21 +235,6 @@ _PLACE = re.compile(r"\bx\[(\d+)\]")
 
 def _literal(value: Any) -> str:
     return f"({value!r})" if value < 0 else repr(value)
-
-
-def compiled(code: str, scope: dict[str, Any]) -> Any:
-    """A function of the sizes from code that was noted."""
-    return eval(_expression(code), {**_FUNCTIONS, **scope})
-
-
-@functools.lru_cache(maxsize=256)
-def _expression(code: str) -> types.CodeType:
-    return compile(f"lambda x: {code}", "<noted>", "eval")
-
-
-_FUNCTIONS: dict[str, Any] = {"ceil": math.ceil, "floor": math.floor, "gcd": math.gcd, "inf": math.inf}
-_FUNCTIONS["__builtins__"] = builtins
-"""Of the globals of functions that are made here: torch.jit.trace looks there, and crashes where there are none."""
 
 
 class Noted:

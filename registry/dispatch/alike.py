@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from registry.contract.noted import Following, Noted, Notes, Unnoted, compiled
+from registry.contract.noted import Following, Noted, Notes, Unnoted
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
+from registry.contract.written import compiled
 from registry.dispatch.decision import Decision
 from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Plan

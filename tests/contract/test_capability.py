@@ -13,7 +13,7 @@ import torch
 import registry
 from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
-from registry.contract.likeness import _EDGES, _MARKS, octaves
+from registry.contract.likeness import _EDGES, _MARKS, counted, in_octaves, octaves
 from registry.contract.meeting import CLASSES, meets
 from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionProblem
@@ -345,3 +345,20 @@ def test_what_never_runs_is_refused_by_that_where_no_rule_says_more():
     variant = Variant("test.rows", "matmul", print, requires)
     said = [str(reason) for reason in variant.reasons(op_named("matmul").problem_type.of_shape(H100, m=4))]
     assert said == ["requires.never: got rules out every config here, allowed a problem that it lets through"]
+
+
+@pytest.mark.parametrize("largest", [4096, 3.7, 2**53 - 1, 2**54 - 1, 2**60 + 1, 0])
+def test_several_sizes_count_as_each_alone(largest):
+    sizes = [1, 7, largest, 0.3, 128]
+    assert list(in_octaves(sizes)) == [octaves(size) for size in sizes]
+    found = counted("a", "c")({"a": 8, "b": "word", "c": largest, "d": 1.0})
+    assert list(found.items()) == [("a", octaves(8)), ("b", "word"), ("c", octaves(largest)), ("d", 1.0)]
+
+
+def test_noted_sizes_count_as_plain_ones():
+    notes = Notes()
+    with notes:
+        found = list(in_octaves([5, *notes.sizes([300])]))
+    assert found == [octaves(5), octaves(300)]
+    following = notes.following((300,))
+    assert [following.of((size,)) is not None for size in (271, 300, 304, 305)] == [False, True, True, False]

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from registry.contract.noted import Following, Noted, Notes, Unnoted, compiled, noting
+from registry.contract.noted import Following, Noted, Notes, Unnoted, noting
+from registry.contract.written import compiled
 
 
 def asked(question, *sizes):
@@ -89,4 +90,40 @@ def test_sizes_may_differ_in_more_sets_of_places_than_have_code_of_their_own():
     for changes in itertools.product((0, 2, 40), repeat=5):
         a, b, c, d, e = other = tuple(map(operator.add, sizes, changes))
         assert (following.of(other) is not None) == (a + b < c + d and (b * e) % 2 > c - d)
-    assert len(following._where) == Following.MOST + 1
+    assert len(following._where) <= Following.MOST + 1
+
+
+def test_sizes_beyond_what_they_were_compared_with_take_no_code():
+    notes, sizes = Notes(), (300, 7)
+    with notes:
+        a, b = notes.sizes(sizes)
+        assert a >= 256.5 and not a > 320 and b < 9.5 and (a * b) % 4 == 0
+    following = notes.following(sizes)
+    for other in ((256, 8), (321, 8), (256, 10), (9, 7)):
+        assert following.of(other) is None
+    assert not following._where
+    for a, b in itertools.product(range(250, 330), range(12)):
+        assert (following.of((a, b)) is not None) == (256.5 <= a <= 320 and b < 9.5 and (a * b) % 4 == 0)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+@pytest.mark.parametrize("number", [4, 4.0, 4.5, -math.inf])
+def test_bounds_hold_the_sizes_that_compare_alike(compare, number):
+    for size in range(9):
+        notes = Notes()
+        with notes:
+            answer = bool(compare(*notes.sizes([size]), number))
+        following = notes.following((size,))
+        for other in range(9):
+            assert (following.of((other,)) is not None) == (compare(other, number) is answer)
+
+
+def test_where_half_of_the_sizes_differ_there_is_one_code():
+    notes, sizes = Notes(), (3, 5, 7, 9)
+    with notes:
+        assert sum(notes.sizes(sizes)) % 4 == 0
+    following = notes.following(sizes)
+    for changes in ((2, 2, 0, 0), (0, 2, 2, 0), (0, 2, 2, 2), (2, 0, 2, 4)):
+        other = tuple(map(operator.add, sizes, changes))
+        assert (following.of(other) is not None) == (sum(other) % 4 == 0)
+    assert len({id(code) for code in following._where.values()}) == 1

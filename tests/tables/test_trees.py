@@ -1,5 +1,6 @@
 """Trees beside a table: what they answer, what they ask, and what of a file is refused."""
 
+import itertools
 import json
 import math
 import random
@@ -7,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from registry.tables import leaves as finding
 from registry.tables import measured
 from registry.tables.nearest import CAP, LITTLE, NEVER, Neighbours
 from registry.tables.shapes import Result, Shape
@@ -222,6 +224,17 @@ def test_what_groups_of_coordinates_leave_is_what_all_of_them_leave_together(see
         for own in each:
             (total,) = leaves.totals([leaves.left(here) & leaves.left(own, 1) & leaves.left((), 2)])
             assert total == pytest.approx(sum(walked(tree, (*here, *own))[0] for tree in listed))
+
+
+def test_few_values_of_a_coordinate_are_kept(monkeypatch):
+    """Of one that is asked many questions, and of flags, which are looked up together."""
+    monkeypatch.setattr(finding, "VALUES", 4)
+    listed = [[0, float(edge), [1.0], [2.0]] for edge in range(5)] + [[1, 0.5, [1.0], [2.0]]]
+    trees = trees_of(["a", "b"], ["ours"], [lambda: listed] * 2)
+    for a, b in itertools.product(range(9), repeat=2):
+        assert trees.sums((a, b)) == pytest.approx([sum(walked(tree, (a, b))[0] for tree in listed)])
+    _, apart, _, together = trees.leaves()._groups[0]
+    assert all(0 < len(kept) <= 4 for kept in (*apart, together))
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 64, 65, 200])
