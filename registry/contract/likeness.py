@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from registry.contract.noted import Noted
+from registry.contract.noted import Noted, noting
 
 STEPS = 8
 """To a doubling."""
@@ -42,7 +42,7 @@ def octaves(value: Any) -> float:
 
 def in_octaves(sizes: Sequence[Any]) -> Iterable[float]:
     """Several sizes as `octaves` has them, without a line of Python for each."""
-    if Noted in map(type, sizes) or max(sizes, default=0) >= _LARGEST:
+    if noting() or max(sizes, default=0) >= _LARGEST:
         return map(octaves, sizes)
     return map(_MARKS.__getitem__, map(bisect_right, itertools.repeat(_EDGES), map(float, sizes)))
 

@@ -70,7 +70,7 @@ class Trees:
         """What each variant is expected to lose to that which loses least."""
         sums = self.sums(here, unseen)
         least = min(sums)
-        return {name: lost - least for name, lost in zip(self.variants, sums, strict=True)}
+        return dict(zip(self.variants, [lost - least for lost in sums], strict=True))
 
     def listed(self) -> dict[str, Any]:
         """As plain data: a question is [place of its coordinate, edge, below, from there on], a leaf its numbers."""
