@@ -15,6 +15,7 @@ from registry import DeclarationError, Reason, Requires, Target, Variant
 from registry.contract.capability import arch_matches, config_reasons, reasons_against
 from registry.contract.likeness import _EDGES, _MARKS, counted, in_octaves, octaves
 from registry.contract.meeting import CLASSES, meets
+from registry.contract.noted import Notes
 from registry.contract.problem import OperandFact
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.known import op_named
