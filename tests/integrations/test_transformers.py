@@ -6,6 +6,7 @@ import functools
 import types
 
 import pytest
+import small_models
 import torch
 
 import registry
@@ -15,19 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from registry.integrations import transformers as door  # noqa: E402
 from registry.integrations.transformers.masks import Pattern, pattern_of  # noqa: E402
 
-SMALL = dict(
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-    head_dim=8,
-)
+SMALL = small_models.SMALL | {"head_dim": 8}
 FAMILIES = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL, sliding_window=4)),

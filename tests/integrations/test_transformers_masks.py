@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import pytest
+import small_models
 import torch
 
 import registry
@@ -15,18 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from registry.integrations import transformers as door  # noqa: E402
 from registry.integrations.transformers.chosen import of_them  # noqa: E402
 
-SMALL = dict(
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    vocab_size=64,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-)
+SMALL = small_models.SMALL | {"num_key_value_heads": 4}
 SPARSE = dict(
     q_lora_rank=16,
     kv_lora_rank=16,

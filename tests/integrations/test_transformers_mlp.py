@@ -6,6 +6,7 @@ import copy
 import io
 
 import pytest
+import small_models
 import torch
 from torch import nn
 
@@ -17,16 +18,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from registry.integrations import transformers as door  # noqa: E402
 from registry.integrations.transformers.mlp import GatedMlp, _both  # noqa: E402
 
-SMALL = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    max_position_embeddings=64,
-    pad_token_id=0,
-)
+SMALL = small_models.SMALL | {"intermediate_size": 48}
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Granite", "Olmo2", "Cohere", "SmolLM3")
 KERNELS_ACTIVATION = set(FUSED) - {"Gemma", "Gemma2"}  # whose GELU is one by tanh
 IDS = torch.randint(3, 64, (2, 7), generator=torch.Generator().manual_seed(2))
