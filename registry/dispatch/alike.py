@@ -1,8 +1,9 @@
 """Calls that differ in sizes alone, and that are decided alike: a cache that grows by a token, the next batch's length.
 
-The second such call is asked with sizes that note what is asked of them (contract/noted.py): shapes and strides, every
-number of them. Where the decision is the same as with plain numbers, it holds for all sizes that meet what was noted,
-and their Problem follows from the code that was. So a new shape is decided by evaluating one expression.
+One of the first few such calls (answers.py) is asked with sizes that note what is asked of them (contract/noted.py):
+shapes and strides, every number of them. Where the decision is the same as with plain numbers, it holds for all sizes
+that meet what was noted, and their Problem follows from the code that was. So a new shape is decided by evaluating one
+expression.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from registry.contract.noted import Following, Noted, Notes, Unnoted
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.contract.written import compiled
+from registry.dispatch.answers import Answers
 from registry.dispatch.decision import Decision
 from registry.dispatch.launches import Launches
 from registry.dispatch.plan import Plan
@@ -29,13 +31,10 @@ from registry.signals import interrupts
 
 MOST = 128
 """Kinds of calls that are known by their sizes; the oldest few go when there are more."""
-WAYS = 8
-"""Answers known for one kind; the oldest goes when there are more."""
-AFTER = frozenset(1 << power for power in range(1, 20))
-"""How many calls of a kind were decided in full when one is asked so: it costs some dozen decisions, and has to pay."""
-PAID = 16
-"""Calls that such an answer was found for: then it has, and the next is looked for at once. A cache grows out of one
-answer into the next."""
+COST = 16
+"""Of finding what a decision holds for, in decisions."""
+LAUNCHED = 8
+"""Ways of one kind to launch; the oldest goes when there are more."""
 
 Sizes = tuple[int, ...]
 
@@ -71,15 +70,16 @@ class _Way:
     scope: Scope
     default: Any
 
+    def of(self, sizes: Sizes) -> _Way | None:
+        return self if self.moment is Moment.now() and self.holds.of(sizes) is not None else None
+
     def decided(self, sizes: Sizes) -> Decision:
         return moved(self.decision, self.problem(sizes))
 
 
 class _Kind:
     def __init__(self) -> None:
-        self.decided = 0
-        self.found = 0
-        self.ways: list[_Way] = []
+        self.ways: Answers[_Way] = Answers(COST)
         self.launches: list[tuple[Any, Launches | None]] = []
         """Of (variant, config, how a Problem follows from the sizes): they outlive the ways."""
 
@@ -100,24 +100,16 @@ class Alike:
     def plan(self, kind: Hashable, sizes: Sizes, with_grad: bool) -> Plan | None:
         """A plan for these sizes, where it is known how they are decided."""
         known = self._kinds.get(kind)
-        if known is None:
+        way = known.ways.find(sizes) if known is not None else None
+        if way is None:
             return None
-        moment = Moment.now()
-        for way in known.ways:
-            if way.moment is moment and way.holds.of(sizes) is not None:
-                if way is not known.ways[0]:
-                    known.ways = [way, *(one for one in known.ways if one is not way)]
-                decided = functools.partial(way.decided, sizes)
-                launch = way.launch
-                if way.launches is not None:
-                    launch = way.launches.of(sizes, functools.partial(self._op.prepared, decided))
-                plan = self._op.planned(decided, launch, way.scope, with_grad, way.default)
-                plan.once, plan.passing = True, launch is not None
-                known.found += 1
-                if known.found >= PAID:
-                    known.decided, known.found = 1, 0
-                return plan
-        return None
+        decided = functools.partial(way.decided, sizes)
+        launch = way.launch
+        if way.launches is not None:
+            launch = way.launches.of(sizes, functools.partial(self._op.prepared, decided))
+        plan = self._op.planned(decided, launch, way.scope, with_grad, way.default)
+        plan.passing = launch is not None
+        return plan
 
     def decided(self, kind: Hashable, sizes: Sizes, plan: Plan, settings: Any, tensors: Sequence[Any]) -> None:
         """Take note of a plan that was made in full."""
@@ -127,11 +119,10 @@ class Alike:
                 for old in list(itertools.islice(self._kinds, MOST // 16)):
                     del self._kinds[old]
             known = self._kinds[kind] = _Kind()
-        known.decided += 1
-        if known.decided in AFTER:
+        if known.ways.wanted(sizes):
             way = self._way(known, plan, settings, sizes, tensors)
             if way is not None:
-                known.ways = [way, *known.ways[: WAYS - 1]]
+                known.ways.add(way)
         self._bind_as_known(known, plan, sizes)
 
     def _bind_as_known(self, kind: _Kind, plan: Plan, sizes: Sizes) -> None:
@@ -185,7 +176,7 @@ class Alike:
         found = self._op.launches(variant, problem_of, config)
         if found is not None:
             found.learn(sizes)
-        kind.launches = [(about, found), *kind.launches[: WAYS - 1]]
+        kind.launches = [(about, found), *kind.launches[: LAUNCHED - 1]]
         return found
 
 

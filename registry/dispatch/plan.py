@@ -126,7 +126,7 @@ class Plan:
         "_trial",
         "default",
         "launch",
-        "once",
+        "new",
         "passing",
         "with_grad",
     )
@@ -147,8 +147,8 @@ class Plan:
         """What a call takes where it is given nothing; the op derives it from the Problem once."""
         self.with_grad = with_grad
         """Whether it was made for tensors that autograd follows."""
-        self.once = False
-        """Whether it may well be for one call: of a length that grows, say."""
+        self.new = True
+        """Whether its first call has not been found yet: it may well be the only one."""
         self.passing = False
         """Whether it could be made again in a few microseconds."""
         self._bound = bound

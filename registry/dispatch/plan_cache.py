@@ -148,8 +148,8 @@ class PlanCache:
         for tensor in tensors:
             needs_grad = needs_grad or tensor.requires_grad
         made = self.by_facts(settings, *tensors, with_grad=needs_grad and _grad_enabled())
-        if made.once:
-            made.once = False  # a guard is for those who come again
+        if made.new:
+            made.new = False  # a guard is for those who come again
         elif key is not None and tensors[-1] is not tensors[-2] and len(kept) < GUARDS:  # k may well be v, too
             self._add_guard(key, kept, made, tensors, needs_grad, plans_then)
         return made

@@ -123,7 +123,7 @@ def test_what_a_made_launch_does_not_answer_is_bound_in_full(gpu, counted):
     """Another sign of the scale, and memory that is aligned otherwise than that of its call."""
     settings = (True, None, 0.0, False, None)
     with registry.use("triton_fa2"):
-        for length in range(1000, 1010):
+        for length in range(1000, 1012):
             tensors = heads(length, 2, 1, True)
             plan, fresh = check(gpu, attention, settings, tensors, scale=0.5)
             for scale in (-0.5, 0.0):
