@@ -15,7 +15,8 @@ Held = Mapping[tuple[str, Hashable], str]
 
 
 class Quarantine:
-    """Variants whose kernel failed to compile or to fit, by problem class. Kept for the life of the process."""
+    """Variants whose kernel failed to compile or to fit, by problem class. Kept for the life of the process, or
+    until another variant is registered in its place."""
 
     def __init__(self) -> None:
         self.held: Held = {}
@@ -31,6 +32,10 @@ class Quarantine:
 
     def items(self) -> list[tuple[str, Hashable, str]]:
         return [(variant, kind, text) for (variant, kind), text in self.held.items()]
+
+    def drop(self, variant: str) -> None:
+        """Let go of a variant of this name: another one has it from now on."""
+        self.held = {key: text for key, text in self.held.items() if key[0] != variant}
 
     def clear(self) -> None:
         self.held = {}

@@ -9,6 +9,7 @@ from registry import garbage, ops
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
+from registry.dispatch.quarantine import quarantine
 from registry.dispatch.tried import tried
 from registry.errors import InvalidArgument, shown
 from registry.ops.op import OPS, Op, op_named
@@ -40,8 +41,7 @@ def register(variant: Variant, *, replace: bool = False) -> Variant:
         raise InvalidArgument("variant", shown(variant), 'a Variant("vendor.name", op=..., run=..., requires=...)')
     op_named(variant.op)
     catalog.register(variant, REGISTERED, replace=replace)
-    tried.drop(variant.name)
-    forget_plans()
+    _forget(variant.name)
     return variant
 
 
@@ -51,7 +51,13 @@ def unregister(variant: Variant | str) -> None:
     if not isinstance(name, str):
         raise InvalidArgument("variant", shown(variant), "a Variant that was registered, or its name")
     catalog.unregister(name)
-    tried.drop(name)
+    _forget(name)
+
+
+def _forget(variant: str) -> None:
+    """Drop what was found out about who had this name until now."""
+    tried.drop(variant)
+    quarantine.drop(variant)
     forget_plans()
 
 

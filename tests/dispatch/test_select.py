@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from dataclasses import replace
 
 import pytest
 import replay_problems
@@ -210,6 +211,21 @@ def test_any_other_failure_is_raised_and_never_retried(declare):
     declare("test.bad", run=bad)
     with registry.prefer("test.bad"), pytest.raises(RuntimeError, match="illegal memory access"):
         registry.attention(*qkv())
+    assert quarantine.items() == []
+
+
+def test_a_variant_in_the_place_of_a_quarantined_one_is_not_held_for_it(declare):
+    def bad(*args, **kwargs):
+        raise KernelDoesNotFit("too big")
+
+    mine = declare("test.mine", run=bad)
+    with registry.prefer("test.mine"):
+        registry.attention(*qkv())
+        assert registry.attention.explain(*qkv()).variant != "test.mine"
+        registry.register(replace(mine, run=math_run), replace=True)
+        assert registry.attention.explain(*qkv()).variant == "test.mine"
+        quarantine.add("test.mine", registry.attention.problem_of(*qkv())[0], KernelDoesNotFit("too big"))
+    registry.unregister("test.mine")
     assert quarantine.items() == []
 
 
