@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from registry.forks import new_lock
 
@@ -34,14 +34,25 @@ log = logging.getLogger("registry")
 WIDEST = 1000
 """Characters of a phrase: a list of what is allowed fits, a listing of a compiler does not."""
 
+MOST = 1000
+"""Different messages: a text that tells of each call must fill neither a log nor the memory of who serves for weeks."""
+FURTHER = f"{MOST} different notices: further ones are counted, and shown no more"
+
 _lock = new_lock()
 _counts: Counter[str] = Counter()
+_firsts: dict[Hashable, str] = {}
+"""By its cause, the message that was met first."""
 
 
-def notice(message: str) -> None:
-    """Count a message, and log it the first time it is met."""
+def notice(message: str, cause: Hashable = None) -> None:
+    """Count a message, and log it the first time it is met. The first of one cause stands for all that it has."""
     message = printable(message)
     with _lock:
+        message = _firsts.get(cause, message)
+        if message not in _counts and len(_counts) >= MOST:
+            message = FURTHER
+        elif cause is not None:
+            _firsts[cause] = message
         _counts[message] += 1
         first = _counts[message] == 1
     if first:
@@ -133,3 +144,4 @@ def clear() -> None:
     """Forget all notices (they will be logged again when met again)."""
     with _lock:
         _counts.clear()
+        _firsts.clear()

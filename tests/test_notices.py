@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from ran import install_plugin
 
+import registry
 from registry import notices
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -70,6 +72,27 @@ def test_the_doctor_says_it_once(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     for what in ("no such thing", "nobody_has_this", "bad.yaml:3"):
         assert done.stdout.count(what) == 1, what
+
+
+def test_a_declaration_that_fails_for_each_shape_is_said_once(declare, capsys):
+    def limit(problem, config):
+        raise ValueError("no such field")
+
+    declare("test.broken", op="matmul", run=lambda a, b, *, config: a @ b, rule=limit, layouts=("nn",))
+    for rows in range(1, 9):
+        registry.matmul.explain(torch.ones(rows, 8), torch.ones(8, 8), variant="torch_matmul").candidates  # noqa: B018
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("the declaration of test.broken failed for matmul on cpu (cpu): dtype=float32, m=1, ")
+    assert notices.counts() == {said: 8}
+
+
+def test_texts_that_tell_of_each_call_come_to_an_end(capsys):
+    for number in range(2 * notices.MOST):
+        notices.notice(f"call {number} is odd", cause=("odd", number))
+    notices.notice("call 7 is odd", cause=("odd", 7))
+    found = notices.counts()
+    assert len(found) == len(capsys.readouterr().err.splitlines()) == notices.MOST + 1
+    assert (found["call 7 is odd"], found[notices.FURTHER]) == (2, notices.MOST)
 
 
 def test_of_a_long_text_both_ends_are_kept():

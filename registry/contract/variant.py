@@ -292,7 +292,7 @@ class Variant:
         if noting() or interrupts(error):
             raise error
         text = what_failed(error)
-        notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}")
+        notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}", cause=(self.name, text))
         return text
 
     def may_wait(self, problem: Problem) -> bool:
