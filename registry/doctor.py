@@ -23,7 +23,7 @@ from registry.contract.target import Target
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog, load_commands
 from registry.dispatch.quarantine import quarantine
-from registry.errors import TableError
+from registry.errors import RegistryError, TableError
 from registry.installed import DISTRIBUTION
 from registry.tables import TableSet
 from registry.tables.lint import LintFinding
@@ -69,8 +69,15 @@ def examine(taken: Collection[str] = ()) -> dict[str, Any]:
         "environment": {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT_PREFIX)
         },
-        "folders": {"cache": str(in_force.cache_folder()), "tuned tables": str(in_force.tuned_folder())},
+        "folders": _folders(),
     }
+
+
+def _folders() -> dict[str, str]:
+    try:
+        return {"cache": str(in_force.cache_folder()), "tuned tables": str(in_force.tuned_folder())}
+    except RegistryError as error:
+        return {"cache": str(error)}
 
 
 def _others(tables: TableSet | None, findings: list[LintFinding]) -> dict[str, int]:

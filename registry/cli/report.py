@@ -54,14 +54,14 @@ def command(
     if fail_if_slower and not against:
         raise click.UsageError("--fail-if-slower needs --against OLD, the results to compare with")
     load_plugins(plugins)
-    own = cache_folder() / "runs"
-    if not results and not own.is_dir():
+    paths = results or (cache_folder() / "runs",)
+    if not results and not paths[0].is_dir():
         raise click.UsageError(
             "RESULTS: got none, and you have not tuned yet; allowed: files of `kreg tune`, or folders"
         )
-    for name, paths in (("RESULTS", results or (own,)), ("--against", against)):
-        spare("--out", out, name, _inputs(paths, out))
-    found = read(results or (own,))
+    for name, given in (("RESULTS", paths), ("--against", against)):
+        spare("--out", out, name, _inputs(given, out))
+    found = read(paths)
     old = read(against) if against else None
     shown = Page()
     for note in (*found.passed_over, *(old.passed_over if old else ())):

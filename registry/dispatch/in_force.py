@@ -16,6 +16,7 @@ from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_rule
 from registry.dispatch.tried import tried
+from registry.errors import RegistryError
 from registry.forks import new_lock
 from registry.tables import (
     Condition,
@@ -111,9 +112,11 @@ def layer_files() -> list[LayerFile]:
         found.extend(files_at([path], Layer.PLUGIN))
     try:
         tuned = tuned_folder()
-        if any(tuned.glob("*.yaml")):
+        if any(path.suffix == ".yaml" for path in tuned.iterdir()):
             found.extend(files_at([tuned], Layer.TUNED))
-    except (OSError, RuntimeError, ValueError) as error:  # no such folder, no such home, no right to look
+    except FileNotFoundError:  # nothing was tuned here yet
+        pass
+    except (OSError, RegistryError, ValueError) as error:  # no folder, no such home, no right to look
         notices.notice(f"the user's own tables are left out: {notices.what_failed(error)}")
     found.extend(environment_files())
     return found
@@ -129,13 +132,17 @@ def op_fields() -> dict[str, dict[str, Field]]:
 
 
 def cache_folder() -> Path:
-    """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder."""
+    """Where this user's own measurements are kept: $REGISTRY_CACHE, else the platform's cache folder. RegistryError
+    where there is none: containers run as users who have no home."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return _settled(given)
     from platformdirs import user_cache_path
 
-    return user_cache_path("kernel-registry")
+    try:
+        return user_cache_path("kernel-registry")
+    except RuntimeError as error:
+        raise RegistryError(f"there is no cache folder: {error}; {CACHE_VARIABLE} names one") from error
 
 
 @functools.cache

@@ -106,6 +106,29 @@ def test_a_cache_that_cannot_be_made_breaks_no_call(tables, monkeypatch, tmp_pat
     examine()
 
 
+def test_who_has_no_home_is_told_what_to_name_and_calls_go_on(tables, monkeypatch, capsys):
+    """As a user whom a container makes up."""
+
+    def nowhere(name):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("REGISTRY_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_path", nowhere)
+    registry.reload_tables()
+    attend()
+    told = "there is no cache folder: could not determine the home directory; REGISTRY_CACHE names one"
+    assert examine()["folders"] == {"cache": told}
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_tables_that_nobody_may_look_for_are_said(monkeypatch, tmp_path, capsys):
+    """Here a file is in their place: a superuser, as whom tests may run, may look everywhere."""
+    (tmp_path / "tables").write_text("")
+    monkeypatch.setenv("REGISTRY_CACHE", str(tmp_path))
+    in_force.layer_files()
+    assert "the user's own tables are left out: NotADirectoryError" in capsys.readouterr().err
+
+
 MANY = {
     "one key": (10_000, "- when: {{head_dim: {0}}}\n  use: [torch_cpu]\n"),
     "any": (25_000, "- use: [torch_cpu]\n"),
