@@ -25,6 +25,7 @@ import torch
 from registry import notices
 from registry.contract.describe import config_text
 from registry.contract.problem import Problem
+from registry.disk import write_atomic
 from registry.dispatch import traced
 from registry.dispatch.contenders import Contender, contenders
 from registry.dispatch.plan import device_of
@@ -134,7 +135,7 @@ class TryOuts:
         may save at once; a table that was not is no place for it: InvalidArgument, and nothing is written. A problem
         that no table can tell from others, as one with a window, is left out, with a notice."""
         from registry.tuning.machine import slug
-        from registry.tuning.store import locked, write_atomic
+        from registry.tuning.store import locked
 
         if not isinstance(folder, (str, Path)) or not str(folder):
             raise InvalidArgument("folder", shown(folder), "the path of a folder")

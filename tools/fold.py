@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from registry.disk import write_atomic
 from registry.tuning import journal
 from registry.tuning.journal import MIXED, ResultsError
-from registry.tuning.store import KEYED, write_atomic
+from registry.tuning.store import KEYED
 
 Lines = list[dict[str, Any]]
 

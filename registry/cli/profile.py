@@ -151,8 +151,8 @@ def _collect(path: Path, data: dict[str, Any]) -> None:
     """Add a recording to a file of them, in place of an older one of the same config and shape."""
     import json
 
+    from registry.disk import write_atomic
     from registry.tuning import observed
-    from registry.tuning.store import write_atomic
 
     held = observed.rows(path) if path.exists() else []
     same = ("variant", "op", "shape", "config")
@@ -163,8 +163,8 @@ def _collect(path: Path, data: dict[str, Any]) -> None:
 
 
 def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int) -> None:
+    from registry.disk import write_atomic
     from registry.profiling.trace import perfetto
-    from registry.tuning.store import write_atomic
 
     write_atomic(out, text)
     if trace is not None:
@@ -173,9 +173,9 @@ def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int)
 
 
 def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int, memory: Any) -> None:
+    from registry.disk import write_atomic
     from registry.profiling.timeline import chart, rows
     from registry.report import library
-    from registry.tuning.store import write_atomic
 
     shown = rows(trace, trace.blocks[0], roles, cycles, memory)
     spec = chart(shown, "What each role of a block does over time", zoom=False, width=860, cycles=cycles)

@@ -45,11 +45,11 @@ def command(
     pictures: Path | None,
     fail_if_slower: bool,
 ) -> int:
+    from registry.disk import write_atomic
     from registry.dispatch.in_force import cache_folder
     from registry.report.page import MOST_BYTES, page
     from registry.report.sources import read
     from registry.tuning.extra import load_plugins
-    from registry.tuning.store import write_atomic
 
     if fail_if_slower and not against:
         raise click.UsageError("--fail-if-slower needs --against OLD, the results to compare with")
@@ -89,8 +89,8 @@ def _inputs(paths: tuple[Path, ...], out: Path) -> list[Path]:
 
 
 def _draw(found: Sources, folder: Path) -> None:
+    from registry.disk import make_folder
     from registry.report.pictures import pictures
-    from registry.tuning.journal import make_folder
 
     make_folder(folder.absolute())
     for name, data in pictures(found).items():

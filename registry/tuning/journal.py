@@ -20,6 +20,7 @@ from typing import Any
 from registry import garbage
 from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.target import Target
+from registry.disk import make_folder
 from registry.errors import RegistryError
 from registry.ops.parts.cases import Case, digest
 from registry.tuning.lines import DAMAGED, check_record, checked_limits, parsed
@@ -92,13 +93,6 @@ class Journal:
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
-
-
-def make_folder(path: Path) -> None:
-    """A folder, with those around it, that nobody else may write to, whatever the umask says."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(mode=0o755, exist_ok=True)
 
 
 def lock(file: int, path: Path, *, wait: bool = False) -> None:

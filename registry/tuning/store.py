@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from registry.disk import make_folder, write_atomic, written
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.errors import RegistryError
 from registry.tables.files import beside, naming
-from registry.tuning.journal import CaseResults, Entry, Results, lock, make_folder
+from registry.tuning.journal import CaseResults, Entry, Results, lock
 from registry.tuning.lines import (
     DAMAGED,
     check_config,
@@ -255,33 +256,9 @@ def write_table(op: str, device: str, text: str, measured_text: str) -> Path:
 def write_both(path: Path, text: str, measured_text: str) -> None:
     """A table and the file beside it, both on the disk before either takes its place. The table last: it is what
     counts. It names the other, so that a table which a crash left beside another's shapes is taken to have none."""
-    with _written(beside(path), measured_text) as shapes, _written(path, naming(text, measured_text)) as table:
-        os.replace(shapes, beside(path))
-        os.replace(table, path)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file whole: readers see the old one or the new one, and a crash leaves one of them."""
-    with _written(path, text) as written:
-        os.replace(written, path)
-
-
-@contextlib.contextmanager
-def _written(path: Path, text: str) -> Iterator[str]:
-    """The name of a file with this text, to take the place of another; gone afterwards, if it did not."""
-    path = path.absolute()
-    make_folder(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        yield name
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    with written(beside(path), measured_text) as put_shapes, written(path, naming(text, measured_text)) as put_table:
+        put_shapes()
+        put_table()
 
 
 @contextlib.contextmanager

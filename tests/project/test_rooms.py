@@ -16,7 +16,7 @@ import registry
 
 ROOT = Path(__file__).parents[2]
 ROOMS = [
-    *("version", "installed", "errors", "forks", "signals", "notices", "garbage"),
+    *("version", "installed", "errors", "forks", "signals", "notices", "garbage", "disk"),
     *("contract", "hookspecs", "toolbox", "tables", "dispatch", "ops", "tuning", "report", "profiling", "testing"),
     *("warming", "trying", "doctor", "pytest_plugin", "cli"),
     "",  # registry/__init__.py, the front door

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.contract.describe import long_dtype
+from registry.disk import write_atomic
 from registry.errors import InvalidArgument, shown
 from registry.ops.known import op_named
 
@@ -192,10 +194,11 @@ def of_problem(problem: Problem) -> Case:
     return Case(case.op, case.shape, tuple(operands.items()))
 
 
-def save_recorded(problems: Iterable[Problem], path: Path) -> int:
-    """Write the problems of a `registry.record()` block for `kreg tune --recorded`. Returns how many."""
+def save_recorded(problems: Iterable[Problem], path: str | Path) -> int:
+    """Write the problems of a `registry.record()` block for `kreg tune --recorded`, in the place of what was there.
+    Returns how many."""
     lines = [json.dumps(case.data()) for case in unique(of_problem(problem) for problem in problems)]
-    Path(path).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_atomic(Path(os.path.expanduser(path)), "".join(line + "\n" for line in lines))
     return len(lines)
 
 

@@ -1,0 +1,49 @@
+"""Files that are replaced whole: readers see the old one or the new one, and a crash, or a full disk, leaves one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+__all__ = ["make_folder", "write_atomic", "written"]
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file whole."""
+    with written(path, text) as put_in_place:
+        put_in_place()
+
+
+@contextlib.contextmanager
+def written(path: Path, text: str) -> Iterator[Callable[[], object]]:
+    """A file with this text beside another, and what has it take the other's place; gone afterwards, if it did not.
+
+    A link stays one, and a device or a pipe, such as /dev/null, is written to: a superuser could replace it.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield functools.partial(path.write_text, text, encoding="utf-8")
+        return
+    place = Path(os.path.realpath(path))
+    make_folder(place.parent)
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        yield functools.partial(os.replace, name, place)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def make_folder(path: Path) -> None:
+    """A folder, with those around it, that nobody else may write to, whatever the umask says."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=0o755, exist_ok=True)
