@@ -11,8 +11,10 @@ tensors decide, among those that the tables expect to be within reach of the bes
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -315,7 +317,9 @@ def _is_row(rule: Any) -> bool:
 
 
 def _table(found: Sequence[TriedOut], saved: Sequence[dict[str, Any]]) -> str:
-    """The table of one op and device. What was found last counts, and what was saved before where nothing was."""
+    """The table of one op and device. What was found last counts, and what was saved before where nothing was. Of more
+    than a table may hold the oldest go, with a notice."""
+    from registry.tables.reader import MAX_BYTES
     from registry.tuning.rules import HEADER, dump
 
     rules: dict[str, dict[str, Any]] = {}
@@ -323,7 +327,14 @@ def _table(found: Sequence[TriedOut], saved: Sequence[dict[str, Any]]) -> str:
         rules.setdefault(repr(sorted(rule["when"].items())), rule)
     problem = found[0].problem
     head = {"op": problem.op, "arch": problem.target.arch, "device": problem.target.name}
-    return HEADER + SAVED + dump({**head, "rules": list(rules.values())})
+    text = HEADER + SAVED + dump({**head, "rules": []})
+    rows = [dump({"rules": [rule]}).removeprefix("rules:\n") for rule in rules.values()]
+    ends = itertools.accumulate((len(row.encode()) for row in rows), initial=len(text.encode()))
+    fit = bisect.bisect_right([*ends], MAX_BYTES) - 1
+    if fit < len(rows):
+        at = f"{problem.op} on {problem.target.name}"
+        notices.notice(f"not saved, for a table holds no more: the oldest {len(rows) - fit} of {len(rows)} for {at}")
+    return text + "".join(rows[:fit])
 
 
 def _rule(found: TriedOut) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from registry import notices, trying
 from registry.dispatch.contenders import contenders
 from registry.dispatch.scope import EMPTY
 from registry.ops.parts.cases import Case
+from registry.tables import reader
 
 
 @pytest.mark.usefixtures("three")
@@ -105,6 +106,24 @@ def test_what_was_found_last_is_saved(tmp_path):
     assert path.read_text().count("- when:") == 1 and path.read_text().index("test.a") < path.read_text().index(
         "test.b"
     )
+
+
+def test_a_table_takes_what_it_may_hold_and_the_newest_stay(tmp_path, monkeypatch, put_in_force):
+    """A larger one could be read by nobody, and was no place to save to."""
+    found, limit = trying.TryOuts(), 6000
+    monkeypatch.setattr(reader, "MAX_BYTES", limit)
+    for length in range(1, 41):
+        problem = registry.attention.problem_of(*qkv(length))[0]
+        found.found.append(trying.TriedOut(problem, (trying.Took("torch_math", {}, 1.0),)))
+        if not length % 20:
+            (path,) = found.save(tmp_path)
+            found.found.clear()
+    held = path.read_text().count("- when:")
+    assert limit - path.stat().st_size < path.stat().st_size / held
+    assert [text.partition(":")[0] for text in notices.counts()] == ["not saved, for a table holds no more"] * 2
+    put_in_force(tmp_path)
+    chosen = [registry.attention.explain(*qkv(length)).variant == "torch_math" for length in (41 - held, 40 - held, 40)]
+    assert chosen == [True, False, True]
 
 
 @pytest.mark.usefixtures("three")
