@@ -66,10 +66,20 @@ def answer_stream() -> TextIO:
 
 def print_json(data: Any) -> None:
     """Plain data as indented JSON."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+    text, stream = json.dumps(data, indent=2, ensure_ascii=False, default=str), answer_stream()
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8", "surrogatepass")
+    except UnicodeEncodeError:  # spelled out as JSON does it, not as the stream would
+        text = json.dumps(data, indent=2, default=str)
     if not text.replace("\n", "").isprintable():  # JSON leaves some control characters as they are
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text, file=answer_stream())
+    click.echo(text, file=stream)
+
+
+def _spelled_out(text: str) -> str:
+    """Without what a terminal would obey, and what the output's encoding lacks, as of a file's name in the locale C."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 class Screen(Console):
@@ -107,11 +117,11 @@ class Page:
         hanging: int = 0,
     ) -> None:
         """A label and a text beside it, wrapped within its own column."""
-        label = printable(label)
+        label = _spelled_out(label)
         first = " " * indent + (f"{label.ljust(label_width)}  " if label or label_width else "")
         further = " " * (len(first) + hanging)
         lines = []
-        for number, part in enumerate(printable(str(text)).splitlines() or [""]):
+        for number, part in enumerate(_spelled_out(str(text)).splitlines() or [""]):
             start = first if number == 0 else further
             lines.extend(self._wrap(part, start, further) or [start])
         painted = Text("\n".join(line.rstrip() for line in lines), style=style)

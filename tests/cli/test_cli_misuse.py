@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -218,6 +219,16 @@ def test_output_that_has_no_room_names_no_file():
         command = [sys.executable, "-m", "registry.cli", "schema"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (USAGE, "kreg: No space left on device\n")
+
+
+def test_names_that_the_encoding_of_the_output_lacks_are_spelled_out(monkeypatch):
+    """A table of such a name ended every command in a UnicodeEncodeError."""
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    Page().row("für", "für_uns.yaml")
+    print_json({"file": "für_uns.yaml"})
+    page, _, answer = out.getvalue().decode().partition("\n")
+    assert page == r"  f\xfcr  f\xfcr_uns.yaml" and json.loads(answer) == {"file": "für_uns.yaml"}
 
 
 def test_a_terminal_of_no_columns_is_written_to(capsys, monkeypatch):
