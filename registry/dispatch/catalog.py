@@ -15,6 +15,7 @@ import pkgutil
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -260,7 +261,9 @@ class _Lazy:
         """What the plugin that is being loaded has registered."""
         self._waiting: list[tuple[Variant, str]] = []
         """What was registered before the catalog was there."""
-        self._added: set[str] = set()
+        self._added: dict[str, int] = {}
+        """What `register` added, with its number among those of its name."""
+        self._times: Counter[str] = Counter()
 
     def get(self) -> Catalog:
         catalog = self._catalog
@@ -309,7 +312,7 @@ class _Lazy:
         for variant, origin in waiting:
             try:
                 found = found.with_variant(variant, origin)
-                self._added.add(variant.name)
+                self._count(variant.name)
             except DeclarationError as error:
                 found = found.with_failure(f"{origin} of {variant.name}", error)
         return found
@@ -336,7 +339,15 @@ class _Lazy:
                     raise DuplicateVariant(variant.name, origin, origin, "replace=True puts this one in its place")
                 catalog = _without(catalog, variant.name)
             self._catalog = catalog.with_variant(variant, origin)
-            self._added.add(variant.name)
+            self._count(variant.name)
+
+    def _count(self, name: str) -> None:
+        self._times[name] += 1
+        self._added[name] = self._times[name]
+
+    def registrations(self) -> dict[str, int]:
+        """What `register` added, with its number among those of its name: another of that name may do otherwise."""
+        return dict(self._added)
 
     def unregister(self, name: str) -> None:
         """Take back what `register` added, and nothing else. A name that is not there is gone already."""
@@ -351,7 +362,7 @@ class _Lazy:
                     f"unregister: got {name!r}, which {where} declares; allowed: what registry.register added"
                 )
             self._catalog = _without(catalog, name)
-            self._added.discard(name)
+            self._added.pop(name, None)
 
     def take_out(self, name: str) -> bool:
         """Make room for a stand-in, whoever declares that name; whether `register` did. For the conformance kit."""
@@ -365,7 +376,7 @@ class _Lazy:
         with self._swap:
             self._catalog = self.get().with_variant(variant, variant.origin)
             if added:
-                self._added.add(variant.name)
+                self._count(variant.name)
 
 
 def _without(catalog: Catalog, name: str) -> Catalog:

@@ -31,6 +31,7 @@ from registry.tables import (
     kind_of,
     shipped_files,
 )
+from registry.tables.files import state_of
 
 CACHE_VARIABLE = "REGISTRY_CACHE"
 
@@ -87,18 +88,29 @@ def digest() -> str:
     ]
     errata = [(e.variant, e.arch, _shown(e.conditions), str(e.toolchain)) for e in found.errata]
     held = [(key, [(one.variant, str(one.config)) for one in found.timed]) for key, found in tried.held.items()]
-    told = repr((sorted(catalog.get().variants), rules, errata, *([sorted(held, key=repr)] if held else [])))
+    own = sorted(catalog.registrations().items())
+    told = repr((sorted(catalog.get().variants), rules, errata, *([sorted(held, key=repr)] if held else []), *own))
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def _shapes_of(table: Table) -> str:
-    """A hash of the measured shapes beside a table."""
+    """A hash of the measured shapes beside a table. They are megabytes, and hashed again where the file has changed."""
     from registry.tables.measured import bytes_beside
 
+    place = table.beside[0]
     try:
-        return hashlib.sha256(bytes_beside(table)).hexdigest()
+        state = place.digest, place.state, state_of(os.stat(place.file)) if isinstance(place.file, Path) else None
+        known, found = _hashes.get(place.file, (None, ""))
+        if known != state or state[-1] is None:
+            found = hashlib.sha256(bytes_beside(table)).hexdigest()
+            _hashes[place.file] = state, found
+        return found
     except (OSError, ValueError):
         return ""
+
+
+_hashes: dict[Any, tuple[Any, str]] = {}
+"""File -> what told it from others of its name, and its hash."""
 
 
 def _shown(conditions: Iterable[Condition]) -> list[Any]:

@@ -37,6 +37,8 @@ _lent = False
 _scopes = 0
 _era = ""
 _counting = new_lock()
+_settling = new_lock()
+"""Who finds an era last has seen all that had changed by then."""
 _asked: list[tuple[str, str]] = []
 """(op, variant) of the blocks that are being traced, innermost last; empty while nobody traces."""
 
@@ -111,10 +113,20 @@ def enter(entered: int) -> None:
 
 
 def new_era() -> None:
-    """Variants or tables have changed: what graphs have settled is settled again."""
+    """Variants or tables may have changed: if so, what graphs have settled is settled again. Graphs of the same ones
+    stay good, for the compiler gives a function up that it had to trace more than a few times."""
+    with _settling:
+        if _era:
+            _find_era()
+
+
+def _find_era() -> None:
     global _era
+    from registry.dispatch import in_force
+
+    found = in_force.digest()
     with _counting:
-        _era = ""
+        _era = found
         _choose()
 
 
@@ -132,16 +144,15 @@ def is_exporting() -> bool:
 @by_the_tracer
 def meet_compiler() -> None:
     """Tell the compiler what graphs may hold in the place of our ops, and how they call them, before it asks."""
-    global _era, _lent
+    global _lent
     while _whole:
         _keep_whole(_whole.pop())
     if not _era:
         from registry.dispatch import in_force
 
-        found = in_force.digest()
-        with _counting:
-            _era = found
-            _choose()
+        in_force.tables()  # runs plugins' code where they are not loaded yet: not under the lock
+        with _settling:
+            _find_era()
     if not _lent and "torch._inductor" in sys.modules:  # no other compiler asks for them
         _lent = True
         for lend, otherwise in lenders:

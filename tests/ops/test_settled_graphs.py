@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_compiled_calls import code_of
+from torch._dynamo import testing
 
 import registry
 from registry.dispatch import traced
@@ -55,3 +56,22 @@ def test_a_step_in_a_graph():
     expected = torch.autograd.grad((a @ b).square().sum(), (a, b))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_graphs_stay_good_where_nothing_has_changed(declare):
+    """A tracer gives a function up that it was asked for eight times; a server may read its tables again each hour."""
+    counter = testing.CompileCounter()
+    q = torch.randn(1, 2, 16, 8)
+    compiled = torch.compile(lambda q: registry.attention(q, q, q) * 2, backend=counter, fullgraph=True, dynamic=False)
+    for _ in range(10):
+        compiled(q)
+        registry.reload_tables()
+        registry.forget_plans()
+    assert counter.frame_count == 1
+    for traced_then in (2, 3):  # the second has the name of the first, and may do otherwise
+        declare("test.here")
+        compiled(q)
+        assert counter.frame_count == traced_then
+        registry.unregister("test.here")
+        compiled(q)
+        assert counter.frame_count == traced_then
