@@ -61,7 +61,7 @@ def select(
         if path is not None:
             held = from_file(op, path)
             if not held:
-                raise InvalidArgument("shapes", str(path), "a file with at least one shape")
+                raise InvalidArgument("shapes", str(path), f"a file with at least one shape of {op}")
             found += held
     if grid_name is not None or not found:
         found += grid(op, "quick" if grid_name is None else grid_name)

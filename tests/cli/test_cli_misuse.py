@@ -18,6 +18,7 @@ from tuning_rows import MACHINE
 from registry import notices
 from registry.cli import FINDING, OK, USAGE, main
 from registry.cli._page import Page, print_json
+from registry.ops.parts.cases import Case, from_file
 from registry.tuning.extra import load_plugins
 from registry.tuning.journal import FORMAT, Journal, holds_other
 
@@ -33,12 +34,26 @@ def test_a_gpu_that_is_not_there_is_one_line(capsys, monkeypatch):
     assert "--device: got cuda" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "at least one shape"), (b"\xff\xfe", "the byte 0xff")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "at least one shape of attention"),
+        (b'{"op": "matmul", "shape": {"m": 64}}\n', "at least one shape of attention"),
+        (b"\xff\xfe", "the byte 0xff"),
+        (b'{"op": ' + b"[" * 100_000, "shapes.txt:1: got"),
+    ],
+)
 def test_a_file_that_holds_no_shapes_is_one_line(capsys, tmp_path, content, said):
     (tmp_path / "shapes.txt").write_bytes(content)
     assert main(["tune", "attention", "--device", "cpu", "--shapes", str(tmp_path / "shapes.txt")]) == USAGE
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_a_file_of_shapes_may_begin_with_a_byte_order_mark(tmp_path):
+    """As editors of Windows write them."""
+    (tmp_path / "shapes.txt").write_bytes(b"\xef\xbb\xbfs=64,d=32\r\n")
+    assert from_file("attention", tmp_path / "shapes.txt") == [Case.parse("attention", "s=64,d=32")]
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def from_file(op: str, path: Path) -> list[Case]:
     """Shapes from a file: one shape a line in the `parse` spelling (# comments), or what `save_recorded` wrote."""
     cases = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InvalidArgument(str(path), f"the byte {error.object[error.start]:#x}", "a text of UTF-8") from error
     for number, line in enumerate(lines, 1):
@@ -175,7 +175,7 @@ def from_file(op: str, path: Path) -> list[Case]:
                 cases += [Case.from_data(data).check()] if data.get("op") == op else []
             else:
                 cases.append(Case.parse(op, line))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise InvalidArgument(f"{path}:{number}", shown(line), f"a shape of {op} ({error})") from error
     return unique(cases)
 
