@@ -109,28 +109,55 @@ def _items(session: pytest.Session, name: str, level: str, target_name: str | No
     return found
 
 
+Found = dict[str, tuple[list[dict[str, Any]], str]]
+"""By variant and target: the outcomes of its checks as plain data, and the smallest that fails."""
+FOUND = pytest.StashKey[Found]()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What the failures of each variant have in common, and the smallest of them: found here, shown at the end."""
-    by_subject: dict[str, list[ConformanceItem]] = {}
+    """What came of the checks is gathered, and the smallest that fails looked for, where they ran."""
+    ran: dict[str, list[ConformanceItem]] = {}
     for item in getattr(session, "items", ()):
         if isinstance(item, ConformanceItem) and item.outcome is not None:
-            by_subject.setdefault(item.subject, []).append(item)
-    session.config._registry_notes = []  # type: ignore[attr-defined]
-    for subject, items in by_subject.items():
-        if all(item.outcome.passed for item in items):
-            continue
-        from registry.testing import in_common, smallest
+            ran.setdefault(item.subject, []).append(item)
+    if not ran:
+        return
+    from dataclasses import asdict
 
+    from registry.testing import smallest
+
+    found: Found = {}
+    for subject, items in ran.items():
         outcomes = [item.outcome for item in items]
-        texts = in_common(outcomes), smallest([item.check for item in items], outcomes)
-        session.config._registry_notes += [f"{subject}: {text}" for text in texts if text]  # type: ignore[attr-defined]
+        found[subject] = list(map(asdict, outcomes)), smallest([item.check for item in items], outcomes)
+    _gather(session.config, found)
+    getattr(session.config, "workeroutput", {})[__name__] = found  # what a process of xdist sends to who started it
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _gather(node.config, getattr(node, "workeroutput", {}).get(__name__, {}))
+
+
+def _gather(config: pytest.Config, found: Found) -> None:
+    known = config.stash.setdefault(FOUND, {})
+    for subject, (outcomes, smallest) in found.items():
+        before, first = known.get(subject, ([], ""))
+        known[subject] = [*before, *outcomes], first or smallest
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if notes := getattr(config, "_registry_notes", ()):
-        terminalreporter.section("what failed")
-        for note in notes:
-            terminalreporter.line(note)
+    """What the failures of each variant have in common, and the smallest of them."""
+    found = config.stash.get(FOUND, {}).items()
+    failed = {subject: one for subject, one in found if not all(outcome["passed"] for outcome in one[0])}
+    if not failed:
+        return
+    from registry.testing import Outcome, in_common
+
+    terminalreporter.section("what failed")
+    for subject, (outcomes, smallest) in failed.items():
+        for text in filter(None, (in_common([Outcome(**outcome) for outcome in outcomes]), smallest)):
+            terminalreporter.line(f"{subject}: {text}")
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------

@@ -80,6 +80,16 @@ def test_pytest_plugin_says_what_failures_share(tmp_path: Path, capsys: pytest.C
     assert "the smallest that fails: float32 batch:1 heads:1x1" in out
 
 
+@pytest.mark.slow(15)
+def test_what_failures_share_is_said_where_processes_of_xdist_ran_them(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(FAILING)
+    wanted = ["-n", "2", "--registry-variant", "test.causal", "-k", "1x1 and float32 and not again and not beside"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, *wanted]
+    out = printed(*command, cwd=tmp_path, timeout=300, allowed=1)
+    assert out.count("failures have causal") == 1, out
+    assert out.count("the smallest that fails: float32 batch:1 heads:1x1") == 1
+
+
 BENCHED = """
 import registry
 
