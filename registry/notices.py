@@ -10,8 +10,10 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from pathlib import Path
 
 from registry.forks import new_lock
 
@@ -26,6 +28,7 @@ __all__ = [
     "shown",
     "shown_by_caller",
     "text_of",
+    "told",
     "what_failed",
 ]
 
@@ -37,6 +40,8 @@ WIDEST = 1000
 MOST = 1000
 """Different messages: a text that tells of each call must fill neither a log nor the memory of who serves for weeks."""
 FURTHER = f"{MOST} different notices: further ones are counted, and shown no more"
+
+_OTHERS = {"registry", "torch", "triton", "pluggy", *sys.stdlib_module_names}
 
 _lock = new_lock()
 _counts: Counter[str] = Counter()
@@ -80,6 +85,20 @@ def what_failed(error: BaseException) -> str:
             raise
         text = f"{kind}, which cannot be shown ({type(worse).__name__})"
     return _phrase(text)
+
+
+def told(error: BaseException) -> str:
+    """An error, and the last line of a plugin's own code on its way: where its author has to look."""
+    places = [
+        f"{Path(frame.f_code.co_filename).name}:{line}, in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_plugins(str(frame.f_globals.get("__name__", "")))
+    ]
+    return what_failed(error) + (f" ({places[-1]})" if places else "")
+
+
+def _is_plugins(module: str) -> bool:
+    return module.startswith("registry.plugins.") or module.partition(".")[0] not in _OTHERS
 
 
 def shown(value: object) -> str:

@@ -33,12 +33,15 @@ HANDED: dict[str, Callable[[Variant], Handed]] = {}
 
 def check_declaration(variant: Variant) -> None:
     """Raise DeclarationError for what cannot be right. An op that is not known yet is not asked."""
-    check_claims(variant.requires, variant.op)
-    _check_kinds(f"Variant {variant.name}", variant, ("traceable", "builds_each_size", "summary"))
-    _check_kinds(f"Variant {variant.name}: design", variant.design, [one.name for one in dataclasses.fields(Design)])
-    _check_design(variant.design)
-    _check_configs(variant)
-    _check_functions(variant)
+    try:
+        check_claims(variant.requires, variant.op)
+        _check_kinds("", variant, ("traceable", "builds_each_size", "summary"))
+        _check_kinds("design: ", variant.design, [one.name for one in dataclasses.fields(Design)])
+        _check_design(variant.design)
+        _check_configs(variant)
+        _check_functions(variant)
+    except DeclarationError as error:
+        raise DeclarationError(f"Variant {variant.name}: {error}") from None
 
 
 def _check_design(design: Design) -> None:
@@ -60,7 +63,7 @@ def _check_configs(variant: Variant) -> None:
     for place, config in enumerate(listed):
         if sorted(config) in map(sorted, listed[:place]):
             got = f"got {shown(dict(config))} twice"
-            raise DeclarationError(f"Variant {variant.name}: configs: {got}; allowed: each once")
+            raise DeclarationError(f"configs: {got}; allowed: each once")
 
 
 def check_claims(requires: Requires, op: str) -> None:
@@ -139,7 +142,7 @@ def _check_kinds(what: str, declared: Variant | Design, names: Iterable[str]) ->
     for name in names:
         value, kind = getattr(declared, name), type(getattr(type(declared), name))
         if type(value) is not kind:
-            raise DeclarationError(f"{what}: {name}: got {shown(value)}; allowed: a value of type {kind.__name__}")
+            raise DeclarationError(f"{what}{name}: got {shown(value)}; allowed: a value of type {kind.__name__}")
 
 
 # --- functions ----------------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def _check_functions(variant: Variant) -> None:
         _check_call(variant, "run", variant.run, handed.tensors, keywords)
         if variant.schedule is not None and "schedule" not in handed.varying:
             allowed = f"None: calls of {variant.op} do not come in steps"
-            raise DeclarationError(f"Variant {variant.name}: schedule: got a function; allowed: {allowed}")
+            raise DeclarationError(f"schedule: got a function; allowed: {allowed}")
     for name, positional in (
         ("prepare", ("problem", "config")),
         ("builds", ("problem", "config")),
@@ -176,9 +179,9 @@ def _check_call(
     if function is None:
         return
     if not callable(function):
-        raise DeclarationError(f"Variant {variant.name}: {name}: got {shown(function)}; allowed: a function")
+        raise DeclarationError(f"{name}: got {shown(function)}; allowed: a function")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise DeclarationError(f"Variant {variant.name}: {name}: got an async function; allowed: one that is not")
+        raise DeclarationError(f"{name}: got an async function; allowed: one that is not")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -188,6 +191,5 @@ def _check_call(
     except TypeError as error:
         called = ", ".join((*positional, *(["*", *keywords] if keywords else ())))
         raise DeclarationError(
-            f"Variant {variant.name}: {name}: got {name}{signature} ({error}); allowed: what {variant.op} can call as "
-            f"{name}({called})"
+            f"{name}: got {name}{signature} ({error}); allowed: what {variant.op} can call as {name}({called})"
         ) from None

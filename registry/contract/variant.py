@@ -15,7 +15,7 @@ from registry.contract.meeting import meets
 from registry.contract.noted import Noted, noting
 from registry.contract.problem import Problem
 from registry.errors import DeclarationError, shown
-from registry.notices import notice, what_failed
+from registry.notices import notice, told
 from registry.signals import interrupts
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
@@ -291,7 +291,7 @@ class Variant:
         """What is said of a declaration that raised this, which is being handled."""
         if noting() or interrupts(error):
             raise error
-        text = what_failed(error)
+        text = told(error)
         notice(f"the declaration of {self.name} failed for {problem.summary()}: {text}", cause=(self.name, text))
         return text
 

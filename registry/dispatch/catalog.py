@@ -14,9 +14,8 @@ import os
 import pkgutil
 import sys
 import threading
-import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +27,7 @@ from registry.contract.problem import PROBLEM_TYPES
 from registry.contract.variant import Variant
 from registry.errors import WIDEST, DeclarationError, DuplicateVariant, Portable, RegistryError, UnknownVariant, shown
 from registry.forks import in_child, new_lock
-from registry.notices import clip, notice, printable, what_failed
+from registry.notices import clip, notice, printable, told
 from registry.signals import held_back, interrupts
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class PluginFailure:
 
     plugin: str
     error: str
-    details: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,9 @@ class Catalog:
 
     def with_failure(self, plugin: str, error: BaseException) -> Catalog:
         """This catalog plus one failed plugin, which is logged once, here."""
-        text = what_failed(error)
+        text = told(error)
         log.warning("plugin %s failed and is left out: %s", plugin, printable(text))
-        details = "".join(traceback.format_exception(error))
-        return replace(self, failures=(*self.failures, PluginFailure(plugin, text, details)))
+        return replace(self, failures=(*self.failures, PluginFailure(plugin, text)))
 
 
 def discover(registered: list[Variant] | None = None) -> Catalog:
@@ -160,7 +157,7 @@ def load_commands(cli: Any, taken: Collection[str]) -> list[PluginFailure]:
                 manager.hook.registry_commands(cli=cli)
                 _check_commands(cli.commands)
         except PluginFailed as failed:
-            failures.append(PluginFailure(name, what_failed(failed.error)))
+            failures.append(PluginFailure(name, told(failed.error)))
             cli.commands.clear()
         cli.commands.update({one: command for one, command in before.items() if one not in cli.commands})
         for command in sorted(one for one in cli.commands if cli.commands[one] is not before.get(one)):
@@ -188,7 +185,11 @@ def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: s
     manager.register(plugin, name=name)
     try:
         manager.check_pending()  # a hook that is misspelt, or takes arguments it cannot have
-        if not manager.get_hookcallers(plugin) and not more:
+        asked = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
+        for hook in sorted(vars(manager.hook).keys() - asked):
+            if callable(getattr(plugin, hook, None)):
+                raise DeclarationError(f"{hook}: got a function without a mark; allowed: one with @registry.hookimpl")
+        if not asked and not more:
             raise DeclarationError(f"{name} has no hook: mark registry_variants with @registry.hookimpl")
         declared = _answers(manager, plugin, "registry_variants")
         tables = [_path(given) for given in _answers(manager, plugin, "registry_tables")]
@@ -209,10 +210,14 @@ def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]
     answers = caller()
     if len(answers) < len(caller.get_hookimpls()):
         raise DeclarationError(f"{hook}: got None; allowed: a list")
-    for answer in answers:
-        if isinstance(answer, (str, bytes, os.PathLike, Variant)):
-            raise DeclarationError(f"{hook}: got {type(answer).__name__}; allowed: a list")
-    return [one for answer in answers for one in answer]
+    return [one for answer in answers for one in listed(hook, answer)]
+
+
+def listed(hook: str, answer: Any) -> list[Any]:
+    """What a hook lists; anything but a list, or what may be read as one, is an error."""
+    if isinstance(answer, (str, bytes, os.PathLike, Variant, Mapping)) or not isinstance(answer, Iterable):
+        raise DeclarationError(f"{hook}: got {type(answer).__name__}; allowed: a list")
+    return list(answer)
 
 
 def _path(given: Any) -> Path:

@@ -14,10 +14,11 @@ from registry.contract.capability import Config, Design
 from registry.contract.problem import Problem
 from registry.contract.variant import Variant
 from registry.errors import shown
+from registry.notices import told
 from registry.ops.parts.kit import Results
 from registry.ops.parts.trials import Trial, spec_conditions
 from registry.testing.checks import runs
-from registry.testing.outcomes import Finding, told
+from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject
 
 # --- run ----------------------------------------------------------------------------------------------------------

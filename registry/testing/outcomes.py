@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from registry.notices import what_failed
+from registry.notices import told
 from registry.ops.parts.judging import Verdict
 
-__all__ = ["Check", "Finding", "Outcome", "Report", "in_common", "told"]
+__all__ = ["Check", "Finding", "Outcome", "Report", "in_common"]
 
 
 @dataclass(frozen=True)
@@ -80,23 +77,6 @@ class Check:
         numbers = found.error, found.yardstick, found.limit
         passed, detail = not found.complaints, "; ".join(found.complaints)
         return Outcome(self.name, passed, *numbers, detail, seconds, self.about, self.traits, found.note)
-
-
-_OTHERS = {"registry", "torch", "triton", *sys.stdlib_module_names}
-
-
-def told(error: BaseException) -> str:
-    """An error, and the last line of a plugin's own code on its way: where its author has to look."""
-    places = [
-        f"{Path(frame.f_code.co_filename).name}:{line}, in {frame.f_code.co_name}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if _is_plugins(str(frame.f_globals.get("__name__", "")))
-    ]
-    return what_failed(error) + (f" ({places[-1]})" if places else "")
-
-
-def _is_plugins(module: str) -> bool:
-    return module.startswith("registry.plugins.") or module.partition(".")[0] not in _OTHERS
 
 
 def _by_name(name: str, call: Callable[[], Finding]) -> Finding:

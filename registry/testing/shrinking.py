@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from registry.notices import told
 from registry.ops.parts.kit import Spec
 from registry.ops.parts.trials import Trial, named
-from registry.testing.outcomes import Finding, told
+from registry.testing.outcomes import Finding
 from registry.testing.subject import Subject
 
 SECONDS = 10.0

@@ -14,7 +14,7 @@ from registry.dispatch.catalog import catalog
 from registry.dispatch.scope import Forced, Scope
 from registry.dispatch.select import decide
 from registry.errors import RegistryError
-from registry.notices import what_failed
+from registry.notices import told
 from registry.ops.parts.cases import Case
 from registry.ops.parts.workload import workload
 from registry.tuning.contestants import Selection, line_up
@@ -93,7 +93,7 @@ def measured(
                 verdict = load.judge(launches[one][0](), expected)
                 found[one].failure = "" if verdict.ok else f"wrong: {'; '.join(verdict.complaints)}"
             except Exception as error:
-                found[one].failure = what_failed(error)
+                found[one].failure = told(error)
         for turn in range(turns):
             for contestant in turn_order([one for one in together if not found[one].failure], turn):
                 sample = timer.sample(launches[contestant], 10.0, 25.0)

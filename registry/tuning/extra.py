@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import TypeVar
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import Catalog, PluginFailed, catalog, contained, new_manager
+from registry.dispatch.catalog import Catalog, PluginFailed, catalog, contained, listed, new_manager
 from registry.dispatch.fingerprint import fingerprint_of
-from registry.errors import DeclarationError, InvalidArgument
-from registry.notices import what_failed
+from registry.errors import InvalidArgument
+from registry.notices import told
 from registry.ops.known import all_ops
 
 T = TypeVar("T")
@@ -90,13 +90,10 @@ def _module(name: str) -> ModuleType:
 
 def _listed(name: str, declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
     """What a plugin declares. What an installed one is refused for, this one is, too."""
-    given = declare()
-    if isinstance(given, Variant) or not isinstance(given, Iterable):
-        raise DeclarationError(f"registry_variants: got {type(given).__name__}; allowed: a list")
-    listed, together = list(given), Catalog()
-    for variant in listed:
+    variants, together = listed("registry_variants", declare()), Catalog()
+    for variant in variants:
         together = together.with_variant(variant, name)
-    return listed
+    return variants
 
 
 def _own_code(name: str, run: Callable[[], T]) -> T:
@@ -105,4 +102,4 @@ def _own_code(name: str, run: Callable[[], T]) -> T:
         with contained():
             return run()
     except PluginFailed as failed:
-        raise InvalidArgument("plugin", name, f"one that loads ({what_failed(failed.error)})") from failed.error
+        raise InvalidArgument("plugin", name, f"one that loads ({told(failed.error)})") from failed.error

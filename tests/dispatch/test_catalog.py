@@ -75,7 +75,7 @@ def test_a_plugin_that_fails_to_load_is_contained_and_shown(discover_with, error
     found = discover_with(bad=error, good=good)
     assert "good.flash" in found.variants and "torch_math" in found.variants
     (failure,) = found.failures
-    assert failure.plugin == "bad" and str(error) in failure.error and type(error).__name__ in failure.details
+    assert failure.plugin == "bad" and f"{type(error).__name__}: {error}" in failure.error
 
 
 def test_two_variants_of_one_name_are_an_error_that_names_both(discover_with):
@@ -133,6 +133,26 @@ def raising(error):
     return hook
 
 
+def test_who_failed_is_said_with_the_authors_own_line(discover_with):
+    def hook():
+        return [Variant("bad.one", op="matmul", run=print, requires=Requires(arch=("hopper",)))]
+
+    line = hook.__code__.co_firstlineno + 1
+    (failure,) = discover_with(bad=plugin_module("bad", registry_variants=hook)).failures
+    assert failure.error.startswith("DeclarationError: Requires.arch: got 'hopper'; allowed: ")
+    assert failure.error.endswith(f" (test_catalog.py:{line}, in hook)")
+
+
+@pytest.mark.parametrize("hook", ["registry_variants", "registry_tables", "registry_commands"])
+def test_a_hook_without_its_mark_is_named_beside_one_that_has_it(discover_with, hook):
+    others = {"registry_variants": list, "registry_tables": list, "registry_commands": lambda cli: None}
+    del others[hook]
+    plugin = plugin_module("bad", **{name: lambda *a, of=of: of(*a) for name, of in others.items()})
+    setattr(plugin, hook, lambda: [variant("bad.one")])
+    (failure,) = discover_with(bad=plugin).failures
+    assert f"{hook}: got a function without a mark; allowed: one with @registry.hookimpl" in failure.error
+
+
 @pytest.mark.parametrize("error", [KeyError("oops"), SystemExit(3), Unspeakable(), GeneratorExit()])
 def test_whatever_a_hook_raises_is_contained(discover_with, error):
     good = plugin_module("good", registry_variants=lambda: [variant("good.flash")])
@@ -155,10 +175,12 @@ def test_whatever_a_hook_raises_is_contained(discover_with, error):
         ({"registry_tables": lambda: [""]}, "registry_tables: got ''; allowed: whole paths"),
         ({"registry_tables": lambda: ["tables"]}, "registry_tables: got 'tables'; allowed: whole paths"),
         ({"registry_variants": lambda: variant("bad.one")}, "registry_variants: got Variant; allowed: a list"),
+        ({"registry_variants": lambda: 3}, "registry_variants: got int; allowed: a list"),
+        ({"registry_variants": lambda: {"one": variant("bad.one")}}, "registry_variants: got dict; allowed: a list"),
         ({"registry_variants": lambda: [variant("bad.one", op="convolution")]}, "op: got 'convolution'; allowed: att"),
         (
             {"registry_variants": lambda: [Variant("bad.one", "matmul", print, Requires(dtypes=("float17",)))]},
-            "Requires.dtypes: got 'float17'",
+            "Variant bad.one: Requires.dtypes: got 'float17'",
         ),
     ],
 )
@@ -346,7 +368,7 @@ def hosted(tmp_path, body, first=""):
         (REGISTERS, "", [True, []]),
         (IN_A_HOOK, "", [True, []]),
         (REGISTERS + "@hookimpl\ndef registry_variants(): return []\n", "import acme_kernels", [True, []]),
-        (THEN_FAILS, "", [False, ["SystemExit: 4"]]),
+        (THEN_FAILS, "", [False, ["SystemExit: 4 (acme_kernels.py:7, in <module>)"]]),
     ],
     ids=["while it is imported", "in its hook", "before, by the host", "and then fails"],
 )

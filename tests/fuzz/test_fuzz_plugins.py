@@ -93,5 +93,5 @@ def test_a_drawn_plugin_is_contained(answer, value, error):
         found = catalog.discover()
     assert not found.variants
     assert (len(found.failures) == 1) == (
-        error is not None or value not in ([], {}) if not isinstance(value, torch.Tensor) else True
+        error is not None or value != [] if not isinstance(value, torch.Tensor) else True
     )
