@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
 from pathlib import Path
@@ -100,6 +101,8 @@ def command(name: str, op: str, package: bool, into: Path) -> int:
     if not _NAME.fullmatch(name):
         raise InvalidArgument("NAME", repr(name), "vendor.name in lower-case words, such as acme.my_kernel")
     vendor, module = name.partition(".")[0], name.replace(".", "_")
+    if fnmatch.fnmatch(file := f"{module}.py", "test_*.py") or fnmatch.fnmatch(file, "*_test.py"):
+        raise InvalidArgument("NAME", repr(name), f"a name whose module, {file}, pytest does not take for tests")
     # Named unlike the module: beside it, Python would take the folder for the module, ahead of an editable install.
     folder = into / (distribution := module.replace("_", "-"))
     if folder.exists() and any(folder.iterdir()):

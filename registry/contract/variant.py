@@ -18,8 +18,8 @@ from registry.errors import DeclarationError, shown
 from registry.notices import notice, told
 from registry.signals import interrupts
 
-_NAME = re.compile(r"([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")
-_PLAIN = (int, float, str, bool)
+_NAME = re.compile(r"(?=.{1,100}$)([a-z][a-z0-9_]*\.)?[a-z][a-z0-9_]*")  # tables hold no longer ones
+_PLAIN = (int, str, bool)
 _NAMES, _ANY_VALUE, _DICTS = frozenset((str,)), frozenset((int, str, bool)), frozenset((dict,))
 
 GUESSED = 8
@@ -44,7 +44,7 @@ class Variant:
 
     name      `<dsl>_<algorithm>[_<trait>]`, third parties `vendor.name`: a stable id in tables, benchmarks and caches.
     run       called with the op's tensors, `config`, and exactly those keyword arguments whose features are claimed.
-    configs   flat dicts, best first; or a function of the problem that gives them.
+    configs   flat dicts of integers, strings and bools, best first; or a function of the problem that gives them.
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
               the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
               Where all of that comes down to one of torch's functions of the tensors, `launch.bare` may name it.
@@ -94,9 +94,8 @@ class Variant:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DeclarationError(
-                f"Variant.name: got {shown(self.name)}; allowed: lower-case words, optionally 'vendor.name'"
-            )
+            allowed = "lower-case words, optionally 'vendor.name', of at most 100 letters"
+            raise DeclarationError(f"Variant.name: got {shown(self.name)}; allowed: {allowed}")
         if not callable(self.run):
             raise DeclarationError(f"Variant {self.name}: run: got {shown(self.run)}; allowed: a callable")
         if not isinstance(self.op, str):
@@ -320,7 +319,6 @@ class Variant:
         ):
             return
         items = config.items() if isinstance(config, Mapping) else [(None, None)]
-        plain = all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items)
-        if not plain or any(isinstance(value, float) and not math.isfinite(value) for _, value in items):
-            allowed = "a flat dict of finite numbers, strings and bools, by name"
+        if not all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items):
+            allowed = "a flat dict of integers, strings and bools, by name, which tables can hold"
             raise DeclarationError(f"Variant {self.name}: config {shown(config)}; allowed: {allowed}")

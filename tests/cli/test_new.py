@@ -88,6 +88,14 @@ def test_names_that_no_distribution_can_have_are_refused(name, tmp_path, capsys)
     assert "allowed: vendor.name" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["test.flash", "acme.flash_test", "acme.test"])
+def test_names_whose_kernel_would_be_collected_as_tests_are_refused(name, tmp_path, capsys):
+    """pytest would import such a file before its test, which has to say first that Triton interprets."""
+    assert main(["new", name, "--into", str(tmp_path)]) == USAGE
+    assert f"NAME: got {name!r}; allowed: a name whose module, " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_mistakes_are_one_line(tmp_path, capsys):
     for arguments, said in (
         (["Acme"], "NAME: got 'Acme'; allowed: vendor.name"),

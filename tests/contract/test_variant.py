@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from registry import Requires, Target, Variant, notices
+from registry import DeclarationError, Requires, Target, Variant, notices
 from registry.contract.noted import Notes
 from registry.ops.attention.problem import AttentionProblem
 
@@ -17,6 +17,13 @@ H100 = Target.named("H100")
 
 def problem(**shape):
     return AttentionProblem.of_shape(shape.pop("target", H100), **shape)
+
+
+@pytest.mark.parametrize("name", ["v" * 101, "Acme.flash", "acme.flash.two", "acme.", ""])
+def test_a_name_that_no_table_could_hold_is_none(name):
+    with pytest.raises(DeclarationError, match="Variant.name: got .*; allowed: lower-case words"):
+        Variant(name, op="attention", run=lambda: None, requires=Requires())
+    assert Variant("acme." + "v" * 95, op="attention", run=lambda: None, requires=Requires())
 
 
 def test_a_variant_is_legal_if_one_config_is():
