@@ -16,6 +16,7 @@ import docs
 import registry
 from registry import hookspecs
 from registry.dispatch.catalog import BUILTIN_PACKAGE, ENTRY_POINT_GROUP, catalog
+from registry.ops.attention.problem import AttentionProblem
 from registry.ops.known import all_ops
 from registry.tuning.lint import lint_tables, load_files
 
@@ -95,6 +96,18 @@ def test_the_table_in_the_readme_is_without_error(tmp_path):
     tables = load_files([path])
     assert len(tables.tables) == 1
     assert not [finding for finding in lint_tables(tables) if finding.severity == "error"]
+
+
+def test_the_erratum_for_authors_forbids_what_it_says(tmp_path):
+    (block,) = (block.code for block in blocks(ROOT / "docs" / "authors.md") if block.language == "yaml")
+    (path := tmp_path / "errata.yaml").write_text(block)
+    h100 = registry.Target.named("H100")
+    tables = load_files([path])
+    assert not [finding for finding in lint_tables(tables) if finding.severity == "error"]
+    for keys, forbidden in ((15, True), (16, False)):
+        problem = AttentionProblem.of_shape(h100, s=8, sk=keys)
+        found = tables.errata_for("attention", "acme.my_kernel", problem.facts(), problem.target)
+        assert bool(found) == (forbidden and h100.triton.startswith("3.6.")), keys
 
 
 def test_every_hook_and_every_variable_is_in_the_readme():
