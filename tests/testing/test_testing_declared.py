@@ -122,6 +122,14 @@ def test_what_cannot_be_asked_fails() -> None:
     assert "allowed: a record Design(...)" in failing(product_variant(design_of=lambda config: {}), "design_of")[0]
 
 
+def test_what_raises_is_blamed_for_itself_and_not_for_the_configs() -> None:
+    def raises(*given: Any) -> Any:
+        raise ZeroDivisionError
+
+    variant = product_variant(cost=raises, design_of=raises)
+    assert not failing(variant, "configs") and failing(variant, "cost") and failing(variant, "design_of")
+
+
 def test_what_can_be_asked_passes() -> None:
     asked: dict[str, Any] = {"cost": lambda problem, config: 2, "waits": lambda problem: False}
     variant = product_variant(**asked, design_of=lambda config: Design())
