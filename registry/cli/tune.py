@@ -371,6 +371,8 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         return
     for warning in fitted.warnings:
         page.line(f"never dispatched to: {warning}", style="red")
+    for text in fitted.unheard:
+        page.line(text, style="yellow")
     for text, why in fitted.skipped.items():
         page.line(f"not in the fit ({why}): {text}")
     page.line(f"regret of each shape by the others, as if it had not been measured: {fitted.regret}")
@@ -393,5 +395,5 @@ def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, whe
     if fitted is not None:
         kinds = [{"when": dict(kind), **regret.data()} for kind, regret in fitted.kinds]
         found |= {"rules": fitted.rules, "regret": fitted.regret.data(), "single": fitted.single.data(), "kinds": kinds}
-        found |= {"warnings": fitted.warnings, "table": where or fitted.text}
+        found |= {"warnings": fitted.warnings, "unheard": fitted.unheard, "table": where or fitted.text}
     return found

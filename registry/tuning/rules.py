@@ -7,6 +7,8 @@ shape is asked about as if it had not been measured: its neighbours answer.
 from __future__ import annotations
 
 import functools
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +19,15 @@ import yaml
 from registry.notices import both_ends
 from registry.ops.known import op_named
 from registry.tables import measured
+from registry.tuning.config_trees import LEAST
 from registry.tuning.evidence import Pick, Regret, evidence, load_text, picks_left_out, regret_of
 from registry.tuning.fit import Fit, Settings, candidates, excluded, is_wrong
 from registry.tuning.journal import CaseResults, Results
 from registry.tuning.kinds import beside_of
 
 HALVES = ["bfloat16", "float16"]
+WORTH_SAYING = 1.02
+"""Times as long as its fastest that a variant takes by the config that runs, in the mean."""
 HEADER = "# yaml-language-server: $schema=./table.schema.json\n"
 
 
@@ -43,6 +48,8 @@ class Fitted:
     """Of each kind that has a fit of its own, with its conditions; the one that is left has none."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    unheard: list[str] = field(default_factory=list)
+    """Variants whose first config runs although another was measured to be faster."""
 
 
 def make_table(
@@ -85,7 +92,26 @@ def make_table(
         {text: why for one in found for text, why in one.skipped.items()},
     )
     fitted.warnings = [w for one in found for case in one.cases for w in _failures(case, settings)]
+    fitted.unheard = _unheard(found)
     return fitted
+
+
+def _unheard(found: Sequence[Fit]) -> list[str]:
+    """What is lost where neither trees nor a guess tell configs (`Advice.configs`), so that the first one runs."""
+    lost: dict[str, list[float]] = {}
+    for one in found:
+        for declared, timed in zip(one.declared, one.timed, strict=True):
+            for name, own in timed.items():
+                first = own.ms.get(next((at for at in own.ms if own.configs[at] == declared[name]), -1), math.inf)
+                if own.cost is None and name not in one.config_trees and first < math.inf:
+                    lost.setdefault(name, []).append(first / min(own.ms.values()))
+    mean = {name: statistics.geometric_mean(each) for name, each in lost.items()}
+    return [
+        f"{name} runs its first config, which takes {times:.2f} times as long as its fastest ones on these shapes: "
+        f"declare a cost (registry.toolbox.costs.unknown_cost, if it has no guess), or measure {LEAST} shapes or more"
+        for name, times in mean.items()
+        if times > WORTH_SAYING
+    ]
 
 
 def _of(case: CaseResults, variant: str, settings: Settings) -> list[Any]:

@@ -39,6 +39,13 @@ def test_the_ops_that_people_write_kernels_for_have_one():
     assert {"attention", "attention_backward", "attention_varlen", "grouped_mm", "matmul"} <= set(STARTED)
 
 
+@pytest.mark.parametrize("op", STARTED)
+def test_what_is_tuned_of_its_configs_counts_from_the_first_shape_on(op):
+    """A variant of several that guesses nothing, and does not say so, would run its first whatever was measured."""
+    text = all_ops()[op].starter
+    assert ("cost=unknown_cost" in text) == ("configs=" in text)
+
+
 @pytest.mark.slow(15)
 def test_what_is_written_passes(tmp_path, capsys, monkeypatch):
     folders = []

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from test_tuning_fit import attention_cases, one, results_of, shipped_of, verified
+from test_tuning_fit import attention_cases, one, results_of, shipped_of, table_of, verified
 
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
@@ -106,3 +106,24 @@ def test_the_order_counts_in_which_a_variant_would_try_its_configs_whatever_it_w
     assert order_digest([own_order(TILES, cost)]) == order_digest([own_order(TILES[::-1], cost)])
     one, other = [({"TILE": 1, "deep": True}, 1.0)], [({"deep": True, "TILE": 1}, 2.0)]
     assert order_digest([one]) == order_digest([other]) != order_digest([[({"TILE": 1, "deep": 1}, 1.0)]])
+
+
+@pytest.mark.parametrize(
+    ("cost", "least", "said"),
+    [
+        (None, 50, "test.ours runs its first config, which takes 1.50 times as long as its fastest ones"),
+        (lambda problem, config: 1.0, 50, ""),
+        (None, 8, ""),
+    ],
+    ids=["neither", "a guess", "trees"],
+)
+def test_a_table_that_tells_no_configs_says_what_that_costs(declare, monkeypatch, cost, least, said):
+    monkeypatch.setattr(config_trees, "LEAST", least)
+    declare("test.ours", configs=TILES, dtypes=("bfloat16",), cost=cost)
+    results = results_of(
+        attention_cases(), lambda f: {one("test.ours", TILES[0]): 1.5, one("test.ours", TILES[1]): 1.0}
+    )
+    for case in results.cases.values():
+        for entry in case.entries.values():
+            entry.fingerprint = fingerprint_of(catalog.get().variants["test.ours"])
+    assert "".join(table_of(results).unheard).startswith(said) and bool(table_of(results).unheard) == bool(said)
