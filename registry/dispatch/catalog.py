@@ -184,7 +184,7 @@ def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: s
     """The catalog with what one plugin declares, by its hooks and in `more`. Raises what is wrong with it."""
     manager.register(plugin, name=name)
     try:
-        manager.check_pending()  # a hook that is misspelt, or takes arguments it cannot have
+        _check_names(manager)
         asked = {caller.name for caller in manager.get_hookcallers(plugin) or ()}
         for hook in sorted(vars(manager.hook).keys() - asked):
             if callable(getattr(plugin, hook, None)):
@@ -202,6 +202,17 @@ def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: s
             known = ", ".join(sorted(op for op in PROBLEM_TYPES if op))
             raise DeclarationError(f"Variant {variant.name}: op: got {variant.op!r}; allowed: {known}")
     return replace(found, tables=(*found.tables, *((name, path) for path in tables)), plugins=(*found.plugins, name))
+
+
+def _check_names(manager: pluggy.PluginManager) -> None:
+    """Raise for a hook that is misspelt."""
+    import pluggy
+
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = ", ".join(sorted(hook for hook, caller in vars(manager.hook).items() if caller.has_spec()))
+        raise DeclarationError(f"{error}; allowed: {known}") from None
 
 
 def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]:

@@ -166,7 +166,10 @@ def test_whatever_a_hook_raises_is_contained(discover_with, error):
     ("hooks", "said"),
     [
         ({}, "no hook"),
-        ({"registry_variant": lambda: [variant("bad.one")]}, "registry_variant"),
+        (
+            {"registry_variant": lambda: [variant("bad.one")]},
+            "allowed: registry_commands, registry_tables, registry_variants",
+        ),
         ({"registry_variants": lambda: ["flash"]}, "got str; allowed: a Variant"),
         ({"registry_variants": lambda: None}, "registry_variants: got None; allowed: a list"),
         ({"registry_tables": lambda: None}, "registry_tables: got None; allowed: a list"),
