@@ -148,6 +148,16 @@ def _cudnn_rule(problem: Any, config: Any) -> Iterator[Reason]:
         yield Reason("range", "head_dim", max(problem.head_dim, problem.head_dim_v), f"..128 on {problem.target.arch}")
 
 
+def _cudnn_forward_rule(problem: Any, config: Any) -> Iterator[Reason]:
+    yield from _cudnn_rule(problem, config)
+    if problem.head_dim_v != problem.head_dim:
+        # torch lays such a result out in the order of q's strides, in which one of 0 comes before that of the columns.
+        for q in problem.operands[:1]:
+            if any(stride == 0 and size > 1 for size, stride in zip(q.shape, q.strides, strict=True)):
+                allowed = "none of 0 where head_dim_v is another"
+                yield Reason("layout", "strides", q.strides, allowed, "q.contiguous()", operand="q")
+
+
 def _cudnn_backward_rule(problem: Any, config: Any) -> Iterator[Reason]:
     yield from _cudnn_rule(problem, config)
     if problem.seqlen_q == problem.seqlen_k == 1:
@@ -328,7 +338,7 @@ def registry_variants():
         causal=True,
         gqa=True,
         cross_length=True,
-        rule=_cudnn_rule,
+        rule=_cudnn_forward_rule,
         base_alignment=16,
         stride_alignment=16,
         deterministic=True,
