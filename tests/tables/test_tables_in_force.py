@@ -78,10 +78,10 @@ def test_a_file_of_no_op_is_left_out_and_named(tables):
     assert any("given.yaml" in text for text in ailments(examine()))
 
 
-def test_a_reload_that_fails_leaves_the_tables_in_force(tables):
+def test_a_reload_that_fails_leaves_the_tables_in_force(monkeypatch, tmp_path):
     before = in_force.tables()
-    tables("op: attention\nrules: 7\n")
-    in_force._loaded = True
+    (tmp_path / "given.yaml").write_text("op: attention\nrules: 7\n", encoding="utf-8")
+    monkeypatch.setenv("REGISTRY_TABLES", str(tmp_path / "given.yaml"))
     with pytest.raises(TableError, match="given.yaml"):
         registry.reload_tables()
     assert in_force.tables() is before
