@@ -1,0 +1,18 @@
+"""Sweeps load their plugins into this process as well, as `kreg tune` does into its own, which ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugins_go() -> Iterator[None]:
+    """Variants that misbehave on purpose are gone after the module: the next try_out would launch one that exits."""
+    import registry
+
+    before = set(registry.variants())
+    yield
+    for name in set(registry.variants()) - before:
+        registry.unregister(name)
