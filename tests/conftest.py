@@ -165,12 +165,10 @@ def ctrl_c() -> Iterator[None]:
 @pytest.fixture
 def takes_back() -> Iterator[None]:
     """What is registered meanwhile, by an example say, is gone after the test."""
-    import registry
+    from made_up import taken_back
 
-    before = set(registry.variants())
-    yield
-    for name in set(registry.variants()) - before:
-        registry.unregister(name)
+    with taken_back():
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,3 +18,12 @@ def math_run(q: Any, k: Any, v: Any, *, scale: float, config: Any, causal: bool 
         q, k, v, scale=scale, causal=causal, return_lse=True, dtype=torch.float32, **features
     )
     return out.to(q.dtype), lse
+
+
+@contextlib.contextmanager
+def taken_back() -> Iterator[None]:
+    """What is registered meanwhile is gone afterwards."""
+    before = set(registry.variants())
+    yield
+    for name in set(registry.variants()) - before:
+        registry.unregister(name)
