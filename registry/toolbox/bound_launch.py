@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from registry.toolbox.tensor_maps import Address, maps_for, with_base
+from registry.toolbox.tensor_maps import Address, frozen, maps_for, with_base
 from registry.toolbox.triton_internals import c_launcher, internals, packed
 
 __all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of"]
@@ -35,8 +35,8 @@ class _Form:
     """Names that every shape shares."""
     frozen: tuple[tuple[str, str], ...]
     """(name in the scope, parameter) of what is fixed for a shape."""
-    described: tuple[tuple[int, str, Any], ...]
-    """(place of a parameter, its name, what the compiled kernel says of it) of tensor maps."""
+    described: tuple[tuple[int, str, Any, Any], ...]
+    """(place of a parameter, its name, what the compiled kernel says of it, the same frozen) of tensor maps."""
     scratch: tuple[int, int] | None
     """Bytes a block, and their alignment."""
 
@@ -49,12 +49,12 @@ class _Form:
         for name, parameter in self.frozen:
             scope[name] = launch.frozen[parameter]
         inside = internals()
-        for at, parameter, about in self.described:
+        for at, parameter, metadata, about in self.described:
             template = launch.templates[parameter]
-            if about is not None:
+            if metadata is not None:
                 example = with_base(template, Address(0, launch.dtypes[parameter]))
-                scope[maps_name(at)] = maps_for(example, about, inside.encoder)
-            for number, value in enumerate(inside.descriptor_rest(template, about)):
+                scope[maps_name(at)] = maps_for(example, metadata, about, inside.encoder)
+            for number, value in enumerate(inside.descriptor_rest(template, metadata)):
                 scope[rest_name(at, number)] = value
         return _in(scope, self.function)
 
@@ -138,7 +138,7 @@ class _Arguments:
         self.guards: list[str] = []
         self.passed: list[str] = []
         self.frozen: list[tuple[str, str]] = []
-        self.described: list[tuple[int, str, Any]] = []
+        self.described: list[tuple[int, str, Any, Any]] = []
         sixteenths: list[str] = []
         for name, kind in compiled.src.signature.items():
             place = names.index(name)
@@ -151,7 +151,7 @@ class _Arguments:
                 sixteenths.append(name)
             if name in launch.templates:
                 about = next(about_descriptors)
-                self.described.append((place, name, about))
+                self.described.append((place, name, about, frozen(about)))
                 self.passed.append(at if about is None else f"{maps_name(place)}[{at}]")
                 rest = inside.descriptor_rest(launch.templates[name], about)
                 self.passed += (rest_name(place, number) for number in range(len(rest)))

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
 from registry.toolbox.bound_launch import function
-from registry.toolbox.launch import Launcher, NoClusters, StandIn, is_descriptor, plain_constants
+from registry.toolbox.launch import Launcher, NoClusters, StandIn, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
 from registry.toolbox.resized import Resizing, numbers_of
-from registry.toolbox.tensor_maps import Address, with_base, without_base
+from registry.toolbox.tensor_maps import Address, is_descriptor, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, launcher_can_cluster
 
 if TYPE_CHECKING:

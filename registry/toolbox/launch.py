@@ -38,7 +38,8 @@ from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
 from registry.toolbox.kernel_keys import settle_keys
-from registry.toolbox.tensor_maps import Address, rounds_to_tf32, rows_of_box, with_base, without_base
+from registry.toolbox.known_kernels import known_kernel
+from registry.toolbox.tensor_maps import Address, is_descriptor, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
 __all__ = ["Bound", "Launcher", "NoClusters", "StandIn"]
@@ -137,10 +138,7 @@ class Launcher:
         """
         import torch
 
-        plainly = plain_constants(arguments, self.if_plain_maps)
         given = {**_defaults(self.kernel), **arguments, **self.constants}
-        if plainly and not encoder_can(arguments.values()):
-            given |= plainly
         if unknown := {*given, *self.if_plain_maps, *vary}.difference(self.kernel.arg_names):
             raise TypeError(f"{self.kernel.__name__} has no parameters {sorted(unknown)}")
         if capturing():
@@ -148,11 +146,18 @@ class Launcher:
                 f"{self.kernel.__name__} was never compiled for these arguments, and a CUDA graph is being captured; "
                 f"call it once with the same shapes before the capture, or use registry.warm(...)"
             )
-        index = _device_index(device, arguments.values())
+        slow = Unbound(self, given, vary)
+        plainly = slow.plainly = plain_constants(slow.templates, self.if_plain_maps)
+        if plainly and not encoder_can(slow.templates.values()):
+            given |= plainly
+            slow.frozen |= plainly
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
-        slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, plainly)
+        slow.grid = (*blocks, 1, 1)[:3]
+        index = slow.index = _device_index(device, [given[name] for name in slow.dtypes])
         with torch.cuda.device(index):
-            compiled = self._compiled(given, blocks)
+            compiled = known_kernel(
+                self.kernel, given, self.options, index, functools.partial(self._compiled, given, blocks)
+            )
             with _loading:
                 why = refusal(self.kernel, compiled)  # loads the kernel: OutOfResources is raised here
             about = getattr(compiled.metadata, "tensordesc_meta", None)
@@ -179,18 +184,8 @@ class Launcher:
 class Unbound:
     """The launch through `kernel[grid]`, for all that a generated launch leaves out."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        given: Mapping[str, Any],
-        grid: tuple[int, ...],
-        vary: Collection[str],
-        index: int,
-        plainly: Mapping[str, Any],
-    ) -> None:
-        self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
-        self.cluster = launcher.cluster
-        self.plainly = plainly  # constants for `kernel[grid]`
+    def __init__(self, launcher: Launcher, given: Mapping[str, Any], vary: Collection[str]) -> None:
+        self.kernel, self.options, self.cluster = launcher.kernel, launcher.options, launcher.cluster
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
         self.frozen: dict[str, Any] = {}
@@ -262,6 +257,11 @@ class Unbound:
         with torch.cuda.device(self.index):
             self.fast(*varying)
 
+    grid: tuple[int, ...]
+    index: int
+    """Of the device."""
+    plainly: Mapping[str, Any]
+    """Constants for `kernel[grid]`."""
     fast: Callable[..., None]
     compiled: Any
 
@@ -269,17 +269,6 @@ class Unbound:
 @functools.lru_cache(maxsize=256)
 def _defaults(kernel: Any) -> dict[str, Any]:
     return {name: p.default for name, p in kernel.signature.parameters.items() if p.default is not p.empty}
-
-
-def is_descriptor(value: Any) -> bool:
-    """Whether an argument is a tensor map."""
-    kind = type(value)
-    return (
-        kind is not int
-        and kind is not StandIn
-        and kind.__name__.startswith("TensorDescriptor")
-        and hasattr(value, "base")
-    )
 
 
 def plain_constants(arguments: Mapping[str, Any], if_plain_maps: Mapping[str, Any]) -> Mapping[str, Any]:

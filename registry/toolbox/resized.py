@@ -16,9 +16,9 @@ from typing import Any
 
 from registry.contract.noted import Noted, Unnoted
 from registry.toolbox.bound_launch import GRID, frozen_name, maps_name, renumbered, rest_name, scope_of
-from registry.toolbox.launch import StandIn, is_descriptor
+from registry.toolbox.launch import StandIn
 from registry.toolbox.operands import Zeroes, memory
-from registry.toolbox.tensor_maps import TensorMaps
+from registry.toolbox.tensor_maps import TensorMaps, is_descriptor
 
 Call = Any
 """registry.toolbox.call.Call; that module imports this one."""

@@ -21,8 +21,11 @@ from registry.forks import new_lock
 __all__ = [
     "Address",
     "TensorMaps",
+    "block",
     "boxed",
+    "frozen",
     "geometry",
+    "is_descriptor",
     "maps_for",
     "rounded_to_tf32",
     "rounds_to_tf32",
@@ -53,24 +56,20 @@ class TensorMaps(dict[int, Any]):
     generation; what is asked for again moves back, the rest goes at the next change of generation.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "_encode", "_lock", "_old")
+    __slots__ = ("__weakref__", "_descriptor", "_encode", "_old")
 
-    def __init__(self, encode: Callable[[Any], Any], example: Any) -> None:
-        self._encode, self._old = encode, _NONE
-        # one for all addresses, changed and read under the lock
-        self._descriptor = with_base(without_base(example), Address(0, example.base.dtype))
-        self._lock = new_lock()
+    def __init__(self, encode: Callable[[Any], Any], descriptor: Any) -> None:
+        """The descriptor's base is an `Address`. It becomes theirs: changed for each, and read, under the lock."""
+        self._encode, self._old, self._descriptor = encode, _NONE, descriptor
 
     def resized(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMaps:
-        """Maps of the same blocks, of tensors of other sizes. They share the lock: there are many of them."""
-        found = TensorMaps.__new__(TensorMaps)
-        found._encode, found._old, found._lock = self._encode, _NONE, self._lock
+        """Maps of the same blocks, of tensors of other sizes."""
         mine = self._descriptor
-        found._descriptor = with_base(mine, Address(0, mine.base.dtype), shape=shape, strides=strides)
-        return found
+        sizes = {"shape": shape, "strides": strides}
+        return TensorMaps(self._encode, with_base(mine, Address(0, mine.base.dtype), **sizes))
 
     def __missing__(self, pointer: int) -> Any:
-        with self._lock:
+        with _encoding:
             found = self._old.pop(pointer, None)
             if found is None:
                 self._descriptor.base.pointer = pointer
@@ -98,35 +97,53 @@ _NONE: dict[int, Any] = {}
 """An old generation before there is one; nobody adds to it."""
 _by_geometry: weakref.WeakValueDictionary[Any, TensorMaps] = weakref.WeakValueDictionary()
 _lock = new_lock()
+_encoding = new_lock()
+"""One for all: to encode takes no longer than to make a lock of its own for each of many geometries."""
 
 
-def maps_for(descriptor: Any, metadata: Mapping[str, Any], encoder: Callable[[Any, Any], Any]) -> TensorMaps:
+Encoder = Callable[[Any, Mapping[str, Any]], Callable[[Any], Any]]
+
+
+def maps_for(descriptor: Any, metadata: Mapping[str, Any], about: Any, encoder: Encoder) -> TensorMaps:
     """The maps of this descriptor's geometry, shared by the kernels that read it so, and living as long as one of them.
 
-    `metadata` is what the compiled kernel says of the descriptor (swizzle, box ...); `encoder(descriptor, metadata)`
-    gives what makes the map of one like it.
+    `metadata` is what the compiled kernel says of the descriptor (swizzle, box ...), and `about` the same `frozen`;
+    `encoder(descriptor, metadata)` gives what makes the map of one like it. The descriptor becomes theirs.
     """
-    key = geometry(descriptor, metadata)
+    key = geometry(descriptor), about
     with _lock:
         found = _by_geometry.get(key)
         if found is None:
-            found = TensorMaps(encoder(descriptor, metadata), descriptor)
-            _by_geometry[key] = found
+            found = _by_geometry[key] = TensorMaps(encoder(descriptor, metadata), descriptor)
         return found
 
 
-def geometry(descriptor: Any, metadata: Any = None) -> Any:
+def geometry(descriptor: Any) -> Any:
     """Everything about a descriptor but its address, hashable."""
-    known = vars(descriptor)
-    about = [known[name] for name in _fields(type(descriptor))]  # type: ignore[arg-type]
-    special = (rounds_to_tf32(descriptor), rows_of_box(descriptor))
-    return _frozen([type(descriptor).__qualname__, descriptor.base.dtype, special, about, metadata])
+    return block(descriptor), tuple(descriptor.shape), tuple(descriptor.strides)
+
+
+def block(descriptor: Any) -> Any:
+    """What a kernel is compiled for of a descriptor: not its address, shape and strides."""
+    kind, known = type(descriptor), descriptor.__dict__
+    special = rounds_to_tf32(descriptor), rows_of_box(descriptor)
+    return kind, known["base"].dtype, special, *[frozen(known[name]) for name in _fields(kind)]  # type: ignore[arg-type]
 
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """Of a class of descriptors, all but the tensor."""
-    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "base")
+    """Of a class of descriptors, those that are the same for all sizes."""
+    return tuple(one.name for one in dataclasses.fields(kind) if one.name not in ("base", "shape", "strides"))
+
+
+def is_descriptor(value: Any) -> bool:
+    """Whether an argument is a tensor map."""
+    return _describes(type(value)) and hasattr(value, "base")  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1024)
+def _describes(kind: type) -> bool:
+    return kind.__name__.startswith("TensorDescriptor")
 
 
 def rounded_to_tf32(descriptor: Any) -> Any:
@@ -164,14 +181,15 @@ def rows_of_box(descriptor: Any) -> int:
 _PLAIN = frozenset((int, float, str, bool, type(None)))
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
+    """A hashable copy."""
     kind = type(value)
     if kind in _PLAIN:
         return value
     if isinstance(value, list | tuple):
-        return tuple([one if type(one) in _PLAIN else _frozen(one) for one in value])
+        return tuple([one if type(one) in _PLAIN else frozen(one) for one in value])
     if isinstance(value, Mapping):
-        return tuple([(name, _frozen(one)) for name, one in sorted(value.items())])
+        return tuple([(name, frozen(one)) for name, one in sorted(value.items())])
     return repr(value) if kind.__hash__ is None else value
 
 

@@ -130,6 +130,7 @@ def test_maps_are_bounded_and_recent_ones_stay(monkeypatch):
     monkeypatch.setattr(tensor_maps, "LIMIT", 4)
     encoded = []
     example = TensorDescriptor(StandIn((64, 64), "bfloat16"), [64, 64], [64, 1], [64, 64])
+    example = tensor_maps.with_base(example, tensor_maps.Address(0, example.base.dtype))
     maps = tensor_maps.TensorMaps(lambda d: encoded.append(d.base.data_ptr()) or d.base.data_ptr(), example)
     for pointer in range(0, 160, 16):
         assert maps[pointer] == pointer

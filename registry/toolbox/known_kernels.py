@@ -1,0 +1,93 @@
+"""Kernels that this process has compiled already, found without Triton's own look-up.
+
+A new shape of a kernel that is there needs no compiler, but `warmup` takes 100 us to find that out: it writes out all
+options, and compares each constant that the kernel's functions read. Here the key is made of what differs between two
+bindings of one kernel. It tells apart whatever Triton's does (tests hold it against Triton's), and more at times: then
+Triton is asked, and knows the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from registry.toolbox.tensor_maps import block, is_descriptor
+
+__all__ = ["known_kernel"]
+
+MOST = 512
+"""Keys kept for one kernel; when there are more, all go."""
+_KNOWN = "registry_known_"
+"""The attribute of a JIT function that keeps them: they live as long as it does."""
+_SWITCHES = ("instrumentation_mode", "fpsan_homomorphic_casts")
+"""Of `triton.knobs.compilation`, what `warmup` makes part of its key."""
+_CONSTANT, _PLAIN, _SPECIALISED = "constant", "plain", "specialised"
+
+
+def known_kernel(
+    kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int, compiled: Callable[[], Any]
+) -> Any:
+    """What `compiled` gives for these arguments, asked once for all that need the same."""
+    from triton import knobs
+
+    try:
+        if kernel.pre_run_hooks or getattr(knobs.runtime, "add_stages_inspection_hook", None):
+            return compiled()  # they want to see each
+        switches = (knobs.runtime.debug, *[getattr(knobs.compilation, name, None) for name in _SWITCHES])
+        key = (device, switches, *options.items(), *_kinds(kernel, given))
+        caches, read = kernel.device_caches, kernel.used_global_vals
+        known = kernel.__dict__.setdefault(_KNOWN, {})
+        found = known.get(key)
+    except (AttributeError, KeyError, TypeError):  # not as we know Triton, a missing argument, one without a hash
+        return compiled()
+    if found is not None and found.holds(caches.get(device)):
+        return found.compiled
+    made = compiled()
+    if len(known) >= MOST:
+        known.clear()
+    known[key] = _Known(made, caches.get(device), read)
+    return made
+
+
+class _Known:
+    """A compiled kernel, and what it was found among: Triton's caches, and the constants that its functions read."""
+
+    __slots__ = ("_caches", "_read", "compiled")
+
+    def __init__(self, compiled: Any, caches: Any, read: Mapping[Any, tuple[Any, dict[str, Any]]]) -> None:
+        self.compiled, self._caches = compiled, caches
+        self._read = [(names, name, names.get(name)) for (name, _), (_, names) in read.items()]
+
+    def holds(self, caches: Any) -> bool:
+        """Not where the caches were emptied, or a constant is another one: Triton says what is to be done then."""
+        return caches is self._caches and all(names.get(name) is one for names, name, one in self._read)
+
+
+def _kinds(kernel: Any, given: Mapping[str, Any]) -> list[Any]:
+    """Of each argument what a kernel may be compiled for."""
+    return [_kind(given[name], how) for name, how in _parameters(kernel)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(kernel: Any) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (one.name, _CONSTANT if one.is_constexpr else _PLAIN if one.do_not_specialize else _SPECIALISED)
+        for one in kernel.params
+    )
+
+
+def _kind(value: Any, how: str) -> Any:
+    if how is _CONSTANT:
+        return value
+    kind = type(value)
+    if kind is int:
+        bits = 32 if -(1 << 31) <= value < 1 << 31 else 64 if -(1 << 63) <= value < 1 << 63 else 65
+        return bits if how is _PLAIN else (bits, value == 1, value % 16 == 0)
+    if kind is float:
+        return float
+    if is_descriptor(value):
+        return block(value)
+    if hasattr(value, "data_ptr"):
+        return value.dtype, value.data_ptr() % 16 == 0
+    return kind, value
