@@ -1,4 +1,4 @@
-"""What calls and decisions cost, as tables for plots.py: of what call_overhead.py and new_shapes.py wrote."""
+"""What calls and decisions cost, as tables for plots.py: of call_overhead.py, first_calls.py and new_shapes.py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ WARM_CALLS = (
 """What the overview shows of call_overhead.json: a name, our call, torch's."""
 EARLY = 100
 """Decisions of a process after which what they share lies in its caches."""
+
+
+BUILT = 4000.0
+"""A first call that takes longer compiled a kernel, or had a library build one."""
 
 
 def _records(folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -48,6 +52,20 @@ def call_overhead(folder: Path) -> str:
     for record in _records(folder, "call_overhead"):
         lines += [_where(record), "", "| call | us |", "|---|--:|"]
         lines += [f"| {name} | {statistics.median(values):.1f} |" for name, values in record["figures"].items()]
+    return "\n".join(lines)
+
+
+def first_calls(folder: Path) -> str:
+    """Markdown: microseconds of CPU time of whole calls of new shapes, of first_calls.json."""
+    lines = []
+    for record in _records(folder, "first_calls"):
+        head = ("call", "shapes", "first call: median, 95th percentile", "over 4 ms", "second call")
+        lines += [_where(record), "", "| " + " | ".join(head) + " |", "|---|--:|--:|--:|--:|"]
+        for name, pairs in record["figures"].items():
+            firsts, seconds = (sorted(taken) for taken in zip(*pairs, strict=True))
+            built = sum(first > BUILT for first in firsts)
+            spread = f"{statistics.median(firsts):.0f}, {firsts[int(len(firsts) * 0.95)]:.0f}"
+            lines.append(f"| {name} | {len(pairs)} | {spread} | {built} | {statistics.median(seconds):.0f} |")
     return "\n".join(lines)
 
 

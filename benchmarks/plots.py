@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from call_tables import call_overhead, new_shapes, warm_calls
+from call_tables import call_overhead, first_calls, new_shapes, warm_calls
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from off_grid import at_a_glance, headline, regret, tried_out
 from peer_cells import peer_cells, peers_at_a_glance
@@ -234,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 WRITERS = (
     call_overhead,
     warm_calls,
+    first_calls,
     new_shapes,
     matmul_ratios,
     peer_cells,

@@ -106,6 +106,16 @@ def test_decisions_for_new_shapes_become_a_table(tmp_path):
     assert row == "| grouped_mm | 0.50 s | 100, 118, 300 | 200, 240, 1000 |"
 
 
+def test_whole_first_calls_become_a_table(tmp_path):
+    machine = {"device": "NVIDIA H200", "torch": "2", "triton": "3", "date": "2026-01-02"}
+    pairs = [*[[100.0, 10.0]] * 15, *[[300.0, 20.0]] * 4, [5000.0, 30.0]]
+    (tmp_path / "h200").mkdir()
+    record = {"machine": machine, "figures": {"matmul, waiting: torch": pairs}}
+    (tmp_path / "h200" / "first_calls.json").write_text(json.dumps(record))
+    *_, row = plots.first_calls(tmp_path).splitlines()
+    assert row == "| matmul, waiting: torch | 20 | 100, 5000 | 1 | 10 |"
+
+
 def test_warm_calls_are_held_against_those_of_the_same_round(tmp_path):
     (tmp_path / "h200").mkdir()
     names = {name for _, ours, theirs in call_tables.WARM_CALLS for name in (ours, theirs)}
