@@ -17,7 +17,7 @@ from typing import Any
 from registry.toolbox.tensor_maps import Address, frozen, maps_for, with_base
 from registry.toolbox.triton_internals import c_launcher, internals, packed
 
-__all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of"]
+__all__ = ["bound_launch", "function", "listed", "renumbered", "scope_of", "within"]
 
 GRID = ("grid_x_", "grid_y_", "grid_z_")
 
@@ -56,7 +56,7 @@ class _Form:
                 scope[maps_name(at)] = maps_for(example, metadata, about, inside.encoder)
             for number, value in enumerate(inside.descriptor_rest(template, metadata)):
                 scope[rest_name(at, number)] = value
-        return _in(scope, self.function)
+        return within(scope, self.function)
 
 
 def bound_launch(launch: Unbound, compiled: Any) -> Any:
@@ -202,7 +202,7 @@ def function(signature: str, lines: Iterable[str], scope: dict[str, Any], kernel
     too: the source is then the same for all, and is compiled once."""
     source = signature, tuple(lines), kernel
     scope[_SOURCE] = source
-    return _in(scope, _written_function(*source))
+    return within(scope, _written_function(*source))
 
 
 _SOURCE = "source_"
@@ -218,7 +218,7 @@ def _written_function(signature: str, lines: tuple[str, ...], kernel: str) -> Fu
     return made
 
 
-def _in(scope: dict[str, Any], written: FunctionType) -> Any:
+def within(scope: dict[str, Any], written: FunctionType) -> Any:
     """The function, looking in this scope. Its code is a copy: the interpreter keeps in it where it found what.
 
     The scope says where the built-in functions are, as a module's does: what is written in C looks there when it
@@ -241,7 +241,7 @@ def renumbered(launch: Any, names: Sequence[str]) -> Any:
     signature, lines, kernel = scope_of(launch)[_SOURCE]
     name, _, rest = signature.partition("(")
     first = f"{', '.join(names)}, = numbers_"
-    return _in(scope_of(launch), _written_function(f"{name}(numbers_, {rest}", (first, *lines), kernel))
+    return within(scope_of(launch), _written_function(f"{name}(numbers_, {rest}", (first, *lines), kernel))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -31,8 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
+from registry.toolbox.bound_before import BoundBefore
 from registry.toolbox.bound_launch import function
-from registry.toolbox.launch import Launcher, NoClusters, StandIn, plain_constants
+from registry.toolbox.capturing import capturing
+from registry.toolbox.known_kernels import Known
+from registry.toolbox.launch import Launcher, NoClusters, StandIn, device_index, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
 from registry.toolbox.resized import Resizing, numbers_of
 from registry.toolbox.tensor_maps import Address, is_descriptor, with_base, without_base
@@ -74,12 +77,20 @@ class Call:
         found = {name: value.base if is_descriptor(value) else value for name, value in self.arguments.items()}
         return {name: value for name, value in found.items() if isinstance(value, StandIn)}
 
+    def has_maps(self) -> bool:
+        """Whether a bound launch can have the tensor maps that it asks for."""
+        return encoder_can(self.arguments.values())
+
     def clusters(self) -> bool:
         """Whether a bound launch can have them."""
-        return launcher_can_cluster() and encoder_can(self.arguments.values())
+        return launcher_can_cluster() and self.has_maps()
 
     def varying(self) -> dict[str, str]:
         """Parameter -> code for what a launch passes, in the kernel's order."""
+        return self._varying
+
+    @functools.cached_property
+    def _varying(self) -> dict[str, str]:
         operands, found = self.operands(), {}
         for name in self.kernel.arg_names:
             value = self.arguments.get(name)
@@ -97,20 +108,27 @@ class Call:
         from registry.toolbox.builds import Build
 
         plainly = self._plainly()
-        constants = {**self.constants, **({} if encoder_can(self.arguments.values()) else plainly)}
+        constants = {**self.constants, **({} if self.has_maps() else plainly)}
         return Build.of(self.kernel, self.example(), constants=constants, options=self.options, arch=arch)
 
     def bind(self, device: Any = None) -> Launch:
         """The fast launch; it takes `varying`, by position."""
-        launcher = Launcher(
+        vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
+        return self._launcher.bind(self.example(), self.grid, vary=vary, device=device)
+
+    def known(self, device: int) -> Known | None:
+        """The kernel that `bind` would find compiled."""
+        return self._launcher.known(self.example(), device)
+
+    @functools.cached_property
+    def _launcher(self) -> Launcher:
+        return Launcher(
             self.kernel,
             constants=self.constants,
             options=self.options,
             if_plain_maps=self.if_plain_maps,
             cluster=self.cluster,
         )
-        vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
-        return launcher.bind(self.example(), self.grid, vary=vary, device=device)
 
     def plain(self) -> Launch:
         """The launch through `kernel[grid]`, which Triton's interpreter has too."""
@@ -231,7 +249,21 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
-        bound = [_bound_call(call, device) for call in self._calls(problem, config, operands, scale)]
+        bind = functools.partial(self._bound_in_full, problem, config, operands, scale, device)
+        if capturing() or (self.interface.scale and not scale > 0):
+            return bind()
+        calls = self._calls(problem, config, operands, scale)
+        return self._before.launch(calls, operands, device_index(device), bind)
+
+    @functools.cached_property
+    def _before(self) -> BoundBefore:
+        return BoundBefore()
+
+    def _bound_in_full(
+        self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any
+    ) -> Launch:
+        calls = self._calls(problem, config, operands, scale)
+        bound = [_bound_call(call, device) for call in calls]
         launches: dict[Any, Launch] = {}
 
         def otherwise(*passed: Any, scale: float, **given: Any) -> Any:

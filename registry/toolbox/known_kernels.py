@@ -9,48 +9,23 @@ Triton is asked, and knows the kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from registry.toolbox.tensor_maps import block, is_descriptor
 
-__all__ = ["known_kernel"]
+__all__ = ["Known", "kernel_for", "kinds", "known_kernel", "switches"]
 
 MOST = 512
 """Keys kept for one kernel; when there are more, all go."""
 _KNOWN = "registry_known_"
 """The attribute of a JIT function that keeps them: they live as long as it does."""
 _SWITCHES = ("instrumentation_mode", "fpsan_homomorphic_casts")
-"""Of `triton.knobs.compilation`, what `warmup` makes part of its key."""
+"""Of `triton.knobs.compilation`."""
 _CONSTANT, _PLAIN, _SPECIALISED = "constant", "plain", "specialised"
 
 
-def known_kernel(
-    kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int, compiled: Callable[[], Any]
-) -> Any:
-    """What `compiled` gives for these arguments, asked once for all that need the same."""
-    from triton import knobs
-
-    try:
-        if kernel.pre_run_hooks or getattr(knobs.runtime, "add_stages_inspection_hook", None):
-            return compiled()  # they want to see each
-        switches = (knobs.runtime.debug, *[getattr(knobs.compilation, name, None) for name in _SWITCHES])
-        key = (device, switches, *options.items(), *_kinds(kernel, given))
-        caches, read = kernel.device_caches, kernel.used_global_vals
-        known = kernel.__dict__.setdefault(_KNOWN, {})
-        found = known.get(key)
-    except (AttributeError, KeyError, TypeError):  # not as we know Triton, a missing argument, one without a hash
-        return compiled()
-    if found is not None and found.holds(caches.get(device)):
-        return found.compiled
-    made = compiled()
-    if len(known) >= MOST:
-        known.clear()
-    known[key] = _Known(made, caches.get(device), read)
-    return made
-
-
-class _Known:
+class Known:
     """A compiled kernel, and what it was found among: Triton's caches, and the constants that its functions read."""
 
     __slots__ = ("_caches", "_read", "compiled")
@@ -64,7 +39,53 @@ class _Known:
         return caches is self._caches and all(names.get(name) is one for names, name, one in self._read)
 
 
-def _kinds(kernel: Any, given: Mapping[str, Any]) -> list[Any]:
+def known_kernel(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int) -> Known | None:
+    """One object for all arguments that need the same compiled kernel; None where it was not compiled here."""
+    key = _key(kernel, given, options, device)
+    found: Known | None = kernel.__dict__.get(_KNOWN, {}).get(key)
+    return found if found is not None and found.holds(kernel.device_caches.get(device)) else None
+
+
+def kernel_for(
+    kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int, compiled: Callable[[], Any]
+) -> Any:
+    """What `compiled` gives for these arguments, asked once for all that need the same."""
+    known = known_kernel(kernel, given, options, device)
+    if known is not None:
+        return known.compiled
+    made = compiled()
+    key = _key(kernel, given, options, device)
+    if key is not None:
+        kept = kernel.__dict__.setdefault(_KNOWN, {})
+        if len(kept) >= MOST:
+            kept.clear()
+        kept[key] = Known(made, kernel.device_caches.get(device), kernel.used_global_vals)
+    return made
+
+
+def _key(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int) -> Hashable:
+    """What differs between two bindings of a kernel; None where each is to be Triton's to look up."""
+    try:
+        if kernel.pre_run_hooks:
+            return None  # they want to see each
+        key = (device, switches(), *options.items(), *kinds(kernel, given))
+        hash(key)
+        _ = kernel.device_caches, kernel.used_global_vals
+    except (AttributeError, KeyError, TypeError):  # not as we know Triton, a missing argument, one without a hash
+        return None
+    return key
+
+
+def switches() -> tuple[Any, ...]:
+    """What `warmup` makes part of its key beside arguments and options."""
+    from triton import knobs
+
+    if getattr(knobs.runtime, "add_stages_inspection_hook", None):
+        raise TypeError("a hook wants to see each look-up")
+    return knobs.runtime.debug, *[getattr(knobs.compilation, name, None) for name in _SWITCHES]
+
+
+def kinds(kernel: Any, given: Mapping[str, Any]) -> list[Any]:
     """Of each argument what a kernel may be compiled for."""
     return [_kind(given[name], how) for name, how in _parameters(kernel)]
 

@@ -38,7 +38,7 @@ from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
 from registry.toolbox.kernel_keys import settle_keys
-from registry.toolbox.known_kernels import known_kernel
+from registry.toolbox.known_kernels import Known, kernel_for, known_kernel
 from registry.toolbox.tensor_maps import Address, is_descriptor, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
@@ -138,7 +138,7 @@ class Launcher:
         """
         import torch
 
-        given = {**_defaults(self.kernel), **arguments, **self.constants}
+        given, plainly = self._completed(arguments)
         if unknown := {*given, *self.if_plain_maps, *vary}.difference(self.kernel.arg_names):
             raise TypeError(f"{self.kernel.__name__} has no parameters {sorted(unknown)}")
         if capturing():
@@ -146,16 +146,11 @@ class Launcher:
                 f"{self.kernel.__name__} was never compiled for these arguments, and a CUDA graph is being captured; "
                 f"call it once with the same shapes before the capture, or use registry.warm(...)"
             )
-        slow = Unbound(self, given, vary)
-        plainly = slow.plainly = plain_constants(slow.templates, self.if_plain_maps)
-        if plainly and not encoder_can(slow.templates.values()):
-            given |= plainly
-            slow.frozen |= plainly
+        index = device_index(device, arguments.values())
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
-        slow.grid = (*blocks, 1, 1)[:3]
-        index = slow.index = _device_index(device, [given[name] for name in slow.dtypes])
+        slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, plainly)
         with torch.cuda.device(index):
-            compiled = known_kernel(
+            compiled = kernel_for(
                 self.kernel, given, self.options, index, functools.partial(self._compiled, given, blocks)
             )
             with _loading:
@@ -176,6 +171,18 @@ class Launcher:
         bound.parameters, bound.compiled, bound.fast = slow.varying, compiled, not why
         return bound  # type: ignore[no-any-return]
 
+    def known(self, arguments: Mapping[str, Any], device: int) -> Known | None:
+        """The kernel that `bind` would find compiled; None where it has to ask Triton."""
+        return known_kernel(self.kernel, self._completed(arguments)[0], self.options, device)
+
+    def _completed(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """All arguments by name, and the constants with which `kernel[grid]` does without special maps."""
+        given = {**defaults(self.kernel), **arguments, **self.constants}
+        plainly = plain_constants(arguments, self.if_plain_maps)
+        if plainly and not encoder_can(arguments.values()):
+            given |= plainly
+        return given, plainly
+
     def _compiled(self, given: Mapping[str, Any], blocks: tuple[int, ...]) -> Any:
         compiled = self.kernel.warmup(**given, **self.options, grid=blocks)
         return compiled.result() if hasattr(compiled, "result") else compiled
@@ -184,8 +191,18 @@ class Launcher:
 class Unbound:
     """The launch through `kernel[grid]`, for all that a generated launch leaves out."""
 
-    def __init__(self, launcher: Launcher, given: Mapping[str, Any], vary: Collection[str]) -> None:
-        self.kernel, self.options, self.cluster = launcher.kernel, launcher.options, launcher.cluster
+    def __init__(
+        self,
+        launcher: Launcher,
+        given: Mapping[str, Any],
+        grid: tuple[int, ...],
+        vary: Collection[str],
+        index: int,
+        plainly: Mapping[str, Any],
+    ) -> None:
+        self.kernel, self.options, self.grid, self.index = launcher.kernel, launcher.options, grid, index
+        self.cluster = launcher.cluster
+        self.plainly = plainly  # constants for `kernel[grid]`
         self.templates: dict[str, Any] = {}  # descriptors without their tensors
         self.dtypes: dict[str, Any] = {}  # of tensors and descriptors
         self.frozen: dict[str, Any] = {}
@@ -257,17 +274,12 @@ class Unbound:
         with torch.cuda.device(self.index):
             self.fast(*varying)
 
-    grid: tuple[int, ...]
-    index: int
-    """Of the device."""
-    plainly: Mapping[str, Any]
-    """Constants for `kernel[grid]`."""
     fast: Callable[..., None]
     compiled: Any
 
 
 @functools.lru_cache(maxsize=256)
-def _defaults(kernel: Any) -> dict[str, Any]:
+def defaults(kernel: Any) -> dict[str, Any]:
     return {name: p.default for name, p in kernel.signature.parameters.items() if p.default is not p.empty}
 
 
@@ -281,7 +293,8 @@ def plain_constants(arguments: Mapping[str, Any], if_plain_maps: Mapping[str, An
     return if_plain_maps if beyond else {}
 
 
-def _device_index(device: Any, examples: Iterable[Any]) -> int:
+def device_index(device: Any, examples: Iterable[Any] = ()) -> int:
+    """Of the device that is said, of the first real tensor, or the current one."""
     import torch
 
     if device is None:

@@ -51,7 +51,7 @@ class Resizing:
         form = self._forms.get(names)
         if form is None:
             form = self._forms[names] = _Form(self.reference, self._outputs, values)
-        return form.filled(values, _InFull(in_full))
+        return form.filled(values, InFull(in_full))
 
 
 class _Form:
@@ -74,7 +74,7 @@ class _Form:
         news = [f"new_{name}" for name in values[0]]
         self._launch = renumbered(reference, ["otherwise_", *news, *(name for _, name, *_ in self._calls)])
 
-    def filled(self, values: Sequence[Mapping[str, Any]], otherwise: _InFull) -> Launch:
+    def filled(self, values: Sequence[Mapping[str, Any]], otherwise: InFull) -> Launch:
         if not self._possible:
             return otherwise
         numbers: list[Any] = [otherwise]
@@ -85,12 +85,12 @@ class _Form:
             own = [*values[at].values()]
             for known, (shape, strides) in zip(maps, values[at + 1].values(), strict=True):
                 own.append(known.resized(shape, strides))
-            own.append(_Slow(otherwise, name))
+            own.append(Slow(otherwise, name))
             numbers.append(functools.partial(form, own))
         return functools.partial(self._launch, numbers)
 
 
-class _InFull:
+class InFull:
     """A launch that is bound in full when it is first called."""
 
     __slots__ = ("_bind", "bound")
@@ -108,12 +108,12 @@ class _InFull:
         return self.launch()(*passed, **given)
 
 
-class _Slow:
+class Slow:
     """In the place of registry.toolbox.launch.Unbound: that of the launch in full, where it is asked for anything."""
 
     __slots__ = ("_in_full", "_name")
 
-    def __init__(self, in_full: _InFull, name: str) -> None:
+    def __init__(self, in_full: InFull, name: str) -> None:
         self._in_full, self._name = in_full, name
 
     def __getattr__(self, asked: str) -> Any:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from launch_support import fake_gpu, needs_fake_cuda
+from launch_support import bound_in_full, fake_gpu, needs_fake_cuda
 
 import registry
 from registry.contract.target import Target
@@ -82,7 +82,8 @@ def check(gpu, op, settings, tensors, **given):
     """A plan of the op's cache launches what a plan made in full does."""
     plan, fresh = op.find_plan(settings, *tensors), op.new_plan(settings, False, tensors)
     gpu.expect()
-    fresh.launch(*tensors, **given)
+    with bound_in_full():
+        fresh.launch(*tensors, **given)
     scope = scope_of(fresh.launch)
     last = scope[max(name for name in scope if name.startswith("launch_"))]
     kinds = [*formats(scope_of(last)["slow_"].compiled)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import tempfile
@@ -22,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from registry import notices
 from registry.toolbox import triton_internals
 from registry.toolbox.arithmetic import to_tf32
+from registry.toolbox.bound_before import BoundBefore
 from registry.toolbox.launch import Launcher, StandIn
 
 needs_fake_cuda = pytest.mark.skipif(not FakeCuda.possible(), reason="needs gcc, Python's headers and no real GPU")
@@ -108,6 +110,14 @@ def boxes(gpu, launch, call, *formats):
     gpu.expect(*formats)
     launch(call)(*[1 << 20] * len(call.varying()))
     return gpu.boxes()
+
+
+@contextlib.contextmanager
+def bound_in_full():
+    """Launches are bound in full, whatever was bound before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundBefore, "launch", lambda self, calls, given, device, bind: bind())
+        yield
 
 
 def tensor(*shape, dtype=torch.float32):
