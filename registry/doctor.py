@@ -39,7 +39,7 @@ def examine(taken: Collection[str] = ()) -> dict[str, Any]:
     commands = load_commands(click.Group(), taken)
     failed = {failure.plugin: failure.error for failure in (*commands, *found.failures)}
     tables, broken = _tables()
-    refused = (*tables.problems, *(error for _, error in tables.refused)) if tables is not None else ()
+    refused = tables.broken if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []
     told = {(error.file, error.line, error.problem) for error in refused}
     return {

@@ -50,7 +50,8 @@ def tables() -> TableSet:
 def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
     """Read every layer again. On an error the tables in force stay as they are, and TableError is raised.
 
-    A broken file of the layers `by_op` fails the calls of its own op instead, or none where it does not say its op.
+    A broken file of the layers `by_op` fails the calls of the ops that it is about instead. A table that does not say
+    its op fails none, errata that do not say theirs fail all.
     """
     global _loaded
     catalog.get()  # before the lock: discovery runs plugins' code, which may come back here
@@ -67,7 +68,7 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
 def wrong_with(found: TableSet) -> list[str]:
     """What is noticed of tables as they are read."""
     known = catalog.get().variants
-    wrong = [f"dispatch table left out: {error}" for error in (*found.problems, *(e for _, e in found.refused))]
+    wrong = [f"dispatch table left out: {error}" for error in found.broken]
     for table, rule, why in found.skipped:
         wrong.append(f"{table.file}:{rule.line} rules[{rule.index}] left out: {why}")
     for table in found.tables:

@@ -50,8 +50,8 @@ def load_tables(
     """Load every file or raise TableError for the first that is wrong.
 
     contain  layers whose broken files are left out and listed in `.problems` instead, such as other people's plugins
-    by_op    layers whose broken files are listed in `.refused` with the op that they concern, where that can be told;
-             else as with `contain`
+    by_op    layers whose broken files are listed in `.refused` with each op that they concern, where that can be told;
+             else as with `contain`. Errata of which that cannot be told concern all
     skip     asked about each row; a text leaves that row out and is listed in `.skipped`, such as a stale measurement
     """
     from registry.tables.load import load

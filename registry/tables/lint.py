@@ -52,8 +52,7 @@ class Known:
 
 def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     """Every finding of a loaded set, in file order. Errors are rows that cannot do what they say."""
-    broken = (*tables.problems, *(error for _, error in tables.refused))
-    found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in broken]
+    found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in tables.broken]
     for table in tables.tables:
         found.extend(_lint_file_name(table, known))
         unreachable, compared = _unreachable(table)

@@ -29,6 +29,10 @@ from registry.tables.schema import (
 
 MAX_VERSIONS = 200
 """Characters of a version range: numbers of thousands of digits are read, and fail when they are compared."""
+_ERRATA_KEY = re.compile(rb"""^[{ ]*["']?errata["']?\s*:""", re.M)
+_OP = rb"""["']?op["']?\s*:\s*(?:&\S+\s+)?["']?([A-Za-z0-9_.-]+)"""
+_OP_KEY, _ANY_OP_KEY = re.compile(rb"^[{ ]*" + _OP, re.M), re.compile(rb"(?<![\w.-])" + _OP)
+"""Of a table its own key; of errata the key of any entry, in any of YAML's spellings."""
 ARCH_FIELD = Field("arch")  # patterns such as "sm80+", so that an "any" table can tell GPUs apart
 
 
@@ -48,10 +52,11 @@ def load(
         try:
             loaded = _load_one(file, ops)
         except TableError as error:
-            op = _op_of(file, ops) if file.layer in by_op else None
-            if op is not None:
-                refused.append((op, error))
-            elif file.layer in contain or file.layer in by_op:
+            concerned = _ops_of(file, ops) if file.layer in by_op else []
+            refused.extend((op, error) for op in concerned)
+            if concerned:
+                continue
+            if file.layer in contain or file.layer in by_op:
                 problems.append(error)
             else:
                 raise
@@ -80,19 +85,26 @@ def _leave_out(
     return kept, skipped
 
 
-def _op_of(file: LayerFile, ops: OpFields) -> str | None:
-    """The op that a broken file is about, as far as that can be seen: by its text, where it is no YAML."""
+def _ops_of(file: LayerFile, ops: OpFields) -> list[str]:
+    """The ops that a broken file is about, as far as that can be seen: by its text, where it is no YAML. Errata of
+    which none can be seen are about all: without them, what is known to be wrong would run."""
     try:
         content = file.read(MAX_BYTES)
     except TableError:
-        return None
+        return []
     try:
         data = read_document(content, file.name).data
-        op = data.get("op") if isinstance(data, dict) else None
+        data = data if isinstance(data, dict) else {}
+        errata = "errata" in data
+        entries = data["errata"] if errata else data
+        entries = entries if isinstance(entries, list) else [entries]
+        named = [one.get("op") for one in entries if isinstance(one, dict)]
     except TableError:
-        found = re.search(rb"""^[{ ]*["']?op["']?\s*:\s*(?:&\S+\s+)?["']?([A-Za-z0-9_.-]+)""", content, re.M)
-        op = found[1].decode() if found else None
-    return op if isinstance(op, str) and op in ops else None
+        errata = _ERRATA_KEY.search(content) is not None
+        keys = _ANY_OP_KEY.findall(content) if errata else _OP_KEY.findall(content)[:1]
+        named = [key.decode() for key in keys]
+    known = [op for op in ops if op in named]
+    return known or (list(ops) if errata else [])
 
 
 def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:

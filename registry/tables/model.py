@@ -195,6 +195,11 @@ class TableSet:
     )
     _asked: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def broken(self) -> tuple[TableError, ...]:
+        """What is wrong with each file that could not be used, once for each."""
+        return (*self.problems, *{id(error): error for _, error in self.refused}.values())
+
     def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
         """The rule that counts in each table that applies, highest layer first."""
         for name, error in self.refused:

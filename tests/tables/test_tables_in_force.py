@@ -70,6 +70,36 @@ def test_a_broken_file_says_its_op_in_any_spelling_of_yaml(tables, text):
         attend()
 
 
+ERRATUM = "{variant: torch_math, op: attention, reason: wrong, link: 'https://example.org/1', severity: %s}"
+WRONG = ERRATUM % "bad"
+
+
+@pytest.mark.parametrize(
+    ("text", "failing"),
+    [
+        (f"errata: [{WRONG}]", ["attention"]),
+        (f"errata:\n- {WRONG}\n- {WRONG}", ["attention"]),
+        (f"errata:\n- {ERRATUM % 'crash'}\n- {WRONG.replace('attention', 'matmul')}", ["attention", "matmul"]),
+        (f"errata:\n- {WRONG}\n- {{", ["attention"]),
+        ("errata:\n- variant: torch_matmul\n  'op': matmul\n  when: [", ["matmul"]),
+        (f"errata: [{WRONG.replace('attention', 'atention')}]", ["attention", "matmul"]),
+        ("errata: 7", ["attention", "matmul"]),
+        ("errata: [", ["attention", "matmul"]),
+    ],
+)
+def test_broken_errata_of_the_environment_fail_the_ops_that_they_are_about(tables, text, failing):
+    """Without them what they forbid would run."""
+    tables(text)
+    for name, call in (("attention", attend), ("matmul", multiply)):
+        if name in failing:
+            with pytest.raises(TableError, match="given.yaml:"):
+                call()
+        else:
+            call()
+    assert len([text for text in ailments(examine()) if "given.yaml" in text]) == 1
+    assert sum("given.yaml" in text for text in registry.notices.counts()) == 1
+
+
 def test_a_file_of_no_op_is_left_out_and_named(tables):
     tables("\x00")
     attend()
