@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -211,6 +211,9 @@ def _explain(document: Document, message: str, kind: type[Struct]) -> tuple[Valu
         return path, f"the key {named[1]!r} is missing"
     if path[-1:] == ("arch",) and "matching regex" in problem:
         return path, f"{_value_at(document.data, path)!r} is not an architecture; allowed: any, cpu, sm80, sm90, ..."
+    if problem.startswith("Invalid enum value"):
+        words = ", ".join(_words_at(path, kind))
+        return path, f"{problem[:1].lower()}{problem[1:]}; allowed: {words}"
     value = _value_at(document.data, path)
     wants_text = re.search(r"Expected `(\w+ \| )*str\b", problem)
     hint = "; put it in quotes" if wants_text and isinstance(value, (int, float)) else ""
@@ -222,6 +225,18 @@ def _explain(document: Document, message: str, kind: type[Struct]) -> tuple[Valu
 def _keys_at(path: ValuePath, kind: type[Struct]) -> tuple[str, ...]:
     names = [part for part in path if isinstance(part, str)]
     return _STRUCT_OF_KEY.get(names[-1], kind).__struct_fields__ if names else kind.__struct_fields__
+
+
+def _words_at(path: ValuePath, kind: type[Struct]) -> list[str]:
+    """The words that a field takes, or the keys of one."""
+    *parents, field = [part for part in path if isinstance(part, str)]
+    owner = _STRUCT_OF_KEY.get(parents[-1], kind) if parents else kind
+    return sorted(_words_of(get_type_hints(owner)[field]))
+
+
+def _words_of(hint: Any) -> set[str]:
+    given = get_args(hint)
+    return set(given) if get_origin(hint) is Literal else {word for one in given for word in _words_of(one)}
 
 
 def _value_at(data: Any, path: ValuePath) -> Any:
