@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 TOOLS = ("torch", "triton", "driver", "cuda", "cudnn")
 """Whose versions a Target knows."""
 Config = Mapping[str, Any]
+MOST_DIGITS = 18
+"""Of an integer in a config or a table: an int64 holds it, and int() and str() are far from their own limits."""
 Budget = Callable[[Any, Config], int]
+
+
+def too_long(value: object) -> bool:
+    """Whether a value is an integer of more digits than configs and tables hold."""
+    return type(value) is int and not -(10**MOST_DIGITS) < value < 10**MOST_DIGITS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
-from registry.contract.capability import Config, Design, Reason, Requires, config_meets, config_reasons, reasons_against
+from registry.contract.capability import (
+    MOST_DIGITS,
+    Config,
+    Design,
+    Reason,
+    Requires,
+    config_meets,
+    config_reasons,
+    reasons_against,
+    too_long,
+)
 from registry.contract.meeting import meets
 from registry.contract.noted import Noted, noting
 from registry.contract.problem import Problem
@@ -316,9 +326,15 @@ class Variant:
             type(config) is dict
             and _NAMES.issuperset(map(type, config))
             and _ANY_VALUE.issuperset(map(type, config.values()))
+            and not any(map(too_long, config.values()))
         ):
             return
         items = config.items() if isinstance(config, Mapping) else [(None, None)]
-        if not all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in items):
-            allowed = "a flat dict of integers, strings and bools, by name, which tables can hold"
+        if not all(
+            isinstance(name, str) and isinstance(value, _PLAIN) and not too_long(value) for name, value in items
+        ):
+            allowed = (
+                f"a flat dict of integers (of {MOST_DIGITS} digits at most), strings and bools, by name, which tables "
+                "can hold"
+            )
             raise DeclarationError(f"Variant {self.name}: config {shown(config)}; allowed: {allowed}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from registry.contract.capability import MOST_DIGITS, too_long
 from registry.dispatch import traced
 from registry.dispatch.catalog import catalog
 from registry.errors import InvalidArgument, RegistryError, shown
@@ -207,7 +208,8 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     if config is not None and len(names) != 1:
         raise InvalidArgument("config", f"{len(names)} variants with one config", "one variant name with a config")
     if config is not None and not _is_flat(config):
-        raise InvalidArgument("config", shown(config), "a flat dict of numbers, strings and bools")
+        allowed = f"a flat dict of numbers (integers of {MOST_DIGITS} digits at most), strings and bools"
+        raise InvalidArgument("config", shown(config), allowed)
     frozen = freeze_config(config) if config is not None else None
     forced = {op: Forced(name, frozen) for op, name in traced.by_op(_op_of, names).items()}
     with changed(lambda scope: replace(scope, forced=tuple(sorted({**dict(scope.forced), **forced}.items())))):
@@ -248,7 +250,9 @@ def record() -> Iterator[Recorder]:
 
 def _is_flat(config: object) -> bool:
     plain = (int, float, str, bool)
-    return isinstance(config, Mapping) and all(isinstance(k, str) and isinstance(v, plain) for k, v in config.items())
+    return isinstance(config, Mapping) and all(
+        isinstance(k, str) and isinstance(v, plain) and not too_long(v) for k, v in config.items()
+    )
 
 
 def _op_of(name: str) -> str:

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from registry.contract.capability import MOST_DIGITS
+
 Kind = str
 """How a fact is matched: "int" and "float" by value or range, "bool" by being set, "str" by name, "arch" by pattern."""
 Scalar = bool | int | float | str
 
 _KINDS: Mapping[str, Kind] = {"int": "int", "float": "float", "str": "str"}
-_DIGITS = r"[0-9]{1,18}"  # an int64, and far from int()'s own limit, as in reader.MAX_DIGITS
+_DIGITS = rf"[0-9]{{1,{MOST_DIGITS}}}"
 _NUMBER = rf"{_DIGITS}(?:\.{_DIGITS})?"
 _RANGE = re.compile(rf"\s*(?P<low>{_NUMBER})?\s*\.\.\s*(?P<high>{_NUMBER})?\s*")
-_RESIDUE = re.compile(rf"\s*(?P<rest>{_DIGITS})\s+mod\s+(?P<modulus>[1-9][0-9]{{0,17}})\s*")
+_RESIDUE = re.compile(rf"\s*(?P<rest>{_DIGITS})\s+mod\s+(?P<modulus>[1-9][0-9]{{0,{MOST_DIGITS - 1}}})\s*")
 _ARCH = re.compile(r"any|cpu|sm[1-9][0-9]{1,2}\+?")
 
 
@@ -184,8 +186,8 @@ def _parse_range(name: str, declared: Field, value: str) -> Condition:
         return Condition(name, "int", residues=(Residue(rest, modulus),))
     found = _RANGE.fullmatch(value)
     if not found or (whole and "." in (found["low"] or "") + (found["high"] or "")):
-        if re.search(r"[0-9]{19}", value):
-            raise BadValue(f"{value[:40]!r} has a number of too many digits")
+        if re.search(rf"[0-9]{{{MOST_DIGITS + 1}}}", value):
+            raise BadValue(f"{value[:40]!r} has a number of too many digits; allowed: {MOST_DIGITS}")
         raise BadValue(f"{value!r} is not a range; write '128..256', '1024..' or '..512'")
     if found["low"] is None and found["high"] is None:
         raise BadValue(f"the range {value!r} has no end; leave the key out to match any value")

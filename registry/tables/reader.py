@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import yaml
 
+from registry.contract.capability import MOST_DIGITS
 from registry.errors import TableError
 from registry.notices import clip
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_MESSAGE = 300
-MAX_DIGITS = 18  # an int64, and far from int()'s own limit
 
 Path = tuple[str | int, ...]
 
@@ -195,8 +195,8 @@ class _Reader:
         if value in _CONSTANTS:
             return _CONSTANTS[value]
         if _INT.fullmatch(value):
-            if len(value) > MAX_DIGITS:
-                self._fail(event, f"the number {value[:MAX_DIGITS]}... has too many digits")
+            if len(value.lstrip("+-")) > MOST_DIGITS:
+                self._fail(event, f"the number {value[:MOST_DIGITS]}... has too many digits; allowed: {MOST_DIGITS}")
             return int(value)
         if _NOT_FINITE.fullmatch(value) or (_FLOAT.fullmatch(value) and not math.isfinite(float(value))):
             self._fail(event, f"{value} is not a finite number")

@@ -71,6 +71,14 @@ def test_names_that_are_none_are_refused(block, said):
         assert ran() == "torch_math"
 
 
+@pytest.mark.parametrize("value", [10**18, -(10**5000)], ids=["long", "very long"])
+def test_a_pinned_config_of_very_long_integers_is_refused(declare, value):
+    declare("test.tiled", configs=[{"B": 1}, {"B": 2}])
+    said = "config: got .*integers of 18 digits at most"
+    with pytest.raises(InvalidArgument, match=said), registry.use("test.tiled", config={"B": value}):
+        registry.attention(*qkv())
+
+
 def test_use_can_pin_the_config(declare):
     declare("test.tiled", configs=[{"B": 1}, {"B": 2}])
     with registry.use("test.tiled", config={"B": 2}):

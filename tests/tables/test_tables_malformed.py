@@ -75,7 +75,7 @@ MALFORMED: dict[str, tuple[str | bytes, int, str, str]] = {
     "merge key": (HEAD + "- use: [a]\n  <<: {when: {}}\n", 5, "$.rules[0].<<", "unknown key '<<'"),
     "too deep": ("op: " + "[" * 50 + "]" * 50 + "\n", 1, "$.op" + "[0]" * 16, "nested deeper than 16"),
     "absurdly deep": ("op: " + "[" * 100_000, 1, "$.op" + "[0]" * 16, "nested deeper than 16"),
-    "absurd number": (when("head_dim: " + "9" * 5000), 5, WHEN + ".head_dim", "has too many digits"),
+    "absurd number": (when("head_dim: " + "9" * 5000), 5, WHEN + ".head_dim", "too many digits; allowed: 18"),
     # keys
     "duplicate key": ("op: attention\narch: sm90\nop: matmul\n", 3, "$.op", "'op' is here twice (first on line 1)"),
     "duplicate condition": (when("head_dim: 64, head_dim: 128"), 5, WHEN + ".head_dim", "is here twice"),
@@ -122,6 +122,12 @@ MALFORMED: dict[str, tuple[str | bytes, int, str, str]] = {
         4,
         USE + ".config.stages",
         "with a fraction",
+    ),
+    "config value of 19 digits": (
+        HEAD + "- use: [{variant: a, config: {stages: " + "-1" + "0" * 18 + "}}]\n",
+        4,
+        USE + ".config.stages",
+        "too many digits; allowed: 18",
     ),
     # conditions
     "when is a list": (HEAD + "- use: [a]\n  when: [causal]\n", 5, "$.rules[0].when", "expected a mapping, got a list"),
@@ -260,6 +266,11 @@ def test_both_yaml_parsers_read_the_same(loader: type) -> None:
         "b": "text\n",
     }
     assert document.lines["b",] == 2
+
+
+@pytest.mark.parametrize("number", [10**18 - 1, 1 - 10**18])
+def test_integers_of_18_digits_are_read_with_and_without_a_sign(number: int) -> None:
+    assert read_document(f"a: {number}\n".encode(), "x.yaml").data == {"a": number}
 
 
 def test_no_input_is_slow() -> None:
