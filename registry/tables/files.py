@@ -69,6 +69,8 @@ class LayerFile:
         """At most `limit` bytes of the file. Never opens anything but a plain file, which a pipe or a device is not."""
         try:
             if not self.file.is_file():
+                if isinstance(self.file, Path) and self.file.is_dir():
+                    os.listdir(self.file)  # or says why nobody may look for tables in it
                 raise TableError(self.name, 1, "$", "no such file, or a folder without *.yaml tables")
             with self.file.open("rb") as stream:
                 return stream.read(limit)

@@ -340,6 +340,19 @@ def test_files_that_are_no_files(store: TableStore, tmp_path: Path) -> None:
         load_tables(environment_files({"REGISTRY_TABLES": "/does/not/exist"}), OPS)
 
 
+def test_a_folder_that_may_not_be_listed_is_no_empty_one(store: TableStore, tmp_path: Path, monkeypatch) -> None:
+    """By what its listing says: a superuser, as whom tests may run, may list every folder."""
+    (tmp_path / "folder").mkdir()
+
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("listdir", "scandir"):  # which one pathlib asks hangs on the Python
+        monkeypatch.setattr(os, name, refuse)
+    error = fails(store, tmp_path / "folder")
+    assert (error.file, error.problem) == (str(tmp_path / "folder"), "cannot be read: Permission denied")
+
+
 def test_one_broken_file_spoils_the_load_whatever_its_place(store: TableStore, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("op: [")
