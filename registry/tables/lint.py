@@ -61,8 +61,9 @@ def lint(tables: TableSet, known: Known) -> list[LintFinding]:
         if compared < len(table.rules):
             message = f"{len(table.rules)} rules: of those after the first {compared}, only repetitions are looked for"
             found.append(LintFinding("warning", table.file, 1, "$.rules", "many-rules", message))
+    first: dict[object, Erratum] = {}
     for erratum in tables.errata:
-        found.extend(_lint_erratum(erratum, known))
+        found.extend(_lint_erratum(erratum, known, first.setdefault(erratum.forbids, erratum)))
     return sorted(found, key=lambda finding: (finding.file, finding.line, finding.path))
 
 
@@ -185,8 +186,11 @@ def _lint_evidence(table: Table, rule: Rule, known: Known) -> Iterator[tuple[Sev
             yield "warning", ".evidence", code, f"{why}; tune again"
 
 
-def _lint_erratum(erratum: Erratum, known: Known) -> Iterable[LintFinding]:
+def _lint_erratum(erratum: Erratum, known: Known, first: Erratum) -> Iterable[LintFinding]:
     path = f"$.errata[{erratum.index}]"
+    if first is not erratum:
+        repeated = f"forbids what {first.file}:{first.line} does, for the same link"
+        yield LintFinding("warning", erratum.file, erratum.line, path, "duplicate-erratum", repeated)
     wrong = _wrong_variant(erratum.op, erratum.variant, known.variants)
     if wrong:
         yield LintFinding("warning", erratum.file, erratum.line, path, "unknown-variant", wrong)

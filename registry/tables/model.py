@@ -143,6 +143,12 @@ class Erratum:
     severity: str
 
     @property
+    def forbids(self) -> tuple[object, ...]:
+        """What it forbids and for which report. One place may be bad for two reasons, of which one is mended first."""
+        where = frozenset(self.arch), frozenset(self.conditions), frozenset(self.toolchain.items())
+        return self.op, self.variant, *where, self.link
+
+    @property
     def page(self) -> tuple[str, str] | None:
         """(file, anchor) where the link is a page of our own, None where it is a public report."""
         file, _, anchor = self.link.partition("#")

@@ -143,6 +143,34 @@ def test_the_page_of_an_erratum_must_be_there(tmp_path: Path, text: str | None, 
     assert codes(tables) == [], "an installed package has no docs to look into"
 
 
+TWICE = ERRATUM.replace("hasty", "a")
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        (("", ""), ["duplicate-erratum"]),
+        (("[sm90, sm100+]", "[sm100+, sm90]"), ["duplicate-erratum"]),
+        ((">=2.11,<2.14", "<2.14,>=2.11"), ["duplicate-erratum"]),
+        (("lukewarm", "not warm"), ["duplicate-erratum"]),
+        (("..7", "..6"), []),
+        (("<2.14", "<2.15"), []),
+        (("example.org/1", "example.org/2"), []),
+        (("variant: a", "variant: b"), []),
+        (("sm100+", "sm100"), []),
+    ],
+)
+def test_an_erratum_that_stands_twice_is_said_with_the_place_of_the_first(
+    tmp_path: Path, changed: tuple[str, str], found: list[str]
+) -> None:
+    tables = load(tmp_path, TWICE, TWICE.replace(*changed))
+    findings = lint(tables, KNOWN)
+    assert [finding.code for finding in findings] == found
+    for finding in findings:
+        assert (finding.severity, finding.file) == ("warning", tables.errata[1].file)
+        assert f"{tables.errata[0].file}:2" in finding.message
+
+
 def test_a_match_carries_its_evidence(tmp_path: Path) -> None:
     (match,) = load(tmp_path, table(rule())).match("brew", {}, "sm90")
     assert match.evidence == {
