@@ -10,6 +10,7 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 from registry.cli._problems import problem_from, problem_options
 from registry.contract.describe import config_text, problem_data, reason_data
 from registry.dispatch.decision import Candidate, Decision, evidence_text
@@ -42,12 +43,16 @@ def _command(op: Op) -> click.Command:
     made = click.Command(
         op.name, params=options, callback=lambda **values: explain(op, **values), help=op.summary or None
     )
+    plugin_option(made)
     json_option(made)
     return made
 
 
-def explain(op: Op, *, as_json: bool, variant: str | None, **values: Any) -> int:
+def explain(op: Op, *, as_json: bool, variant: str | None, plugins: tuple[str, ...], **values: Any) -> int:
     """Print the decision for a problem; 1 if nothing, or not the variant that was asked for, may run it."""
+    from registry.tuning.extra import load_plugins
+
+    load_plugins(plugins)
     problem = problem_from(op, values)
     try:
         with shown_by_caller():

@@ -11,6 +11,7 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option, plugins_in
 from registry.cli._problems import matching, problem_from, problem_options
 from registry.notices import text_of
 
@@ -28,15 +29,16 @@ class _Variants(Named):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-"):
             from registry.dispatch.catalog import catalog
+            from registry.tuning.extra import load_plugins
 
+            load_plugins([*ctx.params["plugins"], *plugins_in(args[1:])])
             if args[0] not in _variants():
                 self._refuse_unknown_options(ctx, args[1:])
             catalog.get().named(args[0])
         return super().resolve_command(ctx, args)
 
     def _refuse_unknown_options(self, ctx: click.Context, args: list[str]) -> None:
-        """Name an option that no variant has before a variant that is not known: it may be meant to bring it along, as
-        --plugin does elsewhere."""
+        """Name an option that no variant has before a variant that is not known."""
         by_op = {variant.op: variant for variant in _variants().values()}
         known = {flag for variant in by_op.values() for option in _command(variant).params for flag in option.opts}
         for word in args:
@@ -54,6 +56,7 @@ command = _Variants(
     help="Registers, spills, shared memory, occupancy and instructions of a variant's kernels, compiled for any GPU.",
     no_args_is_help=True,
 )
+plugin_option(command)
 
 
 def _variants() -> dict[str, Any]:
@@ -87,8 +90,12 @@ def _command(variant: Any) -> click.Command:
         ),
     ]
     made = click.Command(
-        variant.name, params=options, callback=lambda **values: inspect(variant, **values), help=variant.summary or None
+        variant.name,
+        params=options,
+        callback=lambda plugins, **values: inspect(variant, **values),  # which brought it, where they did
+        help=variant.summary or None,
     )
+    plugin_option(made)
     json_option(made)
     return made
 

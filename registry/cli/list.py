@@ -6,6 +6,7 @@ import click
 
 from registry.cli import OK
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 from registry.cli._problems import target_named
 from registry.contract import describe
 from registry.contract.capability import arch_matches
@@ -20,8 +21,12 @@ from registry.ops.known import all_ops
 @click.option(
     "--arch", metavar="ARCH", help='Only variants for this target: "sm90", "cpu", or a device such as "H100".'
 )
+@plugin_option
 @json_option
-def command(op: str | None, arch: str | None, as_json: bool) -> int:
+def command(op: str | None, arch: str | None, plugins: tuple[str, ...], as_json: bool) -> int:
+    from registry.tuning.extra import load_plugins
+
+    load_plugins(plugins)
     if op is not None and op not in all_ops():
         raise InvalidArgument("--op", repr(op), ", ".join(sorted(all_ops())))
     wanted = target_named(arch, "--arch").arch if arch is not None else None

@@ -9,6 +9,7 @@ import click
 
 from registry.cli import OK
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 from registry.errors import InvalidArgument
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,7 +43,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     help="Add the figures to this file, for kreg tune --guided --timelines.",
 )
 @click.option("--plan-only", is_flag=True, help="Registers and memory alone; needs no GPU.")
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE", help="Also the variants of this file or module.")
+@plugin_option
 @click.option("--device", metavar="NAME", help='Compile for this target where nothing is recorded. [default: "H100"]')
 @json_option
 def command(variant: str, shape: str, **options: Any) -> int:

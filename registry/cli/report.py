@@ -10,6 +10,7 @@ import click
 from registry.cli import FINDING, OK
 from registry.cli._files import spare
 from registry.cli._page import Page
+from registry.cli._plugins import plugin_option
 
 if TYPE_CHECKING:
     from registry.report.sources import Sources
@@ -25,9 +26,7 @@ PATH = click.Path(path_type=Path)
 @click.argument("results", nargs=-1, type=PATH)
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True)
 @click.option("--against", multiple=True, type=PATH, metavar="OLD", help="Older results: what got slower since?")
-@click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE", help="Also know the variants of this file or module."
-)
+@plugin_option
 @click.option(
     "--pictures",
     type=click.Path(path_type=Path, file_okay=False),

@@ -9,6 +9,7 @@ import click
 
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 
 
 @click.group("tables", help="Dispatch tables: what ranks the variants.", no_args_is_help=True)
@@ -21,14 +22,17 @@ def command() -> None: ...
 )
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option("--strict", is_flag=True, help="Exit 1 on a warning, too.")
+@plugin_option
 @json_option
-def lint(files: tuple[str, ...], strict: bool, as_json: bool) -> int:
+def lint(files: tuple[str, ...], strict: bool, plugins: tuple[str, ...], as_json: bool) -> int:
     from registry.dispatch import in_force
     from registry.dispatch.catalog import catalog
     from registry.notices import shown_by_caller
+    from registry.tuning.extra import load_plugins
     from registry.tuning.lint import coverage, lint_tables, load_files, results_folder, together, unproven
 
     catalog.get()  # no finding of ours names a plugin that fails, so that may be logged
+    load_plugins(plugins)
     with shown_by_caller():
         tables = load_files([Path(file) for file in files]) if files else in_force.tables()
     covered, past = coverage(tables)

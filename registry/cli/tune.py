@@ -13,6 +13,7 @@ import click
 from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
 from registry.cli._files import check_tune
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
 from registry.errors import InvalidArgument
 from registry.notices import both_ends, printable
@@ -42,7 +43,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs: no host between launches.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only these variants (patterns; repeatable).")
 @click.option("--skip", multiple=True, metavar="NAME", help="Without these variants (patterns; repeatable).")
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE", help="Also the variants of this file or module.")
+@plugin_option
 @click.option("--max-configs", type=click.IntRange(1), help="At most so many configs of each variant.")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Turns of each contestant.")
 @click.option("--turn", type=float, default=25.0, show_default=True, metavar="MS", help="Milliseconds timed in a turn.")

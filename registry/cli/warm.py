@@ -10,6 +10,7 @@ import click
 
 from registry.cli import FINDING, OK
 from registry.cli._page import Page, json_option, print_json
+from registry.cli._plugins import plugin_option
 from registry.errors import InvalidArgument
 
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -35,6 +36,7 @@ EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
     help="Also launch what could be the fastest on this machine's GPU, time it, and write what was as tables to this "
     "folder, beside what was saved there before; REGISTRY_TABLES puts them in force.",
 )
+@plugin_option
 @json_option
 def command(
     op: str, texts: tuple[str, ...], variant: str | None, folder: Path | None, as_json: bool, **options: Any
@@ -48,6 +50,7 @@ def command(
     from registry.ops.known import op_named
     from registry.ops.parts.cases import Case
     from registry.trying import try_out
+    from registry.tuning.extra import load_plugins
     from registry.tuning.grids import select
     from registry.warming import warm
 
@@ -55,6 +58,7 @@ def command(
         raise click.UsageError("--try-out compares variants on this machine's GPU: leave out --variant and --device")
 
     op_named(op)
+    load_plugins(options["plugins"])
     cases = [Case.parse(op, text) for text in texts]
     if not cases or options["grid"] or options["shapes"] or options["recorded"]:
         cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])

@@ -154,7 +154,6 @@ def test_a_page_takes_no_place_of_raw_results(capsys, tmp_path, raw, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        (["inspect", "acme.kernel", "--plugin", "acme.py"], "--plugin"),
         (["inspect", "acme.kernel", "--shape", "m=4", "--bogus=x"], "--bogus"),
         (["inspect", "triton_matmul", "--window", "4"], "--window"),
         (["profile", "acme.kernel", "--bogus", "x"], "--bogus"),
