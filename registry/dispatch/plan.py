@@ -227,7 +227,9 @@ def observe(scope: Scope, decision: Decision) -> None:
     """Tell the recorders of a scope what ran, and count a preference that could not be met."""
     if decision.fallback_from:
         wanted = ", ".join(decision.fallback_from)
-        notices.notice(f"preferred {wanted} is illegal for {decision.problem.kind()}: {decision.variant} ran instead")
+        problem, ran = decision.problem, decision.variant
+        text = f"preferred {wanted} is illegal for {problem.summary()}: {ran} ran instead"
+        notices.notice(text, cause=("preferred", decision.fallback_from, problem.kind(), ran))
     for recorder in scope.recorders:
         recorder.add(decision)
 

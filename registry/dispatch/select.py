@@ -375,7 +375,8 @@ def _config_for(variant: Variant, problem: Problem, place: Ranked, first: Config
     if not refused:
         return dict(place.config), place.because
     why = "; ".join(map(str, refused))
-    notices.notice(f"{place.because}: {variant.name} takes its own config for {problem.kind()}: {why}")
+    text = f"{place.because}: {variant.name} takes its own config for {problem.summary()}: {why}"
+    notices.notice(text, cause=("own config", place.because, variant.name, problem.kind(), why))
     return dict(first), f"{place.because}; its config is passed over: {why}"
 
 

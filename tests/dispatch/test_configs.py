@@ -43,6 +43,8 @@ def test_a_table_cannot_launch_an_undeclared_config(config, table, seen):
     decision = registry.attention.explain(q, q, q)
     assert (decision.variant, decision.config) == ("test.tiled", {"BLOCK_M": 16})
     assert "passed over" in str(decision) and "mine.yaml" in str(decision)
+    (said,) = [text for text in registry.notices.counts() if "takes its own config" in text]
+    assert " for attention on " in said and "('attention'" not in said
     registry.attention(q, q, q)
     assert seen == [{"BLOCK_M": 16}]
     assert any("mine.yaml" in text for text in notices.counts())

@@ -103,6 +103,17 @@ def test_prefer_takes_the_first_legal_and_reports_a_fallback():
     fallbacks = {text: n for text, n in notices.counts().items() if "torch_flash" in text}
     assert len(fallbacks) == 1 and next(iter(fallbacks.values())) == 2
     assert "fallback" in str(decision)
+    told = "preferred torch_flash is illegal for attention on cpu (cpu): dtype=float32, batch=1, heads_q=2"
+    assert next(iter(fallbacks)).startswith(told) and next(iter(fallbacks)).endswith(": torch_cpu ran instead")
+
+
+def test_fallbacks_of_other_sizes_are_counted_with_the_first():
+    """A server meets a thousand lengths."""
+    with registry.prefer(["torch_flash"]):
+        for size in (4, 5, 6):
+            registry.attention(*[torch.ones(1, 2, size, 8)] * 3)
+    (count,) = [count for text, count in notices.counts().items() if "torch_flash" in text]
+    assert count == 3
 
 
 def test_a_preference_inside_another_comes_first_and_hides_nothing():
