@@ -23,12 +23,12 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.contenders import contenders
 from registry.dispatch.decision import NO_KERNEL, Decision
-from registry.dispatch.quarantine import compile_failures
 from registry.dispatch.scope import Recorder, current
 from registry.dispatch.select import decide
 from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant, shown
 from registry.notices import text_of
 from registry.ops.known import op_named
+from registry.signals import interrupts
 from registry.toolbox.capturing import capturing
 from registry.toolbox.compile_pool import HIDE_GPU, Child, CompilePool
 
@@ -87,8 +87,8 @@ def warm(
     timeout   seconds after which one kernel's compiler is ended, and the kernel reported as failed
     progress  called with (kernels done, kernels in all)
 
-    Nothing is raised for a problem that cannot be warmed: its `error` says why. Honours `use` and `prefer` blocks. In a
-    `try_out` block all that is tried is compiled ahead, by many processes.
+    Nothing is raised for a problem that cannot be warmed, whatever its kernel does: its `error` says why. Honours
+    `use` and `prefer` blocks. In a `try_out` block all that is tried is compiled ahead, by many processes.
     """
     if capturing():
         raise CaptureError("registry.warm compiles and launches; call it before the capture")
@@ -189,7 +189,11 @@ def _launch(case: Case, warmed: Warmed) -> Warmed:
         inputs = workload(case, "cuda")
         with torch.no_grad(), inputs.settings():
             op_named(case.op)(**inputs.front_door())  # type: ignore[operator]
-    except (*compile_failures(), NoLegalVariant, IllegalVariant, torch.OutOfMemoryError) as error:  # type: ignore[misc]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what a kernel did wrong is said here, not of the next one
+    except BaseException as error:  # whatever a plugin's `run` raises must not keep the others cold
+        if interrupts(error):
+            raise
         return replace(warmed, error=warmed.error or _text(error))
     return replace(warmed, launched=True)
 

@@ -13,6 +13,7 @@ import registry
 from registry import Target, warming
 from registry.dispatch.scope import Recorder
 from registry.errors import CaptureError, InvalidArgument
+from registry.ops.parts import workload
 from registry.ops.parts.cases import Case
 from registry.warming import Warmed, warm
 
@@ -58,6 +59,13 @@ def variant(declare):
         return declare(name, arch=("sm90",), dtypes=("float16",), causal=True, builds=builds)
 
     return make
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Launches are made with operands there, as far as `warm` is told so."""
+    monkeypatch.setattr(workload, "workload", lambda case, device, make=workload.workload: make(case, "cpu"))
+    return {"target": Target.named("cpu"), "jobs": 1}
 
 
 def _cubins(cache):
@@ -140,6 +148,30 @@ def test_an_empty_problem_has_nothing_to_warm_and_the_rest_goes_on(variant):
         registry.matmul(torch.ones(0, 8), torch.ones(8, 8))
     (found,) = warm(recorder, target=H100, jobs=1)
     assert found == Warmed("matmul m=0,n=8,k=8,dtype=float32,ieee", "(none)")
+
+
+@pytest.mark.parametrize("failure", [ValueError("no such tile"), SystemExit(3)], ids=["error", "exit"])
+def test_a_launch_that_fails_is_reported_with_its_variant_and_the_rest_goes_on(declare, on_the_cpu, failure):
+    def run(q, k, v, *, scale, config):
+        if q.shape[2] == 16:
+            raise failure
+        return torch.zeros_like(q), None
+
+    declare("test.failing", run=run)
+    with registry.use("test.failing"):
+        failed, fine = warm([f"attention s={size},d=8,dtype=float32" for size in (16, 32)], launch=True, **on_the_cpu)
+    assert (failed.variant, failed.launched) == ("test.failing", False)
+    assert failed.error == f"{type(failure).__name__}: {failure}"
+    assert (fine.variant, fine.launched, fine.error) == ("test.failing", True, "")
+
+
+def test_ctrl_c_in_a_launch_ends_the_warming(declare, on_the_cpu):
+    def run(q, k, v, *, scale, config):
+        raise KeyboardInterrupt
+
+    declare("test.interrupted", run=run)
+    with registry.use("test.interrupted"), pytest.raises(KeyboardInterrupt):
+        warm(["attention s=16,d=8,dtype=float32"], launch=True, **on_the_cpu)
 
 
 def test_variant_without_builds(declare):
