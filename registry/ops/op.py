@@ -224,7 +224,9 @@ class Op:
         known, found = self._left_out.get(variant.name, (None, []))
         if known is not variant:
             found = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
-            self._left_out[variant.name] = variant, found
+            there = self.variants  # those that were taken back are let go of, with all that they hold
+            kept = {name: one for name, one in self._left_out.items() if there.get(name) is one[0]}
+            self._left_out = {**kept, variant.name: (variant, found)}
         return found
 
     def _decided(self, problem: Problem, scope: Scope) -> tuple[Decision, Variant]:

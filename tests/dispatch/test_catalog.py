@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import sys
 import threading
 import types
+import weakref
 from importlib import metadata
 
 import pytest
@@ -99,6 +101,21 @@ def test_register_can_redefine_ones_own(declare):
     declare("test.mine")
     again = registry.register(variant("test.mine"), replace=True)
     assert registry.variants()["test.mine"].run is again.run
+
+
+def test_variants_of_ever_new_names_are_let_go_of(declare):
+    """As in a notebook of many hours: of all but the last nothing is left."""
+    held = []
+    for number in range(4):
+        name = f"test.new{number}"
+        declare(name)
+        with registry.use(name):
+            registry.attention(*[torch.ones(1, 1, 4, 8)] * 3)
+        held.append(weakref.ref(registry.variants()[name]))
+        registry.unregister(name)
+        registry.forget_plans()
+    gc.collect()
+    assert [one() for one in held[:-1]] == [None] * 3
 
 
 def test_register_refuses_an_unknown_op():
