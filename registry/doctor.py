@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from registry import notices
+from registry.contract.declared import never_met
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.dispatch import in_force
@@ -50,6 +51,11 @@ def examine(taken: Collection[str] = ()) -> dict[str, Any]:
             "loaded": list(found.plugins),
             "failed": [{"plugin": plugin, "error": error} for plugin, error in failed.items()],
             "variants": len(found.variants),
+            "never_run": [
+                {"variant": name, "origin": variant.origin, "why": why}
+                for name, variant in sorted(found.variants.items())
+                if (why := "; ".join(never_met(variant)))
+            ],
         },
         "tables": {
             "in_force": _tables_in_force(tables) if tables is not None else [],

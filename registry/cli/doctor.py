@@ -43,6 +43,8 @@ def _print(report: dict[str, Any], wrong: list[str]) -> None:
     )
     for failure in plugins["failed"]:
         page.row("FAILED", f"{failure['plugin']}: {failure['error']}", label_style="red")
+    for one in plugins["never_run"]:
+        page.row("never runs", f"{one['variant']} of {one['origin']}: {one['why']}", label_style="yellow")
     tables = report["tables"]
     in_force = [
         f"{t['file']} ({t['layer']}: {t['op']} on {t['device'] or t['arch']}, {t['rules']} rules)"
@@ -70,7 +72,7 @@ def _print(report: dict[str, Any], wrong: list[str]) -> None:
     if wrong:
         page.line(f"wrong: {len(wrong)}", style="bold red")
     else:
-        warned = len(tables["findings"]) + len(tables["skipped"])
+        warned = len(tables["findings"]) + len(tables["skipped"]) + len(plugins["never_run"])
         page.line("nothing is broken" + (f", {warned} warnings" if warned else ""), style="bold green")
 
 

@@ -13,7 +13,7 @@ from registry.contract.problem import PROBLEM_TYPES, Problem
 from registry.contract.variant import Variant
 from registry.errors import DeclarationError, shown
 
-__all__ = ["HANDED", "Handed", "check_declaration"]
+__all__ = ["HANDED", "Handed", "check_declaration", "never_met"]
 
 
 class Handed(NamedTuple):
@@ -143,6 +143,35 @@ def _check_kinds(what: str, declared: Variant | Design, names: Iterable[str]) ->
         value, kind = getattr(declared, name), type(getattr(type(declared), name))
         if type(value) is not kind:
             raise DeclarationError(f"{what}{name}: got {shown(value)}; allowed: a value of type {kind.__name__}")
+
+
+def never_met(variant: Variant) -> list[str]:
+    """Why no call there can be meets the claims: of what every call has some value they allow none. Such a declaration
+    is no mistake by itself, for claims may be added to one in steps, but nobody would see why it never runs."""
+    requires, found = variant.requires, []
+    if not requires.arch:
+        found.append("arch: none is claimed")
+    kind = PROBLEM_TYPES.get(variant.op)
+    for field, how in kind.queries().items() if kind is not None else ():
+        if how.rule in ("member", "range") and not requires.claim(how.claim):
+            found.append(f"{how.claim}: none is claimed, and every call has a {field}")
+    for name, spec in requires.toolchain.items():
+        if not _some_version(spec):
+            found.append(f"toolchain: no version of {name} is {spec}")
+    return list(dict.fromkeys(found))
+
+
+def _some_version(spec: str) -> bool:
+    """Whether a version lies in a range: one that it names, one shortly after that, or the first."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
+    named = [one.version.removesuffix(".*") for one in SpecifierSet(spec)]
+    versions = ["0", *(f"{version}{more}" for version in named for more in ("", ".1", ".0.0.0.1"))]
+    try:
+        return any(SpecifierSet(spec).contains(version, prereleases=True) for version in versions)
+    except InvalidVersion:  # of "===", which compares text
+        return True
 
 
 # --- functions ----------------------------------------------------------------------------------------------------

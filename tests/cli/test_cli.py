@@ -268,6 +268,17 @@ def test_doctor_of_a_sound_installation(kreg):
     assert report["wrong"] == [], "a fresh checkout has nothing wrong"
 
 
+def test_doctor_warns_of_variants_that_no_call_can_reach(kreg, declare):
+    declare("test.unreached", dtypes=(), toolchain={"torch": ">=3,<2"})
+    code, out, _ = kreg("doctor")
+    report = json.loads(kreg("doctor", "--json")[1])
+    why = "dtypes: none is claimed, and every call has a dtype; toolchain: no version of torch is >=3,<2"
+    assert f"never runs test.unreached of registry.register: {why}" in squeezed(out)
+    assert f"{len(report['tables']['findings']) + 1} warnings" in out
+    (one,) = report["plugins"]["never_run"]
+    assert code == OK and (one["variant"], one["why"]) == ("test.unreached", why)
+
+
 def test_doctor_shows_what_is_wrong(kreg, monkeypatch):
     broken = catalog.get().with_failure("acme (acme_kernels)", ImportError("no module named tilelang"))
     monkeypatch.setattr(catalog, "_catalog", broken)

@@ -8,7 +8,7 @@ import pytest
 
 import registry
 from registry import DeclarationError, Design, Requires, Variant
-from registry.contract.declared import HANDED, check_declaration
+from registry.contract.declared import HANDED, check_declaration, never_met
 from registry.contract.problem import PROBLEM_TYPES
 from registry.ops.known import all_ops
 
@@ -92,6 +92,44 @@ def test_values_that_there_are_not(given, said):
     with pytest.raises(DeclarationError) as caught:
         declared(**given)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("variant", registry.variants().values(), ids=lambda variant: variant.name)
+def test_what_no_call_can_meet_is_found_whichever_claim_is_gone(variant):
+    """Of every built-in variant, claim by claim; none of theirs is so."""
+    assert never_met(variant) == []
+    kind, requires = PROBLEM_TYPES[variant.op], variant.requires
+    needed = {how.claim for how in kind.queries().values() if how.rule in ("member", "range")}
+    for claim in ("arch", *sorted(needed)):
+        own = claim not in requires.claims
+        less = dataclasses.replace(requires, **{claim: ()}) if own else _without(requires, claim)
+        (why,) = never_met(dataclasses.replace(variant, requires=less))
+        assert why.startswith(f"{claim}: none is claimed")
+
+
+def _without(requires, claim):
+    return dataclasses.replace(requires, claims={k: v for k, v in requires.claims.items() if k != claim})
+
+
+@pytest.mark.parametrize(
+    ("versions", "some"),
+    [
+        (">=3,<2", False),
+        ("==3.6,!=3.6", False),
+        (">=3.6.0,!=3.6.*,<3.7", False),
+        (">3.6,<3.7", True),
+        ("<3", True),
+        ("==3.6.*", True),
+        ("~=3.6", True),
+        ("!=3.6", True),
+        (">=3.6,!=3.6.0", True),
+        ("===nightly", True),
+    ],
+)
+def test_ranges_of_versions_in_which_none_lies(versions, some):
+    requires = Requires(arch=("any",), dtypes=("float32",), layouts=("nn",), toolchain={"triton": versions})
+    found = never_met(Variant("test.declared", op="matmul", run=whatever, requires=requires))
+    assert found == ([] if some else [f"toolchain: no version of triton is {versions}"])
 
 
 @pytest.mark.parametrize("op", all_ops())
