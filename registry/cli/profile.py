@@ -149,18 +149,21 @@ def _uses(anatomy: Any, steps: Any, trace: Any, roles: dict[int, str]) -> list[d
 
 
 def _collect(path: Path, data: dict[str, Any]) -> None:
-    """Add a recording to a file of them, in place of an older one of the same config and shape."""
+    """Add a recording to a file of them, in place of an older one of the same config and shape. Others may add theirs
+    meanwhile."""
     import json
 
     from registry.disk import write_atomic
     from registry.tuning import observed
+    from registry.tuning.store import locked
 
-    held = observed.rows(path) if path.exists() else []
     same = ("variant", "op", "shape", "config")
-    held = [row for row in held if any(row.get(name) != data[name] for name in same)]
-    data = {name: value for name, value in data.items() if name not in ("buffers", "uses")}
-    lines = ",\n".join(json.dumps(row) for row in [*held, data])
-    write_atomic(path, f'{{"timelines": [\n{lines}\n]}}\n')
+    own = {name: value for name, value in data.items() if name not in ("buffers", "uses")}
+    with locked(path):
+        held = observed.rows(path, "--figures") if path.exists() else []
+        held = [row for row in held if any(row.get(name) != data[name] for name in same)]
+        lines = ",\n".join(json.dumps(row) for row in [*held, own])
+        write_atomic(path, f'{{"timelines": [\n{lines}\n]}}\n')
 
 
 def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int) -> None:

@@ -37,8 +37,9 @@ class Observed:
         return contestant_key(self.variant, self.config)
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The recordings in a file, as they were written. One that is damaged is an error that names it."""
+def rows(path: Path, option: str = "--timelines") -> list[dict[str, Any]]:
+    """The recordings in a file, as they were written. One that is damaged is an error that names it, and the option
+    that named the file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["timelines"]
         for row in found:
@@ -46,7 +47,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         return list(found)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         what = f"{path}: {type(error).__name__}: {error}"
-        raise InvalidArgument("--timelines", what, "what kreg profile --figures wrote") from error
+        raise InvalidArgument(option, what, "what kreg profile --figures wrote") from error
 
 
 def read(path: Path) -> list[Observed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from registry.profiling.trace import Trace, TraceError, WarpSpan, collect, lanes
 pytest.importorskip("triton")
 
 from browser import Browser
+from races import in_threads
 
 from registry.profiling import anatomy, record, timeline
 
@@ -274,7 +276,26 @@ def test_figures_are_collected_for_a_guided_sweep(attention, tmp_path, capsys):
     assert 0.8 < one.shares["in flight"] <= 1 and 0 < one.shares["stalled"] < 0.5 < one.shares["others stalled"]
     file.write_text(file.read_text()[:-9])
     assert main(["profile", "gluon_fa3", *SHAPE, *words]) != OK
-    assert str(file) in "".join(capsys.readouterr().err.split())
+    said = "".join(capsys.readouterr().err.split())
+    assert str(file) in said and "--figures:got" in said
+
+
+def test_figures_that_several_add_at_once_are_all_kept(tmp_path, monkeypatch):
+    """Each reads the file, and writes it whole: one profile a card, as scripts run them."""
+    from registry.cli.profile import _collect
+    from registry.tuning import observed
+
+    file, reading = tmp_path / "timelines.json", observed.rows
+
+    def slowly(path, option):
+        found = reading(path, option)
+        time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(observed, "rows", slowly)
+    row = {"variant": "gluon_fa3", "op": "attention", "config": {}, "figures": {"any_in_flight": 0.5, "roles": []}}
+    in_threads(lambda number: _collect(file, row | {"shape": f"s={number}"}), 6)
+    assert sorted(row["shape"] for row in reading(file)) == [f"s={number}" for number in range(6)]
 
 
 def test_the_memory_plan_says_what_lives_when(attention):
