@@ -98,11 +98,16 @@ def registry_tables():
 @click.option("--package", is_flag=True, help="A package with tables of its own, rather than one module.")
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path(), help="Where its folder goes.")
 def command(name: str, op: str, package: bool, into: Path) -> int:
+    from registry.dispatch.catalog import catalog
+
     if not _NAME.fullmatch(name):
         raise InvalidArgument("NAME", repr(name), "vendor.name in lower-case words, such as acme.my_kernel")
     vendor, module = name.partition(".")[0], name.replace(".", "_")
     if fnmatch.fnmatch(file := f"{module}.py", "test_*.py") or fnmatch.fnmatch(file, "*_test.py"):
         raise InvalidArgument("NAME", repr(name), f"a name whose module, {file}, pytest does not take for tests")
+    known = catalog.get().variants.get(name)
+    if known is not None:  # of two of a name one is left out, once this one is installed
+        raise InvalidArgument("NAME", f"{name!r}, which {known.origin} declares", "a name that no variant has here")
     # Named unlike the module: beside it, Python would take the folder for the module, ahead of an editable install.
     folder = into / (distribution := module.replace("_", "-"))
     if folder.exists() and any(folder.iterdir()):

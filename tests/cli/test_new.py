@@ -103,6 +103,14 @@ def test_names_whose_kernel_would_be_collected_as_tests_are_refused(name, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_the_name_of_a_variant_that_is_there_is_refused(declare, tmp_path, capsys):
+    """Once both were installed one of them would be left out."""
+    declare("acme.there")
+    assert main(["new", "acme.there", "--into", str(tmp_path)]) == USAGE
+    said = "NAME: got 'acme.there', which registry.register declares; allowed: a name that no variant has here"
+    assert said in " ".join(capsys.readouterr().err.split()) and not list(tmp_path.iterdir())
+
+
 def test_mistakes_are_one_line(tmp_path, capsys):
     for arguments, said in (
         (["Acme"], "NAME: got 'Acme'; allowed: vendor.name"),
