@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["make_folder", "write_atomic", "written"]
+__all__ = ["make_folder", "no_folder", "write_atomic", "written"]
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -46,4 +48,25 @@ def make_folder(path: Path) -> None:
     """A folder, with those around it, that nobody else may write to, whatever the umask says."""
     if not path.is_dir():
         make_folder(path.parent)
-        path.mkdir(mode=0o755, exist_ok=True)
+        try:
+            path.mkdir(mode=0o755, exist_ok=True)
+        except FileExistsError as error:  # "File exists" would be said of what is wanted
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from error
+
+
+def no_folder(path: Path) -> str:
+    """Why files cannot be kept in a folder, or why it cannot be made; empty where nothing is seen that is against it.
+    Nothing is made here."""
+    for place in (path, *path.parents):
+        try:
+            mode = os.stat(place).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():
+                return f"{place} is a link to nothing"
+            continue
+        except OSError as error:
+            return f"{place}: {error.strerror or error}"
+        if not stat.S_ISDIR(mode):
+            return f"{place} is no folder"
+        return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} may not be written to"
+    return ""

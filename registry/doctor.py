@@ -21,6 +21,7 @@ from registry import notices
 from registry.contract.declared import never_met
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
+from registry.disk import no_folder
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog, load_commands
 from registry.dispatch.quarantine import quarantine
@@ -76,6 +77,7 @@ def examine(taken: Collection[str] = ()) -> dict[str, Any]:
             name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT_PREFIX)
         },
         "folders": _folders(),
+        "unusable": _unusable(),
     }
 
 
@@ -84,6 +86,15 @@ def _folders() -> dict[str, str]:
         return {"cache": str(in_force.cache_folder()), "tuned tables": str(in_force.tuned_folder())}
     except RegistryError as error:
         return {"cache": str(error)}
+
+
+def _unusable() -> list[str]:
+    """Why the cache folder cannot hold what is measured; a container that only serves may live with that."""
+    try:
+        why = no_folder(in_force.tuned_folder())
+    except RegistryError:  # which stands in place of the folder
+        return []
+    return [f"{why}: nothing that is measured can be kept; {in_force.CACHE_VARIABLE} names another"] if why else []
 
 
 def _others(tables: TableSet | None, findings: list[LintFinding]) -> dict[str, int]:

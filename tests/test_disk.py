@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import registry
-from registry.disk import write_atomic
+from registry.disk import make_folder, no_folder, write_atomic
 from registry.ops.parts.cases import from_file, save_recorded
 
 
@@ -47,3 +48,36 @@ def test_a_full_disk_leaves_what_was_recorded_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_recorded([*ran.problems] * 2, tmp_path / "served.json")
     assert len(from_file("matmul", tmp_path / "served.json")) == 1 and os.listdir(tmp_path) == ["served.json"]
+
+
+def _places(tmp_path):
+    """Of each kind of place whether a folder can be there."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "led").symlink_to(tmp_path)
+    yield tmp_path, True
+    yield tmp_path / "not" / "made" / "yet", True
+    yield tmp_path / "led" / "below", True
+    yield tmp_path / "file", False
+    yield tmp_path / "file" / "below" / "it", False
+    yield tmp_path / "lost", False
+    yield tmp_path / "lost" / "below", False
+    yield tmp_path / ("x" * 300), False
+    yield Path("/dev/null"), False
+
+
+def test_a_folder_that_cannot_be_is_told_before_it_is_made(tmp_path):
+    for place, can_be in _places(tmp_path):
+        assert (no_folder(place) == "") == can_be, place
+        assert place == tmp_path or not os.path.isdir(place), "nothing is made"
+        if can_be:
+            make_folder(place)
+        else:
+            with pytest.raises(OSError):
+                make_folder(place)
+
+
+def test_a_folder_that_may_not_be_written_to_is_told(tmp_path, monkeypatch):
+    """By what the system says: a superuser, as whom tests may run, may write everywhere."""
+    monkeypatch.setattr(os, "access", lambda place, how: False)
+    assert no_folder(tmp_path / "below") == f"{tmp_path} may not be written to"

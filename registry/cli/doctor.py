@@ -68,11 +68,13 @@ def _print(report: dict[str, Any], wrong: list[str]) -> None:
     page.gap()
     page.title("folders")
     page.rows(list(report["folders"].items()))
+    for why in report["unusable"]:
+        page.row("no cache", why, label_style="yellow")
     page.gap()
     if wrong:
         page.line(f"wrong: {len(wrong)}", style="bold red")
     else:
-        warned = len(tables["findings"]) + len(tables["skipped"]) + len(plugins["never_run"])
+        warned = sum(map(len, (tables["findings"], tables["skipped"], plugins["never_run"], report["unusable"])))
         page.line("nothing is broken" + (f", {warned} warnings" if warned else ""), style="bold green")
 
 

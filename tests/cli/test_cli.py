@@ -268,6 +268,16 @@ def test_doctor_of_a_sound_installation(kreg):
     assert report["wrong"] == [], "a fresh checkout has nothing wrong"
 
 
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_doctor_warns_of_a_cache_that_cannot_be(kreg, monkeypatch, below):
+    monkeypatch.setenv("REGISTRY_CACHE", f"/dev/null{below}")
+    code, out, _ = kreg("doctor")
+    assert code == OK
+    assert "no cache /dev/null is no folder: nothing that is measured can be kept; REGISTRY_CACHE" in squeezed(out)
+    monkeypatch.delenv("REGISTRY_CACHE")
+    assert json.loads(kreg("doctor", "--json")[1])["unusable"] == []
+
+
 def test_doctor_warns_of_variants_that_no_call_can_reach(kreg, declare):
     declare("test.unreached", dtypes=(), toolchain={"torch": ">=3,<2"})
     code, out, _ = kreg("doctor")
