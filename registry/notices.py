@@ -23,6 +23,7 @@ __all__ = [
     "clip",
     "counts",
     "drop_output",
+    "last_line",
     "notice",
     "printable",
     "shown",
@@ -95,6 +96,19 @@ def told(error: BaseException) -> str:
         if _is_plugins(str(frame.f_globals.get("__name__", "")))
     ]
     return what_failed(error) + (f" ({places[-1]})" if places else "")
+
+
+def last_line(error: BaseException) -> str:
+    """The kind of an error and its last line, where compilers say what is wrong; where that is a mark under a line of
+    code, those of what it came from."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        lines = text_of(error).strip().splitlines()
+        if not lines or lines[-1].strip(" ^") or error.__cause__ is None:
+            break
+        error = error.__cause__
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else 'no message'}"
 
 
 def _is_plugins(module: str) -> bool:

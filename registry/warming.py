@@ -26,7 +26,7 @@ from registry.dispatch.decision import NO_KERNEL, Decision
 from registry.dispatch.scope import Recorder, current
 from registry.dispatch.select import decide
 from registry.errors import CaptureError, IllegalVariant, InvalidArgument, NoLegalVariant, shown
-from registry.notices import text_of
+from registry.notices import last_line
 from registry.ops.known import op_named
 from registry.signals import interrupts
 from registry.toolbox.capturing import capturing
@@ -90,6 +90,7 @@ def warm(
     Nothing is raised for a problem that cannot be warmed, whatever its kernel does: its `error` says why. Honours
     `use` and `prefer` blocks. In a `try_out` block all that is tried is compiled ahead, by many processes.
     """
+    _check(target, jobs, launch, timeout)
     if capturing():
         raise CaptureError("registry.warm compiles and launches; call it before the capture")
     here = _here()
@@ -109,7 +110,7 @@ def warm(
                 for key, task in _tasks(decision.problem, variant, config):
                     tasks.setdefault(key, (task, []))[1].append(number)
         except Exception as error:  # a plugin's `builds`: its failure must not keep the others cold
-            found[-1] = replace(found[-1], error=_text(error))
+            found[-1] = replace(found[-1], error=last_line(error))
     work = [task for task, _ in tasks.values()]
     results = _compile_all(work, jobs or min(os.cpu_count() or 1, 8), timeout, progress or (lambda done, of: None))
     for (_, numbers), (seconds, failure) in zip(tasks.values(), results, strict=True):
@@ -122,6 +123,24 @@ def warm(
         if found[number].variant not in ("", NO_KERNEL) and (at_hand if launch is None else launch):
             found[number] = _launch(case, found[number])
     return found
+
+
+def _check(target: Any, jobs: Any, launch: Any, timeout: Any) -> None:
+    """Raise for what an argument cannot be, before the first kernel is compiled."""
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    for name, got, fine, allowed in (
+        (
+            "target",
+            target,
+            target is None or isinstance(target, Target),
+            'None or a Target such as Target.named("H100")',
+        ),
+        ("jobs", jobs, jobs is None or (type(jobs) is int and jobs > 0), "None or a positive integer"),
+        ("launch", launch, launch is None or isinstance(launch, bool), "None, True or False"),
+        ("timeout", timeout, number and timeout > 0, "a positive number of seconds"),
+    ):
+        if not fine:
+            raise InvalidArgument(name, shown(got), allowed)
 
 
 def _cases(what: Any) -> Iterable[tuple[Case, Target | None]]:
@@ -194,13 +213,8 @@ def _launch(case: Case, warmed: Warmed) -> Warmed:
     except BaseException as error:  # whatever a plugin's `run` raises must not keep the others cold
         if interrupts(error):
             raise
-        return replace(warmed, error=warmed.error or _text(error))
+        return replace(warmed, error=warmed.error or last_line(error))
     return replace(warmed, launched=True)
-
-
-def _text(error: BaseException) -> str:
-    lines = text_of(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 
 # --- compiling ----------------------------------------------------------------------------------------------------
@@ -229,7 +243,7 @@ def _compile_here(task: _Task) -> dict[str, Any]:
     try:
         task.compile()
     except Exception as error:
-        return {"ok": False, "detail": _text(error), "seconds": time.perf_counter() - start}
+        return {"ok": False, "detail": last_line(error), "seconds": time.perf_counter() - start}
     return {"ok": True, "seconds": time.perf_counter() - start}
 
 

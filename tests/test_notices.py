@@ -99,3 +99,17 @@ def test_of_a_long_text_both_ends_are_kept():
     assert notices.both_ends("short", 20) == "short"
     found = notices.both_ends("ValueError: " + "x" * 500 + " mine.py:7", 60)
     assert len(found) <= 60 and found.startswith("ValueError: ") and " ... " in found and found.endswith(" mine.py:7")
+
+
+def test_the_last_line_of_an_error_is_what_a_compiler_says():
+    """Not the mark under the line of code that it is about."""
+    code, cause = ValueError("at 3:4:\n    tl.store(out)\n    ^"), TypeError("in all\nno such operand")
+    assert notices.last_line(code) == "ValueError: ^", "there is no more to say"
+    code.__cause__ = cause
+    assert notices.last_line(code) == "TypeError: no such operand"
+    assert notices.last_line(ValueError("at 3:4:\n    ^\n unknown_name is not defined\n")) == (
+        "ValueError: unknown_name is not defined"
+    )
+    assert notices.last_line(ValueError()) == "ValueError: no message"
+    code.__cause__ = code
+    assert notices.last_line(code) == "ValueError: ^"

@@ -194,6 +194,25 @@ def test_what_says_no_problem_is_named(what):
         warm(what, target=H100)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"target": "H100"}, "target: got 'H100'; allowed: None or a Target"),
+        ({"jobs": 0}, "jobs: got 0; allowed: None or a positive integer"),
+        ({"jobs": "3"}, "jobs: got '3'"),
+        ({"jobs": True}, "jobs: got True"),
+        ({"launch": "no"}, "launch: got 'no'; allowed: None, True or False"),
+        ({"timeout": 0}, "timeout: got 0; allowed: a positive number of seconds"),
+        ({"timeout": None}, "timeout: got None"),
+        ({"timeout": float("nan")}, "timeout: got nan"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(given, said):
+    with pytest.raises(InvalidArgument) as caught:
+        warm([f"attention {SHAPE}"], **{"target": H100} | given)
+    assert said in str(caught.value)
+
+
 def test_not_in_capture(monkeypatch):
     monkeypatch.setattr(warming, "capturing", lambda: True)
     with pytest.raises(CaptureError):

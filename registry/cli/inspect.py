@@ -13,7 +13,7 @@ from registry.cli._main import Named
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option, plugins_in
 from registry.cli._problems import matching, problem_from, problem_options
-from registry.notices import text_of
+from registry.notices import last_line
 
 COUNTS = ("HGMMA", "QGMMA", "tcgen05", "HMMA", "TMA load", "TMA store", "cp.async", "BAR", "SYNCS", "MUFU")
 
@@ -142,6 +142,7 @@ def inspect(
 def _configs(variant: Any, problem: Any, wanted: str | None, everything: bool) -> list[dict[str, Any]]:
     """The configs to compile: those that match, all, or the variant's own first legal one."""
     from registry.contract.capability import config_reasons
+    from registry.dispatch.configs import misfits
     from registry.ops.parts.cases import parse_words
 
     declared = [dict(config) for config in variant.configs_for(problem)]
@@ -152,6 +153,8 @@ def _configs(variant: Any, problem: Any, wanted: str | None, everything: bool) -
         base = declared[0] if declared else {}
         if not set(asked) <= set(base):
             raise click.UsageError(f"--config: got {wanted!r}; allowed: {', '.join(base) or 'nothing'}")
+        if refused := misfits(declared, {**base, **asked}):
+            raise click.UsageError(f"--config: {'; '.join(map(str, refused))}")
         return [{**base, **asked}]
     if everything or not declared:
         return declared
@@ -182,8 +185,7 @@ def _kernel(variant: Any, problem: Any, config: dict[str, Any], build: Any) -> d
             raise build
         found["resources"] = resources = resources_of(compile_build(build, problem.target))
     except Exception as error:
-        text = text_of(error).strip()
-        found["findings"].append(f"does not compile: {type(error).__name__}: {text.splitlines()[-1] if text else ''}")
+        found["findings"].append(f"does not compile: {last_line(error)}")
         return found
     if resources.spills:
         found["findings"].append(f"spills: {resources.spill_stores} bytes stored, {resources.spill_loads} loaded")

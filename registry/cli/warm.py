@@ -46,6 +46,7 @@ def command(
     import torch
 
     from registry.cli._problems import target_named
+    from registry.dispatch.catalog import catalog
     from registry.dispatch.scope import use
     from registry.ops.known import op_named
     from registry.ops.parts.cases import Case
@@ -59,6 +60,8 @@ def command(
 
     op_named(op)
     load_plugins(options["plugins"])
+    if variant is not None and variant not in op_named(op).variants:  # `use` of another op's would change nothing
+        raise catalog.get().unknown(variant, op)
     cases = [Case.parse(op, text) for text in texts]
     if not cases or options["grid"] or options["shapes"] or options["recorded"]:
         cases += select(op, grid_name=options["grid"], shapes=options["shapes"], recorded=options["recorded"])
@@ -66,7 +69,10 @@ def command(
     # What tries out takes no --device, and says by itself that there is no GPU.
     if target is None and folder is None and not torch.cuda.is_available():
         raise InvalidArgument("--device", "none", 'a GPU to compile for, such as "H100", or cpu: there is none here')
-    with try_out() if folder is not None else nullcontext() as found, use(variant) if variant else nullcontext():
+    with (
+        try_out() if folder is not None else nullcontext() as found,
+        use(variant) if variant is not None else nullcontext(),
+    ):
         warmed = warm(cases, target=target, jobs=options["jobs"])
     written = found.save(folder) if found is not None and folder is not None else []
     if as_json:

@@ -98,6 +98,11 @@ def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
         (["inspect", "no_such"], "no variant 'no_such' of any op; known: "),
         (["inspect", "gluon_fa3", "--arch", "cpu"], "allowed: a GPU such as sm90 or H100"),
         (["inspect", "gluon_fa3", "--config", "tile=3"], "allowed: BLOCK_N"),
+        (["inspect", "triton_fa2", "--config", "BLOCK_M"], "--config: config BLOCK_M: got True, allowed such as 128"),
+        (["inspect", "triton_fa2", "--config", "BLOCK_M=-64"], "--config: config BLOCK_M: got -64, allowed such as"),
+        (["inspect", "triton_fa2", "--config", "BLOCK_M=wide"], "--config: config BLOCK_M: got 'wide', allowed such"),
+        (["warm", "attention", "s=16", "--device", "cpu", "--variant", "torch_matmul"], "no variant 'torch_matmul' of"),
+        (["warm", "attention", "s=16", "--device", "cpu", "--variant", ""], "no variant '' of op 'attention'"),
     ],
 )
 def test_mistakes_are_one_line(arguments, complaint, capsys):
