@@ -30,6 +30,8 @@ def written(path: Path, text: str) -> Iterator[Callable[[], object]]:
         yield functools.partial(path.write_text, text, encoding="utf-8")
         return
     place = Path(os.path.realpath(path))
+    if place.is_dir():  # or the error would name a file of ours
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     make_folder(place.parent)
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
     try:

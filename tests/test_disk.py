@@ -12,6 +12,7 @@ import torch
 
 import registry
 from registry.disk import make_folder, no_folder, write_atomic
+from registry.errors import InvalidArgument
 from registry.ops.parts.cases import from_file, save_recorded
 
 
@@ -48,6 +49,29 @@ def test_a_full_disk_leaves_what_was_recorded_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_recorded([*ran.problems] * 2, tmp_path / "served.json")
     assert len(from_file("matmul", tmp_path / "served.json")) == 1 and os.listdir(tmp_path) == ["served.json"]
+
+
+def test_a_folder_is_no_place_for_a_file(tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        write_atomic(tmp_path, "text")
+    assert caught.value.filename == str(tmp_path) and os.listdir(tmp_path) == []
+
+
+def test_a_block_is_recorded_as_its_problems_are(tmp_path):
+    with registry.record() as ran:
+        registry.matmul(torch.ones(2, 3), torch.ones(3, 2))
+    for what in (ran, ran.problems, list(ran.problems)):
+        assert save_recorded(what, tmp_path / "ran.json") == 1
+        assert len(from_file("matmul", tmp_path / "ran.json")) == 1
+
+
+@pytest.mark.parametrize("what", [None, 3, "matmul m=4", [3], [None]], ids=str)
+def test_what_is_no_problem_is_not_recorded(tmp_path, what):
+    with pytest.raises(InvalidArgument, match=r"^problems: got .*; allowed: a record\(\) block, or a list of Problems"):
+        save_recorded(what, tmp_path / "ran.json")
+    with pytest.raises(InvalidArgument, match="^path: got ''; allowed: the path of a file"):
+        save_recorded([], "")
+    assert os.listdir(tmp_path) == []
 
 
 def _places(tmp_path):

@@ -163,6 +163,9 @@ class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             allowed = "a function, or one that is async; in a generator the block goes inside, around what it calls"
             raise InvalidArgument("function", f"{getattr(function, '__name__', '?')}, a generator", allowed)
+        if isinstance(function, type) or not callable(function):
+            got = f"{function.__name__}, a class" if isinstance(function, type) else shown(function)
+            raise InvalidArgument("function", got, "a function, which a block can be a decorator of")
         if not inspect.iscoroutinefunction(function):
             return super().__call__(function)
 

@@ -142,6 +142,15 @@ def test_a_block_can_be_entered_again_inside_itself_and_by_others(make):
     assert ran() == "torch_cpu"
 
 
+@pytest.mark.parametrize("what", [None, 5, "torch_math", torch.nn.Linear], ids=str)
+def test_a_block_is_a_decorator_of_functions_alone(what):
+    """A class would be one no more."""
+    for make in (lambda: registry.use("torch_math"), registry.record):
+        with pytest.raises(InvalidArgument, match="^function: got .*; allowed: a function"):
+            make()(what)
+    assert registry.use("torch_math")(torch.nn.Linear(2, 2))(torch.ones(1, 2)).shape == (1, 2)
+
+
 def stepping(block):
     with block as found:
         yield found

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry.contract.describe import long_dtype
+from registry.contract.problem import Problem
 from registry.disk import write_atomic
 from registry.errors import InvalidArgument, shown
 from registry.ops.known import op_named
 
 if TYPE_CHECKING:
-    from registry.contract.problem import Problem
+    from registry.dispatch.scope import Recorder
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides (both in elements) and base alignment (in bytes) of one recorded operand."""
@@ -194,10 +195,17 @@ def of_problem(problem: Problem) -> Case:
     return Case(case.op, case.shape, tuple(operands.items()))
 
 
-def save_recorded(problems: Iterable[Problem], path: str | Path) -> int:
-    """Write the problems of a `registry.record()` block for `kreg tune --recorded`, in the place of what was there.
-    Returns how many."""
-    lines = [json.dumps(case.data()) for case in unique(of_problem(problem) for problem in problems)]
+def save_recorded(problems: Recorder | Iterable[Problem], path: str | Path) -> int:
+    """Write a `registry.record()` block, or problems such as its own, for `kreg tune --recorded`, in the place of what
+    was there. Returns how many."""
+    given: Any = getattr(problems, "problems", problems)  # of a block
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    for one in listed:
+        if not isinstance(one, Problem):
+            raise InvalidArgument("problems", shown(one), "a record() block, or a list of Problems such as its own")
+    if not str(path):
+        raise InvalidArgument("path", "''", "the path of a file")
+    lines = [json.dumps(case.data()) for case in unique(map(of_problem, listed))]
     write_atomic(Path(os.path.expanduser(path)), "".join(line + "\n" for line in lines))
     return len(lines)
 
