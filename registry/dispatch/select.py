@@ -218,6 +218,7 @@ def decide(problem: Problem, scope: Scope = EMPTY) -> Decision:
     Raises IllegalVariant for a forced variant that may not run, NoLegalVariant where nothing may.
     """
     moment = Moment.now()
+    moment.tables.check(problem.op)
     forced = scope.forced_for(problem.op) if scope.forced else None
     if forced is not None:
         return _decide_forced(Question(problem, moment, ()), moment, forced)

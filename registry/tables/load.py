@@ -48,12 +48,14 @@ def load(
     errata: list[Erratum] = []
     problems: list[TableError] = []
     refused: list[tuple[str, TableError]] = []
+    unread: list[tuple[str, TableError]] = []
     for file in files:
         try:
             loaded = _load_one(file, ops)
         except TableError as error:
-            concerned = _ops_of(file, ops) if file.layer in by_op else []
+            concerned, of_errata = _ops_of(file, ops) if file.layer in by_op else ([], False)
             refused.extend((op, error) for op in concerned)
+            unread.extend((op, error) for op in concerned if of_errata)
             if concerned:
                 continue
             if file.layer in contain or file.layer in by_op:
@@ -66,7 +68,7 @@ def load(
         else:
             errata.extend(loaded)
     kept, skipped = _leave_out(tables, skip)
-    return TableSet(tuple(kept), tuple(errata), tuple(problems), tuple(refused), tuple(skipped))
+    return TableSet(tuple(kept), tuple(errata), tuple(problems), tuple(refused), tuple(unread), tuple(skipped))
 
 
 def _leave_out(
@@ -85,13 +87,13 @@ def _leave_out(
     return kept, skipped
 
 
-def _ops_of(file: LayerFile, ops: OpFields) -> list[str]:
-    """The ops that a broken file is about, as far as that can be seen: by its text, where it is no YAML. Errata of
-    which none can be seen are about all: without them, what is known to be wrong would run."""
+def _ops_of(file: LayerFile, ops: OpFields) -> tuple[list[str], bool]:
+    """The ops that a broken file is about, as far as that can be seen: by its text, where it is no YAML; and whether it
+    holds errata. Those of which no op can be seen are about all: what they know to be wrong would run."""
     try:
         content = file.read(MAX_BYTES)
     except TableError:
-        return []
+        return [], False
     try:
         data = read_document(content, file.name).data
         data = data if isinstance(data, dict) else {}
@@ -104,7 +106,7 @@ def _ops_of(file: LayerFile, ops: OpFields) -> list[str]:
         keys = _ANY_OP_KEY.findall(content) if errata else _OP_KEY.findall(content)[:1]
         named = [key.decode() for key in keys]
     known = [op for op in ops if op in named]
-    return known or (list(ops) if errata else [])
+    return known or (list(ops) if errata else []), errata
 
 
 def _load_one(file: LayerFile, ops: OpFields) -> Table | list[Erratum]:

@@ -194,6 +194,8 @@ class TableSet:
     """Files of contained layers that could not be used."""
     refused: tuple[tuple[str, TableError], ...] = ()
     """Files that could not be used and must not pass in silence: calls of that op raise the error."""
+    unread_errata: tuple[tuple[str, TableError], ...] = ()
+    """Those of them that hold errata: nobody knows what may run."""
     skipped: tuple[tuple[Table, Rule, str], ...] = ()
     """Rows left out one by one, and why."""
     _order: dict[tuple[str, str, str | None], tuple[Table, ...]] = field(
@@ -206,11 +208,15 @@ class TableSet:
         """What is wrong with each file that could not be used, once for each."""
         return (*self.problems, *{id(error): error for _, error in self.refused}.values())
 
-    def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
-        """The rule that counts in each table that applies, highest layer first."""
+    def check(self, op: str) -> None:
+        """Raise for a file about an op that could not be used and must not pass in silence."""
         for name, error in self.refused:
             if name == op:
                 raise error
+
+    def match(self, op: str, facts: Facts, arch: str, device: str | None = None) -> Iterator[Match]:
+        """The rule that counts in each table that applies, highest layer first."""
+        self.check(op)
         facts = {**facts, "arch": arch}
         for table in self.applying(op, arch, device):
             for match in table.matches:
@@ -239,6 +245,9 @@ class TableSet:
 
     def errata_for(self, op: str, variant: str, facts: Facts, target: Any) -> list[Erratum]:
         """Every erratum that forbids `variant` here. `target` has `.arch` and versions (`.torch`, `.triton`, ...)."""
+        for name, error in self.unread_errata:
+            if name == op:
+                raise error
         known = self.errata_of.get((op, variant))
         if known is None:  # of most
             return []

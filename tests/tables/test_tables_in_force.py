@@ -13,7 +13,9 @@ from registry.dispatch import in_force
 from registry.doctor import ailments, examine
 from registry.errors import TableError
 from registry.ops.attention.problem import AttentionProblem
+from registry.ops.parts.cases import Case
 from registry.tables import Layer, files_at, load_tables
+from registry.tuning.contestants import line_up
 from registry.tuning.lint import lint_tables, load_files
 
 DIGITS = "op: attention\narch: any\nrules:\n- when: {head_dim: '" + "9" * 5000 + "..'}\n  use: [torch_cpu]\n"
@@ -98,6 +100,38 @@ def test_broken_errata_of_the_environment_fail_the_ops_that_they_are_about(table
             call()
     assert len([text for text in ailments(examine()) if "given.yaml" in text]) == 1
     assert sum("given.yaml" in text for text in registry.notices.counts()) == 1
+
+
+@pytest.mark.parametrize("text", [*BROKEN.values(), f"errata: [{WRONG}]"], ids=[*BROKEN, "errata"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        lambda: registry.use("torch_math"),
+        lambda: registry.use("torch_math", config={}),
+        lambda: registry.prefer("torch_math"),
+        registry.try_out,
+    ],
+    ids=["use", "use with a config", "prefer", "try_out"],
+)
+def test_a_broken_file_fails_what_is_asked_by_name_too(tables, text, block):
+    """Of what is preferred errata may know that it is wrong."""
+    tables(text)
+    with block():
+        with pytest.raises(TableError, match="given.yaml:"):
+            attend()
+        with pytest.raises(TableError, match="given.yaml:"):
+            registry.attention.explain(*[torch.ones(1, 1, 4, 8)] * 3)
+
+
+def test_a_sweep_under_broken_errata_is_refused_and_under_a_broken_table_it_is_not(tables):
+    """What a table says is measured anew; what crashes or hangs is not begun."""
+    case, cpu = Case.parse("attention", "s=16,d=8,dtype=float32"), Target.named("cpu")
+    tables(BROKEN["rules"])
+    assert line_up(case, cpu).contestants
+    tables(f"errata: [{WRONG}]")
+    with pytest.raises(TableError, match="given.yaml:"):
+        line_up(case, cpu)
+    assert line_up(Case.parse("matmul", "m=4,n=4,k=4,dtype=float32"), cpu).contestants
 
 
 def test_a_file_of_no_op_is_left_out_and_named(tables):
