@@ -171,10 +171,8 @@ def _refuse_unknown(op: str, patterns: Sequence[str]) -> None:
 
 def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
     from registry.tuning.contestants import line_up
-    from registry.tuning.extra import load_plugins
     from registry.tuning.machine import target_from
 
-    load_plugins(options["plugins"])
     target = target_from(child.welcome["target"])
     mode = "graph" if options["graph"] else "events"
     plans = [line_up(case, target, _selection(options), mode) for case in cases]
@@ -193,8 +191,10 @@ def _dry_run(cases: list[Any], child: Any, options: dict[str, Any]) -> int:
 
 
 def _effort(options: dict[str, Any]) -> Any:
+    from registry.tuning.fit import check_number
     from registry.tuning.measure import Effort
 
+    check_number("--turn", options["turn"], 1e-6, 1e9)
     return Effort(
         rounds=options["rounds"],
         settle_ms=min(Effort.settle_ms, max(options["turn"], 0.0)),
@@ -273,12 +273,10 @@ def _stoppable() -> Iterator[None]:
 
 def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any) -> int:
     from registry.tuning import journal, store
-    from registry.tuning.extra import load_plugins
     from registry.tuning.kinds import fits, kept
     from registry.tuning.lint import load_files
     from registry.tuning.rules import make_table
 
-    load_plugins(options["plugins"])
     results = journal.read(path)
     notes = [f"{path}: line {number} is damaged and passed over" for number in results.bad_lines]
     raw = results
