@@ -54,6 +54,9 @@ def command(variant: str, shape: str, **options: Any) -> int:
     from registry.profiling.trace import read
     from registry.tuning.extra import load_plugins
 
+    for option, value in (("--figures", options["collected"]), ("--svg", options["svg"]), ("--keep", options["keep"])):
+        if value is not None and options["plan_only"]:
+            raise click.UsageError(f"{option} needs a recording: leave out --plan-only")
     load_plugins(options["plugins"])
     found = catalog.get().named(variant)
     case = Case.parse(found.op, shape)

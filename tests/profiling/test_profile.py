@@ -313,6 +313,9 @@ def test_the_memory_plan_says_what_lives_when(attention):
         (["gluon_fa3", *SHAPE, "--config", "consumers=9", "--plan-only"], "--config"),
         (["gluon_fa3", "--shape", "b=1,hq=1,s=64,d=300", "--plan-only"], "head_dim"),
         (["gluon_fa3", "--shape", "nonsense=1", "--plan-only"], "nonsense"),
+        (["gluon_fa3", *SHAPE, "--plan-only", "--figures", "f.json"], "--figures needs a recording"),
+        (["gluon_fa3", *SHAPE, "--plan-only", "--svg", "f.svg"], "--svg needs a recording"),
+        (["gluon_fa3", *SHAPE, "--plan-only", "--keep", "f.json"], "--keep needs a recording"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_with_a_reason(arguments, said, capsys):
