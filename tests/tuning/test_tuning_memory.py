@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from registry import warming
+from registry import notices
 from registry.cli import inspect as cli_inspect  # the command's module
 from registry.cli import main
 from registry.ops.parts.cases import Case
@@ -75,7 +75,7 @@ class _Mute(Exception):
 
 def test_an_error_that_cannot_be_shown_is_a_failure_like_others(declare):
     assert worker.explain_failure(worker.Worker(), _Mute())["detail"].startswith("_Mute: a _Mute that cannot be shown")
-    assert warming._text(_Mute()) == "_Mute: a _Mute that cannot be shown (ValueError)"
+    assert notices.last_line(_Mute()) == "_Mute: a _Mute that cannot be shown (ValueError)"
     (finding,) = cli_inspect._kernel(declare("test.mute"), None, {}, _Mute())["findings"]
     assert finding == "does not compile: _Mute: a _Mute that cannot be shown (ValueError)"
 
