@@ -55,6 +55,11 @@ def query(
     return dataclasses.field(default=default, metadata={_KEY: Query(rule, claim, fix, unclaimed)})
 
 
+def derived_flag(claim: str, fix: Callable[[Any, Any], str | None] | None = None) -> Any:
+    """Declare a flag that `__post_init__` sets from other fields."""
+    return dataclasses.field(init=False, metadata=query("flag", claim=claim, default=False, fix=fix).metadata)
+
+
 def fact(default: Any = dataclasses.MISSING) -> Any:
     """Declare a Problem field that restricts nobody: sizes and facts that tables may match on."""
     return dataclasses.field(default=default, metadata={_KEY: FACT})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from registry.contract.problem import OperandFact
+from registry.contract.problem import OperandFact, query
 from registry.dispatch.precision import float32_precision
 from registry.errors import InvalidArgument
 
@@ -285,3 +285,15 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def ieee_float32() -> bool:
     """Whether torch asks for float32 matrix products in full precision."""
     return float32_precision() != "tf32"
+
+
+def asks_ieee(dtype: torch.dtype) -> bool:
+    """Whether a problem of this dtype must be computed in full float32 precision."""
+    return dtype is torch.float32 and ieee_float32()
+
+
+def ieee_flag() -> Any:
+    """Declare the field of a Problem that asks for it."""
+    return query(
+        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
+    )

@@ -10,10 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import registry
-from registry.ops.attention.arguments import canonical_mask, canonical_window, check_window
 from registry.ops.attention.oracle import visible
 from registry.ops.attention.problem import AttentionProblem
-from registry.ops.parts.masks import visible_pairs
+from registry.ops.parts.masks import canonical_mask, canonical_window, check_window, visible_pairs
 from registry.ops.parts.memory import conditions
 
 H200 = registry.Target.named("H200")

@@ -5,46 +5,7 @@ from __future__ import annotations
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.parts.masks import (
-    FAR,
-    LEAST_SCALE,
-    MOST_SCALE,
-    UNLIMITED,
-    Window,
-    asks_ieee,
-    canonical_mask,
-    canonical_window,
-    check_flag,
-    check_scale,
-    check_softcap,
-    check_window,
-    is_window,
-    positive_scale,
-)
 from registry.ops.tensors import check_tensor, dtype_name
-
-__all__ = [
-    "FAR",
-    "FLOATS",
-    "LAYOUTS",
-    "LEAST_SCALE",
-    "MOST_SCALE",
-    "UNLIMITED",
-    "Window",
-    "asks_ieee",
-    "canonical_mask",
-    "canonical_window",
-    "check_4d",
-    "from_bshd",
-    "check_flag",
-    "check_layout",
-    "check_qkv",
-    "check_scale",
-    "check_softcap",
-    "check_window",
-    "is_window",
-    "positive_scale",
-]
 
 BHSD, _ = LAYOUTS = ("bhsd", "bshd")
 

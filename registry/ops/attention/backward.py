@@ -12,12 +12,13 @@ from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
 from registry.ops.attention import arguments, oracle
-from registry.ops.attention.arguments import LEAST_SCALE, MOST_SCALE, Window
 from registry.ops.attention.common import AttentionOp, fields_of
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem, memory_order
 from registry.ops.attention.torch_op import Gradients, Settings, gradients_through_torch, no_second_derivative
 from registry.ops.op import with_variant
+from registry.ops.parts import masks
 from registry.ops.parts.derivatives import gradients_by_name, last_derivative, of_seen_rows
+from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, Window
 from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 BackwardSettings = Settings
@@ -63,10 +64,10 @@ class AttentionBackward(AttentionOp):
         scale = q.shape[3] ** -0.5 if scale is None else scale
         negative = False
         if type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE:
-            (q, positive), negative = arguments.positive_scale(q, scale), bool(scale < 0)
+            (q, positive), negative = masks.positive_scale(q, scale), bool(scale < 0)
             scale = positive
-        arguments.check_flag("causal", causal)
-        window, softcap = arguments.check_window(window), arguments.check_softcap(softcap)
+        masks.check_flag("causal", causal)
+        window, softcap = masks.check_window(window), masks.check_softcap(softcap)
         settings = (causal, window, softcap, grad_lse is not None, variant)
         tensors = (grad_out, q, k, v, out, lse, grad_lse)
         found: Gradients
@@ -75,8 +76,8 @@ class AttentionBackward(AttentionOp):
 
     def of(self, problem: AttentionProblem, scale: float, *tensors: torch.Tensor | None) -> Gradients:
         """(dq, dk, dv) of a forward that had this Problem; `tensors` are grad_out, q, k, v, out, lse, grad_lse."""
-        masks = problem.causal, problem.window, problem.softcap
-        return self.gradients((*masks, tensors[-1] is not None, None), scale, *tensors)
+        mask = problem.causal, problem.window, problem.softcap
+        return self.gradients((*mask, tensors[-1] is not None, None), scale, *tensors)
 
     def gradients(
         self, settings: BackwardSettings, scale: float, grad_out: Any, *saved: Any, beneath: bool = False
@@ -109,8 +110,8 @@ class AttentionBackward(AttentionOp):
     def asked(self, settings: BackwardSettings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         causal, window, softcap, _, variant = settings
         grad_lse = tensors[6] if len(tensors) > 6 else None
-        masks = {"causal": causal, "window": window, "softcap": softcap}
-        return self.problem_of(*tensors[:6], **masks, grad_lse=grad_lse, variant=variant)
+        mask = {"causal": causal, "window": window, "softcap": softcap}
+        return self.problem_of(*tensors[:6], **mask, grad_lse=grad_lse, variant=variant)
 
     def problem_of(
         self,
@@ -131,7 +132,7 @@ class AttentionBackward(AttentionOp):
     ) -> tuple[AttentionBackwardProblem, Scope]:
         """The Problem and the scope of a call, after all checks of its arguments."""
         if scale is not None:
-            arguments.check_scale(scale)
+            masks.check_scale(scale)
         fields = fields_of(q, k, v, causal, window, softcap, True, target)
         _check_saved(grad_out, q, v, out, lse, grad_lse)
         extra = tuple(operand(name, t) for name, t in (("grad_out", grad_out), ("out", out)))
@@ -160,10 +161,10 @@ class AttentionBackward(AttentionOp):
         """(dq, dk, dv) by autograd through the oracle, in `dtype`."""
         leaves = [t.detach().to(dtype).requires_grad_() for t in arguments.check_qkv(q, k, v)]
         scale = q.shape[3] ** -0.5 if scale is None else scale
-        arguments.check_scale(scale)
-        softcap = arguments.check_softcap(softcap)
-        arguments.check_flag("causal", causal)
-        causal, window = arguments.canonical_window(arguments.check_window(window), causal)
+        masks.check_scale(scale)
+        softcap = masks.check_softcap(softcap)
+        masks.check_flag("causal", causal)
+        causal, window = masks.canonical_window(masks.check_window(window), causal)
         with torch.enable_grad():
             out, lse = oracle.reference(
                 *leaves, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype

@@ -11,7 +11,8 @@ from registry.contract.target import Target
 from registry.ops.attention import arguments, costs
 from registry.ops.attention.problem import AttentionProblem, memory_order
 from registry.ops.op import Op
-from registry.ops.tensors import dtype_name, operand
+from registry.ops.parts import masks
+from registry.ops.tensors import asks_ieee, dtype_name, operand
 
 _deterministic = torch.are_deterministic_algorithms_enabled
 
@@ -37,8 +38,8 @@ def fields_of(
 ) -> dict[str, Any]:
     """Check the arguments of a call and turn them into the fields of its Problem."""
     q, k, v = arguments.check_qkv(q, k, v)
-    arguments.check_flag("causal", causal)
-    window = arguments.check_window(window)
+    masks.check_flag("causal", causal)
+    window = masks.check_window(window)
     operands = (operand("q", q), operand("k", k), operand("v", v))
     return {
         "target": target if target is not None else Target.of(q.device),
@@ -53,9 +54,9 @@ def fields_of(
         "layout": memory_order(operands),
         "causal": causal,
         "window": window,
-        "softcap": arguments.check_softcap(softcap),
+        "softcap": masks.check_softcap(softcap),
         "lse": lse,
-        "ieee": arguments.asks_ieee(q.dtype),
+        "ieee": asks_ieee(q.dtype),
         "deterministic": _deterministic(),
         "operands": operands,
     }

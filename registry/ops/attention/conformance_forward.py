@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from registry.contract.capability import Requires
-from registry.ops.attention.arguments import canonical_mask
 from registry.ops.attention.op import attention
 from registry.ops.attention.outputs import out_geometry
 from registry.ops.parts.attention_kit import (
@@ -25,6 +24,7 @@ from registry.ops.parts.attention_kit import (
 )
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, unclaimed
+from registry.ops.parts.masks import canonical_mask
 from registry.ops.parts.memory import Arena, Slot, Strides, dense_strides
 from registry.ops.parts.rounding import as_multiplied, floor_of, rounded_to
 from registry.ops.parts.sizes import Size

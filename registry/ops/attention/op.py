@@ -20,7 +20,7 @@ from registry.dispatch.decision import Decision
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current
 from registry.ops.attention import arguments, oracle, ragged
-from registry.ops.attention.arguments import BHSD, LEAST_SCALE, MOST_SCALE, is_window
+from registry.ops.attention.arguments import BHSD
 from registry.ops.attention.autograd import eager_with_grad
 from registry.ops.attention.backward import AttentionBackward, attention_backward
 from registry.ops.attention.common import AttentionOp, fields_of
@@ -28,6 +28,8 @@ from registry.ops.attention.outputs import in_the_order_of, new_out
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.attention.torch_op import Settings, define, through_torch
 from registry.ops.op import with_variant
+from registry.ops.parts import masks
+from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
 from registry.ops.tensors import autocast
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -92,16 +94,16 @@ class Attention(AttentionOp):
                 return found
             return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
         if scale is not None and (type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE):
-            q, scale = arguments.positive_scale(q, scale)
+            q, scale = masks.positive_scale(q, scale)
         # A plan is found by settings that are equal, and True == 1 == 1.0: so types are looked at on every call.
         if causal is not False and causal is not True:
-            arguments.check_flag("causal", causal)
+            masks.check_flag("causal", causal)
         if return_lse is not False and return_lse is not True:
-            arguments.check_flag("return_lse", return_lse)
+            masks.check_flag("return_lse", return_lse)
         if type(softcap) is not float:
-            softcap = arguments.check_softcap(softcap)
+            softcap = masks.check_softcap(softcap)
         if window is not None and not is_window(window):
-            window = arguments.check_window(window)
+            window = masks.check_window(window)
         settings = (causal, window, softcap, return_lse, variant)
         plan = None if _is_compiling() else self.find_plan(settings, q, k, v)
         if plan is None:
@@ -136,8 +138,8 @@ class Attention(AttentionOp):
 
     def asked(self, settings: Settings, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
         causal, window, softcap, lse, variant = settings
-        masks = {"causal": causal, "window": window, "softcap": softcap}
-        return self.problem_of(*tensors, **masks, return_lse=lse or with_grad, variant=variant)
+        mask = {"causal": causal, "window": window, "softcap": softcap}
+        return self.problem_of(*tensors, **mask, return_lse=lse or with_grad, variant=variant)
 
     def problem_of(
         self,
@@ -158,8 +160,8 @@ class Attention(AttentionOp):
         if arguments.check_layout(layout) != BHSD:
             q, k, v = arguments.from_bshd(q, k, v)
         if scale is not None:
-            arguments.check_scale(scale)
-        arguments.check_flag("return_lse", return_lse)
+            masks.check_scale(scale)
+        masks.check_flag("return_lse", return_lse)
         q, k, v = autocast(q, k, v)
         fields = fields_of(q, k, v, causal, window, softcap, return_lse, target)
         return AttentionProblem(**fields), with_variant(self.name, current.get(), variant)
@@ -199,10 +201,10 @@ class Attention(AttentionOp):
             return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
         q, k, v = arguments.check_qkv(q, k, v)
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
-        arguments.check_scale(scale)
-        softcap = arguments.check_softcap(softcap)
-        arguments.check_flag("causal", causal)
-        causal, window = arguments.canonical_window(arguments.check_window(window), causal)
+        masks.check_scale(scale)
+        softcap = masks.check_softcap(softcap)
+        masks.check_flag("causal", causal)
+        causal, window = masks.canonical_window(masks.check_window(window), causal)
         out, lse = oracle.reference(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
         out = in_the_order_of(out, q)
         out = out.transpose(1, 2) if layout != BHSD else out

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from registry.contract.problem import OperandFact, Problem, fact, query
+from registry.contract.problem import OperandFact, Problem, derived_flag, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
-from registry.ops.attention.arguments import (
-    BHSD,
-    FLOATS,
-    LAYOUTS,
-    Window,
-    canonical_mask,
-    check_layout,
-    check_softcap,
-    check_window,
-)
+from registry.ops.attention.arguments import BHSD, FLOATS, LAYOUTS, check_layout
 from registry.ops.attention.likeness import coordinates
 from registry.ops.parts.heads import as_head_dim, as_softcap
-from registry.ops.tensors import check_sizes, dtype_name, known_dtype
+from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
+from registry.ops.tensors import check_sizes, dtype_name, ieee_flag, known_dtype
 
 
 def _expand_heads(problem: Any, claim: Any) -> str:
@@ -68,11 +60,9 @@ class AttentionProblem(Problem):
     window: Window | None = query("flag", claim="window", default=None)
     softcap: float = query(as_softcap, claim="softcap", default=0.0, unclaimed=False)
     lse: bool = query("flag", claim="lse", default=False)
-    ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
-    )
-    gqa: bool = field(init=False, metadata=query("flag", claim="gqa", default=False, fix=_expand_heads).metadata)
-    cross_length: bool = field(init=False, metadata=query("flag", claim="cross_length", default=False).metadata)
+    ieee: bool = ieee_flag()
+    gqa: bool = derived_flag("gqa", _expand_heads)
+    cross_length: bool = derived_flag("cross_length")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gqa", self.heads_q != self.heads_kv)

@@ -18,11 +18,11 @@ from registry.dispatch.compiled_calls import define_kernel
 from registry.dispatch.scope import current, entered, named_for
 from registry.dispatch.traced import asked_of, graph_forms, in_one_piece, is_tracing, meet_compiler, variant_for
 from registry.ops.attention import arguments, costs
-from registry.ops.attention.arguments import UNLIMITED
 from registry.ops.attention.outputs import in_the_order_of, new_lse, new_out, out_geometry
+from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
-from registry.ops.parts.masks import window_of
+from registry.ops.parts.masks import UNLIMITED, window_of
 from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
@@ -55,17 +55,17 @@ def through_torch(
     if is_tracing() and window is None and softcap == 0.0 and scale is None and _is_plain_call(q, k, v):
         with_grad = _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         asked = variant_for("attention", variant)
-        masks = (causal, q.shape[3] ** -0.5, -1, -1, 0.0)
-        out, lse = _torch_op(q, k, v, *masks, return_lse or with_grad, asked)
+        how = (causal, q.shape[3] ** -0.5, -1, -1, 0.0)
+        out, lse = _torch_op(q, k, v, *how, return_lse or with_grad, asked)
         return out, lse if return_lse else None
     q, k, v = arguments.check_qkv(*autocast(q, k, v))
-    arguments.check_flag("causal", causal)
+    masks.check_flag("causal", causal)
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[3])
     else:
-        arguments.check_scale(scale)
-    softcap = arguments.check_softcap(softcap)
-    causal, window = arguments.canonical_window(arguments.check_window(window), causal)
+        masks.check_scale(scale)
+    softcap = masks.check_softcap(softcap)
+    causal, window = masks.canonical_window(masks.check_window(window), causal)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
     with_grad = jit_traced() or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from registry.ops.attention.arguments import canonical_window, check_window
 from registry.ops.attention.backward import attention_backward
 from registry.ops.attention.draws import draw
 from registry.ops.attention.op import attention
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import Expected, Tolerance
+from registry.ops.parts.masks import canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
 from registry.ops.parts.tuning import PLAIN, Tuning, fields
 from registry.ops.parts.workload import Tensors, Workload, torch_dtype

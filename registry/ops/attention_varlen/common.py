@@ -16,7 +16,7 @@ from registry.ops.attention_varlen.problem import VarlenProblem
 from registry.ops.attention_varlen.schedule import Stepped
 from registry.ops.op import Op
 from registry.ops.parts import masks
-from registry.ops.tensors import dtype_name, operand
+from registry.ops.tensors import asks_ieee, dtype_name, operand
 
 _deterministic = torch.are_deterministic_algorithms_enabled
 
@@ -119,7 +119,7 @@ def fields_of(
         "alibi": given["alibi_slopes"] is not None,
         "lse": lse,
         "out": given["out"] is not None,
-        "ieee": masks.asks_ieee(q.dtype),
+        "ieee": asks_ieee(q.dtype),
         "deterministic": _deterministic(),
         "operands": tuple(
             operand(name, t) for name, t in (("q", q), ("k", k), ("v", v), ("out", given["out"])) if t is not None

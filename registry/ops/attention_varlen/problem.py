@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from registry.contract.capability import RULES, Reason, Requires
-from registry.contract.problem import OperandFact, Problem, Query, fact, query
+from registry.contract.problem import OperandFact, Problem, Query, derived_flag, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import mixes
@@ -17,7 +17,7 @@ from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALE
 from registry.ops.attention_varlen.likeness import coordinates
 from registry.ops.parts.heads import as_head_dim, as_softcap
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
-from registry.ops.tensors import check_sizes, dtype_name, known_dtype
+from registry.ops.tensors import check_sizes, dtype_name, ieee_flag, known_dtype
 
 
 def _kv_dtype(requires: Requires, problem: Any, name: str, how: Query) -> Iterator[Reason]:
@@ -77,10 +77,8 @@ class VarlenProblem(Problem):
     alibi: bool = query("flag", claim="alibi", default=False)
     lse: bool = query("flag", claim="lse", default=False)
     out: bool = query("flag", claim="out", default=False, fix=lambda problem, claim: "leave out= away")
-    ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
-    )
-    gqa: bool = field(init=False, metadata=query("flag", claim="gqa", default=False).metadata)
+    ieee: bool = ieee_flag()
+    gqa: bool = derived_flag("gqa")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gqa", self.heads_q != self.heads_kv)

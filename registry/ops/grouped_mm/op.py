@@ -35,7 +35,7 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, operand, plain, written
+from registry.ops.tensors import asks_ieee, autocast, dtype_name, followed, operand, plain, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -205,7 +205,7 @@ class GroupedMm(Op):
             gated=gated,
             scaling=scaling,
             out=out is not None,
-            ieee=a.dtype is torch.float32 and ieee_float32(),
+            ieee=asks_ieee(a.dtype),
             deterministic=_deterministic(),
             operands=operands,
         )

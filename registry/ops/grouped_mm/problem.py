@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from registry.contract.problem import OperandFact, Problem, alike, fact, query
+from registry.contract.problem import OperandFact, Problem, alike, derived_flag, fact, query
 from registry.contract.target import Target
 from registry.errors import InvalidArgument
 from registry.ops.grouped_mm.arguments import DTYPES, FLOATS, FORMS, MOST_GROUPS
@@ -24,7 +24,7 @@ from registry.ops.parts.products import (
     pitch_of,
     same_dtype,
 )
-from registry.ops.tensors import check_sizes, dtype_name, known_dtype
+from registry.ops.tensors import check_sizes, dtype_name, ieee_flag, known_dtype
 
 
 def _form(problem: Any, claim: Any) -> str:
@@ -63,10 +63,8 @@ class GroupedMmProblem(Problem):
     gated: bool = query("flag", claim="gated", default=False)
     scaling: str = query("optional_member", claim="scaling", default="")
     out: bool = query("flag", claim="out", default=False)
-    ieee: bool = query(
-        "flag", claim="ieee", default=False, fix=lambda problem, claim: 'torch.set_float32_matmul_precision("high")'
-    )
-    promoted: bool = field(init=False, metadata=query("flag", claim="promoted", default=False).metadata)
+    ieee: bool = ieee_flag()
+    promoted: bool = derived_flag("promoted")
     """float8: sums leave the tensor cores' own adders for float32 every 128 values of K at the latest."""
     operands: tuple[OperandFact, ...] = query(alignment, claim="base_alignment", default=())
 

@@ -36,7 +36,7 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import autocast, dtype_name, followed, ieee_float32, jit_traced, operand, plain, written
+from registry.ops.tensors import asks_ieee, autocast, dtype_name, followed, jit_traced, operand, plain, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -281,7 +281,7 @@ class Matmul(Op):
             activation=named,
             scaling=scaling,
             out=out is not None,
-            ieee=a.dtype is torch.float32 and ieee_float32(),
+            ieee=asks_ieee(a.dtype),
             deterministic=_deterministic(),
             operands=operands,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import ieee_float32, untraced
+from registry.ops.tensors import untraced
 
 UNLIMITED = -1
 
@@ -149,11 +149,6 @@ def _keys_up_to(first: int, rows: int, keys: int) -> int:
         return rising * (rising - 1) // 2 + keys * max(n - keys, 0)
 
     return below(first + rows) - below(first)
-
-
-def asks_ieee(dtype: torch.dtype) -> bool:
-    """Whether a problem of this dtype must be computed in full float32 precision."""
-    return dtype is torch.float32 and ieee_float32()
 
 
 def visible(
