@@ -13,6 +13,7 @@ from registry.ops.attention.arguments import BHSD, FLOATS, LAYOUTS, check_layout
 from registry.ops.attention.likeness import coordinates
 from registry.ops.parts.heads import as_head_dim, as_softcap
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
+from registry.ops.parts.memory import dense_strides
 from registry.ops.tensors import check_sizes, dtype_name, ieee_flag, known_dtype
 
 
@@ -26,6 +27,8 @@ def _copy_layout(problem: Any, claim: Any) -> str | None:
     return "make every operand dense as [B, H, S, D]" if BHSD in claim else None
 
 
+_ORDERS = {"bhsd": (3, 2, 1, 0), "bshd": (3, 1, 2, 0)}
+"""The dimensions of an operand [B, H, S, D] from the innermost out, as each layout has them in memory."""
 DECODING = 16
 """Queries up to which attention over more keys than that is taken for a step of decoding."""
 
@@ -129,7 +132,8 @@ class AttentionProblem(Problem):
         check_layout(layout)
         shapes = {"q": (b, hq, s, d), "k": (b, hkv, sk, d), "v": (b, hkv, sk, dv)}
         operands = tuple(
-            _made_up_operand(name, shape, dtype, torch_dtype.itemsize, layout) for name, shape in shapes.items()
+            OperandFact(name, dtype, shape, dense_strides(shape, _ORDERS[layout]), torch_dtype.itemsize)
+            for name, shape in shapes.items()
         )
         return cls(
             target=target,
@@ -176,12 +180,6 @@ class AttentionBackwardProblem(AttentionProblem):
         }
 
 
-def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str, itemsize: int, layout: str) -> OperandFact:
-    b, h, s, d = shape
-    strides = (h * s * d, s * d, d, 1) if layout == "bhsd" else (s * h * d, d, h * d, 1)
-    return OperandFact(name, dtype, shape, strides, itemsize)
-
-
 def memory_order(operands: tuple[OperandFact, ...]) -> str:
     """ "bhsd" or "bshd" where every operand is dense in that order, else "strided"."""
     for layout in LAYOUTS:
@@ -193,8 +191,7 @@ def memory_order(operands: tuple[OperandFact, ...]) -> str:
 def _dense_in(operand: OperandFact, layout: str) -> bool:
     """Whether a [B, H, S, D] operand is dense in memory in that order, strides of single elements aside."""
     expected = 1
-    order = (3, 2, 1, 0) if layout == "bhsd" else (3, 1, 2, 0)
-    for dim in order:
+    for dim in _ORDERS[layout]:
         if operand.shape[dim] > 1 and operand.strides[dim] != expected:
             return False
         expected *= operand.shape[dim]

@@ -17,6 +17,7 @@ from registry.ops.attention_varlen.arguments import FLOATS, KV_LAYOUTS, KV_SCALE
 from registry.ops.attention_varlen.likeness import coordinates
 from registry.ops.parts.heads import as_head_dim, as_softcap
 from registry.ops.parts.masks import Window, canonical_mask, check_softcap, check_window
+from registry.ops.parts.memory import dense_strides
 from registry.ops.tensors import check_sizes, dtype_name, ieee_flag, known_dtype
 
 
@@ -215,8 +216,4 @@ class VarlenBackwardProblem(VarlenProblem):
 
 
 def _made_up_operand(name: str, shape: tuple[int, ...], dtype: str) -> OperandFact:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return OperandFact(name, dtype, shape, tuple(reversed(strides)), getattr(torch, dtype).itemsize)
+    return OperandFact(name, dtype, shape, dense_strides(shape), getattr(torch, dtype).itemsize)
