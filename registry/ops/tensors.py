@@ -117,6 +117,12 @@ def followed(*tensors: torch.Tensor | None) -> bool:
     return False
 
 
+def plain_and_not_followed(a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether operands are plain tensors that autograd does not follow; those after the first two may be None."""
+    given = [a, b, *(one for one in others if one is not None)]
+    return plain(*given) and not followed(*given)
+
+
 def forward_mode() -> bool:
     """Whether tensors may carry tangents; so it is in `torch.func.jvp`, too."""
     return forward_ad._current_level >= 0

@@ -17,7 +17,7 @@ from registry.ops.attention.problem import AttentionBackwardProblem, AttentionPr
 from registry.ops.attention.torch_op import Gradients, Settings, gradients_through_torch, no_second_derivative
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.parts.derivatives import gradients_by_name, last_derivative, of_seen_rows
+from registry.ops.parts.derivatives import gradients_by_name, gradients_of_oracle, last_derivative, of_seen_rows
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, Window
 from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
@@ -166,14 +166,8 @@ class AttentionBackward(AttentionOp):
         masks.check_flag("causal", causal)
         causal, window = masks.canonical_window(masks.check_window(window), causal)
         with torch.enable_grad():
-            out, lse = oracle.reference(
-                *leaves, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype
-            )
-            results, grads = [out], [grad_out.to(dtype)]
-            if grad_lse is not None:
-                results.append(torch.where(torch.isfinite(lse), lse, 0.0))
-                grads.append(grad_lse.to(dtype))
-            return torch.autograd.grad(results, leaves, grads)
+            found = oracle.reference(*leaves, causal=causal, scale=scale, window=window, softcap=softcap, dtype=dtype)
+            return gradients_of_oracle(found, leaves, grad_out, grad_lse)
 
 
 def _check_saved(grad_out: Any, q: torch.Tensor, v: torch.Tensor, out: Any, lse: Any, grad_lse: Any) -> None:

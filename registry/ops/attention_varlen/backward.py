@@ -20,7 +20,7 @@ from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenP
 from registry.ops.attention_varlen.torch_op import gradients_through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
-from registry.ops.parts.derivatives import gradients_by_name, last_derivative, of_seen_rows
+from registry.ops.parts.derivatives import gradients_by_name, gradients_of_oracle, last_derivative, of_seen_rows
 from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
@@ -241,12 +241,8 @@ class AttentionVarlenBackward(VarlenOp):
         scale = q.shape[2] ** -0.5 if scale is None else scale
         how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
         with torch.enable_grad():
-            out, lse = oracle.reference(leaves[0], leaves[1], leaves[2], cu_seqlens_q, given, **how)
-            results, grads = [out], [grad_out.to(dtype)]
-            if grad_lse is not None:
-                results.append(torch.where(torch.isfinite(lse), lse, 0.0))
-                grads.append(grad_lse.to(dtype))
-            return torch.autograd.grad(results, leaves, grads)
+            found = oracle.reference(leaves[0], leaves[1], leaves[2], cu_seqlens_q, given, **how)
+            return gradients_of_oracle(found, leaves, grad_out, grad_lse)
 
 
 def _given(cu_seqlens_k: Any, sinks: Any, alibi_slopes: Any) -> dict[str, Any]:

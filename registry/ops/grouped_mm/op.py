@@ -35,7 +35,7 @@ from registry.ops.parts.products import (
     needs_copy,
     refuse_grad,
 )
-from registry.ops.tensors import asks_ieee, autocast, dtype_name, followed, operand, plain, written
+from registry.ops.tensors import asks_ieee, autocast, dtype_name, operand, plain_and_not_followed, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -114,7 +114,7 @@ class GroupedMm(Op):
                     out = check_writable(out)
                 except InvalidArgument as late:
                     self.refuse(late, settings, a, b, offs, rows, bias, scale_a, scale_b, out)
-            if _no_grad_and_plain(a, b, bias, offs, rows, scale_a, scale_b, out):
+            if plain_and_not_followed(a, b, bias, offs, rows, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, offs, rows, bias, scale_a, scale_b):
                     result = self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
@@ -122,8 +122,7 @@ class GroupedMm(Op):
                 return self.launch(settings, a, b, offs, rows, bias, scale_a, scale_b, out)
         return through_torch(settings, a, b, offs, rows, bias, scale_a, scale_b, out)
 
-    def eager(self, *tensors: Any) -> bool:
-        return _no_grad_and_plain(*tensors)
+    eager = staticmethod(plain_and_not_followed)
 
     def launch(
         self,
@@ -276,11 +275,6 @@ class GroupedMm(Op):
 
     flops = staticmethod(costs.flops)
     bytes_moved = staticmethod(costs.bytes_moved)
-
-
-def _no_grad_and_plain(a: torch.Tensor, b: torch.Tensor, *others: Any) -> bool:
-    given = [a, b, *(one for one in others if one is not None)]
-    return plain(*given) and not followed(*given)
 
 
 grouped_mm = GroupedMm()

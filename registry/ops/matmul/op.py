@@ -36,7 +36,7 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import asks_ieee, autocast, dtype_name, followed, jit_traced, operand, plain, written
+from registry.ops.tensors import asks_ieee, autocast, dtype_name, jit_traced, operand, plain_and_not_followed, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -146,7 +146,7 @@ class Matmul(Op):
                     out = check_writable(out)
                 except InvalidArgument as late:
                     self.refuse(late, settings, a, b, bias, scale_a, scale_b, out)
-            if _no_grad_and_plain(a, b, bias, scale_a, scale_b, out):
+            if plain_and_not_followed(a, b, bias, scale_a, scale_b, out):
                 if out is not None and needs_copy(out, a, b, bias, scale_a, scale_b):
                     result = self.forward(settings, a, b, bias, scale_a, scale_b, None)
                     check_out(out, tuple(result.shape), result.dtype, result.device)
@@ -166,7 +166,7 @@ class Matmul(Op):
         return self.find_plan((*settings, _INTO[len(given)]), *given, out)
 
     def eager(self, *tensors: Any) -> bool:
-        if not _no_grad_and_plain(*tensors):
+        if not plain_and_not_followed(*tensors):
             return False
         return all(isinstance(tensor, torch.Tensor) and tensor.dim() == 2 for tensor in tensors[:2])
 
@@ -337,11 +337,6 @@ class Matmul(Op):
 
     flops = staticmethod(costs.flops)
     bytes_moved = staticmethod(costs.bytes_moved)
-
-
-def _no_grad_and_plain(*tensors: torch.Tensor | None) -> bool:
-    given = [tensor for tensor in tensors if tensor is not None]
-    return plain(*given) and not followed(*given)
 
 
 matmul = Matmul()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,20 @@ def of_seen_rows(grad_lse: torch.Tensor | None, lse: torch.Tensor) -> torch.Tens
     if not isinstance(grad_lse, torch.Tensor) or grad_lse.shape != lse.shape:
         return grad_lse
     return grad_lse.masked_fill(lse == -math.inf, 0.0)
+
+
+def gradients_of_oracle(
+    results: tuple[torch.Tensor, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """By autograd through an oracle's (out, lse), in their dtype. An LSE of -inf, of a row without keys, has none."""
+    out, lse = results
+    if grad_lse is None:
+        return torch.autograd.grad(out, inputs, grad_out.to(out.dtype))
+    seen = torch.where(torch.isfinite(lse), lse, 0.0)
+    return torch.autograd.grad((out, seen), inputs, (grad_out.to(out.dtype), grad_lse.to(lse.dtype)))
 
 
 def gradients_by_name(
