@@ -14,15 +14,14 @@ import torch
 from registry.ops.attention.backward import attention_backward
 from registry.ops.attention.draws import draw
 from registry.ops.attention.op import attention
+from registry.ops.parts.attention_workload import MaskedWorkload, OfGradients
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.masks import canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
 from registry.ops.parts.tuning import PLAIN, Tuning, fields
-from registry.ops.parts.workload import Tensors, Workload, torch_dtype
+from registry.ops.parts.workload import Tensors, torch_dtype
 
-BACKWARD_FACTOR = 2.5
-LSE_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 FIELDS = fields(
     "b=batch hq=heads_q hkv=heads_kv s=seqlen_q sk=seqlen_k d=head_dim dv=head_dim_v dtype layout causal window "
     "softcap ieee deterministic"
@@ -35,11 +34,7 @@ def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {**PLAIN, **same, **mask, "b": 1, "layout": "bhsd", "lse": False, "grad_lse": False}
 
 
-class AttentionWorkload(Workload):
-    outputs: tuple[str, ...] = ("out", "lse")
-    passes = 1
-    """The oracle's work, in forwards."""
-
+class AttentionWorkload(MaskedWorkload):
     def make(self) -> Tensors:
         get = self.sizes.get
         b, hq, s, d = get("b", 1), get("hq", 1), get("s", 1024), get("d", 128)
@@ -57,10 +52,6 @@ class AttentionWorkload(Workload):
             return self.random((b, s, h, d), self.dtype).transpose(1, 2)
         return self.random(shape, self.dtype)
 
-    def mask(self) -> dict[str, Any]:
-        get = self.sizes.get
-        return {"causal": get("causal", False), "window": get("window"), "softcap": get("softcap", 0.0)}
-
     @property
     def scale(self) -> float:
         return 1.0 / math.sqrt(self.sizes.get("d", 128))
@@ -77,8 +68,7 @@ class AttentionWorkload(Workload):
     def parts(self) -> Iterator[Expected]:
         """The oracle's answer, one batch entry and key head at a time."""
         whole = (*self.tensors["q"].shape[:3], self.tensors["v"].shape[3])
-        bound = LSE_TOLERANCE.get(self.sizes.get("dtype", "bfloat16"), 2e-2)
-        lse_bound = Tolerance(max(bound, 1e-2) if self.device.type == "cuda" else bound, absolute=True)
+        lse_bound = self.lse_bound()
         mask = _Mask(self.mask(), self.scale)
         for b, head, heads in self.heads():
             out, lse = _forward_piece(self.tensors, (b, head, heads), mask)
@@ -96,9 +86,8 @@ class AttentionWorkload(Workload):
         return [(i // heads, i % heads, slice(i % heads * group, (i % heads + 1) * group)) for i in chosen]
 
 
-class AttentionBackwardWorkload(AttentionWorkload):
+class AttentionBackwardWorkload(OfGradients, AttentionWorkload):
     outputs: tuple[str, ...] = ("dq", "dk", "dv")
-    passes = 3
 
     def make(self) -> Tensors:
         found = super().make()
@@ -132,15 +121,9 @@ class AttentionBackwardWorkload(AttentionWorkload):
     def arguments(self) -> dict[str, Any]:
         return {**self.tensors, **self.mask()}
 
-    def front_door(self) -> dict[str, Any]:
-        return {**self.arguments(), "scale": self.scale}
-
     def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
         order = (tensors[name] for name in ("grad_out", "q", "k", "v", "out", "lse"))
         return launch(*order, scale=self.scale, grad_lse=tensors["grad_lse"])
-
-    def tolerance(self) -> float:
-        return BACKWARD_FACTOR * super().tolerance()
 
     def parts(self) -> Iterator[Expected]:
         tensors, bound, mask = self.tensors, Tolerance(self.tolerance()), _Mask(self.mask(), self.scale)

@@ -15,14 +15,14 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import grids, mixes, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, QUANTISED
 from registry.ops.attention_varlen.draws import FEW, biased, cached, draw, prompts
+from registry.ops.parts.attention_workload import MaskedWorkload, OfGradients
+from registry.ops.parts.derivatives import gradients_of_oracle
 from registry.ops.parts.judging import Expected, Tolerance
 from registry.ops.parts.masks import UNLIMITED, canonical_window, check_window
 from registry.ops.parts.pieces import piece_bytes, sample
 from registry.ops.parts.tuning import PLAIN, Tuning, fields
-from registry.ops.parts.workload import Tensors, Workload, torch_dtype
+from registry.ops.parts.workload import Tensors, torch_dtype
 
-BACKWARD_FACTOR = 2.5
-LSE_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 INT8_SCALE = 1 / 48
 FIELDS = fields(
     "b=batch hq=heads_q hkv=heads_kv sq=max_seqlen_q sk=max_seqlen_k t=total_q tk=total_k mix= d=head_dim "
@@ -43,11 +43,7 @@ def defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
     return {**PLAIN, **same, **totals, **mask, **kinds, "b": 1, "lse": False, "grad_lse": False}
 
 
-class VarlenWorkload(Workload):
-    outputs: tuple[str, ...] = ("out", "lse")
-    passes = 1
-    """The oracle's work, in forwards."""
-
+class VarlenWorkload(MaskedWorkload):
     def make(self) -> Tensors:
         get = self.sizes.get
         known = defaults(self.sizes)
@@ -116,10 +112,6 @@ class VarlenWorkload(Workload):
     def index(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
-    def mask(self) -> dict[str, Any]:
-        get = self.sizes.get
-        return {"causal": get("causal", False), "window": get("window"), "softcap": get("softcap", 0.0)}
-
     @property
     def scale(self) -> float:
         return float(self.sizes.get("d", 128) ** -0.5)
@@ -135,8 +127,7 @@ class VarlenWorkload(Workload):
         return launch(q, k, v, scale=self.scale, schedule=None, **rest)
 
     def expected(self) -> list[Expected]:
-        bound = LSE_TOLERANCE.get(self.sizes.get("dtype", "bfloat16"), 2e-2)
-        lse_bound = Tolerance(max(bound, 1e-2) if self.device.type == "cuda" else bound, absolute=True)
+        lse_bound = self.lse_bound()
         q, whole = self.tensors["q"], self.results_shape()
         found = []
         for b, head in self.pieces():
@@ -213,9 +204,8 @@ class VarlenWorkload(Workload):
         return rows, heads, found
 
 
-class VarlenBackwardWorkload(VarlenWorkload):
+class VarlenBackwardWorkload(OfGradients, VarlenWorkload):
     outputs: tuple[str, ...] = ("dq", "dk", "dv", "dsinks")
-    passes = 3
 
     def make(self) -> Tensors:
         found = super().make()
@@ -240,16 +230,10 @@ class VarlenBackwardWorkload(VarlenWorkload):
         tensors = ("grad_out", "q", "k", "v", "out", "lse", *kept)
         return {**{name: self.tensors[name] for name in tensors}, **self.mask(), **self.maxima()}
 
-    def front_door(self) -> dict[str, Any]:
-        return {**self.arguments(), "scale": self.scale}
-
     def call(self, launch: Callable[..., Any], tensors: Tensors) -> Any:
         kept = ("cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes", "grad_lse")
         order = (tensors[name] for name in ("grad_out", "q", "k", "v", "out", "lse"))
         return launch(*order, scale=self.scale, **{name: tensors[name] for name in kept})
-
-    def tolerance(self) -> float:
-        return BACKWARD_FACTOR * super().tolerance()
 
     def expected(self) -> list[Expected]:
         bound, found, sinks = self.bound(), [], self.tensors.get("sinks")
@@ -276,6 +260,7 @@ class VarlenBackwardWorkload(VarlenWorkload):
         """(dq, dk, dv, dsinks and the squares of its terms) of one sequence and key head. All but the first are sums
         over pieces of rows."""
         grad_out, grad_lse = self.tensors["grad_out"][rows, heads].double(), self.tensors["grad_lse"]
+        grad_lse = None if grad_lse is None else grad_lse[heads, rows].double()
         k, v = (pieces[0][2][name] for name in "kv")
         dq, dk, dv = [], k.new_zeros(keys, *k.shape[1:]), v.new_zeros(keys, *v.shape[1:])
         dsinks = k.new_zeros(2, heads.stop - heads.start)
@@ -284,17 +269,14 @@ class VarlenBackwardWorkload(VarlenWorkload):
             leaves = {name: piece[name].detach().requires_grad_() for name in followed}
             with torch.enable_grad():
                 out, lse = oracle.attend(**{**piece, **leaves})
-                results, grads = [out], [grad_out[at]]
-                if grad_lse is not None:
-                    results.append(torch.where(torch.isfinite(lse), lse, 0.0))
-                    grads.append(grad_lse[heads, rows][:, at].double())
-                found = torch.autograd.grad(results, list(leaves.values()), grads)
+                of_sums = None if grad_lse is None else grad_lse[:, at]
+                found = gradients_of_oracle((out, lse), list(leaves.values()), grad_out[at], of_sums)
             dq.append(found[0])
             dk[seen] += found[1]
             dv[seen] += found[2]
             if len(found) > 3:
                 of_rows = (grad_out[at].transpose(0, 1) * out.detach().transpose(0, 1)).sum(-1)
-                of_rows = of_rows - (grads[1] if len(grads) > 1 else 0.0)
+                of_rows = of_rows if of_sums is None else of_rows - of_sums
                 share = torch.exp(piece["sinks"][:, None] - lse.detach())
                 dsinks += torch.stack([found[3], torch.where(lse.isfinite(), share * of_rows, 0.0).square().sum(1)])
         yield from (torch.cat(dq), dk, dv, dsinks)

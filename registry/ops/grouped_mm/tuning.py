@@ -67,13 +67,6 @@ class GroupedMmWorkload(ProductWorkload):
         found = torch.randint(0, count, (count,), device=self.device, generator=self._generator)
         return found.to(torch.int32)
 
-    def operand(self, name: str, shape: tuple[int, ...], letter: str, dtype: torch.dtype) -> torch.Tensor:
-        found = self.recorded(name, dtype)
-        if found is not None:
-            return found
-        made = self.random(shape if letter == "n" else (*shape[:-2], shape[-1], shape[-2]), dtype)
-        return made if letter == "n" else made.transpose(-1, -2)
-
     def arguments(self) -> dict[str, Any]:
         what = {"activation": self.sizes.get("activation") or None, "gated": self.sizes.get("gated", False)}
         return {**self.tensors, **what, "out_dtype": self.out_dtype}

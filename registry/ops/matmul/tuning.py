@@ -32,10 +32,11 @@ class MatmulWorkload(ProductWorkload):
         get = self.sizes.get
         m, n, k, batch = get("m", 1024), get("n", 1024), get("k", 1024), get("b", 1)
         dtype = torch_dtype(get("dtype", "bfloat16"))
-        layout = get("layout", "nn")
+        layout, several = get("layout", "nn"), (batch,) * (batch > 1)
+        dtype_b = torch_dtype(get("dtype_b", get("dtype", "bfloat16")))
         found = {
-            "a": self.operand("a", (m, k), batch, layout[0], dtype),
-            "b": self.operand("b", (k, n), batch, layout[1], torch_dtype(get("dtype_b", get("dtype", "bfloat16")))),
+            "a": self.operand("a", (*several, m, k), layout[0], dtype),
+            "b": self.operand("b", (*several, k, n), layout[1], dtype_b),
         }
         scaling = get("scaling", "")
         if scaling:
@@ -47,14 +48,6 @@ class MatmulWorkload(ProductWorkload):
             whole = dtype is torch.int8 and (self.out_dtype or torch.int32) is torch.int32
             found["bias"] = self.random((n,), torch.int8 if whole else dtype if dtype.itemsize > 1 else torch.bfloat16)
         return found
-
-    def operand(self, name: str, shape: tuple[int, int], batch: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
-        found = self.recorded(name, dtype)
-        if found is not None:
-            return found
-        rows, columns = shape if letter == "n" else shape[::-1]
-        made = self.random((batch, rows, columns) if batch > 1 else (rows, columns), dtype)
-        return made if letter == "n" else made.transpose(-1, -2)
 
     def arguments(self) -> dict[str, Any]:
         return {**self.tensors, "activation": self.sizes.get("activation") or None, "out_dtype": self.out_dtype}

@@ -1,4 +1,4 @@
-"""What shapes of matrix products for the tuner have alike: the result's dtype, and how near it must come."""
+"""What shapes of matrix products for the tuner have alike: operands, the dtype of the result, and how near it comes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from registry.ops.tensors import dtype_name
 class ProductWorkload(Workload):
     out_dtype: torch.dtype | None
     """As the call asks for it; None: the op's choice."""
+
+    def operand(self, name: str, shape: tuple[int, ...], letter: str, dtype: torch.dtype) -> torch.Tensor:
+        """One matrix, or one for each of what stands before its dimensions; "t": transposed in memory."""
+        found = self.recorded(name, dtype)
+        if found is not None:
+            return found
+        made = self.random(shape if letter == "n" else (*shape[:-2], shape[-1], shape[-2]), dtype)
+        return made if letter == "n" else made.transpose(-1, -2)
 
     @property
     def result_dtype(self) -> torch.dtype:
