@@ -131,6 +131,14 @@ def clean_registry() -> Iterator[None]:
     registry.forget_plans()
 
 
+@pytest.fixture
+def seeded() -> None:
+    """Random numbers are the same whenever the test runs."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def quick_python() -> Iterator[None]:
     """For the tests of a module sys.executable is one that has imported torch already; `forked.REAL` has not."""

@@ -10,10 +10,7 @@ from ragged import KEYS, QUERIES, by_hand, starts
 import registry
 from registry.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

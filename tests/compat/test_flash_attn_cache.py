@@ -10,10 +10,7 @@ from ragged import by_hand, starts
 import registry
 from registry.compat.flash_attn import flash_attn_with_kvcache
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Cached:

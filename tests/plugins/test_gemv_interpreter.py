@@ -11,6 +11,7 @@ import pytest
 import torch
 from again import INTERPRETED
 
+pytestmark = pytest.mark.usefixtures("seeded")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
 
 
@@ -44,10 +45,6 @@ if INTERPRETED:
     def check(a, b, split=1, out=None, out_dtype=None, **given):
         run = partial(host.HOST.run, config=small(a, b, split))
         check_product(run, matmul, a, b, out, out_dtype, **given)
-
-    @pytest.fixture(autouse=True)
-    def _seed():
-        torch.manual_seed(0)
 
     @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
     @pytest.mark.parametrize("dtype", DTYPES)

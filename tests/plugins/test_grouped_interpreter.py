@@ -14,6 +14,7 @@ from again import INTERPRETED
 from registry import grouped_mm
 from registry.ops.grouped_mm.draws import ends_of
 
+pytestmark = pytest.mark.usefixtures("seeded")
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
@@ -32,10 +33,6 @@ if INTERPRETED:
     POINTERS = config_of(16, 32, 32, 4, 1, tma=False, group=2)
     DESCRIPTORS = config_of(16, 32, 32, 4, 2, tma=True, group=2)
     WAYS = pytest.mark.parametrize("config", [POINTERS, DESCRIPTORS], ids=["pointers", "descriptors"])
-
-    @pytest.fixture(autouse=True)
-    def _seed():
-        torch.manual_seed(0)
 
     def check(config, a, b, **given):
         check_product(partial(HOST.run, config=config), grouped_mm, a, b, **given)

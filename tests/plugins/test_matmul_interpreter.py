@@ -11,6 +11,7 @@ import pytest
 import torch
 from again import INTERPRETED
 
+pytestmark = pytest.mark.usefixtures("seeded")
 ENDS = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2**24, 0, 7, -(2**31) + 2**24]).int().repeat(4)
 """A bias that sums go around with, modulo 2**32."""
 
@@ -33,10 +34,6 @@ if INTERPRETED:
 
     by_pointers, by_descriptors = triton_matmul.host.HOST.run, triton_matmul_tma.HOST.run
     RUNS = {"pointers": (by_pointers, pointers), "descriptors": (by_descriptors, descriptors)}
-
-    @pytest.fixture(autouse=True)
-    def _seed():
-        torch.manual_seed(0)
 
     def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
         return check_product(partial(run, config=config), matmul, a, b, out, out_dtype, **epilogue)

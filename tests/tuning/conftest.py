@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +15,12 @@ def plugins_go() -> Iterator[None]:
 
     with taken_back():
         yield
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for what this user has tuned."""
+    from registry.dispatch import in_force
+
+    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"

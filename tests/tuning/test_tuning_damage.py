@@ -19,7 +19,6 @@ from tuning_rows import CASE, GOOD, MACHINE, SAMPLE, row
 
 import registry
 from registry.cli import FINDING, INTERRUPTED, TERMINATED, USAGE, main
-from registry.dispatch import in_force
 from registry.errors import InvalidArgument
 from registry.toolbox import compile_pool
 from registry.toolbox.compile_pool import Child, WorkerDied, WorkerFailed
@@ -27,7 +26,7 @@ from registry.tuning import journal, store
 from registry.tuning.grids import select
 from registry.tuning.measure import Effort
 
-pytestmark = pytest.mark.usefixtures("quick_python")
+pytestmark = pytest.mark.usefixtures("quick_python", "cache")
 
 WRONG = [
     [],
@@ -51,12 +50,6 @@ WRONG = [
     {"kind": "failed", "case": "a", "key": "k", "why": 5},
     {"kind": "done", "case": 5},
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def written(folder, *lines):

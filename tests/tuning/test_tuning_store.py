@@ -11,19 +11,12 @@ import pytest
 import tuning_rows
 from tuning_rows import MACHINE, row
 
-from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
 from registry.dispatch.staleness import other_versions, stale_code
 from registry.tuning import journal, store
 
-pytestmark = pytest.mark.usefixtures("quick_python")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(in_force.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("quick_python", "cache")
 
 
 def saved():

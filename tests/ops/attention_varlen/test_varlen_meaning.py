@@ -12,6 +12,7 @@ import registry
 from registry.ops.attention_varlen.arguments import coarse
 
 varlen = registry.attention_varlen
+pytestmark = pytest.mark.usefixtures("seeded")
 CPU = ("torch_varlen_each", "torch_varlen_math")
 MASKS = [
     {},
@@ -22,11 +23,6 @@ MASKS = [
     {"softcap": 2.0},
     {"scale": 0.7},
 ]
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def with_features(how, sinks, alibi, heads=4):
