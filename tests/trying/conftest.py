@@ -49,10 +49,20 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def three(declare, clock, put_in_force, tmp_path):
+def ranked(put_in_force, tmp_path):
+    """Puts a table in force that has these variants in this order."""
+
+    def put(*names, op="attention"):
+        text = f"op: {op}\narch: cpu\nrules:\n- use: [{', '.join(names)}]\n"
+        (tmp_path / f"{op}.cpu.yaml").write_text(text, encoding="utf-8")
+        put_in_force(tmp_path)
+
+    return put
+
+
+@pytest.fixture
+def three(declare, clock, ranked):
     """The table has them in the order a, b, c; b is the fastest."""
     for name, us in (("test.a", 30), ("test.b", 10), ("test.c", 20)):
         declare(name, run=clock.takes(name, us), lse=True)
-    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c, torch_math]\n"
-    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
-    put_in_force(tmp_path)
+    ranked("test.a", "test.b", "test.c", "torch_math")

@@ -139,13 +139,11 @@ def test_forgetting_brings_the_tables_back():
 
 
 @pytest.mark.parametrize("error", [KernelDoesNotFit("too wide"), RuntimeError("no such engine")])
-def test_a_contender_that_fails_is_out_of_it(declare, clock, put_in_force, tmp_path, error):
+def test_a_contender_that_fails_is_out_of_it(declare, clock, ranked, error):
     declare("test.a", run=clock.takes("test.a", 30))
     declare("test.b", run=clock.takes("test.b", 10, fails=error))
     declare("test.c", run=clock.takes("test.c", 20))
-    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c]\n"
-    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
-    put_in_force(tmp_path)
+    ranked("test.a", "test.b", "test.c")
     with registry.try_out() as found:
         registry.attention(*qkv())
     assert [one.variant for one in found.found[0].timed][:2] == ["test.c", "test.a"] and picked() == "test.c"
@@ -163,9 +161,7 @@ def spoilt(how):
 
 
 @pytest.mark.parametrize("how", ["not a number", "of another shape", "of another dtype", "a tenth too large"])
-def test_a_contender_with_other_results_than_the_tables_choice_is_out_of_it(
-    declare, clock, put_in_force, tmp_path, how
-):
+def test_a_contender_with_other_results_than_the_tables_choice_is_out_of_it(declare, clock, ranked, how):
     right = clock.takes("test.b", 10)
 
     def wrong(*args, **kwargs):
@@ -175,9 +171,7 @@ def test_a_contender_with_other_results_than_the_tables_choice_is_out_of_it(
     declare("test.a", run=clock.takes("test.a", 30), lse=True)
     declare("test.b", run=wrong, lse=True)
     declare("test.c", run=clock.takes("test.c", 20), lse=True)
-    table = "op: attention\narch: cpu\nrules:\n- use: [test.a, test.b, test.c]\n"
-    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
-    put_in_force(tmp_path)
+    ranked("test.a", "test.b", "test.c")
     q, k, v = qkv()
     expected = registry.attention.reference(q, k, v)
     with registry.try_out() as found:
@@ -204,12 +198,10 @@ def test_where_nothing_can_be_timed_the_tables_choose(monkeypatch):
     assert any("no events here" in text for text in notices.counts())
 
 
-def test_configs_are_tried_out_too_and_noise_changes_nothing(declare, clock, put_in_force, tmp_path):
+def test_configs_are_tried_out_too_and_noise_changes_nothing(declare, clock, ranked):
     took = {1: 20.0, 2: 19.9, 3: 25.0}
     declare("test.a", run=clock.takes("test.a", lambda config: took[config["B"]]), configs=[{"B": b} for b in took])
-    table = "op: attention\narch: cpu\nrules:\n- use: [test.a]\n"
-    (tmp_path / "attention.cpu.yaml").write_text(table, encoding="utf-8")
-    put_in_force(tmp_path)
+    ranked("test.a")
     with registry.try_out():
         registry.attention(*qkv())
     assert registry.attention.explain(*qkv()).config == {"B": 1}
@@ -314,7 +306,7 @@ def test_compiled_functions_try_out_inside_of_the_block_and_run_what_was_found_a
 
 
 @pytest.mark.usefixtures("three")
-def test_gradients_have_variants_of_their_own(declare, clock, put_in_force, tmp_path):
+def test_gradients_have_variants_of_their_own(declare, clock, ranked):
     def backward(name, us):
         def run(grad_out, q, k, v, out, lse, *, scale, config, **features):
             clock.ran.append((name, None))
@@ -328,9 +320,7 @@ def test_gradients_have_variants_of_their_own(declare, clock, put_in_force, tmp_
 
     for name, us in (("test.slow_backward", 30), ("test.quick_backward", 10)):
         declare(name, op="attention_backward", run=backward(name, us), lse=True)
-    table = "op: attention_backward\narch: cpu\nrules:\n- use: [test.slow_backward, test.quick_backward]\n"
-    (tmp_path / "attention_backward.cpu.yaml").write_text(table, encoding="utf-8")
-    put_in_force(tmp_path)
+    ranked("test.slow_backward", "test.quick_backward", op="attention_backward")
     q, k, v = (x.requires_grad_() for x in qkv())
     with registry.try_out(3) as found:
         registry.attention(q, k, v).sum().backward()
