@@ -1,8 +1,8 @@
 """kernel-registry: one front door, many kernels.
 
 import registry
-out = registry.attention(q, k, v, causal=True)     # the fastest legal kernel for this GPU, dtype and shape
-print(registry.attention.explain(q, k, v, causal=True))   # which one, and why not the others
+out = registry.attention(q, k, v, causal=True)  # runs the fastest legal kernel for this GPU, dtype and shape
+print(registry.attention.explain(q, k, v, causal=True))  # which one, and why not the others
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ _LOADED_WHEN_USED = {"hookimpl": "registry.hookspecs", "try_out": "registry.tryi
 
 
 def variants() -> dict[str, Variant]:
-    """Every variant that was found, by name."""
+    """Every known variant, by name."""
     return dict(_catalog.get().variants)
 
 

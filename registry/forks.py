@@ -1,6 +1,6 @@
-"""What a process that is forked while other threads work must not take over from them: locks, and what is half done.
+"""What a process must not inherit when it is forked while other threads work: their locks, and what they had half done.
 
-Only the thread that forks goes on in the child. A lock that another one held there would never be released.
+Only the thread that forks goes on in the child, where a lock that another one held would never be released.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _calls: list[Callable[[], object]] = []
 
 
 def new_lock() -> Any:
-    """A lock that a child finds free, unless its own thread holds it and will release it: so it is a re-entrant one."""
+    """A re-entrant lock, which is free in a child, unless the thread that forked holds it, and will release it."""
     made = threading.RLock()
     _locks.add(made)
     return made
 
 
 def in_child(call: Callable[[], object]) -> None:
-    """Have a child do this before it goes on, with all locks free."""
+    """Have each child call this before it goes on, once all locks are free."""
     _calls.append(call)
 
 

@@ -1,4 +1,4 @@
-"""Making a hundred thousand small objects, none of which is garbage, without looking for it among them meanwhile."""
+"""No garbage collection while a hundred thousand small objects are made that all stay: it would look in vain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def none_looked_for() -> Iterator[None]:
-    """Looking would take as long as what is done inside, or longer: torch alone has made that many before."""
+    """It would take as long as what is done inside, or longer, for torch alone has made as many objects before."""
     collects = gc.isenabled()
     gc.disable()
     try:

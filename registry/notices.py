@@ -1,7 +1,7 @@
 """Things that must never pass in silence: fallbacks, quarantines, missing tables. Logged once each, counted always.
 
-By the logger `registry`, which has no handler of ours, a NullHandler neither: where nobody configured logging, Python
-prints them on stderr.
+They go to the logger `registry`, to which we add no handler, not even a NullHandler: where nobody configured logging,
+Python prints them on stderr.
 """
 
 from __future__ import annotations

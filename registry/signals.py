@@ -1,4 +1,4 @@
-"""What signals raise, which may come up in the middle of anything: it is no failure of the code that it interrupts."""
+"""Exceptions that signals raise. They may come up in the middle of anything, and are no fault of the code there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Trying out: the first call of a problem times the few kernels that could be its fastest, and keeps what was.
+"""Trying out: the first call of a problem times the few kernels that could be its fastest, and keeps the fastest.
 
     with registry.try_out() as found:
         model(batch)                 # or registry.warm(recorded)
-    print(found)                     # what was timed, and what runs from now on, inside of the block and after it
+    print(found)                     # what was timed, and what runs from now on, in the block and after it
     found.save("tables")             # the same as dispatch tables: REGISTRY_TABLES=tables pins it in other processes
 
 Tables choose by what was measured on other shapes, and err by a few percent where none is near. Here the caller's own
@@ -160,12 +160,12 @@ class TryOuts:
 def try_out(most: int = MOST) -> Iterator[TryOuts]:
     """Have the first call of each problem inside the block time up to `most` kernels and configs, and run the fastest.
 
-    Others that are served alike, in this block and after it, on every thread, run what was found, until the process
-    ends or `forget()` is called on what the block gives. Nothing is tried out where the problem was measured itself,
-    where a variant was asked for (`use`, `prefer`), in the capture of a CUDA graph, and for a call with a schedule. A
-    first call takes seconds where kernels have to be compiled, else 60 to 120 ms; it waits for the device, and takes up
-    to 160 MiB for copies of its tensors. Whose results differ from those of the tables' choice by more than
-    rounding may is out of it. Of blocks in each other the outer one has found what the inner one has, too.
+    Later calls of it and of problems like it run what was found, in this block and after it, on every thread, until the
+    process ends or `forget()` is called on what the block gives. Nothing is tried out where the problem itself was
+    measured, where a variant was asked for (`use`, `prefer`), while a CUDA graph is captured, and for a call with a
+    schedule. A first call takes seconds where kernels have to be compiled, else 60 to 120 ms; it waits for the device,
+    and takes up to 160 MiB for copies of its tensors. A kernel is left out if its results differ from those of the
+    tables' choice by more than rounding may. Of nested blocks, the outer one also has what the inner one found.
     """
     if traced.is_tracing():
         traced.refuse("try_out")

@@ -1,4 +1,4 @@
-"""Files that a command reads or adds to, which nothing that it writes may destroy."""
+"""Keeps commands from overwriting the files that they read or add to."""
 
 from __future__ import annotations
 

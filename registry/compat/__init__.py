@@ -1,1 +1,1 @@
-"""The argument names and meanings of other libraries, in front of the registry's ops. Nothing of them is needed."""
+"""Other libraries' functions, with their arguments and meaning, run by the registry. They need not be installed."""

@@ -1,1 +1,1 @@
-"""What is asked and what is claimed: targets, problems, claims, variants."""
+"""What a call asks (Problem, Target), what a variant claims to run (Requires, Variant), and how both are compared."""

@@ -1,4 +1,4 @@
-"""Between which numbers whole sizes have to lie, by what they were compared with."""
+"""The range in which each integer must lie, from the comparisons that it took part in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COMPARED: dict[str, tuple[tuple[bool | None, bool | None], tuple[bool | None, bo
 
 
 def bounds_of(compared: Iterable[tuple[int, str, float, bool]]) -> tuple[list[int], list[float], list[float]]:
-    """The places of sizes that were compared so with numbers, with the least and the largest that this leaves of
-    each."""
+    """From comparisons (place of a size, form, number, whether it is met): the places, and the least and the largest
+    size that is left for each."""
     lows: dict[int, float] = {}
     highs: dict[int, float] = {}
     for place, form, number, met in compared:

@@ -76,7 +76,7 @@ class Requires:
     `arch` entries are "sm90" (exactly), "sm80+" (that or any newer NVIDIA GPU), "cpu" or "any".
     `shared_memory` (bytes) and `registers` (32-bit, per block) are functions of (problem, config), held against the
     target; `rule(problem, config)` yields further Reasons. All three may rule out single configs. `never(problem)` may
-    say beforehand that they rule out every config: nobody then makes configs and puts them in order to refuse each.
+    say beforehand that they rule out every config, which saves making all configs to refuse each.
     """
 
     arch: tuple[str, ...] = ()

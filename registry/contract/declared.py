@@ -1,5 +1,5 @@
-"""What is held against a declaration when it is registered: claims that its op has, values that there are, functions
-that can be called as they will be."""
+"""Checks of a declaration when it is registered: that its op knows its claims, that their values exist, and that its
+functions can be called as they will be."""
 
 from __future__ import annotations
 

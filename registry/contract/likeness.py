@@ -1,6 +1,6 @@
 """Parts of the coordinates in which problems of an op are alike (`Problem.likeness`).
 
-Sizes count in steps: what is learnt of a size is between which two edges it lies. So a decision by such coordinates
+Sizes count in steps: a coordinate only tells between which two edges a size lies. So a decision by such coordinates
 holds for all sizes between them (contract/noted.py), not for one length of a cache alone.
 """
 

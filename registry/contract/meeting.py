@@ -1,7 +1,7 @@
-"""Whether claims let a problem through, told quickly: what a launch asks of each variant in its way.
+"""Whether a variant's claims let a problem through: the quick test that a launch makes.
 
-The answer is that of the rules in capability.py. What hangs on the kind of a problem alone, its target, flags and
-words, is found once for each kind. Of the others, what a claim lets pass whatever the size is not asked at all.
+The answer is that of the rules in capability.py. What depends only on a problem's target, flags and words is worked
+out once for each kind of problem. Sizes are tested each time, but for those that the claims do not restrict.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Numbers that note what is asked of them: so one answer tells for which other numbers it would have been the same.
+"""Numbers that note what is asked of them, which tells for which other numbers an answer would have been the same.
 
-A question is put once with `Noted` sizes in the place of integers. They count like integers; each time that a program
-learns something of one (a comparison, a conversion), the condition under which it would learn the same is kept. Other
-sizes that meet all conditions take the same way through the same code, and so to the same answer.
+A question is asked once with `Noted` sizes in place of integers. They behave like integers; whenever the program learns
+something about one (a comparison, a conversion), the condition under which it would learn the same is kept. Other sizes
+that meet all conditions take the same way through the same code, and so get the same answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kernel would run on: a real device, or one made up by name, of which all can be asked but to launch."""
+"""What a kernel would run on: a real device, or one made up by its name, which can be asked all but to launch."""
 
 from __future__ import annotations
 

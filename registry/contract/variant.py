@@ -56,23 +56,23 @@ class Variant:
     run       called with the op's tensors, `config`, and exactly those keyword arguments whose features are claimed.
     configs   flat dicts of integers, strings and bools, best first; or a function of the problem that gives them.
     prepare   optional fast path: `prepare(problem, config)` does all host work once and returns a launch that takes
-              the tensors and what differs from call to call (`scale`, `bias`, ...); what the problem says it has seen.
-              Where all of that comes down to one of torch's functions of the tensors, `launch.bare` may name it.
+              the tensors and what differs from call to call (`scale`, `bias`, ...), but nothing that the problem says.
+              Where that comes down to one of torch's functions of the tensors, `launch.bare` may name it.
               `prepare.of_any_size(noted, problem, config)` may say how launches of other sizes are made of one, as that
               of toolbox.call does: a toolbox.resized.Resizing.
     builds    optional: `builds(problem, config)` lists the GPU kernels it would compile, as toolbox.builds.Build.
-    schedule  optional, for ops whose calls come in steps (the layers of a model): `schedule(problem, config)` gives a
-              function of a step's operands that makes what its calls share; `run` and a prepared launch are handed
-              that as `schedule`, or None where a call brings none.
+    schedule  optional, for ops whose calls come in steps (the layers of a model): `schedule(problem, config)` returns
+              a function that makes, from a step's operands, what its calls share. `run` and a prepared launch are
+              handed that as `schedule`, or None where the caller has made none.
     design_of optional: the traits of one config, where they differ from `design`.
     traceable whether `run` is made of torch's operations alone, writes to nothing, and looks at no values or addresses:
               where such a variant is chosen, compiled graphs hold those operations.
-    waits     optional: `waits(problem)`, whether `run` reads values of the device on the host, and so waits for it: in
-              the capture of a CUDA graph, which cannot hold that, the call is refused.
+    waits     optional: `waits(problem)` says whether `run` reads values of the device on the host, and so waits for
+              it. Such a call is refused while a CUDA graph is captured, which cannot hold that.
     cost      optional: `cost(problem, config)` guesses how long a config takes, in any unit, best in microseconds. A
               table corrects it by what was measured, and takes the config that is left with the least. Where variants
-              are expected to take about as long, tables ask what each of them guesses, too. What is no finite number
-              above zero is no guess, which is said; where one config has none, none of the variant's counts there.
+              are expected to take about as long, tables ask what each of them guesses, too. Only finite numbers above
+              zero are guesses, else that is logged; where one config has none, none of the variant's counts there.
     builds_each_size
               whether its library builds a kernel for each size at the first call of it, which takes milliseconds and is
               in no measurement. Where sizes are likely to be new at every call (`Problem.growing`), it goes behind the

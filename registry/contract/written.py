@@ -1,4 +1,4 @@
-"""Functions made of code that was noted (noted.py)."""
+"""Makes Python functions of the expressions that noted.py writes down."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who runs: finding variants, ranking them, deciding, and keeping bound plans."""
+"""Chooses the variant that runs a call: finds variants, ranks the legal ones by tables, binds and keeps the choice."""

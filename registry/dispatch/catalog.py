@@ -1,8 +1,8 @@
 """Finds variants: built-ins from `registry.plugins`, third parties from entry points, notebooks through `register`.
 
 Runs once, at first use. A plugin that fails is contained, kept with its error and shown; it never takes another along.
-What it prints meanwhile goes to stderr. It may call `registry.register` while it is imported or asked; calling an op
-has to wait, for nobody knows yet who could run.
+What it prints meanwhile goes to stderr. While it loads it may call `registry.register`, but no op: which variants
+there are is not known yet.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Catalog:
         return UnknownVariant(name, op, sorted(known), failed)
 
     def with_variant(self, variant: Variant, origin: str) -> Catalog:
-        """This catalog plus one variant; two of one name are an error that names both origins."""
+        """This catalog plus one variant. Two of one name are an error that names both origins."""
         if not isinstance(variant, Variant):
             raise DeclarationError(f"{origin}: got {type(variant).__name__}; allowed: a Variant")
         check_declaration(variant)

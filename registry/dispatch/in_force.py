@@ -1,4 +1,4 @@
-"""The tables in force: gathers every layer for this process, and asks them about problems."""
+"""The tables in force in this process: where the files of each layer lie, reading them, and what errata forbid."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
 
 
 def wrong_with(found: TableSet) -> list[str]:
-    """What is noticed of tables as they are read."""
+    """What to tell the user about tables that were just read: files and rows left out, names that nobody declares."""
     known = catalog.get().variants
     wrong = [f"dispatch table left out: {error}" for error in found.broken]
     for table, rule, why in found.skipped:

@@ -195,12 +195,12 @@ def block(function: Callable[_P, Iterator[_T]]) -> Callable[_P, contextlib.Abstr
 
 @block
 def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Run exactly these variants (one an op, no more) inside the block, or raise IllegalVariant with the reasons.
+    """Run exactly these variants, at most one for each op, inside the block, or raise IllegalVariant with the reasons.
 
     With `config`, the one variant named runs with that config: one that it declares for the problem, or another of the
     same keys and types if the variant's own rule takes it, which is noticed and shown by `explain`.
 
-    Inside of a function that torch.compile traces it takes variants of forward ops, without a config.
+    Inside a function that torch.compile traces it takes only variants of forward ops, without a config.
     """
     if traced.is_tracing():
         if config is not None:

@@ -3,6 +3,6 @@
     from registry.integrations import transformers
     transformers.enable()                                        # then: attn_implementation="kernel_registry"
 
-What a door cannot bring to a variant goes where it would have gone without it. That is logged once a reason, and
+A call that no variant can take runs as it would have without the door. That is logged once for each reason, and
 `registry.record()` counts it under "elsewhere".
 """

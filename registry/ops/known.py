@@ -1,4 +1,4 @@
-"""The ops there are: each package in this folder that brings some is found by its folder."""
+"""Finds the ops, each by its folder here, and changes what is known to all of them: variants and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_ops() -> dict[str, Op]:
 
 
 def register(variant: Variant, *, replace: bool = False) -> Variant:
-    """Add a variant for the life of the process, as from a notebook. `replace=True` allows to redefine one's own."""
+    """Add a variant for the life of the process, as from a notebook. `replace=True` replaces one added before."""
     if not isinstance(variant, Variant):
         raise InvalidArgument("variant", shown(variant), 'a Variant("vendor.name", op=..., run=..., requires=...)')
     op_named(variant.op)
@@ -46,7 +46,7 @@ def register(variant: Variant, *, replace: bool = False) -> Variant:
 
 
 def unregister(variant: Variant | str) -> None:
-    """Take back a variant that `register` added, which may be said by its name."""
+    """Take back a variant that `register` added: the variant, or its name."""
     name = variant.name if isinstance(variant, Variant) else variant
     if not isinstance(name, str):
         raise InvalidArgument("variant", shown(variant), "a Variant that was registered, or its name")
@@ -55,7 +55,7 @@ def unregister(variant: Variant | str) -> None:
 
 
 def _forget(variant: str) -> None:
-    """Drop what was found out about who had this name until now."""
+    """Drop what was found out about the variant that had this name until now."""
     tried.drop(variant)
     quarantine.drop(variant)
     forget_plans()

@@ -133,7 +133,7 @@ class Op:
         raise NotImplementedError
 
     def refuse(self, late: InvalidArgument, settings: Any, *tensors: Any) -> NoReturn:
-        """Raise for a call in which this is wrong: what `explain` would name first, where that is another mistake."""
+        """Raise this error, unless the call has a mistake that `explain` would name first: then that one."""
         try:
             self.asked(settings, False, *tensors)
         except InvalidArgument as first:
@@ -141,14 +141,14 @@ class Op:
         raise late
 
     def refuse_values(self, *args: Any, **kwargs: Any) -> None:
-        """Raise for values in memory that a call would refuse; no Problem knows of them."""
+        """Raise for values in memory that a call would refuse, which no Problem holds."""
 
     def empty(self, problem: Any) -> bool:
         """Whether the answer needs no kernel, for there is nothing to compute with."""
         return False
 
     def trivial(self, problem: Problem) -> Decision | None:
-        """A decision to run nothing, for such problems."""
+        """The decision to run no kernel, for a problem that is `empty`; None for others."""
         if not self.empty(problem):
             return None
         because = "empty tensors: the op answers by itself"
@@ -162,7 +162,7 @@ class Op:
     """Whether a call on these tensors need not go by the torch op."""
 
     def asked(self, settings: Any, with_grad: bool, *tensors: Any) -> tuple[Problem, Scope]:
-        """The Problem and the scope of these settings, which are all that the op's own calls pass on but tensors."""
+        """The Problem and the scope of a call, from the settings by which plans are kept, and the tensors."""
         raise NotImplementedError
 
     def new_plan(self, settings: Any, with_grad: bool, tensors: tuple[Any, ...]) -> Plan:
@@ -184,8 +184,8 @@ class Op:
     def planned(
         self, decision: Callable[[], Decision], launch: Any, scope: Scope, with_grad: bool, default: Any
     ) -> Plan:
-        """The plan of a decision that is known to be as for other sizes: made when it is asked for, as all that wants
-        its Problem is. `launch` is None where it wants it too."""
+        """A plan for sizes that are decided like earlier ones: the decision and its Problem are made when somebody asks
+        for them. `launch` is None where it needs them itself."""
 
         if launch is None:
             found = decision()
@@ -197,8 +197,8 @@ class Op:
         return self._plan(decision().problem, scope, with_grad)
 
     def launch_of_any_size(self, variant: Variant, noted: Problem, config: Config) -> Callable[..., Any] | None:
-        """A launch that serves all sizes for which a decision holds, from a Problem of noted ones; None where there is
-        none: a prepared launch has seen the sizes."""
+        """A launch for all sizes for which a decision holds, bound to a Problem of noted sizes; None where there is
+        none: prepared launches depend on sizes."""
         fields = [field for claim, field in self.fixed_arguments.values() if self.earned(variant, claim)]
         if variant.prepare is not None or any(has_sizes(getattr(noted, field)) for field in fields):
             return None
@@ -220,7 +220,7 @@ class Op:
         return prepare(found.problem, {**found.config})
 
     def _unclaimed(self, variant: Variant) -> list[str]:
-        """What launches of a variant are handed and do not pass on, found once for each that there is of its name."""
+        """Arguments of a launch that are not passed on to this variant, worked out once for it."""
         known, found = self._left_out.get(variant.name, (None, []))
         if known is not variant:
             found = [keyword for keyword, claim in self.call_arguments.items() if not self.earned(variant, claim)]
@@ -238,15 +238,15 @@ class Op:
                 return decision, variant
 
     def default(self, problem: Problem) -> Any:
-        """What a call takes where it is given nothing, derived once a plan rather than per call."""
+        """What a call uses for an argument that is left out (a scale, a dtype), worked out once for a plan."""
         return None
 
     def earned(self, variant: Variant, claim: str) -> bool:
-        """Whether a variant is handed the arguments that this claim earns; "" earns for all."""
+        """Whether a variant is handed the arguments that this claim earns; "" earns them for every variant."""
         return not claim or bool(variant.requires.claim(claim))
 
     def handed(self, variant: Variant) -> Handed:
-        """What `run` is handed besides `config`, as the claims have it."""
+        """The arguments that `run` is handed besides `config`, by what the variant claims."""
         fixed = [name for name, (claim, _) in self.fixed_arguments.items() if self.earned(variant, claim)]
         varying = [name for name, claim in self.call_arguments.items() if self.earned(variant, claim)]
         return Handed(self.tensors, tuple(fixed), tuple(varying))

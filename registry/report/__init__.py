@@ -2,5 +2,5 @@
 
 `sources` reads files and says what it passed over, `sheet` turns one op of one file into rows, `dispatch` holds the
 tables against them, `against` compares two sets of results, `charts` draws, `page` puts all of it into one file that
-needs no network. Nothing here knows an op or a kernel by name: what an op wants to be shown over is in its `Tuning`.
+needs no network. Nothing here knows an op or a kernel by name: which sizes an op is plotted over says its `Tuning`.
 """

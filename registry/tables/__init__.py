@@ -1,11 +1,11 @@
-"""Dispatch tables: which variant is fastest where, as measured data in layers. They rank, and never make legal.
+"""Dispatch tables: measured data, in layers, that say which variant is fastest where. They rank, they never permit.
 
     tables = load_tables([*shipped_files(), *environment_files()], ops={"attention": {"head_dim": "int", ...}})
     for match in tables.match("attention", problem_facts, arch="sm90", device="NVIDIA H200"):
         match.use               # the candidates, best first; the dispatcher takes the first legal one
     tables.errata_for("attention", "torch_cudnn", problem_facts, target)
 
-What is in force in a process, and for which ops, is the caller's business (registry.dispatch.in_force).
+Which tables are in force in a process is decided elsewhere (registry.dispatch.in_force).
 Importing this module loads neither msgspec nor yaml; the first load does.
 """
 

@@ -80,8 +80,8 @@ class Attention(AttentionOp):
         softcap     scores become softcap * tanh(score / softcap); 0.0 is off
         layout      "bhsd", or "bshd" for tensors (and an output) of [B, S, H, D]
         return_lse  also return the natural-log LSE, float32 [B, H, S]
-        key_lengths integers [B] on q's device, where not all Sk keys are there: causal is aligned to the last that is.
-                    This and `sinks` are answered by registry.attention_varlen, whose variants `variant` names then
+        key_lengths integers [B] on q's device: how many of the Sk keys there are; causal is aligned to the last one.
+                    With this or `sinks` registry.attention_varlen answers, and `variant` names one of its variants
         sinks       [H]: a logit a head in the sum of the softmax and in the LSE
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
@@ -129,7 +129,7 @@ class Attention(AttentionOp):
         return found
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
-        """As every op's; a call with key_lengths or sinks is explained as the one that it is."""
+        """As every op's. One with key_lengths or sinks is explained as the call of attention_varlen that it becomes."""
         if kwargs.get("key_lengths") is None and kwargs.get("sinks") is None:
             kwargs = {name: value for name, value in kwargs.items() if name not in ("key_lengths", "sinks")}
             return super().explain(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Dense calls whose batch is ragged, or whose softmax has a sink: the same tensors, as the op for those takes them.
+"""Dense calls with `key_lengths` or `sinks`, as calls of attention_varlen: the same tensors, viewed as it takes them.
 
-Nothing is moved but what that op cannot view: bhsd queries that are more than one row, and bhsd keys under autograd.
+Copied is only what cannot be viewed so: bhsd queries that are more than one row, and bhsd keys under autograd.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Matmul: `registry.matmul(a, b)` with torch.matmul's shapes, any strides, and a fused epilogue.
 
 out = activation((a @ b) * scale_a[:, None] * scale_b[None, :] + bias), accumulated in float32 (int32 for int8).
-`gated`, half of the columns gates the other half (gated.py).
-Gradients are matmuls that dispatch too.
+With `gated`, one half of the columns gates the other half (gated.py). Gradients are matmuls that dispatch too.
 """
 
 from __future__ import annotations
@@ -91,13 +90,13 @@ class Matmul(Op):
         bias        [N], added to each row: floating for a floating result, integers for int32, added modulo 2**32
         activation  None, "relu", "gelu" or "silu", after the bias
         out_dtype   default: the operands' dtype; int32 for int8 (exact; K to 131071), bfloat16 for fp8. An int32
-                    result takes integers and relu alone: what has scales or another activation is floating
+                    result takes integers and relu alone: with scales or another activation it is floating
         scale_a/_b  float32 scalars, or vectors: one value a column of b, and one a row of a. Where b is one matrix
                     these are all rows of a, whatever its dimensions; else those of one matrix
         out         where to write the result; where it overlaps an input, by way of a temporary
-        gated       b, bias and scale_b have 2 N columns: activation(first half) * second half is the result. It runs
-                    as one group of registry.grouped_mm, whose variants `variant` may name, too, where a kernel for
-                    that was measured to be the fastest; else as a plain product and torch's operations
+        gated       b, bias and scale_b have 2 N columns: activation(first half) * second half is the result. Where that
+                    was measured to be the fastest it runs as one group of registry.grouped_mm, whose variants
+                    `variant` may name, too; else as a plain product and torch's operations
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         if gated is not False:
@@ -225,7 +224,7 @@ class Matmul(Op):
         return result
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
-        """As every op's; a call with a gate is explained as the one that it is."""
+        """As every op's. A call with `gated` is explained as what it becomes (gated.py)."""
         if kwargs.get("gated", False) is False:
             return super().explain(*args, **{name: value for name, value in kwargs.items() if name != "gated"})
         return with_gate.explain(*args, **kwargs)

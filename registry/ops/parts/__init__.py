@@ -1,1 +1,1 @@
-"""What an op's folder is made of: cases, workloads, conformance kits, judging."""
+"""What the ops' folders share: checks of arguments, rules for claims, cases, workloads, conformance kits, judging."""
