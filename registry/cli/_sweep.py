@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from registry.contract.describe import config_text
 from registry.notices import printable
+from registry.tuning.watching import Watcher
 
 if TYPE_CHECKING:
     from registry.tuning.contestants import LineUp
@@ -37,7 +38,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return float(found[1]) * _UNITS[found[2]]
 
 
-class SweepView:
+class SweepView(Watcher):
     """Draws the progress of a sweep. Where the output is no terminal it prints a line now and then."""
 
     EVERY_S = 10.0

@@ -162,7 +162,6 @@ _ALLOC = re.compile(
 _SCRATCH = re.compile(r"(?P<op>tt[gn]*\.[\w.]+|\"tt\.reduce\").*?allocation\.offset = (?P<offset>\d+) : i32")
 _OWN_USE = {"tt.func": "what roles are handed", "ttg.warp_specialize": "what roles are handed"}
 _VIEW = re.compile(r"%(?P<name>[\w#]+) = ttg\.memdesc_\w+ %(?P<of>[\w#]+)")
-_DEFINED = re.compile(r"%([\w#]+)")
 _NAMES = re.compile(r"%([\w#]+)")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
 _WRITES = ("ttg.local_store", "async_tma_copy_global_to_local", "async_tma_gather")
@@ -242,7 +241,7 @@ def _take(line: str, role: int, buffers: dict[str, Buffer], views: dict[str, str
     if view:
         views[view["name"]] = views.get(view["of"], view["of"])
         return
-    for name in _DEFINED.findall(line.partition(" = ")[0]) if " = " in line else ():
+    for name in _NAMES.findall(line.partition(" = ")[0]) if " = " in line else ():
         views.pop(name, None)  # names come again in every role
     scratch = _SCRATCH.search(line)
     if scratch and "warp_specialize" not in line:

@@ -67,22 +67,7 @@ def _short_names(files: list[Path]) -> dict[Path, str]:
 
 def _take(found: Sources, name: str, file: Path) -> None:
     if file.suffix == ".jsonl":
-        results = journal.read(file)
-        bad = results.bad_lines
-        if bad and not (results.cases or results.machine):
-            found.passed_over.append(
-                f"{file}: no measurement in it ({_counted(len(bad), 'line')}, none of kreg tune's)"
-            )
-            return
-        if bad:
-            lines = ", ".join(map(str, bad[:SHOWN_LINES])) + (", ..." if len(bad) > SHOWN_LINES else "")
-            found.passed_over.append(f"{file}: {_counted(len(bad), 'damaged line')} passed over ({lines})")
-        if any(case.timed for case in results.cases.values()):
-            found.runs[name] = results
-        else:
-            found.passed_over.append(f"{file}: no measurement in it")
-        if results.limits and results.machine:
-            found.limits.setdefault(results.machine["device"], results.limits)
+        _take_sweep(found, name, file)
         return
     text = file.read_text(encoding="utf-8")
     if not text.strip():
@@ -104,6 +89,23 @@ def _take(found: Sources, name: str, file: Path) -> None:
         found.limits[data["machine"]["device"]] = checked_limits(data["limits"])
     else:
         raise ValueError("no file of results that a report knows")
+
+
+def _take_sweep(found: Sources, name: str, file: Path) -> None:
+    results = journal.read(file)
+    bad = results.bad_lines
+    if bad and not (results.cases or results.machine):
+        found.passed_over.append(f"{file}: no measurement in it ({_counted(len(bad), 'line')}, none of kreg tune's)")
+        return
+    if bad:
+        lines = ", ".join(map(str, bad[:SHOWN_LINES])) + (", ..." if len(bad) > SHOWN_LINES else "")
+        found.passed_over.append(f"{file}: {_counted(len(bad), 'damaged line')} passed over ({lines})")
+    if any(case.timed for case in results.cases.values()):
+        found.runs[name] = results
+    else:
+        found.passed_over.append(f"{file}: no measurement in it")
+    if results.limits and results.machine:
+        found.limits.setdefault(results.machine["device"], results.limits)
 
 
 def _counted(number: int, what: str) -> str:

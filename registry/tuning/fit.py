@@ -158,13 +158,7 @@ def fit(
     ]
     named = tuple((name, dict(config)) for name, config in contestants)
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
-    if before is None:
-        each = zip(itertools.count(), shapes, timed, strict=False)
-        chosen = [_as_chosen(*one, named, config_trees) for one in each]
-        weights = found_weights(coordinates, named, chosen)
-        trees = fitted_trees(coordinates, named, chosen, weights)
-        closer = closer_look(trees, coordinates, named, chosen, problems) if trees is not None else None
-        before = Earlier(weights, trees, closer=closer)
+    before = before or _found(coordinates, named, shapes, problems, timed, config_trees)
     every = [one.trees for one in config_trees.values()] + ([before.trees] if before.trees is not None else [])
     every += [before.closer.trees] if before.closer is not None else []
     asked_about = {*before.weights, *(name for trees in every for name in trees.coordinates)}
@@ -175,6 +169,23 @@ def fit(
     skipped = {case.text: BY_LAUNCHES if id(case) in could else UNEVEN for case in cases if id(case) not in taken}
     found = coordinates, named, dict(before.weights), before.trees, config_trees, before.closer, orders
     return Fit(op, fair, shapes, problems, declared, timed, *found, libraries, target, skipped)
+
+
+def _found(
+    coordinates: tuple[str, ...],
+    contestants: tuple[tuple[str, Config], ...],
+    shapes: Sequence[Shape],
+    problems: Sequence[Any],
+    timed: Sequence[Mapping[str, Timed]],
+    config_trees: Mapping[str, ConfigTrees],
+) -> Earlier:
+    """What is fitted to shapes of which nothing was found before."""
+    each = zip(itertools.count(), shapes, timed, strict=False)
+    chosen = [_as_chosen(*one, contestants, config_trees) for one in each]
+    weights = found_weights(coordinates, contestants, chosen)
+    trees = fitted_trees(coordinates, contestants, chosen, weights)
+    closer = closer_look(trees, coordinates, contestants, chosen, problems) if trees is not None else None
+    return Earlier(weights, trees, closer=closer)
 
 
 def target_of(machine: Mapping[str, Any]) -> Target:

@@ -304,25 +304,7 @@ def take(found: Results, record: dict[str, Any]) -> None:
         _take_carried(found, Carried(record["variant"], record["from"], record["to"], record["but"]))
         return
     if kind == "case":
-        if found.mode == MIXED and "mode" not in record:
-            raise ValueError("does not say how it was timed")
-        known = found.cases.get(record["case"])
-        fresh = CaseResults(
-            record["op"],
-            record["text"],
-            record["shape"],
-            record["facts"],
-            record["flops"],
-            illegal=record.get("illegal", {}),
-            mode=str(record.get("mode", found.mode)),
-        )
-        fresh.entries = dict(known.entries) if known else {}
-        for key, (variant, config, first, measured) in record["contestants"].items():
-            fingerprint = found.source(record["case"], key, variant, measured)
-            held = fresh.entries.get(key)
-            same = held is not None and held.fingerprint == fingerprint
-            fresh.entries[key] = held if held and same else Entry(variant, config, first, fingerprint)
-        found.cases[record["case"]] = fresh
+        _take_case(found, record)
         return
     case = found.cases[record["case"]]
     if kind == "done":
@@ -336,6 +318,28 @@ def take(found: Results, record: dict[str, Any]) -> None:
         entry.check, entry.failure = record, None
     elif kind == "failed":
         entry.failure = record
+
+
+def _take_case(found: Results, record: dict[str, Any]) -> None:
+    if found.mode == MIXED and "mode" not in record:
+        raise ValueError("does not say how it was timed")
+    known = found.cases.get(record["case"])
+    fresh = CaseResults(
+        record["op"],
+        record["text"],
+        record["shape"],
+        record["facts"],
+        record["flops"],
+        illegal=record.get("illegal", {}),
+        mode=str(record.get("mode", found.mode)),
+    )
+    fresh.entries = dict(known.entries) if known else {}
+    for key, (variant, config, first, measured) in record["contestants"].items():
+        fingerprint = found.source(record["case"], key, variant, measured)
+        held = fresh.entries.get(key)
+        if held is None or held.fingerprint != fingerprint:
+            fresh.entries[key] = Entry(variant, config, first, fingerprint)
+    found.cases[record["case"]] = fresh
 
 
 def _take_carried(found: Results, one: Carried) -> None:

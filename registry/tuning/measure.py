@@ -28,7 +28,7 @@ from registry.tuning.itinerary import Itinerary, Visit, guide_for
 from registry.tuning.journal import CaseResults, Journal
 from registry.tuning.machine import target_from
 from registry.tuning.timing import turn_order
-from registry.tuning.watching import Silent, Watcher
+from registry.tuning.watching import Watcher
 
 LEAST_DROP = 1.05
 """Who is within this factor of the best stays to the end: single rounds differ by so much."""
@@ -113,7 +113,7 @@ class Sweep:
         self.cases = list(cases)
         self.effort = effort or Effort()
         self.selection = selection or Selection()
-        self.watcher: Watcher = watcher or Silent()
+        self.watcher = watcher or Watcher()
         self.own_child = child is None
         self.child = child or worker.child(device, mode, plugins)
         self.mode, self.plugins = mode, plugins
