@@ -23,7 +23,8 @@ from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.disk import no_folder
 from registry.dispatch import in_force
-from registry.dispatch.catalog import catalog, load_commands
+from registry.dispatch.catalog import catalog
+from registry.dispatch.discovery import load_commands
 from registry.dispatch.quarantine import quarantine
 from registry.errors import RegistryError, TableError
 from registry.installed import DISTRIBUTION

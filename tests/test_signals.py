@@ -15,7 +15,7 @@ import torch
 
 import registry
 from registry import signals
-from registry.dispatch.catalog import PluginFailed, contained
+from registry.dispatch.discovery import PluginFailed, contained
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has hardly any signals")
 
@@ -141,17 +141,17 @@ SCRIPT = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch, registry
-from registry.dispatch import catalog
-q, load = torch.randn(1, 2, 16, 32), catalog._loaders
+from registry.dispatch import discovery
+q, load = torch.randn(1, 2, 16, 32), discovery._loaders
 def pressed():
     os.kill(os.getpid(), signal.SIGINT)
     return load()
-catalog._loaders = pressed
+discovery._loaders = pressed
 try:
     registry.attention(q, q, q)
 except KeyboardInterrupt:
     print("interrupted")
-catalog._loaders = None
+discovery._loaders = None
 registry.attention(q, q, q)
 print(len(registry.variants()) > 40)
 """

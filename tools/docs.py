@@ -21,7 +21,8 @@ from registry.contract import describe
 from registry.contract.declared import Handed
 from registry.contract.variant import Variant
 from registry.dispatch import in_force
-from registry.dispatch.catalog import BUILTIN_PACKAGE, catalog
+from registry.dispatch.catalog import catalog
+from registry.dispatch.discovery import BUILTIN_PACKAGE
 from registry.errors import RegistryError
 from registry.ops.known import all_ops
 from registry.ops.op import Op

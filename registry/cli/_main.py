@@ -71,7 +71,7 @@ class Commands(Named):
 
     def _load_plugin_commands(self) -> None:
         if not self._plugins_loaded:
-            from registry.dispatch.catalog import load_commands
+            from registry.dispatch.discovery import load_commands
 
             self._plugins_loaded = True
             for failure in load_commands(self, own_commands()):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import BUILTIN_PACKAGE
+from registry.dispatch.discovery import BUILTIN_PACKAGE
 
 MOST_FILES = 200
 

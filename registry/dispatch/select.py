@@ -13,9 +13,10 @@ from registry.contract.describe import config_text
 from registry.contract.problem import Problem
 from registry.contract.target import interpreted_as
 from registry.contract.variant import Order, Variant
-from registry.dispatch.catalog import Catalog, catalog
+from registry.dispatch.catalog import catalog
 from registry.dispatch.configs import undeclared, unfit
 from registry.dispatch.decision import Candidate, Decision
+from registry.dispatch.discovery import Catalog
 from registry.dispatch.quarantine import Held, quarantine, quarantine_reason
 from registry.dispatch.scope import EMPTY, Forced, Scope
 from registry.dispatch.tried import Held as TriedHeld

@@ -18,8 +18,9 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.contract.variant import Variant
 from registry.dispatch import in_force
-from registry.dispatch.catalog import PluginFailed, catalog, contained
+from registry.dispatch.catalog import catalog
 from registry.dispatch.configs import against, misfits
+from registry.dispatch.discovery import PluginFailed, contained
 from registry.dispatch.select import advice_of
 from registry.errors import InvalidArgument
 from registry.ops.known import op_named

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from registry.contract.variant import Variant
-from registry.dispatch.catalog import Catalog, PluginFailed, catalog, contained, listed, new_manager
+from registry.dispatch.catalog import catalog
+from registry.dispatch.discovery import Catalog, PluginFailed, contained, listed, new_manager
 from registry.dispatch.fingerprint import fingerprint_of
 from registry.errors import InvalidArgument
 from registry.notices import told

@@ -11,7 +11,7 @@ import pytest
 import registry
 from registry import hookimpl
 from registry.cli import FINDING, OK, USAGE
-from registry.dispatch import catalog as discovery
+from registry.dispatch import discovery
 from registry.dispatch.catalog import catalog
 
 

@@ -18,7 +18,8 @@ from ran import install_plugin, printed
 
 import registry
 from registry import DuplicateVariant, Requires, Variant, hookimpl, notices
-from registry.dispatch import catalog as discovery
+from registry.dispatch import catalog as catalogs
+from registry.dispatch import discovery
 from registry.dispatch.decision import candidate_data
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -338,11 +339,11 @@ def test_what_cannot_be_right_is_refused_in_the_body_of_a_module_too(tmp_path, m
     claims = "registry.Requires(arch=('cpu',), dtypes=('float33',))"
     body = f"import registry\nregistry.register(registry.Variant('me.mine', 'matmul', lambda a, b: a, {claims}))\n"
     (tmp_path / "mine.py").write_text(body)
-    monkeypatch.setattr(discovery.catalog, "_catalog", None)  # as in a process that has called nothing yet
+    monkeypatch.setattr(catalogs.catalog, "_catalog", None)  # as in a process that has called nothing yet
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.DeclarationError, match=r"Requires\.dtypes: got 'float33'"):
         importlib.import_module("mine")
-    assert not discovery.catalog._waiting
+    assert not catalogs.catalog._waiting
 
 
 @pytest.mark.parametrize("op", [["attention"], {}, None, 5])
@@ -403,16 +404,16 @@ def test_calling_an_op_while_plugins_are_loaded_is_an_error_of_that_plugin(tmp_p
 
 def test_an_import_that_waits_for_the_plugins_is_not_waited_for(monkeypatch):
     """One thread loads plugins, and needs an import that another is in the midst of, which asks for the plugins."""
-    lazy, in_import = discovery._Lazy(), threading.Event()
+    lazy, in_import = catalogs._Lazy(), threading.Event()
     import_lock = threading.Lock()
-    monkeypatch.setattr(discovery, "WAIT_S", 0.2)
+    monkeypatch.setattr(catalogs, "WAIT_S", 0.2)
 
     def discover(registered):
         in_import.wait(10)
         with import_lock:
             return discovery.Catalog()
 
-    monkeypatch.setattr(discovery, "discover", discover)
+    monkeypatch.setattr(catalogs, "discover", discover)
     finder = threading.Thread(target=lazy.get)
     with import_lock:
         finder.start()

@@ -82,15 +82,15 @@ def test_a_drawn_variant_concerns_itself_alone(claims, configs, preferred, force
 @pytest.mark.parametrize("answer", ["hook", "tables"])
 @given(value=st.one_of(ODD, st.just([])), error=st.one_of(st.none(), ERRORS))
 def test_a_drawn_plugin_is_contained(answer, value, error):
-    from registry.dispatch import catalog
+    from registry.dispatch import discovery
 
     hook = {"hook": "registry_variants", "tables": "registry_tables"}[answer]
-    plugin = type(catalog)("fuzz_plugin")
+    plugin = type(discovery)("fuzz_plugin")
     setattr(plugin, hook, registry.hookimpl(raising(error) if error is not None else lambda: value))
     getattr(plugin, hook).__name__ = hook
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "_loaders", lambda: [("fuzz", lambda: plugin)])
-        found = catalog.discover()
+        patch.setattr(discovery, "_loaders", lambda: [("fuzz", lambda: plugin)])
+        found = discovery.discover()
     assert not found.variants
     assert (len(found.failures) == 1) == (
         error is not None or value != [] if not isinstance(value, torch.Tensor) else True

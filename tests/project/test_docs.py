@@ -15,7 +15,8 @@ from test_code_blocks import blocks
 import docs
 import registry
 from registry import hookspecs
-from registry.dispatch.catalog import BUILTIN_PACKAGE, ENTRY_POINT_GROUP, catalog
+from registry.dispatch.catalog import catalog
+from registry.dispatch.discovery import BUILTIN_PACKAGE, ENTRY_POINT_GROUP
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.known import all_ops
 from registry.tuning.lint import lint_tables, load_files
