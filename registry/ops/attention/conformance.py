@@ -9,7 +9,7 @@ import torch
 from registry.ops.attention.conformance_backward import BackwardKit
 from registry.ops.attention.conformance_forward import AttentionKit
 from registry.ops.attention.op import attention
-from registry.ops.parts.op_checks import any_scale, backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.op_checks import any_scale, backend, off_with_gradients, opcheck, random, usual_dtype
 
 
 def _qkv(device: torch.device, grad: bool = False) -> tuple[torch.Tensor, ...]:
@@ -39,13 +39,7 @@ def forward_compile(device: torch.device) -> list[str]:
     )
     for length in (64, 96):
         eager, traced = ([random(device, 1, 2, length, 32, grad=True) for _ in range(3)] for _ in range(2))
-        want, got = attention(*eager, causal=True), compiled(*traced)
-        found += off("out", got, want)
-        want.backward(torch.ones_like(want))
-        got.backward(torch.ones_like(got))
-        for name, a, b in zip("qkv", traced, eager, strict=True):
-            assert a.grad is not None and b.grad is not None
-            found += off(f"d{name}", a.grad, b.grad)
+        found += off_with_gradients("qkv", compiled(*traced), attention(*eager, causal=True), traced, eager)
     return found
 
 

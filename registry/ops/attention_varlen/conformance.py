@@ -12,7 +12,7 @@ from registry.errors import InvalidArgument
 from registry.ops.attention_varlen.conformance_backward import VarlenBackwardKit
 from registry.ops.attention_varlen.conformance_forward import VarlenKit
 from registry.ops.attention_varlen.op import attention_varlen
-from registry.ops.parts.op_checks import any_scale, backend, off, opcheck, random, usual_dtype
+from registry.ops.parts.op_checks import any_scale, backend, off, off_with_gradients, opcheck, random, usual_dtype
 
 QUERIES, KEYS = (5, 0, 33, 1), (9, 4, 33, 0)
 
@@ -52,7 +52,6 @@ def backward_opcheck(device: torch.device) -> list[str]:
 
 def forward_compile(device: torch.device) -> list[str]:
     """Forward and gradients of a compiled call, fullgraph, sinks among them."""
-    found = []
 
     def call(q: Any, k: Any, v: Any, how: dict[str, Any]) -> Any:
         return attention_varlen(q, k, v, **how)
@@ -60,13 +59,7 @@ def forward_compile(device: torch.device) -> list[str]:
     compiled: Any = torch.compile(call, fullgraph=True, backend=backend(device))
     (eager, how), (traced, same) = (_batch(device, grad=True, sinks=True) for _ in range(2))
     want, got = attention_varlen(*eager, **how), compiled(*traced, same)
-    found += off("out", got, want)
-    want.backward(torch.ones_like(want))
-    got.backward(torch.ones_like(got))
-    for name, a, b in zip("qkvs", [*traced, same["sinks"]], [*eager, how["sinks"]], strict=True):
-        assert a.grad is not None and b.grad is not None
-        found += off(f"d{name}", a.grad, b.grad)
-    return found
+    return off_with_gradients("qkvs", got, want, [*traced, same["sinks"]], [*eager, how["sinks"]])
 
 
 def forward_empty(device: torch.device) -> list[str]:

@@ -37,12 +37,18 @@ def any_scale(op: Any, operands: list[torch.Tensor], how: dict[str, Any]) -> lis
     for scale in (-0.3, 0.0, 2.0):
         exact = [t.detach().double().requires_grad_() for t in operands]
         out, want = op(*operands, **how, scale=scale), op.reference(*exact, **how, scale=scale)
-        found += off(f"out at scale {scale}", out, want)
-        grads = torch.autograd.grad(out, operands, torch.ones_like(out))
-        wanted = torch.autograd.grad(want, exact, torch.ones_like(want))
-        for name, grad, right in zip("qkv", grads, wanted, strict=True):
-            found += off(f"d{name} at scale {scale}", grad, right)
+        found += [f"at scale {scale}: {text}" for text in off_with_gradients("qkv", out, want, operands, exact)]
     return found
+
+
+def off_with_gradients(
+    names: str, got: torch.Tensor, want: torch.Tensor, inputs: list[torch.Tensor], wanted_inputs: list[torch.Tensor]
+) -> list[str]:
+    """Of a result and of its gradients by each input."""
+    grads = torch.autograd.grad(got, inputs, torch.ones_like(got))
+    wanted = torch.autograd.grad(want, wanted_inputs, torch.ones_like(want))
+    each = [off(f"d{name}", *pair) for name, *pair in zip(names, grads, wanted, strict=True)]
+    return [*off("out", got, want), *(text for texts in each for text in texts)]
 
 
 def off(name: str, got: torch.Tensor, want: torch.Tensor) -> list[str]:
