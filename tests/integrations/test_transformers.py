@@ -8,6 +8,7 @@ import types
 import pytest
 import small_models
 import torch
+from small_models import agreed, run, tokens
 
 import registry
 
@@ -69,30 +70,10 @@ def models():
     return model
 
 
-def run(model, implementation, function):
-    """What a model gives by an implementation, and what the registry saw."""
-    model.set_attn_implementation(implementation)
-    with registry.record() as recorder:
-        return function(model), recorder.counts
-
-
-def agreed(model, function, grad=False, **tolerances):
-    """What the registry saw, where a model gives by our attention what it gives by its eager one."""
-    with torch.set_grad_enabled(grad):
-        theirs, _ = run(model, "eager", function)
-        ours, counts = run(model, door.NAME, function)
-    torch.testing.assert_close(ours, theirs, **{"rtol": 1e-4, "atol": 1e-5} | tolerances)
-    return counts
-
-
 def padded(padding):
     """The mask of a padding, and the tokens that it keeps."""
     mask = None if PADDINGS[padding] is None else torch.tensor(PADDINGS[padding])
     return mask, torch.ones(2, 11, dtype=torch.bool) if mask is None else mask.bool()
-
-
-def tokens(batch=2, length=11):
-    return torch.randint(3, 64, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 @DECODERS

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import small_models
 import torch
+from small_models import agreed, tokens
 
 import registry
 
@@ -59,21 +60,6 @@ def made(kind, **config):
         pytest.skip(f"transformers has no {kind} yet")
     torch.manual_seed(1)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
-
-
-def tokens():
-    return torch.randint(3, 64, (2, 11), generator=torch.Generator().manual_seed(2))
-
-
-def agreed(model, function):
-    """What the registry saw, where both give the same."""
-    found = {}
-    for implementation in ("eager", door.NAME):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad(), registry.record() as ran:
-            found[implementation] = function(model)
-    torch.testing.assert_close(found[door.NAME], found["eager"], rtol=1e-4, atol=1e-5)
-    return ran.counts
 
 
 @pytest.mark.parametrize("kind", CHOOSING)
