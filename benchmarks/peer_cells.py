@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import geometric_mean as _mean
 from typing import Any
 
 Cell = Mapping[str, Any]
@@ -91,7 +91,3 @@ def _heads(cell: Cell) -> str:
 def _over(cells: list[Cell], peer: str) -> str:
     ratios = [cell["tflops"]["ours"] / cell["tflops"][peer] for cell in cells if peer in cell["tflops"]]
     return f"{_mean(ratios):.3f}" if ratios else ""
-
-
-def _mean(ratios: list[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
