@@ -79,6 +79,10 @@ class Scope:
         """What must run for an op, if anything."""
         return dict(self.forced).get(op)
 
+    def forcing(self, more: Mapping[str, Forced]) -> Scope:
+        """The same, with what else must run, by op."""
+        return replace(self, forced=tuple(sorted({**dict(self.forced), **more}.items())))
+
 
 Change = Callable[[Scope], Scope]
 """What a block makes of the scope that it is in."""
@@ -136,7 +140,7 @@ def changed(change: Change) -> Iterator[None]:
 
 
 class Block(contextlib.ContextDecorator, contextlib.AbstractContextManager[_T]):
-    """What can be entered again and again, inside of itself, by other threads and as a decorator too."""
+    """A context that can be entered again and again: inside itself, by other threads, and as a decorator."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[_T]]) -> None:
         self._make = make
@@ -183,7 +187,7 @@ _open = contextvars.ContextVar("registry.open_blocks", default=())
 
 
 def block(function: Callable[_P, Iterator[_T]]) -> Callable[_P, contextlib.AbstractContextManager[_T]]:
-    """As contextlib.contextmanager, whose objects can be entered once, which is what a tracer knows."""
+    """contextlib.contextmanager for blocks that can be entered again. A tracer gets the plain kind, which it knows."""
     once = contextlib.contextmanager(function)
 
     @functools.wraps(function)
@@ -215,7 +219,7 @@ def use(*names: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
         raise InvalidArgument("config", shown(config), allowed)
     frozen = freeze_config(config) if config is not None else None
     forced = {op: Forced(name, frozen) for op, name in traced.by_op(_op_of, names).items()}
-    with changed(lambda scope: replace(scope, forced=tuple(sorted({**dict(scope.forced), **forced}.items())))):
+    with changed(lambda scope: scope.forcing(forced)):
         yield
 
 
@@ -290,7 +294,7 @@ def went_elsewhere(door: str, because: str) -> None:
 
 
 _counting = new_lock()
-"""Of all recorders: each holds nothing but counts, and can be copied and sent to another process."""
+"""One for all recorders, so that each holds nothing but counts, and can be copied and sent to another process."""
 
 
 class Recorder:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import resources
 from typing import Any, ClassVar, NoReturn
 
@@ -311,8 +310,7 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
         return scope
     if not isinstance(variant, str):
         raise InvalidArgument("variant", shown(variant), "None or the name of a variant")
-    forced = dict(scope.forced) | {op: Forced(variant)}
-    return replace(scope, forced=tuple(sorted(forced.items())))
+    return scope.forcing({op: Forced(variant)})
 
 
 OPS: dict[str, Op] = {}
