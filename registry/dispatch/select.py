@@ -47,7 +47,7 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """What decisions follow from besides their problems: nothing in it changes, so reasons may be asked for later."""
+    """All that decisions depend on besides their problems. Nothing in it changes, so reasons can be asked for later."""
 
     catalog: Catalog
     tables: TableSet
@@ -357,7 +357,7 @@ def _generality(variant: Variant) -> int:
 
 
 def refusals_of(variant: Variant, problem: Problem, config: Config) -> list[Reason]:
-    """Why it may not run with a config that was asked for by name; its keys are known before the rule sees them."""
+    """Why a variant may not run with a config that was asked for by name. Its rule sees only keys that it knows."""
     claims = variant.requires
     return variant.answer(
         problem,

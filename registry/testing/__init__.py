@@ -114,9 +114,8 @@ def checks_for(
     """Every check of a variant on a target (default: the first of `places`), generated from its declarations.
 
     With TRITON_INTERPRET=1 the target may be a GPU that is not there: kernels then run interpreted, on small problems.
-    `repeat` is how often launches on the same values are compared, at most so often from each thread. With
-    `compile_only` there are but the checks that compile, which need no GPU. Another `draw` is of other problems and
-    values.
+    `repeat` is how often launches on the same values are compared, from each thread at most. `compile_only` leaves the
+    checks that compile, which need no GPU. Another `draw` gives other problems and values.
     """
     subject = dataclasses.replace(_subject(_resolved(variant), target, level, compile_only), draw=draw)
     made = functools.partial(draw_trials, subject.variant, subject.op, subject.kit, subject.target, subject.size, draw)
@@ -143,8 +142,8 @@ def check_variant(
     only: Callable[[str], bool] = lambda name: True,
     draw: int = 0,
 ) -> Report:
-    """Run every check of a variant whose name `only` lets through; of a failure the smallest like it is looked for.
-    Another `draw` is of other problems and values."""
+    """Run every check of a variant whose name passes `only`, and look for the smallest failure like the first one.
+    Another `draw` gives other problems and values."""
     variant = _resolved(variant)
     target = target or _default_target(variant)
     made = checks_for(variant, target, level, repeat=repeat, draw=draw)
@@ -186,7 +185,7 @@ def is_sticky(case: Outcome) -> bool:
 
 
 def breaks_process(complaint: str) -> bool:
-    """Whether what was said is such an error."""
+    """Whether a complaint is such an error."""
     return "CUDA error" in complaint
 
 

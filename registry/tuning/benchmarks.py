@@ -60,7 +60,7 @@ def dispatched(op: str, target: Target, wanted: str = "", variants: Sequence[str
 
 
 def refused(op: str, target: Target, wanted: str, variant: str) -> str:
-    """Why a variant is none of those, by the first shape that it refuses; empty where there is none."""
+    """Why a variant is not among the `dispatched`, by the first shape that it refuses; empty where there is none."""
     for case in _cases(op, target, wanted):
         if why := line_up(case, target, Selection((variant,))).illegal.get(variant):
             return f"{variant} on {case.text}: {why}"

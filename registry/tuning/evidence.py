@@ -78,8 +78,8 @@ def load_text(text: str, op: str) -> TableSet:
 
 
 def picks_left_out(found: Fit, settings: Settings) -> list[Pick]:
-    """What the other shapes make the dispatcher run on each shape; None where that was timed as it no longer is, and
-    where there are no others."""
+    """What the dispatcher would run on each shape, going by the other shapes; None where that was timed as it no longer
+    is, and where there are no others."""
     if len(found.cases) < 2:
         return [(case, None) for case in found.cases]
     neighbours = beside_of([found]).neighbours(Rule(0, 0, (), (), nearest=found.weights))

@@ -26,13 +26,13 @@ _FROM: dict[str, str] = {}
 
 
 def as_arguments(variant: Variant) -> tuple[str, ...]:
-    """What has another process know this variant, too, if it is of no installed plugin."""
+    """Arguments by which another process knows this variant, too, if no installed plugin brings it."""
     return ("--plugin", _FROM[variant.name]) if variant.name in _FROM else ()
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:
-    """Import each file (*.py) or module and register the variants that its `registry_variants()` gives, once. One of a
-    name that is taken would be measured, or checked, by the other's code: it is refused unless the code is the same."""
+    """Import each file (*.py) or module and register the variants that its `registry_variants()` gives, once. One whose
+    name is taken would be measured, or checked, by the other's code: it is refused unless the code is the same."""
     added = []
     for name in names:
         module = _module(name)

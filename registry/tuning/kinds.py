@@ -24,7 +24,7 @@ Kind = Mapping[str, Any]
 
 
 def parted(cases: Sequence[CaseResults]) -> list[tuple[Kind, list[CaseResults]]]:
-    """The measured shapes of one op by kind, in the order of rules; kinds of which there are none are left out."""
+    """The measured shapes of one op by kind, in the order of rules, without kinds that have none."""
     if not cases:
         return [({}, [])]
     op = cases[0].op
@@ -48,8 +48,8 @@ def fits(
     settings: Settings | None = None,
     before: Sequence[Earlier | None] = (),
 ) -> list[Fit]:
-    """Those of each kind, in the order of rules; with `before`, of what was fitted earlier. A kind that was not
-    measured with all its contestants anywhere has none. Raises ValueError where that is so of all."""
+    """The fit of each kind, in the order of rules; with `before`, from what was fitted earlier. A kind of which no
+    shape was measured with all its contestants has none. Raises ValueError where no kind has one."""
     found: list[Fit] = []
     failed: ValueError | None = None
     for place, (kind, own) in enumerate(parted(cases)):
@@ -81,7 +81,7 @@ def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any])
 
 
 def earlier(rule: Rule, beside: MeasuredSizes) -> Earlier:
-    """What a rule was fitted to."""
+    """What was found when this rule was fitted."""
     index = rule.index
     trees, configs = beside.trees.get(index), beside.config_trees.get(index, {})
     return Earlier(rule.nearest or {}, trees, configs, beside.closer.get(index))

@@ -46,7 +46,7 @@ class _Measured:
 
 
 def between(cases: Sequence[CaseResults], target: Target) -> list[Case]:
-    """Shapes half way between measured neighbours that disagree, those first where the wrong choice costs most."""
+    """Shapes half way between measured neighbours that disagree, first those where a wrong choice costs most."""
     measured = list(_measured(cases, target, Settings()))
     if len(measured) < 2:
         return []

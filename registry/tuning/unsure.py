@@ -27,7 +27,7 @@ Opinion = Mapping[tuple[str, int], float]
 
 
 def least_sure(cases: Sequence[Case], target: Target, count: int, selection: Selection | None = None) -> list[Case]:
-    """So many of these shapes, in the order given: those on which the tables in force know least what is fastest."""
+    """`count` of these shapes, in the order given: those on which the tables in force know least what is fastest."""
     doubts = [doubt(case, target, selection) for case in cases]
     kept = sorted(range(len(cases)), key=lambda place: -doubts[place])[:count]
     return [cases[place] for place in sorted(kept)]
