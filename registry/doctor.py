@@ -122,9 +122,9 @@ def ailments(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def strangers(package: str = "registry", own: str = DISTRIBUTION) -> list[str]:
+def strangers() -> list[str]:
     """Other distributions that ship a package of our name: whichever came last has overwritten files of the other."""
-    found = []
+    found, package, own = [], "registry", DISTRIBUTION
     for distribution in metadata.distributions():
         listed = (distribution.read_text("top_level.txt") or "").split()
         record = distribution.read_text("RECORD")  # `files` makes a path of each of tens of thousands of lines

@@ -9,13 +9,13 @@ DISTRIBUTION = "kernel-registry"
 _COMMONPLACE = frozenset(("__pycache__",))
 
 
-def foreign(folder: str, own: str = DISTRIBUTION) -> list[str]:
+def foreign(folder: str) -> list[str]:
     """What lies in the folder of this package but not in its list of files. Nothing where there is none: a checkout.
 
     It is asked at each import, so it reads our own list alone; `doctor.strangers` says whose it is.
     """
     around, package = os.path.split(folder)
-    start = own.replace("-", "_") + "-"
+    start = DISTRIBUTION.replace("-", "_") + "-"
     try:
         listed = [name for name in os.listdir(around) if name.startswith(start) and name.endswith(".dist-info")]
         ours = set(_COMMONPLACE)

@@ -25,7 +25,7 @@ pytestmark = [
 HUNG = "it hung"
 
 
-def in_child(call, patience=30.0):
+def in_child(call):
     """The exit status of a forked child that does this, 0 where nothing is raised; HUNG where it does not end."""
     child = os.fork()
     if not child:
@@ -35,7 +35,7 @@ def in_child(call, patience=30.0):
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    end = time.monotonic() + patience
+    end = time.monotonic() + 30
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

@@ -52,11 +52,11 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def variant(declare):
-    def make(*kernels, name="test.warm"):
+    def make(*kernels):
         def builds(problem, config):
             return [_build(kernel, problem) for kernel in kernels]
 
-        return declare(name, arch=("sm90",), dtypes=("float16",), causal=True, builds=builds)
+        return declare("test.warm", arch=("sm90",), dtypes=("float16",), causal=True, builds=builds)
 
     return make
 

@@ -63,17 +63,17 @@ def _random(*shape, dtype=torch.float32, device="cuda"):
     return torch.randn(*shape, device=device).to(dtype)
 
 
-def _bind_scale(n, device=None, vary=("factor",)):
+def _bind_scale(n, device=None):
     example = {"x": StandIn((n,), "float32"), "y": StandIn((n,), "float32"), "n": n, "factor": 1.0}
     grid = (triton.cdiv(n, 128),)
-    return Launcher(scale, constants={"BLOCK": 128}).bind(example, grid, vary=vary, device=device)
+    return Launcher(scale, constants={"BLOCK": 128}).bind(example, grid, vary=("factor",), device=device)
 
 
-def _bind_copy(kind, shape, rows=64, stride=None):
+def _bind_copy(kind, shape, rows=64):
     """A copy (the Triton kernel adds 1) of a bf16 matrix of this shape, by tensor maps, `rows` rows a block."""
     columns = shape[1]
     example, block = StandIn(shape, "bfloat16"), [rows, columns]
-    strides = [stride or columns, 1]
+    strides = [columns, 1]
     grid = (triton.cdiv(shape[0], rows),)
     if kind == "gluon":
         layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)

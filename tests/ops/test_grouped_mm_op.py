@@ -17,13 +17,13 @@ def offsets(*ends):
     return torch.tensor(ends, dtype=torch.int32)
 
 
-def operands(form, dtype=torch.float64, groups=3):
+def operands(form, dtype=torch.float64):
     """a, b and offsets, with an empty group among them."""
     if form == "batch":
-        return torch.randn(groups, 10, 8, dtype=dtype), torch.randn(groups, 8, 8, dtype=dtype), None
+        return torch.randn(3, 10, 8, dtype=dtype), torch.randn(3, 8, 8, dtype=dtype), None
     if form == "inner":
         return torch.randn(10, 12, dtype=dtype), torch.randn(12, 8, dtype=dtype), offsets(5, 5, 12)
-    return torch.randn(12, 8, dtype=dtype), torch.randn(groups, 8, 8, dtype=dtype), offsets(5, 5, 12)
+    return torch.randn(12, 8, dtype=dtype), torch.randn(3, 8, 8, dtype=dtype), offsets(5, 5, 12)
 
 
 FORMS = pytest.mark.parametrize("form", ["rows", "batch", "inner"])

@@ -12,8 +12,8 @@ from registry.ops.attention import op as attention_op
 from registry.ops.matmul import op as matmul_op
 
 
-def qkv(*shape, grad=False, dtype=torch.float32):
-    return tuple(torch.randn(*(shape or (2, 4, 6, 16)), dtype=dtype, requires_grad=grad) for _ in range(3))
+def qkv(*shape, grad=False):
+    return tuple(torch.randn(*(shape or (2, 4, 6, 16)), requires_grad=grad) for _ in range(3))
 
 
 @pytest.fixture

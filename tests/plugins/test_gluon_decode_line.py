@@ -32,10 +32,10 @@ def on_numbers():
 on = on_numbers()
 
 
-def pieces(sequences, chunk, overhead, t, left=0):
+def pieces(sequences, chunk, overhead, t):
     """(sequence, first block, blocks, whether it begins here, whole, from which to which chunk) in order, as both roles
     go through them."""
-    extents = [on.extent_of(queries, keys, left, t) for queries, keys in sequences]
+    extents = [on.extent_of(queries, keys, 0, t) for queries, keys in sequences]
     total = sum(blocks * tiles for _, blocks, tiles in extents)
     number = sum(tiles for *_, tiles in extents)
     longest = max((blocks for _, blocks, tiles in extents if tiles), default=0)
@@ -46,7 +46,7 @@ def pieces(sequences, chunk, overhead, t, left=0):
     before = max([end for end in ends if end <= unit], default=0)
     found, taken = [], 0
     while True:
-        piece = on.next_piece(unit + taken, stop, b, before, overhead, sequences, left, t)
+        piece = on.next_piece(unit + taken, stop, b, before, overhead, sequences, 0, t)
         unit, b, before, _, _, _, begin, blocks, block, taken = piece
         if taken <= 0:
             return found

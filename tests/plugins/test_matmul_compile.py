@@ -174,10 +174,10 @@ def test_integers_stay_integers(variant):
 CLASSIC = triton_matmul.config_of(128, 128, 32, warps=4, stages=2)
 
 
-def strided(letter_strides, base=16, arch="sm86", size=8192):
-    """size x size fp16 with b's memory facts changed."""
-    dense = problem(arch, size, size, size, dtype="float16")
-    b = OperandFact("b", "float16", (size, size), letter_strides, 2, base)
+def strided(letter_strides, base=16, arch="sm86"):
+    """8192 x 8192 fp16 with b's memory facts changed."""
+    dense = problem(arch, 8192, 8192, 8192, dtype="float16")
+    b = OperandFact("b", "float16", (8192, 8192), letter_strides, 2, base)
     layout = "n" + ("n" if letter_strides[1] == 1 else "t" if letter_strides[0] == 1 else "n")
     return dataclasses.replace(dense, layout=layout, operands=(dense.operands[0], b))
 

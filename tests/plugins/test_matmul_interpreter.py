@@ -16,8 +16,8 @@ ENDS = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2**24, 0, 7, -(2**31) + 2**24]
 """A bias that sums go around with, modulo 2**32."""
 
 
-def pointers(m=16, n=32, k=32, split=1, stages=2):
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "SPLIT": split, "num_warps": 4, "num_stages": stages}
+def pointers(n=32, k=32, split=1):
+    return {"BLOCK_M": 16, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "SPLIT": split, "num_warps": 4, "num_stages": 2}
 
 
 def descriptors(m=16, n=32, k=32):

@@ -110,9 +110,9 @@ def test_chunks_of_rows_fit_and_run_the_same_kernels():
     assert rows == [*itertools.product(range(3 * 16), range(tiles_q))]
 
 
-def waits_for_ever(slices: int, stages: int, turn: int, products: int = 5) -> bool:
-    """Two groups that issue products of a ring's slices in turns, and let go of a slice when the next is issued."""
-    whole = slices * products
+def waits_for_ever(slices: int, stages: int, turn: int) -> bool:
+    """Two groups that issue five products of each slice in turns, and let go of a slice when the next is issued."""
+    whole = slices * 5
     loaded, issued, released, taken, given = 0, [0, 0], [0, 0], [0, 0], [1, 0]
     moves = True
     while moves and min(issued) < whole:

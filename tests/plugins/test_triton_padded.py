@@ -22,9 +22,9 @@ def explained(problem):
     return op.explain(problem)
 
 
-def tensors(d, dv, heads_kv=2, dtype=torch.float64):
+def tensors(d, dv, heads_kv=2):
     shapes = (2, 4, 33, d), (2, heads_kv, 40, d), (2, heads_kv, 40, dv)
-    return [torch.randn(shape, dtype=dtype).transpose(1, 2).contiguous().transpose(1, 2) for shape in shapes]
+    return [torch.randn(shape, dtype=torch.float64).transpose(1, 2).contiguous().transpose(1, 2) for shape in shapes]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="kernels run on the CPU under the interpreter only")

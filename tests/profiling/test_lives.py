@@ -21,10 +21,10 @@ from registry.profiling.trace import Trace, WarpSpan, read
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def ring_of_two(arrivals=1):
+def ring_of_two():
     """One reader, one producer and a ring of two slots; the reader lets go of a slot when its product is done."""
     barriers = {name: Buffer(name, "barriers", "2 barriers", 0, 16) for name in ("full", "empty")}
-    barriers["empty"].arrivals = arrivals
+    barriers["empty"].arrivals = 1
     buffers = (Buffer("k", "tiles", "2 x 64 x 64", 0, 16384), *barriers.values())
     roles = (Role(0, 0, 4, None, multiplies=True), Role(1, 4, 1, None))
     reader = [

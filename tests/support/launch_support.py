@@ -124,9 +124,9 @@ def tensor(*shape, dtype=torch.float32):
     return torch.empty(*shape, dtype=dtype)
 
 
-def bind_scale(n=1024, grid=(8,), vary=("factor",), **changes):
+def bind_scale(n=1024, vary=("factor",), **changes):
     example = {"x": StandIn((n,), "float32"), "y": StandIn((n,), "float32"), "n": n, "factor": 1.0} | changes
-    return Launcher(scale, constants={"BLOCK": 128}, options={"num_warps": 2}).bind(example, grid, vary=vary)
+    return Launcher(scale, constants={"BLOCK": 128}, options={"num_warps": 2}).bind(example, (8,), vary=vary)
 
 
 def descriptors(kind, first, second, block):

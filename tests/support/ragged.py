@@ -20,18 +20,17 @@ def batch(
     queries: Any = QUERIES,
     keys: Any = KEYS,
     heads: tuple[int, int] = (4, 2),
-    d: int = 8,
     dv: int | None = None,
     dtype: torch.dtype = torch.float64,
     page: int = 4,
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """(q, k, v) and the arguments that go with them."""
-    (hq, hkv), dv = heads, d if dv is None else dv
-    q = torch.randn(sum(queries), hq, d).to(dtype)
+    (hq, hkv), dv = heads, 8 if dv is None else dv
+    q = torch.randn(sum(queries), hq, 8).to(dtype)
     how: dict[str, Any] = {"cu_seqlens_q": starts(queries), "max_seqlen_q": max(queries), "max_seqlen_k": max(keys)}
     if layout == "packed":
         how["cu_seqlens_k"] = starts(keys)
-        return (q, *(torch.randn(sum(keys), hkv, width).to(dtype) for width in (d, dv))), how
+        return (q, *(torch.randn(sum(keys), hkv, width).to(dtype) for width in (8, dv))), how
     how["seqused_k"] = torch.tensor(keys, dtype=torch.int32)
     if layout == "cache":
         slots = [(b, i) for b, n in enumerate(keys) for i in range(n)]
@@ -44,7 +43,7 @@ def batch(
         shape = (len(keys) * width + 2, page)
     where = tuple(torch.tensor(index) for index in zip(*slots, strict=True))
     found = []
-    for width in (d, dv):
+    for width in (8, dv):
         cache = torch.full((*shape, hkv, width), math.nan, dtype=dtype)
         cache[where] = torch.randn(len(slots), hkv, width).to(dtype)
         found.append(cache)

@@ -16,9 +16,9 @@ def printed(*command: object, allowed: int = 0, **how: Any) -> str:
     return done.stdout
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
-    """Whether a process ends by then, which its new parent may not have asked about yet."""
-    until = time.monotonic() + seconds
+def gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds, which its new parent may not have asked about yet."""
+    until = time.monotonic() + 10
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

@@ -23,8 +23,8 @@ def trees(coordinates, tree):
     return trees_of(coordinates, ["ours", "theirs", "library"], [partial(list, [tree]), partial(list, [tree])])
 
 
-def closer(names=("ours", "theirs")) -> Closer:
-    return Closer(trees(["size", *coordinates_of(names)], LOOKED))
+def closer() -> Closer:
+    return Closer(trees(["size", *coordinates_of(["ours", "theirs"])], LOOKED))
 
 
 def neighbours() -> Neighbours:

@@ -9,12 +9,13 @@ from registry.tables.nearest import COUNT, REACH, TRUST, Advice, Neighbours
 from registry.tables.shapes import Result, Shape
 
 
-def made_up(*shapes, contestants=(("ours", {"TILE": 1}), ("ours", {"TILE": 2}), ("library", {}))):
+def made_up(*shapes):
     """Neighbours along one coordinate: (place, {contestant: lost}) each."""
     points = [
         Shape((int(at),), (float(at),), tuple(Result(c, lost, 0.0) for c, lost in results.items()))
         for at, results in shapes
     ]
+    contestants = (("ours", {"TILE": 1}), ("ours", {"TILE": 2}), ("library", {}))
     return Neighbours(("x",), {"x": 1.0}, contestants, points)
 
 

@@ -98,10 +98,10 @@ def test_a_ranking_by_trees_looks_for_no_nearest_shapes(monkeypatch):
     assert counts == []
 
 
-def file_with(parts, coordinates=("size", "flag"), variants=("ours", "library")) -> bytes:
+def file_with(parts) -> bytes:
     found = measured.MeasuredSizes(("m",), {0: ((1,),)}, ("size", "flag"), {0: shapes()[:1]}, CONTESTANTS)
     data = json.loads(measured.text(found))
-    data["trees"] = {"0": {"coordinates": list(coordinates), "variants": list(variants), "parts": parts}}
+    data["trees"] = {"0": {"coordinates": ["size", "flag"], "variants": ["ours", "library"], "parts": parts}}
     return json.dumps(data).encode()
 
 

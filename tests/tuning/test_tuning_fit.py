@@ -52,8 +52,8 @@ def results_of(cases, times, *, failures=()):
     return found
 
 
-def attention_cases(heads=(8, 16), dims=(64, 128), lengths=(512, 1024, 4096, 16384)):
-    product = itertools.product(heads, dims, (False, True), lengths)
+def attention_cases(heads=(8, 16), dims=(64, 128)):
+    product = itertools.product(heads, dims, (False, True), (512, 1024, 4096, 16384))
     return [Case.of("attention", b=2, hq=h, s=s, d=d, causal=c) for h, d, c, s in product]
 
 
@@ -61,14 +61,14 @@ def one(variant, config=()):
     return variant, tuple(dict(config).items())
 
 
-def table_of(results, settings=ALL):
-    return make_table(results, fits(results.of("attention"), results.machine, settings), "h200/0001", settings)
+def table_of(results):
+    return make_table(results, fits(results.of("attention"), results.machine, ALL), "h200/0001", ALL)
 
 
-def picks_of(results, settings=ALL):
+def picks_of(results):
     """What is picked on each shape by the others."""
-    found = fit(results.of("attention"), results.machine, settings)
-    return [(case.facts, entry) for case, entry in evidence.picks_left_out(found, settings)]
+    found = fit(results.of("attention"), results.machine, ALL)
+    return [(case.facts, entry) for case, entry in evidence.picks_left_out(found, ALL)]
 
 
 def test_one_variant_that_is_always_best_is_always_picked():
