@@ -356,7 +356,7 @@ def _through_cache(op: str, results: Any) -> tuple[Any, list[str]]:
 def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, options: dict[str, Any]) -> None:
     from registry.contract.describe import config_text
 
-    fitted, where = made if made else (None, "")
+    fitted, where = made or (None, "")
     if options["as_json"]:
         print_json(_data(op, results, report, notes, fitted, where))
         return
