@@ -22,9 +22,9 @@ def write_atomic(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def written(path: Path, text: str) -> Iterator[Callable[[], object]]:
-    """A file with this text beside another, and what has it take the other's place; gone afterwards, if it did not.
+    """Write the text to a file beside `path`, and give the function that puts it in place; unused, it is removed.
 
-    A link stays one, and a device or a pipe, such as /dev/null, is written to: a superuser could replace it.
+    A link stays a link. A device or a pipe, such as /dev/null, is written to: a superuser could replace it.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         yield functools.partial(path.write_text, text, encoding="utf-8")
@@ -47,7 +47,7 @@ def written(path: Path, text: str) -> Iterator[Callable[[], object]]:
 
 
 def make_folder(path: Path) -> None:
-    """A folder, with those around it, that nobody else may write to, whatever the umask says."""
+    """Make a folder, and those around it, that nobody else may write to, whatever the umask says."""
     if not path.is_dir():
         make_folder(path.parent)
         try:

@@ -37,7 +37,7 @@ ENVIRONMENT_PREFIX = "REGISTRY_"
 
 
 def examine(taken: Collection[str] = ()) -> dict[str, Any]:
-    """Everything that `kreg doctor` shows, which has commands of these names."""
+    """Everything that `kreg doctor` shows. `taken` are names of commands that no plugin can add."""
     found = catalog.get()
     commands = load_commands(click.Group(), taken)
     failed = {failure.plugin: failure.error for failure in (*commands, *found.failures)}

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Summarised(Protocol):
-    """What an error asks of a Problem: errors lie below all that raise them."""
+    """What an error needs of a Problem, which this module, below all others, cannot import."""
 
     def summary(self) -> str: ...
 

@@ -51,7 +51,7 @@ _firsts: dict[Hashable, str] = {}
 
 
 def notice(message: str, cause: Hashable = None) -> None:
-    """Count a message, and log it the first time it is met. The first of one cause stands for all that it has."""
+    """Count a message, and log it the first time. All messages of one `cause` count as the first of them."""
     message = printable(message)
     with _lock:
         message = _firsts.get(cause, message)
@@ -159,8 +159,8 @@ _LEFT_OUT = " ... "
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere, or the interpreter would complain when it ends: who read it, such as
-    `head`, has gone."""
+    """Throw away what is still to be printed, for its reader, such as `head`, has gone: the interpreter would complain
+    of that when it ends."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -36,7 +36,7 @@ def stale_evidence(rule: Rule) -> Iterator[tuple[str, str]]:
 
 
 def other_versions(measured: Mapping[str, str | None], here: Mapping[str, str | None]) -> Iterator[str]:
-    """What something was measured with that is another one here. What is not known of either does not count."""
+    """Versions with which something was measured that are others here; those not known of either do not count."""
     for name, now in here.items():
         was = measured.get(name)
         if was and now and _public(was) != _public(now):

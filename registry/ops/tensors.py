@@ -47,8 +47,8 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 
 def divided(tensor: Any, *dims: int) -> Any:
-    """A distributed tensor that can be flattened over these dimensions: whole along those that its shards do not divide
-    evenly. Any other tensor as it is."""
+    """A distributed tensor made whole along those of these dimensions that its shards do not divide evenly, so that it
+    can be flattened over them. Any other tensor as it is."""
     if type(tensor) in _PLAIN_TYPES or not is_distributed(tensor):
         return tensor
     from torch.distributed.tensor import Replicate
@@ -94,22 +94,22 @@ def jit_traced() -> bool:
 
 
 def untraced(value: Any) -> Any:
-    """The number that torch.jit.trace has made a tensor, as it does of sizes and of all that is worked out from them.
-    The trace keeps it, as torch's warning says."""
+    """The plain number where torch.jit.trace has made a tensor of one, as of sizes and what is worked out from them.
+    The trace holds that very number from then on, as torch's warning says."""
     if isinstance(value, torch.Tensor) and value.dim() == 0 and jit_traced():
         return value.item()
     return value
 
 
 def surely(condition: Any) -> bool:
-    """Whether a condition on sizes of a graph is known to hold, to be asked while one is compiled."""
+    """Whether a condition on the sizes of a graph that is being compiled is known to hold."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes half a second to import
 
     return bool(guard_or_false(condition))
 
 
 def followed(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd follows one of these tensors, those that there are."""
+    """Whether autograd follows one of these tensors, which may be None."""
     if _grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -166,14 +166,14 @@ def known_dtype(name: str, dtype: str, allowed: Collection[torch.dtype]) -> torc
 
 
 def check_sizes(**sizes: int) -> None:
-    """Of a shape."""
+    """Raise for a size of a shape, by its name, that is not positive."""
     for name, value in sizes.items():
         if value < 1:
             raise InvalidArgument(name, value, "a positive integer")
 
 
 def is_virtual(tensor: torch.Tensor) -> bool:
-    """Meta and fake tensors, whose memory cannot be asked."""
+    """Whether this is a meta or a fake tensor, whose memory cannot be looked at."""
     return tensor.is_meta or isinstance(tensor, _FakeTensor)
 
 
@@ -268,8 +268,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def written(out: torch.Tensor) -> None:
-    """Tell autograd that a kernel has written to `out`, as torch's own functions do: who has saved it for a backward
-    must not go on with other numbers."""
+    """Tell autograd that a kernel has written to `out`, as torch's own functions do: a backward that saved it must not
+    go on with other numbers."""
     torch._C._increment_version((out,))
 
 

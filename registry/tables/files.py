@@ -113,7 +113,7 @@ def file_beside(name: str, layer: Layer) -> Beside:
 
 
 def naming(text: str, measured_text: str) -> str:
-    """A table with a last line that names the file beside it: no other is taken for it then."""
+    """The text of a table, with a last line that names the file beside it, so that no other is taken for it."""
     digest = hashlib.sha256(measured_text.encode()).hexdigest()
     return f"{text.rstrip()}\n# With measured shapes: sha256 {digest}\n"
 

@@ -43,7 +43,7 @@ def transformed(
 def last_derivative(
     compute: Callable[..., Any], refusal: Refusal, vmap: Callable[..., Any] | None = None
 ) -> type[torch.autograd.Function]:
-    """Gradients that have no derivatives, which is said: autograd would say zero."""
+    """Gradients that have no derivatives, and raise where one is asked for: autograd would say zero."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise refusal()
@@ -52,9 +52,9 @@ def last_derivative(
 
 
 def of_seen_rows(grad_lse: torch.Tensor | None, lse: torch.Tensor) -> torch.Tensor | None:
-    """Zero for rows that see no key: their LSE is -inf whatever q and k are. What it is a gradient of may be so, too
-    (`logaddexp` of two such has NaN), and 0 times that would be in sums over rows. What is no such gradient stays as it
-    is, and is refused as that later."""
+    """A gradient of the LSE, made zero for rows that see no key: their LSE is -inf whatever q and k are, and their
+    gradient may be NaN (as behind `logaddexp` of two such), which would spread by sums over rows. What cannot be such a
+    gradient is returned as it is, to be refused later."""
     if not isinstance(grad_lse, torch.Tensor) or grad_lse.shape != lse.shape:
         return grad_lse
     return grad_lse.masked_fill(lse == -math.inf, 0.0)
@@ -83,8 +83,9 @@ def gradients_by_name(
     scale: float,
     *tensors: torch.Tensor | None,
 ) -> Any:
-    """What `compute(settings, scale, *tensors)` gives who calls an op of gradients by name: by `last` where autograd
-    follows, which must not be told zero nor a variant's own derivative, by the torch op in a graph being compiled."""
+    """`compute(settings, scale, *tensors)` for a call of an op of gradients by name: through `last` where autograd
+    follows, which must be told neither zero nor a variant's own derivative; through the torch op in a graph being
+    compiled."""
     if followed(*tensors):
         return last.apply(settings, scale, *tensors)
     if not _is_compiling():

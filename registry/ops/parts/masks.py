@@ -27,7 +27,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def is_window(window: object) -> bool:
-    """Whether a window has the one form that is the same key however it is asked for: (1, 2) equals (True, 2.0)."""
+    """Whether a window has its canonical form, two plain ints: as a key, (1, 2) equals (True, 2.0)."""
     return type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int
 
 
@@ -45,9 +45,9 @@ LEAST_SOFTCAP = 1e-30
 
 
 def positive_scale(q: Any, scale: Any) -> tuple[Any, float]:
-    """The same scores by a positive scale, which kernels rely on: they take maxima of scores before they scale them.
+    """(q, scale) for the same scores, with a positive scale: kernels take maxima of scores before they scale them.
 
-    A sign moves into q, where autograd follows it; zero becomes so little that all scores vanish.
+    A sign moves into q, where autograd follows it; zero becomes a number so small that all scores vanish.
     """
     scale = untraced(scale)
     check_scale(scale)
