@@ -10,7 +10,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.masks import check_flag, check_scale, check_softcap
-from registry.ops.tensors import check_tensor, dtype_name, is_virtual, readable
+from registry.ops.tensors import check_tensor, described, is_virtual, readable
 
 Tensor = torch.Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -77,20 +77,12 @@ def only_hints(others: Mapping[str, Any], **given: Any) -> None:
             raise InvalidArgument(name, got, "0" if number else "None: it is not done here")
 
 
-def dense(name: str, value: object, dim: int, shape: str) -> Tensor:
-    """The value if it is a dense tensor of so many dimensions."""
-    tensor = check_tensor(name, value)
-    if tensor.dim() != dim:
-        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", f"{dim}: {shape}")
-    return tensor
-
-
 def lengths(name: str, value: object, size: int | None, device: torch.device) -> Tensor:
     """The value if it is int32 [size] on the device; of any size but 0 where that is None."""
     tensor = check_tensor(name, value)
     fits = tensor.dim() == 1 and (tensor.numel() > 0 if size is None else tensor.shape[0] == size)
     if not fits or tensor.dtype is not torch.int32 or tensor.device != device:
-        got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)} on {tensor.device}"
+        got = f"{described(tensor)} on {tensor.device}"
         raise InvalidArgument(name, got, f"int32 of shape {'[B + 1]' if size is None else (size,)} on {device}")
     return tensor
 

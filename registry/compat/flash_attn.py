@@ -18,7 +18,7 @@ import registry
 from registry.compat import checks, kv_cache
 from registry.errors import InvalidArgument
 from registry.ops.parts.masks import check_flag
-from registry.ops.tensors import check_tensor
+from registry.ops.tensors import check_dims, check_tensor
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -52,7 +52,7 @@ def flash_attn_func(
     if alibi_slopes is None:
         found = registry.attention(q, k, v, layout="bshd", return_lse=return_attn_probs, sinks=sinks, **how)
         return (*found, None) if return_attn_probs else found
-    q, k, v = (checks.dense(name, tensor, 4, "[B, S, H, D]") for name, tensor in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (check_dims(name, tensor, 4, "[B, S, H, D]") for name, tensor in (("q", q), ("k", k), ("v", v)))
     for name, tensor in (("k", k), ("v", v)):
         if tensor.shape[0] != q.shape[0]:
             raise InvalidArgument(name, f"batch {tensor.shape[0]}", f"q's batch {q.shape[0]}")
@@ -230,7 +230,7 @@ def _parts(
     """Where three sequences begin for each: what is used of it, queries without keys, keys without queries."""
     if starts_k is None:
         raise InvalidArgument("cu_seqlens_k", "None", "where each sequence of packed k begins, and the end")
-    q, k = checks.dense("q", q, 3, "[T, H, D]"), checks.dense("k", k, 3, "[Tk, Hkv, D]")
+    q, k = check_dims("q", q, 3, "[T, H, D]"), check_dims("k", k, 3, "[Tk, Hkv, D]")
     starts_q = checks.lengths("cu_seqlens_q", starts_q, None, q.device)
     starts_k = checks.lengths("cu_seqlens_k", starts_k, starts_q.shape[0], q.device)
     checks.refuse_tail("cu_seqlens_q", starts_q, q.shape[0])

@@ -8,7 +8,7 @@ import torch
 
 from registry.compat import checks
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, overlap
+from registry.ops.tensors import check_dims, check_tensor, described, dtype_name, is_its_own, overlap
 
 Tensor = torch.Tensor
 
@@ -21,12 +21,12 @@ class Cache:
     """k_cache and v_cache [B, S, Hkv, D], or pages of them with a table."""
 
     def __init__(self, k: Any, v: Any, table: Any, batch_idx: Any, q: Any) -> None:
-        q, k, v = (checks.dense(name, t, 4, _SHAPES) for name, t in (("q", q), ("k_cache", k), ("v_cache", v)))
+        q, k, v = (check_dims(name, t, 4, _SHAPES) for name, t in (("q", q), ("k_cache", k), ("v_cache", v)))
         for name, tensor in (("k_cache", k), ("v_cache", v)):
             if tensor.device != q.device:
                 raise InvalidArgument(name, f"device {tensor.device}", f"q's device {q.device}")
         if v.shape[:3] != k.shape[:3] or v.dtype != k.dtype:
-            got = f"shape {tuple(v.shape)} of {dtype_name(v.dtype)}"
+            got = described(v)
             raise InvalidArgument("v_cache", got, f"k_cache's: {tuple(k.shape[:3])} and D, of {dtype_name(k.dtype)}")
         if batch_idx is not None:
             if table is not None:
@@ -35,9 +35,9 @@ class Cache:
             checks.refuse_beyond("cache_batch_idx", batch_idx, 0, k.shape[0] - 1, "the sequences of the cache")
             table = batch_idx[:, None].contiguous()  # a cache is pages, each as long as a sequence may be
         elif table is not None:
-            table = checks.dense("block_table", table, 2, "[B, pages of the longest sequence]")
+            table = check_dims("block_table", table, 2, "[B, pages of the longest sequence]")
             if table.dtype is not torch.int32 or table.shape[0] != q.shape[0] or table.device != q.device:
-                got = f"shape {tuple(table.shape)} of {dtype_name(table.dtype)} on {table.device}"
+                got = f"{described(table)} on {table.device}"
                 raise InvalidArgument("block_table", got, f"int32 of shape ({q.shape[0]}, pages) on {q.device}")
         elif k.shape[0] != q.shape[0]:
             raise InvalidArgument("k_cache", f"{k.shape[0]} sequences", f"q's {q.shape[0]}, or cache_batch_idx")
@@ -62,11 +62,11 @@ class Cache:
 
     def behind(self, k: Any, v: Any, before: Tensor) -> tuple[Tensor, Tensor]:
         """Where new keys and values go, behind those that are there: two numbers of each, as the caches are indexed."""
-        k = checks.dense("k", k, 4, "[B, Sn, Hkv, D]")
+        k = check_dims("k", k, 4, "[B, Sn, Hkv, D]")
         for name, tensor, cache in (("k", k, self.k), ("v", check_tensor("v", v), self.v)):
             shape = (self._batch, k.shape[1], *cache.shape[2:])
             if tuple(tensor.shape) != shape or tensor.dtype != cache.dtype or tensor.device != cache.device:
-                got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)} on {tensor.device}"
+                got = f"{described(tensor)} on {tensor.device}"
                 allowed = f"shape {shape} of {dtype_name(cache.dtype)} on {cache.device}, as the cache has"
                 raise InvalidArgument(name, got, allowed)
             if not is_its_own(cache):
@@ -113,17 +113,15 @@ def _are_mixed(caches: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> boo
 
 def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: bool, still: bool = False) -> Tensor:
     """Rotary embedding of x [B, S, H, D] at positions before, before + 1, ...; all of them at `before` if `still`."""
-    x = checks.dense(name, x, 4, "[B, S, H, D]")
+    x = check_dims(name, x, 4, "[B, S, H, D]")
     if x.shape[0] != before.shape[0] or not x.is_floating_point():
-        got = f"shape {tuple(x.shape)} of {dtype_name(x.dtype)}"
+        got = described(x)
         raise InvalidArgument(name, got, f"{before.shape[0]} sequences of floating numbers")
-    cos, sin = (
-        checks.dense(name, t, 2, "[positions, D / 2]") for name, t in (("rotary_cos", cos), ("rotary_sin", sin))
-    )
+    cos, sin = (check_dims(name, t, 2, "[positions, D / 2]") for name, t in (("rotary_cos", cos), ("rotary_sin", sin)))
     half = cos.shape[1]
     for name, tensor in (("rotary_cos", cos), ("rotary_sin", sin)):
         if tensor.shape != cos.shape or 2 * half > x.shape[3] or not tensor.is_floating_point():
-            got = f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}"
+            got = described(tensor)
             allowed = f"as the other one, [positions, up to {x.shape[3] // 2}] of floating numbers"
             raise InvalidArgument(name, got, allowed)
         if tensor.device != x.device:

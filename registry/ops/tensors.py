@@ -225,6 +225,19 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
     return value
 
 
+def described(tensor: torch.Tensor) -> str:
+    """Shape and dtype, for the text of an error."""
+    return f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}"
+
+
+def check_dims(name: str, value: object, dims: int, order: str) -> torch.Tensor:
+    """The value if it is a dense tensor of so many dimensions, whose `order` an error says."""
+    tensor = check_tensor(name, value)
+    if tensor.dim() != dims:
+        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", f"{dims}: {order}")
+    return tensor
+
+
 def check_fits(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Raise for what is no dense tensor of this shape, dtype and device."""
     tensor = check_tensor(name, value)

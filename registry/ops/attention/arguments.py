@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from registry.errors import InvalidArgument, shown
-from registry.ops.tensors import check_tensor, dtype_name
+from registry.ops.tensors import check_dims, dtype_name
 
 BHSD, _ = LAYOUTS = ("bhsd", "bshd")
 
@@ -44,10 +44,7 @@ def check_qkv(q: object, k: object, v: object) -> tuple[torch.Tensor, torch.Tens
 
 def check_4d(name: str, value: object, order: str = "batch, heads, length, head_dim") -> torch.Tensor:
     """The value if it is a tensor of four dimensions."""
-    tensor = check_tensor(name, value)
-    if tensor.dim() != 4:
-        raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", f"4: {order}")
-    return tensor
+    return check_dims(name, value, 4, order)
 
 
 def from_bshd(q: object, k: object, v: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,9 +18,9 @@ from registry.ops.op import OPS
 from registry.ops.tensors import (
     autocast,
     check_tensor,
+    described,
     differentiated,
     divided,
-    dtype_name,
     is_distributed,
     jit_traced,
     readable,
@@ -108,7 +108,7 @@ def _counted(count: int, beside: torch.Tensor) -> torch.Tensor:
 def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
     lengths = check_tensor("key_lengths", key_lengths)
     if tuple(lengths.shape) != (q.shape[0],) or lengths.dtype not in _INTEGERS:
-        got = f"shape {tuple(lengths.shape)} of {dtype_name(lengths.dtype)}"
+        got = described(lengths)
         raise InvalidArgument("key_lengths", got, f"({q.shape[0]},) of int32 or int64: the keys of each batch entry")
     if lengths.device != q.device:
         raise InvalidArgument("key_lengths", f"device {lengths.device}", f"q's device {q.device}")

@@ -14,7 +14,7 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import needs_copy, refuse_its_grad
-from registry.ops.tensors import check_tensor, dtype_name, is_its_own, jit_traced, surely
+from registry.ops.tensors import check_tensor, described, dtype_name, is_its_own, jit_traced, surely
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
@@ -143,7 +143,7 @@ def _check_per_head(name: str, tensor: Any, q: Any) -> None:
     dtypes = {torch.float32, q.dtype} if name == "sinks" else {torch.float32}
     if tuple(tensor.shape) != (q.shape[1],) or tensor.dtype not in dtypes:
         allowed = f"[{q.shape[1]}], one a query head, {' or '.join(sorted(map(dtype_name, dtypes)))}"
-        raise InvalidArgument(name, f"shape {tuple(tensor.shape)} of {dtype_name(tensor.dtype)}", allowed)
+        raise InvalidArgument(name, described(tensor), allowed)
     if tensor.shape[0] > 1 and tensor.stride(0) != 1:
         raise InvalidArgument(name, f"strides {tuple(tensor.stride())}", "a unit stride: .contiguous()")
 
@@ -161,7 +161,7 @@ def check_scales(k: Any, k_scale: Any, v_scale: Any) -> str:
     found = []
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale is None or scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
-            got = "None" if scale is None else f"shape {tuple(scale.shape)} of {dtype_name(scale.dtype)}"
+            got = "None" if scale is None else described(scale)
             allowed = f"float32 of shape (1,), ({heads},) or {tuple(k.shape[:-1])}"
             raise InvalidArgument(name, got, f"{allowed}, for k and v of {dtype_name(k.dtype)}")
         found.append(shapes[tuple(scale.shape)])
@@ -182,7 +182,7 @@ def check_out(out: Any, q: Any, v: Any) -> None:
     check_tensor("out", out)
     shape = (q.shape[0], q.shape[1], v.shape[-1])
     if tuple(out.shape) != shape or out.dtype != q.dtype:
-        got = f"shape {tuple(out.shape)} of {dtype_name(out.dtype)}"
+        got = described(out)
         raise InvalidArgument("out", got, f"shape {shape} of {dtype_name(q.dtype)}")
     if (out.stride(-1) != 1 and out.shape[-1] > 1) or not is_its_own(out):
         raise InvalidArgument(

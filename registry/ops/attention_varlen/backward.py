@@ -11,7 +11,6 @@ from registry.contract.problem import Problem
 from registry.contract.target import Target
 from registry.dispatch.plan import observe
 from registry.dispatch.scope import EMPTY, Scope, current, entered
-from registry.errors import InvalidArgument
 from registry.ops.attention_varlen import lengths, oracle
 from registry.ops.attention_varlen.arguments import OPTIONAL, check_maximum, check_operands
 from registry.ops.attention_varlen.common import MASKS, VarlenOp, fields_of
@@ -21,7 +20,7 @@ from registry.ops.attention_varlen.torch_op import gradients_through_torch
 from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.derivatives import gradients_by_name, gradients_of_oracle, last_derivative, of_seen_rows
-from registry.ops.tensors import check_fits, check_tensor, operand, plain, refuse_tangents
+from registry.ops.tensors import check_dims, check_fits, check_tensor, operand, plain, refuse_tangents
 
 Gradients = tuple[torch.Tensor, ...]
 """(dq, dk, dv), and the gradient of the sinks where there are some."""
@@ -69,8 +68,7 @@ class AttentionVarlenBackward(VarlenOp):
     ) -> Gradients:
         """(dq, dk, dv[, dsinks]) from what the forward saved. Arguments are those of the forward."""
         for name, tensor in (("grad_out", grad_out), ("q", q), ("out", out)):
-            if check_tensor(name, tensor).dim() != 3:
-                raise InvalidArgument(name, f"{tensor.dim()} dimensions {tuple(tensor.shape)}", "3: [T, Hq, D]")
+            check_dims(name, tensor, 3, "[T, Hq, D]")
         for name, tensor in (("k", k), ("v", v), ("lse", lse)):
             check_tensor(name, tensor)
         scale = q.shape[2] ** -0.5 if scale is None else scale
