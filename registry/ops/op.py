@@ -313,6 +313,12 @@ def with_variant(op: str, scope: Scope, variant: str | None) -> Scope:
     return scope.forcing({op: Forced(variant)})
 
 
+def problem_of_call(op: str, *tensors: Any, deterministic: Any = None, **given: Any) -> Any:
+    """The Problem of what a variant's `run` was handed, in which torch's own setting says what is deterministic. The op
+    is found by its name, for kernels' host sides are imported before it."""
+    return op_named(op).problem_of(*tensors, **given)[0]
+
+
 OPS: dict[str, Op] = {}
 """Those imported so far; registry.ops.known finds the others."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-import torch
 
 from registry.ops.attention.outputs import out_geometry
 from registry.ops.attention.problem import AttentionBackwardProblem, AttentionProblem
+from registry.ops.op import problem_of_call
 from registry.toolbox.call import Interface, Operands
 from registry.toolbox.launch import StandIn
 
@@ -56,20 +56,12 @@ def _backward_operands(problem: AttentionBackwardProblem) -> dict[str, StandIn]:
     return found
 
 
-def _forward_problem(*tensors: torch.Tensor, **given: Any) -> Any:
-    from registry.ops.attention import attention
-
-    return attention.problem_of(*tensors, **given)[0]
-
-
-def _backward_problem(*tensors: torch.Tensor, deterministic: bool = False, **given: Any) -> Any:
-    from registry.ops.attention import attention
-
-    return attention.backward.problem_of(*tensors, **given)[0]
-
-
 FORWARD = Interface(
-    tensors=("q", "k", "v"), results=("out", "lse"), scale=True, operands=_forward_operands, problem_of=_forward_problem
+    tensors=("q", "k", "v"),
+    results=("out", "lse"),
+    scale=True,
+    operands=_forward_operands,
+    problem_of=partial(problem_of_call, "attention"),
 )
 BACKWARD = Interface(
     tensors=("grad_out", "q", "k", "v", "out", "lse"),
@@ -77,5 +69,5 @@ BACKWARD = Interface(
     results=("dq", "dk", "dv"),
     scale=True,
     operands=_backward_operands,
-    problem_of=_backward_problem,
+    problem_of=partial(problem_of_call, "attention_backward"),
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from functools import partial
 
 from registry.ops.attention_varlen.problem import VarlenBackwardProblem, VarlenProblem
+from registry.ops.op import problem_of_call
 from registry.toolbox.call import Call, Interface, Operands
 from registry.toolbox.launch import StandIn
 
@@ -68,18 +67,6 @@ def _backward_operands(problem: VarlenBackwardProblem) -> dict[str, StandIn]:
     return found
 
 
-def _forward_problem(*tensors: torch.Tensor, **given: Any) -> Any:
-    from registry.ops.attention_varlen import attention_varlen
-
-    return attention_varlen.problem_of(*tensors, **given)[0]
-
-
-def _backward_problem(*tensors: torch.Tensor, deterministic: bool = False, **given: Any) -> Any:
-    from registry.ops.attention_varlen import attention_varlen_backward
-
-    return attention_varlen_backward.problem_of(*tensors, **given)[0]
-
-
 # What is given besides q, k and v has strides that no Problem tells, so a launch is bound when it is first called.
 FORWARD = Interface(
     tensors=("q", "k", "v"),
@@ -98,7 +85,7 @@ FORWARD = Interface(
     ignored=("schedule",),
     scale=True,
     operands=_forward_operands,
-    problem_of=_forward_problem,
+    problem_of=partial(problem_of_call, "attention_varlen"),
     late=lambda problem: True,
 )
 BACKWARD = Interface(
@@ -107,6 +94,6 @@ BACKWARD = Interface(
     results=("dq", "dk", "dv", "dsinks"),
     scale=True,
     operands=_backward_operands,
-    problem_of=_backward_problem,
+    problem_of=partial(problem_of_call, "attention_varlen_backward"),
     late=lambda problem: True,
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import torch
+from functools import partial
 
 from registry.contract.capability import Reason
 from registry.ops.grouped_mm.problem import GroupedMmProblem
+from registry.ops.op import problem_of_call
 from registry.toolbox.call import Interface, Operands
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import turned
@@ -32,26 +31,20 @@ def _operands(problem: GroupedMmProblem) -> dict[str, StandIn]:
     return found
 
 
-def _problem_of(*tensors: torch.Tensor, **given: Any) -> Any:
-    from registry.ops.grouped_mm import grouped_mm
-
-    return grouped_mm.problem_of(*tensors, **given)[0]
-
-
 GROUPED_MM = Interface(
     tensors=("a", "b"),
     optional=(*VECTORS, "out"),
     ignored=("out_dtype",),
     results=("out",),
     operands=_operands,
-    problem_of=_problem_of,
+    problem_of=partial(problem_of_call, "grouped_mm"),
     late=lambda problem: True,  # alignment of offsets, dtype of rows
 )
 
 
 def out_of(problem: GroupedMmProblem, given: Operands) -> StandIn:
     """The output: the one that was given, or a dense one."""
-    shape = (problem.m, problem.n) if problem.form == "rows" else (problem.groups, problem.m, problem.n)
+    shape, _ = problem.result_shapes()["out"]
     return given.get("out", StandIn(shape, problem.out_dtype, name="out"))
 
 

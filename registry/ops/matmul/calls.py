@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import torch
+from functools import partial
 
 from registry.contract.capability import Reason
 from registry.ops.matmul.problem import MatmulProblem
+from registry.ops.op import problem_of_call
 from registry.toolbox.call import Interface, Operands
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import strides_of, tma_can_store, tma_geometry, turned
@@ -36,19 +35,13 @@ def _operands(problem: MatmulProblem) -> dict[str, StandIn]:
     return found
 
 
-def _problem_of(*tensors: torch.Tensor, **given: Any) -> Any:
-    from registry.ops.matmul import matmul
-
-    return matmul.problem_of(*tensors, **given)[0]
-
-
 MATMUL = Interface(
     tensors=("a", "b"),
     optional=("bias", "scale_a", "scale_b", "out"),
     ignored=("out_dtype",),
     results=("out",),
     operands=_operands,
-    problem_of=_problem_of,
+    problem_of=partial(problem_of_call, "matmul"),
     late=lambda problem: problem.bias or problem.scaling or problem.out,
 )
 
