@@ -89,10 +89,8 @@ class Attention(AttentionOp):
             q, k, v = arguments.from_bshd(q, k, v)
         if key_lengths is not None or sinks is not None:
             how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "variant": variant}
-            found = ragged.attend(q, k, v, return_lse=return_lse, key_lengths=key_lengths, sinks=sinks, **how)
-            if layout == BHSD:
-                return found
-            return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
+            how |= {"return_lse": return_lse, "key_lengths": key_lengths, "sinks": sinks}
+            return ragged.attend(q, k, v, layout=layout, **how)
         if scale is not None and (type(scale) is not float or not LEAST_SCALE <= scale <= MOST_SCALE):
             q, scale = masks.positive_scale(q, scale)
         # A plan is found by settings that are equal, and True == 1 == 1.0: so types are looked at on every call.
@@ -194,11 +192,8 @@ class Attention(AttentionOp):
             q, k, v = arguments.from_bshd(q, k, v)
         if key_lengths is not None or sinks is not None:
             how = {"causal": causal, "window": window, "softcap": softcap, "scale": scale, "dtype": dtype}
-            given: dict[str, Any] = {"return_lse": return_lse, "key_lengths": key_lengths, "sinks": sinks}
-            found = ragged.attend(q, k, v, **given, **how, by=ragged.oracle())
-            if layout == BHSD:
-                return found
-            return (found[0].transpose(1, 2), found[1]) if return_lse else found.transpose(1, 2)
+            how |= {"return_lse": return_lse, "key_lengths": key_lengths, "sinks": sinks}
+            return ragged.attend(q, k, v, layout=layout, by=ragged.oracle(), **how)
         q, k, v = arguments.check_qkv(q, k, v)
         scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
         masks.check_scale(scale)

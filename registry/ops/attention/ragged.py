@@ -31,8 +31,10 @@ _RENAMED = {"seqused_k": "key_lengths", "cu_seqlens_k": "key_lengths"}
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] | None = None, **call: Any) -> Any:
-    """What `registry.attention` returns, for bhsd operands; `by` the op, or by its oracle."""
+def attend(
+    q: Any, k: Any, v: Any, *, layout: str, return_lse: bool, by: Callable[..., Any] | None = None, **call: Any
+) -> Any:
+    """What `registry.attention` returns in this layout, for bhsd operands; `by` the op, or by its oracle."""
     if by is None:
         q, k, v = autocast(q, k, v)
     with _named():
@@ -42,6 +44,7 @@ def attend(q: Any, k: Any, v: Any, *, return_lse: bool, by: Callable[..., Any] |
     out = (found[0] if return_lse else found).view(b, s, h, v.shape[3]).transpose(1, 2)
     if is_distributed(out):  # torch would take a view of its gradient by strides that a shard of that lacks
         out = out.contiguous()
+    out = out if layout == "bhsd" else out.transpose(1, 2)
     return (out, found[1].view(h, b, s).transpose(0, 1)) if return_lse else out
 
 
