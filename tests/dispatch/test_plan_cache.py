@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from made_up import math_run
+from made_up import math_run, qkv
 from races import in_threads
 
 import registry
@@ -19,10 +19,6 @@ from registry.ops.parts.memory import conditions
 from registry.ops.tensors import ieee_float32, plain
 
 MASKS = (False, None, 0.0, False, None)
-
-
-def qkv(*shape, **kwargs):
-    return tuple(torch.randn(*(shape or (1, 2, 8, 16)), **kwargs) for _ in range(3))
 
 
 def a_cache(make=None, limit=64):

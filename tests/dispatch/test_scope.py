@@ -8,15 +8,12 @@ import pickle
 
 import pytest
 import torch
+from made_up import qkv
 from races import in_threads
 
 import registry
 from registry import IllegalVariant, InvalidArgument, RegistryError, UnknownVariant, notices
 from registry.dispatch.scope import EMPTY, current, went_elsewhere
-
-
-def qkv(**kwargs):
-    return tuple(torch.randn(1, 2, 8, 16, **kwargs) for _ in range(3))
 
 
 def ran(*tensors, **kwargs):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import replay_problems
 import torch
-from made_up import math_run
+from made_up import math_run, qkv
 
 import registry
 from registry import Design, IllegalVariant, KernelDoesNotFit, NoLegalVariant, UnknownVariant, notices
@@ -20,11 +20,6 @@ from registry.dispatch.select import decide
 from registry.ops.attention.problem import AttentionProblem
 
 CPU = registry.Target.named("cpu")
-
-
-def qkv(*shape, **kwargs):
-    shape = shape or (1, 2, 8, 16)
-    return tuple(torch.randn(*shape, **kwargs) for _ in range(3))
 
 
 @pytest.fixture

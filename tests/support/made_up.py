@@ -1,4 +1,4 @@
-"""Kernels for tests of what surrounds kernels."""
+"""Kernels for tests of what surrounds kernels, and what they are called with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 import torch
 
 import registry
+
+
+def qkv(*shape: int, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Operands of attention, small ones unless told."""
+    return tuple(torch.randn(*(shape or (1, 2, 8, 16)), **kwargs) for _ in range(3))
 
 
 def math_run(q: Any, k: Any, v: Any, *, scale: float, config: Any, causal: bool = False, **features: Any) -> Any:
