@@ -8,7 +8,7 @@ import torch
 
 from registry.ops.attention.problem import AttentionProblem
 from registry.ops.parts.heads import flops_of_pairs
-from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
+from registry.ops.parts.masks import visible_pairs, window_of
 
 
 def flops(problem: AttentionProblem) -> float:
@@ -35,8 +35,7 @@ def bytes_moved(problem: AttentionProblem) -> float:
 def _of_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, left: int, right: int, backward: bool
 ) -> int:
-    window: Window | None = None if left == right == UNLIMITED else (left, right)
-    pairs = q.shape[0] * q.shape[1] * visible_pairs(q.shape[2], k.shape[2], causal, window)
+    pairs = q.shape[0] * q.shape[1] * visible_pairs(q.shape[2], k.shape[2], causal, window_of(left, right))
     return flops_of_pairs(pairs, q.shape[3], v.shape[3], backward)
 
 

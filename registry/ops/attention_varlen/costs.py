@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from registry.ops.parts.heads import flops_of_pairs
-from registry.ops.parts.masks import UNLIMITED, Window, visible_pairs
+from registry.ops.parts.masks import visible_pairs, window_of
 from registry.ops.tensors import is_virtual
 
 
@@ -64,7 +64,7 @@ def _of_tensors(
     right: int,
     backward: bool,
 ) -> int:
-    window: Window | None = None if left == right == UNLIMITED else (left, right)
+    window = window_of(left, right)
     pairs = q.shape[1] * sum(visible_pairs(*each, causal, window) for each in lengths)
     return flops_of_pairs(pairs, q.shape[2], v.shape[-1], backward)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from registry.errors import InvalidArgument, shown
+from registry.errors import InvalidArgument
+from registry.ops.parts.masks import check_flag
 from registry.ops.parts.products import FP8, refuse_its_grad
 from registry.ops.tensors import check_tensor, dtype_name, readable
 
@@ -95,14 +96,9 @@ def check_values(offs: torch.Tensor | None, rows: torch.Tensor | None, a: torch.
             raise InvalidArgument("rows", low if low < 0 else high, f"rows of a: 0 to {a.shape[0] - 1}")
 
 
-def check_gated(gated: object) -> None:
-    if not isinstance(gated, bool):
-        raise InvalidArgument("gated", shown(gated), "True or False")
-
-
 def columns_of(b: torch.Tensor, gated: object) -> int:
     """Columns of the result: half of b's where one half gates the other."""
-    check_gated(gated)
+    check_flag("gated", gated)
     if gated and b.shape[-1] % 2:
         raise InvalidArgument("b", f"{b.shape[-1]} columns", "an even number, the gates and then what they gate")
     return b.shape[-1] // 2 if gated else b.shape[-1]

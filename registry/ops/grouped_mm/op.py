@@ -26,6 +26,7 @@ from registry.ops.grouped_mm.oracle import bounds, finish
 from registry.ops.grouped_mm.problem import GroupedMmProblem
 from registry.ops.grouped_mm.torch_op import define, through_torch
 from registry.ops.op import Op, with_variant
+from registry.ops.parts.masks import check_flag
 from registry.ops.parts.products import (
     check_activation,
     check_out,
@@ -95,7 +96,7 @@ class GroupedMm(Op):
         variant     run exactly this one, or raise IllegalVariant with its reasons
         """
         if gated is not False and gated is not True:
-            arguments.check_gated(gated)
+            check_flag("gated", gated)
         settings = (activation, gated, out_dtype, variant)
         if not _is_compiling():
             if rows is None and bias is None and scale_a is None and scale_b is None and out is None:
