@@ -87,17 +87,17 @@ def lengths(name: str, value: object, size: int | None, device: torch.device) ->
     return tensor
 
 
-def refuse_beyond(name: str, values: Tensor, least: int, most: Tensor | int, what: str) -> None:
-    """Raise for numbers out of their bounds, where they can be seen for nothing: on a CPU."""
+def refuse_beyond(name: str, values: Tensor, most: Tensor | int, what: str) -> None:
+    """Raise for numbers below 0 or above the most, where they can be seen for nothing: on a CPU."""
     if not values.is_cpu or is_virtual(values) or not values.numel():
         return
-    wrong = (values < least) | (values > most)
+    wrong = (values < 0) | (values > most)
     if torch.compiler.is_compiling():  # the graph looks at them
         torch._assert_async(~wrong.any(), f"{name}: got numbers out of bounds; allowed: {what}")
     elif wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         bound = most if isinstance(most, int) else int(most[at])
-        raise InvalidArgument(name, f"{int(values[at])} at {list(at)}", f"{least} to {bound}, {what}")
+        raise InvalidArgument(name, f"{int(values[at])} at {list(at)}", f"0 to {bound}, {what}")
 
 
 def refuse_tail(name: str, starts: Tensor, rows: int) -> None:

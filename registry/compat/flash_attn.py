@@ -238,7 +238,7 @@ def _parts(
     for name, used, starts in (("seqused_q", used_q, starts_q), ("seqused_k", used_k, starts_k)):
         if used is not None:
             used = checks.lengths(name, used, starts.shape[0] - 1, q.device)
-            checks.refuse_beyond(name, used, 0, starts.diff(), "the rows that this sequence has")
+            checks.refuse_beyond(name, used, starts.diff(), "the rows that this sequence has")
     end_q, end_k = (
         starts[1:] if used is None else starts[:-1] + used for starts, used in ((starts_q, used_q), (starts_k, used_k))
     )

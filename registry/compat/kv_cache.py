@@ -32,7 +32,7 @@ class Cache:
             if table is not None:
                 raise InvalidArgument("cache_batch_idx", "a tensor beside a block_table", "one of them")
             batch_idx = checks.lengths("cache_batch_idx", batch_idx, q.shape[0], q.device)
-            checks.refuse_beyond("cache_batch_idx", batch_idx, 0, k.shape[0] - 1, "the sequences of the cache")
+            checks.refuse_beyond("cache_batch_idx", batch_idx, k.shape[0] - 1, "the sequences of the cache")
             table = batch_idx[:, None].contiguous()  # a cache is pages, each as long as a sequence may be
         elif table is not None:
             table = check_dims("block_table", table, 2, "[B, pages of the longest sequence]")
@@ -78,16 +78,14 @@ class Cache:
             got = f"shape {tuple(self.v.shape)} in k_cache's memory"
             raise InvalidArgument("v_cache", got, "memory of its own, for k and v are written there, or v as part of k")
         more = k.shape[1]
-        checks.refuse_beyond(
-            "cache_seqlens", before, 0, self.capacity - more, f"so that {more} more fit into the cache"
-        )
+        checks.refuse_beyond("cache_seqlens", before, self.capacity - more, f"so that {more} more fit into the cache")
         at = before[:, None].long() + torch.arange(more, device=k.device)
         rows = torch.arange(self._batch, device=k.device)[:, None]
         page = self.k.shape[1]
         if self.table is None:
             return rows, at
         pages = self.table[rows, at // page].long()
-        checks.refuse_beyond("block_table", pages, 0, self.k.shape[0] - 1, "the pages there are")
+        checks.refuse_beyond("block_table", pages, self.k.shape[0] - 1, "the pages there are")
         return pages, at % page
 
     def apart(self, given: Tensor) -> Tensor:
@@ -128,7 +126,7 @@ def rotated(name: str, x: Any, cos: Any, sin: Any, before: Tensor, interleaved: 
             raise InvalidArgument(name, f"device {tensor.device}", f"q's device {x.device}")
     steps = torch.arange(x.shape[1], device=x.device)
     at = before[:, None].long() + (0 * steps if still else steps)
-    checks.refuse_beyond("cache_seqlens", at, 0, cos.shape[0] - 1, "the positions that rotary_cos has")
+    checks.refuse_beyond("cache_seqlens", at, cos.shape[0] - 1, "the positions that rotary_cos has")
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     wide_cos, wide_sin = (t[at][:, :, None].to(wide) for t in (cos, sin))
     turned = x[..., : 2 * half].to(wide)
