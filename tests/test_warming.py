@@ -115,7 +115,7 @@ def test_a_problem_without_a_legal_variant_is_reported(variant):
     assert found[1].kernels == 1
 
 
-def test_builds_that_raise_are_reported(variant, monkeypatch):
+def test_builds_that_raise_are_reported(variant):
     made = variant(_fill)
     broken = dataclasses.replace(made, builds=lambda problem, config: 1 / 0)
     registry.unregister(made.name)

@@ -190,7 +190,7 @@ def test_a_plugin_file_that_would_not_load_once_installed_says_so(tmp_path, mark
     assert all("unmarked.py: registry_variants is not marked with @registry.hookimpl" in text for text in texts)
 
 
-def test_a_plugin_file_that_declares_no_variants_says_so_once(tmp_path, capsys):
+def test_a_plugin_file_that_declares_no_variants_says_so_once(tmp_path):
     """Whoever loads it: kreg, the kit, pytest. It is no error, for a file of peers declares those that are here."""
     (tmp_path / "empty.py").write_text(
         "from registry import hookimpl\n@hookimpl\ndef registry_variants():\n    return []\n"

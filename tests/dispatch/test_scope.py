@@ -201,7 +201,7 @@ def test_a_block_as_a_decorator_of_what_runs_later():
             block(one)
 
 
-def test_the_backward_runs_in_the_scope_of_its_forward(declare):
+def test_the_backward_runs_in_the_scope_of_its_forward():
     q, k, v = qkv(requires_grad=True)
     with registry.use("torch_math", "torch_math_backward"), registry.record() as recorder:
         out = registry.attention(q, k, v)

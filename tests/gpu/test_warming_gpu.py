@@ -37,7 +37,7 @@ def test_first_call_of_a_warmed_problem_can_be_captured(tmp_path, monkeypatch):
         assert (out.double() - expected).norm() / expected.norm() < 1e-2
 
 
-def test_first_call_of_a_cold_problem_cannot(tmp_path):
+def test_first_call_of_a_cold_problem_cannot():
     registry.forget_plans()
     with registry.use(_compiling_variant()):
         q, k, v = torch.randn(3, 1, 2, 352, 64, device="cuda").to(torch.bfloat16).unbind()

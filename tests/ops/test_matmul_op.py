@@ -195,7 +195,7 @@ def test_what_comes_down_to_torchs_product_goes_straight_there(shapes, dtype):
     assert not registry.matmul.plans.straight, "none of these is that call"
 
 
-def test_a_straight_call_under_another_precision_is_decided(monkeypatch):
+def test_a_straight_call_under_another_precision_is_decided():
     a, b = torch.randn(2, 4, 16), torch.randn(16, 8)
     registry.matmul.plans.clear()
     registry.matmul(a, b)

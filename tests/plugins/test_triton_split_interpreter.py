@@ -72,7 +72,7 @@ if INTERPRETED:
     from interpreter import check
 
     @tried([*CORNERS, *drawn(FEATURES, 8, seed=3)])
-    def test_forward(changes, monkeypatch):
+    def test_forward(changes):
         from registry import Target, attention
         from registry.plugins.triton_varlen import dense_host
 

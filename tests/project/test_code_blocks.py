@@ -154,7 +154,7 @@ def test_output_is_shown_below_its_command():
             assert block.language != "text" or block.mark == "$", f"{page.name}:{block.line}: output of what?"
 
 
-def test_what_is_wrong_is_found(tmp_path):
+def test_what_is_wrong_is_found():
     for command in ("kreg nothing", "kreg explain attention --no-such", "make nothing", "sh nothing.sh", "rm x"):
         with pytest.raises(Exception):  # noqa: B017
             check_command(command)

@@ -64,7 +64,7 @@ def test_a_new_build_and_a_new_reading_are_compiled_and_named(kept):
     assert kept_builds.missing() == {"3.6.0 sm90 kernel 77", "3.6.0 sm90 kernel 3"}
 
 
-def test_what_is_written_is_what_was_asked(kept, monkeypatch, tmp_path):
+def test_what_is_written_is_what_was_asked(kept, monkeypatch):
     monkeypatch.setenv(kept_builds.KEEPING, "1")
     assert (kept(1), kept(55, makes=[1, 2])) == (101, [1, 2])
     assert kept.compiled == [55], "no proof of what is known while writing"

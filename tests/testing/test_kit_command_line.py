@@ -117,7 +117,7 @@ def test_a_kernel_that_ends_the_process_fails(
     assert "test.ends" in capsys.readouterr().out
 
 
-def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, plugin: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_after_a_crash_the_other_checks_are_run(tmp_path: Path, plugin: Any, monkeypatch: Any) -> None:
     """The one that ended its process is named with its shape and config, and the next process goes on after it."""
     popen = subprocess.Popen
     started = []
@@ -181,7 +181,7 @@ def test_a_crash_says_which_check_it_was() -> None:
     assert seen == ["check [float32 lengths:77x1]"]
 
 
-def test_a_process_that_says_nothing_fails(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_process_that_says_nothing_fails(monkeypatch: Any) -> None:
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **given: popen([sys.executable, "-c", ""], **given))
     assert main(["--variant", "torch_cpu", "--jobs", "2"]) == 1

@@ -194,7 +194,7 @@ def test_every_preset_is_measured_on_its_own_configs_too(name, op):
     assert any(variant.legal_configs(problem) for variant in more for problem in problems)
 
 
-def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path, capsys):
+def test_plots_and_the_readme_come_from_raw_results(tuned, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- results:attention -->\nold\n<!-- /results:attention -->\nend\n")
     images, deep = tmp_path / "images", tmp_path / "docs" / "measured" / "attention.md"

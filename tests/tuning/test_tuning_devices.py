@@ -58,7 +58,7 @@ def test_cases_of_another_device_join_beside_those_of_the_same_shape_and_are_pro
     assert lost["b=2,hq=8,s=9000,d=64", False] > 0
 
 
-def test_another_architecture_does_not_join(raw, tmp_path):
+def test_another_architecture_does_not_join(raw):
     own = journal.read(raw[0])
     with pytest.raises(ResultsError, match="was measured on sm80, not sm90"):
         own.joined([replace(Results("a100.jsonl"), machine={"device": "A100", "arch": "sm80"})])
