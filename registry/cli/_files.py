@@ -1,4 +1,4 @@
-"""Keeps commands from overwriting the files that they read or add to."""
+"""Files as commands take them: none may overwrite those that it reads or adds to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 _READ_BY_TUNE = ("out", "also", "learn", "timelines", "shapes", "recorded")
 
 

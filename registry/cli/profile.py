@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from registry.cli import OK
+from registry.cli._files import FILE
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option
 from registry.errors import InvalidArgument
-
-FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(

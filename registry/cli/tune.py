@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
-from registry.cli._files import check_tune
+from registry.cli._files import EXISTING, FILE, check_tune
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option
 from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
@@ -24,8 +24,6 @@ ENDED_BY = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
 GUIDED_DROP = 1.1
 """A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
 SHOWN_FAILURES = 8
-FILE = click.Path(path_type=Path, dir_okay=False)
-EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command(

@@ -9,11 +9,10 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._files import EXISTING
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option
 from registry.errors import InvalidArgument
-
-EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @click.command(
