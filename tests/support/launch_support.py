@@ -91,6 +91,7 @@ def fake_gpu(monkeypatch, *kernels):
     triton_internals.internals.cache_clear()
     gc.freeze()  # what is there by now is not this test's: to look through all of it takes longer than most tests
     with fake.installed(monkeypatch, folder):
+        fake.expect()  # the test before may have told of parameters that this one's kernels do not have
         yield fake
         for kernel in (scale, defaults, described, shifted, nothing, copy_tile, *kernels):
             kernel.device_caches.clear()  # these hold this test's driver, and what it has loaded
