@@ -33,7 +33,6 @@ from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
 from registry.toolbox.bound_before import BoundBefore
 from registry.toolbox.bound_launch import function
-from registry.toolbox.capturing import capturing
 from registry.toolbox.known_kernels import Known
 from registry.toolbox.launch import Launcher, NoClusters, StandIn, device_index, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
@@ -250,7 +249,7 @@ class Host:
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
         bind = functools.partial(self._bound_in_full, problem, config, operands, scale, device)
-        if capturing() or (self.interface.scale and not scale > 0):
+        if self.interface.scale and not scale > 0:
             return bind()
         calls = self._calls(problem, config, operands, scale)
         return self._before.launch(calls, operands, device_index(device), bind)

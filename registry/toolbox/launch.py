@@ -134,19 +134,19 @@ class Launcher:
         """Compile for these arguments (out of Triton's caches where it can) and return the launch.
 
         `grid` is a tuple, or a function of all arguments by name. The device is the one given, else that of the first
-        real tensor, else the current one. Raises CaptureError during CUDA-graph capture.
+        real tensor, else the current one. Raises CaptureError during CUDA-graph capture, but for known kernels.
         """
         import torch
 
         given, plainly = self._completed(arguments)
         if unknown := {*given, *self.if_plain_maps, *vary}.difference(self.kernel.arg_names):
             raise TypeError(f"{self.kernel.__name__} has no parameters {sorted(unknown)}")
-        if capturing():
+        index = device_index(device, arguments.values())
+        if capturing() and known_kernel(self.kernel, given, self.options, index) is None:
             raise CaptureError(
                 f"{self.kernel.__name__} was never compiled for these arguments, and a CUDA graph is being captured; "
                 f"call it once with the same shapes before the capture, or use registry.warm(...)"
             )
-        index = device_index(device, arguments.values())
         blocks = tuple(map(int, grid(given) if callable(grid) else grid))
         slow = Unbound(self, given, (*blocks, 1, 1)[:3], vary, index, plainly)
         with torch.cuda.device(index):

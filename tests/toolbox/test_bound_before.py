@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
+import triton
 from launch_support import bound_in_full, described, descriptors, fake_gpu, needs_fake_cuda, scale, tensor
 
 from registry.errors import CaptureError
-from registry.toolbox import bound_before, call
+from registry.toolbox import bound_before
+from registry.toolbox import launch as launch_module
 from registry.toolbox.bound_before import BoundBefore
 from registry.toolbox.call import Call, Host, Interface, Kept, PerCall
 from registry.toolbox.launch import StandIn
@@ -130,13 +132,35 @@ def test_kernels_that_were_forgotten_are_bound_anew(gpu, filled):
     assert len(filled) == 1
 
 
-def test_nothing_is_filled_in_while_a_graph_is_captured(gpu, filled, monkeypatch):
+def test_kernels_that_are_known_may_be_bound_while_a_graph_is_captured(gpu, filled, monkeypatch):
     host = Host(OP, calls)
     launched(gpu, host, 1008)
-    for module in (call, __import__("registry.toolbox.launch", fromlist=["capturing"])):
-        monkeypatch.setattr(module, "capturing", lambda: True)
+    monkeypatch.setattr(launch_module, "capturing", lambda: True)
+    gpu.expect("Q", "Q", "i", "f")
+    assert host.prepare(SimpleNamespace(n=1024), CONFIG)(tensor(1024), scale=0.5).shape == (1024,) and filled
+    with bound_in_full():
+        assert host.prepare(SimpleNamespace(n=1024), CONFIG)(tensor(1024), scale=0.5).shape == (1024,)
     with pytest.raises(CaptureError):
-        host.prepare(SimpleNamespace(n=1024), CONFIG)
+        host.prepare(SimpleNamespace(n=1024), CONFIG | {"warps": 8})
+
+
+def test_hooks_are_told_of_filled_launches(gpu, filled):
+    """Also while a graph is captured, where nothing may be compiled."""
+    host, seen = Host(OP, calls), []
+    launched(gpu, host, 1008)
+    launch = host.prepare(SimpleNamespace(n=1024), CONFIG)
+
+    def enter(metadata):
+        seen.append(metadata.get()["name"])
+
+    triton.knobs.runtime.launch_enter_hook.add(enter)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch_module, "capturing", lambda: True)
+            launch(tensor(1024), scale=0.5)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(enter)
+    assert seen == ["scale"] and filled
 
 
 def test_launches_that_are_kept_are_few_and_hold_no_calls(gpu, monkeypatch):
