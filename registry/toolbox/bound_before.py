@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from registry.toolbox.bound_launch import GRID, frozen_name, maps_name, rest_name, scope_of, within
+from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.known_kernels import Known, kinds, switches
 from registry.toolbox.launch import defaults
 from registry.toolbox.operands import memory
@@ -36,6 +37,7 @@ class BoundBefore:
 
     def launch(self, calls: Sequence[Call], given: Iterable[str], device: int, bind: Callable[[], Launch]) -> Launch:
         """The launch of these calls, which are given these operands; `bind` makes it anew."""
+        settle_keys()  # a key has the kernels' hashes in it
         key = _key(calls, tuple(given), device)
         reference = self._known.get(key) if key is not None else None
         if reference is not None and reference.holds(device):

@@ -163,6 +163,19 @@ def test_hooks_are_told_of_filled_launches(gpu, filled):
     assert seen == ["scale"] and filled
 
 
+def test_keys_are_settled_before_a_kernel_is_hashed(gpu, monkeypatch):
+    """A hash that was found otherwise would not go with those of the kernels that are hashed after it."""
+    order, kind = [], type(scale)
+    hashed = kind.__hash__
+    monkeypatch.setattr(kind, "__hash__", lambda self: order.append("hashed") or hashed(self))
+    for module in (bound_before, launch_module):
+        monkeypatch.setattr(module, "settle_keys", lambda: order.append("settled"))
+    for n in (1008, 1024):
+        launched(gpu, Host(OP, calls), n)
+        assert order[0] == "settled" and "hashed" in order
+        order.clear()
+
+
 def test_launches_that_are_kept_are_few_and_hold_no_calls(gpu, monkeypatch):
     monkeypatch.setattr(bound_before, "MOST", 3)
     host = Host(OP, calls)
