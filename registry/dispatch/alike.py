@@ -82,6 +82,16 @@ class _Kind:
         self.ways: Answers[_Way] = Answers(COST)
         self.launches: list[tuple[Any, Launches | None]] = []
         """Of (variant, config, how a Problem follows from the sizes): they outlive the ways."""
+        self._met, self._plans = 1.0, 0
+
+    def looks(self) -> bool:
+        """Whether to look among the launches for a plan that was made in full: where half of the looks find one, which
+        is what they cost; of others one in eight, to see whether that has changed."""
+        self._plans += 1
+        return self._met > 0.5 or self._plans % 8 == 0
+
+    def looked(self, found: bool) -> None:
+        self._met += (found - self._met) / 16
 
 
 class Alike:
@@ -127,7 +137,9 @@ class Alike:
 
     def _bind_as_known(self, kind: _Kind, plan: Plan, sizes: Sizes) -> None:
         """Have a plan that was made in full launch what is made of another launch, where one is known."""
-        decision = plan.decision
+        if not kind.launches or not kind.looks():
+            return
+        launch, decision = None, plan.decision
         for (variant, config, problem_of), launches in kind.launches:
             if launches is None or variant != decision.variant or config != decision.config:
                 continue
@@ -137,9 +149,10 @@ class Alike:
                 continue
             if same:
                 launch = launches.of(sizes, functools.partial(self._op.prepared, lambda: decision))
-                if launch is not None:
-                    plan.bind(launch)
-                return
+                break
+        if launch is not None:
+            plan.bind(launch)
+        kind.looked(launch is not None)
 
     def _way(self, kind: _Kind, plan: Plan, settings: Any, sizes: Sizes, tensors: Sequence[Any]) -> _Way | None:
         notes, moment = Notes(), Moment.now()

@@ -13,7 +13,7 @@ from typing import Any
 
 from registry.toolbox.bound_launch import GRID, frozen_name, maps_name, rest_name, scope_of, within
 from registry.toolbox.kernel_keys import settle_keys
-from registry.toolbox.known_kernels import Known, kinds, switches
+from registry.toolbox.known_kernels import KnownKernel, kinds, switches
 from registry.toolbox.launch import defaults
 from registry.toolbox.operands import memory
 from registry.toolbox.resized import InFull, Slow
@@ -79,7 +79,7 @@ def _can_be_filled(launch: Any, calls: int) -> bool:
 class _Reference:
     """A launch that is bound, and where its numbers are."""
 
-    def __init__(self, launch: Any, calls: Sequence[Call], kernels: Sequence[Known]) -> None:
+    def __init__(self, launch: Any, calls: Sequence[Call], kernels: Sequence[KnownKernel]) -> None:
         self._launch, self._kernels = launch, [(call.kernel, known) for call, known in zip(calls, kernels, strict=True)]
         self._calls = [
             (f"launch_{number}", scope_of(launch)[f"launch_{number}"], *_numbers(call))

@@ -33,7 +33,7 @@ from registry.contract.target import Target, interpreted_as
 from registry.contract.variant import Variant
 from registry.toolbox.bound_before import BoundBefore
 from registry.toolbox.bound_launch import function
-from registry.toolbox.known_kernels import Known
+from registry.toolbox.known_kernels import KnownKernel
 from registry.toolbox.launch import Launcher, NoClusters, StandIn, device_index, plain_constants
 from registry.toolbox.operands import Kept, PerCall, Zeroes, memory
 from registry.toolbox.resized import Resizing, numbers_of
@@ -115,7 +115,7 @@ class Call:
         vary = [name for name, value in self.arguments.items() if isinstance(value, PerCall)]
         return self._launcher.bind(self.example(), self.grid, vary=vary, device=device)
 
-    def known(self, device: int) -> Known | None:
+    def known(self, device: int) -> KnownKernel | None:
         """The kernel that `bind` would find compiled."""
         return self._launcher.known(self.example(), device)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from registry.toolbox.tensor_maps import block, is_descriptor
 
-__all__ = ["Known", "kernel_for", "kinds", "known_kernel", "switches"]
+__all__ = ["KnownKernel", "kernel_for", "kinds", "known_kernel", "switches"]
 
 MOST = 512
 """Keys kept for one kernel; when there are more, all go."""
@@ -25,7 +25,7 @@ _SWITCHES = ("instrumentation_mode", "fpsan_homomorphic_casts")
 _CONSTANT, _PLAIN, _SPECIALISED = "constant", "plain", "specialised"
 
 
-class Known:
+class KnownKernel:
     """A compiled kernel, and what it was found among: Triton's caches, and the constants that its functions read."""
 
     __slots__ = ("_caches", "_read", "compiled")
@@ -39,10 +39,10 @@ class Known:
         return caches is self._caches and all(names.get(name) is one for names, name, one in self._read)
 
 
-def known_kernel(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int) -> Known | None:
+def known_kernel(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], device: int) -> KnownKernel | None:
     """One object for all arguments that need the same compiled kernel; None where it was not compiled here."""
     key = _key(kernel, given, options, device)
-    found: Known | None = kernel.__dict__.get(_KNOWN, {}).get(key)
+    found: KnownKernel | None = kernel.__dict__.get(_KNOWN, {}).get(key)
     return found if found is not None and found.holds(kernel.device_caches.get(device)) else None
 
 
@@ -59,7 +59,7 @@ def kernel_for(
         kept = kernel.__dict__.setdefault(_KNOWN, {})
         if len(kept) >= MOST:
             kept.clear()
-        kept[key] = Known(made, kernel.device_caches.get(device), kernel.used_global_vals)
+        kept[key] = KnownKernel(made, kernel.device_caches.get(device), kernel.used_global_vals)
     return made
 
 

@@ -38,7 +38,7 @@ from registry.notices import notice
 from registry.toolbox.bound_launch import bound_launch, function, listed
 from registry.toolbox.capturing import capturing
 from registry.toolbox.kernel_keys import settle_keys
-from registry.toolbox.known_kernels import Known, kernel_for, known_kernel
+from registry.toolbox.known_kernels import KnownKernel, kernel_for, known_kernel
 from registry.toolbox.tensor_maps import Address, is_descriptor, rounds_to_tf32, rows_of_box, with_base, without_base
 from registry.toolbox.triton_internals import encoder_can, refusal, triton_rounds
 
@@ -171,7 +171,7 @@ class Launcher:
         bound.parameters, bound.compiled, bound.fast = slow.varying, compiled, not why
         return bound  # type: ignore[no-any-return]
 
-    def known(self, arguments: Mapping[str, Any], device: int) -> Known | None:
+    def known(self, arguments: Mapping[str, Any], device: int) -> KnownKernel | None:
         """The kernel that `bind` would find compiled; None where it has to ask Triton."""
         return known_kernel(self.kernel, self._completed(arguments)[0], self.options, device)
 

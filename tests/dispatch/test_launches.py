@@ -12,7 +12,7 @@ from launch_support import bound_in_full, fake_gpu, needs_fake_cuda
 
 import registry
 from registry.contract.target import Target
-from registry.dispatch import launches
+from registry.dispatch import alike, launches
 from registry.dispatch.plan_cache import forget_plans
 from registry.ops.attention.op import attention
 from registry.ops.known import op_named
@@ -171,8 +171,9 @@ def test_launches_of_several_kernels(gpu, counted):
     assert counted["resized"] > 50, counted
 
 
-def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
+def test_new_shapes_take_a_launch_that_is_known(gpu, counted, monkeypatch):
     """Lengths of queries and keys that are decided in full."""
+    monkeypatch.setattr(alike._Kind, "looks", lambda self: True)
     draw, settings = random.Random(5), (True, None, 0.0, False, None)
     with registry.use("triton_fa2"):
         for _ in range(120):
@@ -180,6 +181,16 @@ def test_new_shapes_take_a_launch_that_is_known(gpu, counted):
             k = torch.empty(1, 8, draw.randint(2, 300), 64, dtype=torch.bfloat16)
             check(gpu, attention, settings, (q, k, torch.empty_like(k)), scale=0.5)
     assert counted["resized"] > 50, counted
+
+
+def test_launches_are_looked_for_where_that_pays():
+    """Where one is found for every third plan, each eighth looks; where for each, all do again."""
+    kind, looks = alike._Kind(), []
+    for number in range(600):
+        looks.append(kind.looks())
+        if looks[-1]:
+            kind.looked(found=number >= 300 or number % 3 == 0)
+    assert all(looks[:8]) and sum(looks[100:300]) <= 30 and all(looks[500:])
 
 
 @pytest.mark.parametrize(
