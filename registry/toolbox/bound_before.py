@@ -43,26 +43,26 @@ class BoundBefore:
         if reference is not None and reference.holds(device):
             return reference.filled(calls, InFull(bind))
         launch = bind()
-        if key is not None and _can_be_filled(launch, len(calls)):
-            kernels = [call.known(device) for call in calls]
-            if None not in kernels:
-                if len(self._known) >= MOST:
-                    self._known.clear()
-                self._known[key] = _Reference(launch, calls, kernels)
+        kernels = [known for call in calls if (known := call.known(device))] if key is not None else []
+        if len(kernels) == len(calls) and _can_be_filled(launch, calls, kernels):
+            if len(self._known) >= MOST:
+                self._known.clear()
+            self._known[key] = _Reference(launch, calls, kernels)
         return launch
 
 
 def _key(calls: Sequence[Call], given: tuple[str, ...], device: int) -> Hashable:
     """Of what a launch is the same for all sizes; None where each is to be bound in full."""
     try:
-        found: list[Hashable] = [given, device, *switches()]
+        found: list[Hashable] = [given, device, switches()]
         for call in calls:
-            kernel = call.kernel
+            kernel, every = call.kernel, _every(call)
+            if kernel.pre_run_hooks or len(every) > len(kernel.params):  # they want to see each; an unknown argument
+                return None
             if call.if_plain_maps and not call.has_maps():
                 return None
-            every = {**defaults(kernel), **call.arguments, **call.constants}
-            found += [kernel, call.cluster, 0 in call.grid, *call.options.items(), *kinds(kernel, every)]
-            found += [one.name for one in call.operands().values()]
+            words, passed = tuple(call.options.items()), tuple(call.varying().items())
+            found.append((kernel, call.cluster, 0 in map(int, call.grid), words, passed, *kinds(kernel, every)))
         key = tuple(found)
         hash(key)
     except (AttributeError, KeyError, TypeError):  # as in known_kernels
@@ -70,10 +70,23 @@ def _key(calls: Sequence[Call], given: tuple[str, ...], device: int) -> Hashable
     return key
 
 
-def _can_be_filled(launch: Any, calls: int) -> bool:
-    """Not where it goes through Triton's own, slower path, or wants memory for each of its blocks."""
-    inner = [scope_of(scope_of(launch)[f"launch_{number}"]) for number in range(calls)]
-    return all("runtime_" in scope and "scratch_" not in scope for scope in inner)
+def _every(call: Call) -> dict[str, Any]:
+    """All that its kernel is given."""
+    return {**defaults(call.kernel), **call.arguments, **call.constants}
+
+
+def _can_be_filled(launch: Any, calls: Sequence[Call], kernels: Sequence[Known]) -> bool:
+    """Not where it goes through Triton's own, slower path, wants memory for each of its blocks, passes tensor maps as
+    plain addresses, or is that of other calls (those without clusters)."""
+    for number, (call, known) in enumerate(zip(calls, kernels, strict=True)):
+        scope = scope_of(scope_of(launch)[f"launch_{number}"])
+        if "runtime_" not in scope or "scratch_" in scope:
+            return False
+        if scope["slow_"].compiled is not known.compiled or scope["slow_"].cluster != call.cluster:
+            return False
+        if any(place not in scope for place, *_ in _numbers(call)[1]):
+            return False
+    return True
 
 
 class _Reference:
@@ -98,16 +111,15 @@ class _Reference:
             for operand in call.operands().values():
                 if (new := f"new_{operand.name}") in scope:
                     scope[new] = memory(operand)
-            arguments = call.arguments
+            arguments = _every(call)
             inner = dict(scope_of(launch))
-            inner.update(zip(GRID, (*call.grid, 1, 1), strict=False))
+            inner.update(zip(GRID, (*map(int, call.grid), 1, 1), strict=False))
             for place, parameter in integers:
                 inner[place] = arguments[parameter]
             for place, parameter, rest in maps:
                 described = arguments[parameter]
                 shape, strides = tuple(map(int, described.shape)), tuple(map(int, described.strides))
-                if place in inner:
-                    inner[place] = inner[place].resized(shape, strides)
+                inner[place] = inner[place].resized(shape, strides)
                 inner.update(zip(rest, (*shape, *strides), strict=True))
             inner["slow_"] = Slow(in_full, name)
             scope[name] = within(inner, launch)
@@ -121,7 +133,7 @@ def _numbers(call: Call) -> tuple[list[tuple[str, str]], list[tuple[str, str, li
     names of their sizes and strides."""
     constants = {one.name for one in call.kernel.params if one.is_constexpr}
     integers, maps = [], []
-    for parameter, value in call.arguments.items():
+    for parameter, value in _every(call).items():
         place = call.kernel.arg_names.index(parameter)
         if is_descriptor(value):
             rest = [rest_name(place, number) for number in range(2 * len(value.shape))]

@@ -248,11 +248,12 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
+        device = device_index(device)  # what is bound later is bound for it too
         bind = functools.partial(self._bound_in_full, problem, config, operands, scale, device)
         if self.interface.scale and not scale > 0:
             return bind()
         calls = self._calls(problem, config, operands, scale)
-        return self._before.launch(calls, operands, device_index(device), bind)
+        return self._before.launch(calls, operands, device, bind)
 
     @functools.cached_property
     def _before(self) -> BoundBefore:

@@ -55,7 +55,7 @@ def kernel_for(
         return known.compiled
     made = compiled()
     key = _key(kernel, given, options, device)
-    if key is not None:
+    if key is not None and made is not None:  # a hook of Triton's may have kept it from compiling
         kept = kernel.__dict__.setdefault(_KNOWN, {})
         if len(kept) >= MOST:
             kept.clear()
@@ -111,4 +111,11 @@ def _kind(value: Any, how: str) -> Any:
         return block(value)
     if hasattr(value, "data_ptr"):
         return value.dtype, value.data_ptr() % 16 == 0
-    return kind, value
+    return _exact(value)
+
+
+def _exact(value: Any) -> Any:
+    """Not equal to that of an equal value of another type: True, 1 and 1.0 are not one argument."""
+    if isinstance(value, tuple):
+        return type(value), *map(_exact, value)
+    return type(value), repr(value) if isinstance(value, float) else value

@@ -66,8 +66,9 @@ class _Form:
             integers, maps = values[1 + 2 * number : 3 + 2 * number]
             name = f"launch_{number}"
             inner = scope_of(scope[name])
-            # not so where it goes through Triton's own, slower path, or wants memory for each of its blocks
-            self._possible &= "runtime_" in inner and "scratch_" not in inner
+            # not so where it goes through Triton's own, slower path, wants memory for each of its blocks, or passes
+            # tensor maps as plain addresses
+            self._possible &= "runtime_" in inner and "scratch_" not in inner and all(one in inner for one in maps)
             if self._possible and (integers or maps):
                 form = renumbered(scope[name], [*integers, *maps, "slow_"])
                 self._calls.append((1 + 2 * number, name, form, [inner[which] for which in maps]))

@@ -65,6 +65,8 @@ class TensorMaps(dict[int, Any]):
     def resized(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMaps:
         """Maps of the same blocks, of tensors of other sizes."""
         mine = self._descriptor
+        if shape == mine.shape and strides == mine.strides:
+            return self
         sizes = {"shape": shape, "strides": strides}
         return TensorMaps(self._encode, with_base(mine, Address(0, mine.base.dtype), **sizes))
 

@@ -10,14 +10,17 @@ pytest.importorskip("triton")
 
 import torch
 import triton
-from launch_support import bound_in_full, described, descriptors, fake_gpu, needs_fake_cuda, scale, tensor
+from launch_support import bound_in_full, defaults, described, descriptors, fake_gpu, needs_fake_cuda, scale, tensor
+from triton.backends.compiler import GPUTarget
 
+from registry.contract.noted import Notes
 from registry.errors import CaptureError
 from registry.toolbox import bound_before
 from registry.toolbox import launch as launch_module
 from registry.toolbox.bound_before import BoundBefore
+from registry.toolbox.bound_launch import scope_of
 from registry.toolbox.call import Call, Host, Interface, Kept, PerCall
-from registry.toolbox.launch import StandIn
+from registry.toolbox.launch import Launcher, NoClusters, StandIn
 
 gpu = pytest.fixture(fake_gpu)
 pytestmark = needs_fake_cuda
@@ -191,3 +194,140 @@ def test_launches_that_are_kept_are_few_and_hold_no_calls(gpu, monkeypatch):
 def test_two_hosts_share_nothing():
     assert Host(OP, calls)._before is not Host(OP, calls)._before
     assert isinstance(Host(OP, calls)._before, BoundBefore)
+
+
+def test_operands_that_change_places_are_told_apart(gpu, filled):
+    def swapped(problem, config, given, factor):
+        x, y = given["x"], StandIn((problem.n,), "float32", name="y")
+        places = {"y": x, "x": y} if problem.swapped else {"x": x, "y": y}
+        rest = {"n": problem.n, "factor": PerCall("scale", 1.0)}
+        return [Call(scale, (1,), {**places, **rest}, {"BLOCK": 128}, {"num_warps": 2})]
+
+    host = Host(OP, swapped)
+    gpu.expect("Q", "Q", "i", "f")
+    for n, other in ((1008, False), (1024, True), (2000, False)):
+        x = tensor(n)
+        y = host.prepare(SimpleNamespace(n=n, swapped=other), {})(x, scale=1.0)
+        assert gpu.parameters[:2] == [one.data_ptr() for one in ((y, x) if other else (x, y))]
+    assert len(filled) == 1
+
+
+@pytest.mark.parametrize("where", ["arguments", "constants"])
+def test_integers_are_filled_in_wherever_a_call_says_them(gpu, filled, where):
+    def shifted(problem, config, given, factor):
+        said = {} if problem.shift is None else {"shift": problem.shift}
+        y = StandIn((problem.n,), "float32", name="y")
+        more, constants = (said, {}) if where == "arguments" else ({}, said)
+        return [Call(defaults, (1,), {"x": y, "n": problem.n, **more}, constants)]
+
+    host = Host(OP, shifted)
+    gpu.expect("Q", "i", "i")
+    for n, shift in ((1008, None), (1024, 5), (2000, 7), (1024, None)):
+        host.prepare(SimpleNamespace(n=n, shift=shift), {})(tensor(n), scale=1.0)
+        assert gpu.parameters[1:] == [n, 3 if shift is None else shift]
+    assert len(filled) == 3
+
+
+def test_factors_that_are_equal_but_not_the_same_are_told_apart(gpu, filled):
+    host = Host(OP, calls)
+    for factor in (1.0, 1, 0.0, -0.0):
+        host.prepare(SimpleNamespace(n=1008), CONFIG | {"factor": factor})
+    assert not filled
+
+
+def test_hooks_that_came_later_see_other_sizes(gpu, filled, monkeypatch):
+    host, seen = Host(OP, calls), []
+    launched(gpu, host, 1008)
+    monkeypatch.setattr(scale, "pre_run_hooks", [lambda *args, **kwargs: seen.append(1)])
+    host.prepare(SimpleNamespace(n=1024), CONFIG)
+    assert seen and not filled
+
+
+def test_what_is_bound_later_is_bound_for_the_same_device(gpu, filled, monkeypatch):
+    host = Host(OP, calls)
+    launched(gpu, host, 1008)
+    launch = host.prepare(SimpleNamespace(n=1024), CONFIG)
+    monkeypatch.setattr(gpu, "device", 1)
+    assert filled and scope_of(scope_of(launch)["launch_0"])["slow_"].index == 0
+
+
+def test_launches_of_other_calls_are_not_filled_in(gpu, filled, monkeypatch):
+    """Where clusters turn out to be impossible, what is bound is the call without them."""
+
+    def clustered(problem, config, given, factor):
+        (alone,) = calls(problem, config, given, factor)
+        return [dataclasses.replace(alone, cluster=2, grid=(1,), alone=lambda: alone)]
+
+    bind = Launcher.bind
+
+    def without_clusters(self, *given, **more):
+        if self.cluster > 1:
+            bind(self, *given, **more)
+            raise NoClusters
+        return bind(self, *given, **more)
+
+    monkeypatch.setattr(Launcher, "bind", without_clusters)
+    host = Host(OP, clustered)
+    for n in (1008, 2000):
+        assert launched(gpu, host, n)[2] == [-(-n // 128), 1, 1]
+
+
+def test_other_arguments_than_a_kernel_has_are_refused(gpu):
+    def misspelt(problem, config, given, factor):
+        (one,) = calls(problem, config, given, factor)
+        return [dataclasses.replace(one, arguments={**one.arguments, **problem.more})]
+
+    host = Host(OP, misspelt)
+    host.prepare(SimpleNamespace(n=1008, more={}), CONFIG)
+    with pytest.raises(TypeError, match="'m'"):
+        host.prepare(SimpleNamespace(n=1024, more={"m": 3}), CONFIG)
+
+
+def test_grids_are_of_integers(gpu, filled):
+    def halves(problem, config, given, factor):
+        (one,) = calls(problem, config, given, factor)
+        return [dataclasses.replace(one, grid=(problem.n / 32,))]
+
+    host, before = Host(OP, halves), gpu.launches
+    assert [launched(gpu, host, n)[2] for n in (1008, 1040)] == [[31, 1, 1], [32, 1, 1]]
+    assert len(filled) == 1
+    host.prepare(SimpleNamespace(n=16), CONFIG)(tensor(16), scale=1.0)  # of no blocks
+    assert gpu.launches == before + 2
+
+
+def of_rows(problem, config, given, factor):
+    source, target = descriptors("triton", given["x"], StandIn((64, 64), "bfloat16", name="y"), [64, 64])
+    return [Call(described, (1,), {"source": source, "target": target, "rows": problem.n}, {"BLOCK": 64})]
+
+
+OP_OF_ROWS = dataclasses.replace(OP, operands=lambda problem: {"x": StandIn((problem.n, 64), "bfloat16", name="x")})
+
+
+def test_tensor_maps_of_the_same_sizes_are_shared(gpu, filled):
+    host, one = Host(OP_OF_ROWS, of_rows), ("128s", "i", "i", "q", "q")
+    gpu.expect(*one, *one, "i")
+    first, second = [scope_of(scope_of(host.prepare(SimpleNamespace(n=n), {}))["launch_0"]) for n in (64, 128)]
+    assert filled and first["maps_a1_"] is second["maps_a1_"] and first["maps_a0_"] is not second["maps_a0_"]
+
+
+def test_tensor_maps_that_are_passed_as_addresses_are_bound_in_full(gpu, filled, monkeypatch):
+    """Kernels for GPUs without a TMA unit take the sizes twice."""
+    target = GPUTarget("cuda", 80, 32)
+    monkeypatch.setattr(type(triton.runtime.driver.active), "get_current_target", lambda self: target)
+    described.device_caches.clear()
+    host, one = Host(OP_OF_ROWS, of_rows), ("Q", "q", "q", "q", "q", "?", "i", "i", "q", "q")
+    gpu.expect(*one, *one, "i")
+    for n in (64, 128):
+        launch = host.prepare(SimpleNamespace(n=n), {})
+        inner = scope_of(scope_of(launch)["launch_0"])
+        assert [inner[f"rest_a0_{number}"] for number in range(9)] == [n, 64, 64, 1, False, n, 64, 64, 1]
+        x = tensor(n, 64, dtype=torch.bfloat16)
+        launch(x, scale=1.0)
+        assert gpu.parameters[0] == x.data_ptr() and gpu.parameters[-1] == n
+    notes = Notes()
+    (size,) = notes.sizes([64])
+    with notes:
+        resizing = host.prepare.of_any_size(SimpleNamespace(n=size), SimpleNamespace(n=64), {})
+    resizing.bind()
+    values = [{name: eval(code, {"x": [128]}) for name, code in codes.items()} for codes in resizing.numbers]
+    assert resizing.resized(values, lambda: launch).launch() is launch

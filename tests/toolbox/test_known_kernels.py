@@ -61,7 +61,7 @@ def drawn(draw):
         "loose": draw.choice(INTEGERS),
         "size": draw.choice([*INTEGERS, None]),
         "number": draw.choice([0.0, 1.0, 1, 16]),
-        "given": draw.choice([(1, 16), (1, 17), (16, 1), None]),
+        "given": draw.choice([(1, 16), (1, 17), (16, 1), (1.0, 16), (True, 16), (1, (16, 1)), (1, (16, True)), None]),
         "BLOCK": draw.choice([16, 32]),
         "other": draw.choice([None, 7]),
     }
@@ -174,3 +174,10 @@ def test_constants_without_a_hash_are_left_to_triton(cuda):
     made = []
     assert known_kernels.kernel_for(scale, {"BLOCK": []}, {}, 0, lambda: made.append(1) or "compiled") == "compiled"
     assert made == [1]
+
+
+def test_a_kernel_that_was_not_compiled_is_asked_for_anew(cuda):
+    """A hook of Triton's may say that it is compiled already, and nothing comes back."""
+    given = {"x": StandIn((8,), "float32"), "y": StandIn((8,), "float32"), "n": 8, "factor": 1.0, "BLOCK": 8}
+    for made in (None, "compiled"):
+        assert known_kernels.kernel_for(scale, given, {}, 0, lambda made=made: made) == made
