@@ -62,7 +62,8 @@ def _key(calls: Sequence[Call], given: tuple[str, ...], device: int) -> Hashable
             if call.if_plain_maps and not call.has_maps():
                 return None
             words, passed = tuple(call.options.items()), tuple(call.varying().items())
-            found.append((kernel, call.cluster, 0 in map(int, call.grid), words, passed, *kinds(kernel, every)))
+            of_all = kernel, kernel.debug, call.cluster, 0 in map(int, call.grid), words, passed
+            found.append((*of_all, *kinds(kernel, every)))
         key = tuple(found)
         hash(key)
     except (AttributeError, KeyError, TypeError):  # as in known_kernels

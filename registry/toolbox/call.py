@@ -248,7 +248,7 @@ class Host:
         self, problem: Any, config: Mapping[str, Any], operands: Operands, scale: float, device: Any = None
     ) -> Launch:
         """For scales of one sign: a kernel may depend on it. Others are bound when they first come."""
-        device = device_index(device)  # what is bound later is bound for it too
+        device, config = device_index(device), {**config}  # for what is bound later too
         bind = functools.partial(self._bound_in_full, problem, config, operands, scale, device)
         if self.interface.scale and not scale > 0:
             return bind()

@@ -68,7 +68,7 @@ def _key(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any], devi
     try:
         if kernel.pre_run_hooks:
             return None  # they want to see each
-        key = (device, switches(), *options.items(), *kinds(kernel, given))
+        key = (device, kernel.debug, switches(), *options.items(), *kinds(kernel, given))
         hash(key)
         _ = kernel.device_caches, kernel.used_global_vals
     except (AttributeError, KeyError, TypeError):  # not as we know Triton, a missing argument, one without a hash

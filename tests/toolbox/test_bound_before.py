@@ -243,12 +243,16 @@ def test_hooks_that_came_later_see_other_sizes(gpu, filled, monkeypatch):
     assert seen and not filled
 
 
-def test_what_is_bound_later_is_bound_for_the_same_device(gpu, filled, monkeypatch):
+def test_what_is_bound_later_is_bound_for_the_same_device_and_config(gpu, filled, monkeypatch):
     host = Host(OP, calls)
     launched(gpu, host, 1008)
-    launch = host.prepare(SimpleNamespace(n=1024), CONFIG)
+    config = {**CONFIG}
+    launch = host.prepare(SimpleNamespace(n=1024), config)
     monkeypatch.setattr(gpu, "device", 1)
+    config["warps"] = 4
     assert filled and scope_of(scope_of(launch)["launch_0"])["slow_"].index == 0
+    launch(tensor(1024), scale=-1.0)
+    assert gpu.last.threads == 64
 
 
 def test_launches_of_other_calls_are_not_filled_in(gpu, filled, monkeypatch):

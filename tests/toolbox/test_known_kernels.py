@@ -121,9 +121,11 @@ def test_options_and_debugging_are_told_apart(cuda, monkeypatch):
     for options in ({"num_warps": 1}, {"num_warps": 2}, {"num_warps": 2, "num_stages": 2}):
         Launcher(scale, constants={"BLOCK": 8}, options=options).bind(example, (1,))
     assert len(calls) == 3
-    monkeypatch.setattr(triton.knobs.runtime, "debug", True)
-    Launcher(scale, constants={"BLOCK": 8}, options={"num_warps": 1}).bind(example, (1,))
-    assert len(calls) == 4
+    for switch, number in ((scale, 4), (triton.knobs.runtime, 5)):
+        with monkeypatch.context() as patch:
+            patch.setattr(switch, "debug", True)
+            Launcher(scale, constants={"BLOCK": 8}, options={"num_warps": 1}).bind(example, (1,))
+        assert len(calls) == number
 
 
 def test_a_constant_that_changed_is_tritons_to_refuse(cuda, monkeypatch):
