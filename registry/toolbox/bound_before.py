@@ -15,7 +15,7 @@ from registry.toolbox.bound_launch import GRID, frozen_name, maps_name, rest_nam
 from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.known_kernels import KnownKernel, kinds, switches
 from registry.toolbox.launch import defaults
-from registry.toolbox.operands import memory
+from registry.toolbox.operands import PerCall, memory
 from registry.toolbox.resized import InFull, Slow
 from registry.toolbox.tensor_maps import is_descriptor
 
@@ -61,9 +61,10 @@ def _key(calls: Sequence[Call], given: tuple[str, ...], device: int) -> Hashable
                 return None
             if call.if_plain_maps and not call.has_maps():
                 return None
-            words, passed = tuple(call.options.items()), tuple(call.varying().items())
-            of_all = kernel, kernel.debug, call.cluster, 0 in map(int, call.grid), words, passed
-            found.append((*of_all, *kinds(kernel, every)))
+            words, names = call.options.items(), [(where, one.name) for where, one in call.operands().items()]
+            factors = [repr(one.factor) for one in call.arguments.values() if type(one) is PerCall]  # not 1 for 1.0
+            found += [kernel, kernel.debug, call.cluster, 0 in map(int, call.grid)]
+            found += map(tuple, (words, names, factors, kinds(kernel, every)))
         key = tuple(found)
         hash(key)
     except (AttributeError, KeyError, TypeError):  # as in known_kernels
