@@ -77,7 +77,7 @@ def _every(call: Call) -> dict[str, Any]:
     return {**defaults(call.kernel), **call.arguments, **call.constants}
 
 
-def _can_be_filled(launch: Any, calls: Sequence[Call], kernels: Sequence[Known]) -> bool:
+def _can_be_filled(launch: Any, calls: Sequence[Call], kernels: Sequence[KnownKernel]) -> bool:
     """Not where it goes through Triton's own, slower path, wants memory for each of its blocks, passes tensor maps as
     plain addresses, or is that of other calls (those without clusters)."""
     for number, (call, known) in enumerate(zip(calls, kernels, strict=True)):
