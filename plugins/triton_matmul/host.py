@@ -58,7 +58,7 @@ def memory_facts(given: Operands, out: StandIn) -> dict[str, Any]:
         "A_RUN": a_run,
         "B_RUN": b_run,
         "C_RUN": c_run,
-        "M_RUN": _pow2(m),
+        "M_RUN": _pow2(m) if a_unit == "m" else 1,
         "N_RUN": _pow2(n),
         "WIDE": longest >= 1 << 22,
     }
@@ -110,6 +110,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "ACT": problem.activation,
         "PDL": pdl,
         "AT_ONCE": _at_once(config),
+        "AHEAD": config["num_stages"] == 1,
     }
     options = {
         "num_warps": config["num_warps"],

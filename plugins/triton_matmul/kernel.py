@@ -92,6 +92,52 @@ def _epilogue(
     return activate(acc, ACT).to(kind)
 
 
+@triton.jit
+def _whole(
+    a_ptrs,
+    b_ptrs,
+    m0,
+    rm,
+    M,
+    edge_m,
+    n0,
+    rn,
+    N,
+    edge_n,
+    A_UNIT: tl.constexpr,
+    B_UNIT: tl.constexpr,
+    FEW_M: tl.constexpr,
+    FEW_N: tl.constexpr,
+):
+    if A_UNIT == "m":
+        a = tl.load(a_ptrs, mask=(m0 + rm < edge_m)[:, None], other=0.0)
+    elif FEW_M:
+        a = tl.load(a_ptrs, mask=(m0 + rm < M)[:, None], other=0.0)
+    else:
+        a = tl.load(a_ptrs)
+    if B_UNIT == "n":
+        b = tl.load(b_ptrs, mask=(n0 + rn < edge_n)[None, :], other=0.0)
+    elif FEW_N:
+        b = tl.load(b_ptrs, mask=(n0 + rn < N)[None, :], other=0.0)
+    else:
+        b = tl.load(b_ptrs)
+    return a, b
+
+
+@triton.jit
+def _ragged(a_ptrs, b_ptrs, rows, columns, inner):
+    a = tl.load(a_ptrs, mask=rows[:, None] & inner[None, :], other=0.0)
+    b = tl.load(b_ptrs, mask=inner[:, None] & columns[None, :], other=0.0)
+    return a, b
+
+
+@triton.jit
+def _multiplied(acc, a, b, PRECISION: tl.constexpr, IMPRECISE: tl.constexpr):
+    if PRECISION == "tf32":
+        a, b = to_tf32(a), to_tf32(b)
+    return tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=acc.dtype)
+
+
 @triton.jit(do_not_specialize=INT_ARGS)
 def matmul_tiles(
     a_ptr,
@@ -143,6 +189,7 @@ def matmul_tiles(
     ACT: tl.constexpr,
     PDL: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    AHEAD: tl.constexpr,  # whether a block of each operand is loaded while the one before is multiplied
 ):
     # --- which tile: (batch, split, grouped row tiles, column tiles)
     tiles_m = tl.cdiv(M, BM)
@@ -206,40 +253,52 @@ def matmul_tiles(
         gdc_wait()
         gdc_launch_dependents()
 
-    # --- the pipelined loop
+    # --- blocks of K: `whole` of them unmasked along K, then a ragged one, for the range that owns it
     acc = tl.zeros((BM, BN), dtype=ACC)
-    for _ in range(lo, whole):
-        if A_UNIT == "m":
-            a = tl.load(a_ptrs, mask=(m0 + rm < edge_m)[:, None], other=0.0)
-        elif FEW_M:
-            a = tl.load(a_ptrs, mask=(m0 + rm < M)[:, None], other=0.0)
-        else:
-            a = tl.load(a_ptrs)
-        if B_UNIT == "n":
-            b = tl.load(b_ptrs, mask=(n0 + rn < edge_n)[None, :], other=0.0)
-        elif FEW_N:
-            b = tl.load(b_ptrs, mask=(n0 + rn < N)[None, :], other=0.0)
-        else:
-            b = tl.load(b_ptrs)
-        if PRECISION == "tf32":
-            a, b = to_tf32(a), to_tf32(b)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
+    if AHEAD:  # the next one in registers while one is multiplied; the ragged one comes first
         if WIDE:
-            a_ptrs += sak.to(tl.int64) * BK if A_UNIT != "k" else BK
-            b_ptrs += sbk.to(tl.int64) * BK if B_UNIT != "k" else BK
+            step_a = sak.to(tl.int64) * BK if A_UNIT != "k" else BK
+            step_b = sbk.to(tl.int64) * BK if B_UNIT != "k" else BK
         else:
-            a_ptrs += BK * sak
-            b_ptrs += BK * sbk
-    if K_TAIL:  # noqa: SIM102 (one is for the compiler)
-        if (lo <= whole) & (whole < hi):  # the range that owns the last block
-            left = K - whole * BK
+            step_a = BK * sak
+            step_b = BK * sbk
+        if K_TAIL:
+            skip = tl.maximum(whole - lo, 0).to(tl.int64)
+            left = tl.where((lo <= whole) & (whole < hi), K - whole * BK, 0)
             if K_TAIL > 1:
                 left = left // K_TAIL * K_TAIL
-            a = tl.load(a_ptrs, mask=(m0 + rm < M)[:, None] & (rk < left)[None, :], other=0.0)
-            b = tl.load(b_ptrs, mask=(rk < left)[:, None] & (n0 + rn < N)[None, :], other=0.0)
-            if PRECISION == "tf32":
-                a, b = to_tf32(a), to_tf32(b)
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC)
+            a, b = _ragged(a_ptrs + skip * step_a, b_ptrs + skip * step_b, m0 + rm < M, n0 + rn < N, rk < left)
+        else:
+            a = tl.load(a_ptrs, mask=(m0 + rm < edge_m)[:, None] & (lo < whole), other=0.0)
+            b = tl.load(b_ptrs, mask=(n0 + rn < edge_n)[None, :] & (lo < whole), other=0.0)
+            a_ptrs += step_a
+            b_ptrs += step_b
+            lo += 1
+        for _ in range(lo, whole):
+            a_next, b_next = _whole(a_ptrs, b_ptrs, m0, rm, M, edge_m, n0, rn, N, edge_n, A_UNIT, B_UNIT, FEW_M, FEW_N)
+            acc = _multiplied(acc, a, b, PRECISION, IMPRECISE)
+            a = a_next
+            b = b_next
+            a_ptrs += step_a
+            b_ptrs += step_b
+        acc = _multiplied(acc, a, b, PRECISION, IMPRECISE)
+    else:  # in shared memory, as many as the pipeline has stages
+        for _ in range(lo, whole):
+            a, b = _whole(a_ptrs, b_ptrs, m0, rm, M, edge_m, n0, rn, N, edge_n, A_UNIT, B_UNIT, FEW_M, FEW_N)
+            acc = _multiplied(acc, a, b, PRECISION, IMPRECISE)
+            if WIDE:
+                a_ptrs += sak.to(tl.int64) * BK if A_UNIT != "k" else BK
+                b_ptrs += sbk.to(tl.int64) * BK if B_UNIT != "k" else BK
+            else:
+                a_ptrs += BK * sak
+                b_ptrs += BK * sbk
+        if K_TAIL:  # noqa: SIM102 (one is for the compiler)
+            if (lo <= whole) & (whole < hi):
+                left = K - whole * BK
+                if K_TAIL > 1:
+                    left = left // K_TAIL * K_TAIL
+                a, b = _ragged(a_ptrs, b_ptrs, m0 + rm < M, n0 + rn < N, rk < left)
+                acc = _multiplied(acc, a, b, PRECISION, IMPRECISE)
 
     # --- epilogue
     gm = m0 + rm

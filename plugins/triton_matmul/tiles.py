@@ -37,6 +37,10 @@ _PIPELINED = (
     (16, 128, 128, 4, 4),
 )
 _UNPIPELINED = (
+    (128, 128, 32, 8, 1),
+    (128, 64, 32, 8, 1),
+    (64, 128, 32, 8, 1),
+    (64, 64, 64, 8, 1),
     (64, 64, 64, 4, 1),
     (64, 64, 32, 4, 1),
     (64, 32, 64, 4, 1),
@@ -45,19 +49,21 @@ _UNPIPELINED = (
     (32, 64, 64, 4, 1),
     (32, 64, 32, 4, 1),
     (32, 32, 64, 4, 1),
+    (32, 32, 32, 4, 1),
+    (32, 32, 128, 4, 1),
     (32, 16, 64, 4, 1),
+    (16, 32, 128, 4, 1),
     (16, 64, 64, 4, 1),
     (16, 64, 32, 4, 1),
     (16, 32, 64, 4, 1),
 )
-"""Where copies would be shorter than 8 bytes, or K is one block. With more elements a thread than these have the loads
-spill, and are 5 to 50 times slower."""
+"""Where copies would be shorter than 8 bytes, or K is one block."""
 _LARGEST = 256 * 128
 """Elements of a tile; half of that where b is contiguous along K (see kernel.py)."""
 MOST = 4
 _SMALL = 64 * 64
-_SINGLES = 64 * 32
-"""Elements of an operand's block that four warps load one by one without a spill."""
+_SINGLES = 48 * 32
+"""Elements of both operands' blocks that a warp loads one by one without a spill."""
 ROUNDS = 8
 """With more rounds over the chip than these small tiles are not tried."""
 
@@ -126,9 +132,8 @@ def _fitting(
             and y <= 2 * columns
             and (x > 16 or low)
             and (y > 16 or thin)
-            and (block <= 64 or divisor % block == 0)
             and block <= max(64, depth)
-            and x * y <= largest
-            and (run >= 4 or max(x, y) * block <= _SINGLES)
+            and (stages == 1 or (x * y <= largest and (block <= 64 or divisor % block == 0)))
+            and (run >= 4 or (x + y) * block <= _SINGLES * warps)
         ]
     )

@@ -33,9 +33,9 @@ def fitting(problem, run):
     for x, y, block, warps, stages in listed + (() if listed and run > WIDE else _UNPIPELINED):
         if x > 2 * rows or y > 2 * columns or (x == 16 and m > 32) or (y == 16 and n > 16):
             continue
-        if (block > 64 and k % block) or block > max(64, depth) or x * y > largest:
+        if block > max(64, depth) or (stages > 1 and ((block > 64 and k % block) or x * y > largest)):
             continue
-        if run < 4 and max(x, y) * block > _SINGLES:
+        if run < 4 and (x + y) * block > _SINGLES * warps:
             continue
         if x * y < 64 * 64 and -(-m // x) * -(-n // y) * problem.batch > ROUNDS * 132 and min(m, n) > 64:
             continue
