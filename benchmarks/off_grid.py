@@ -3,6 +3,8 @@ which judge.py writes, and what `try_out` picked on the same shapes.
 
 A shape counts where all that was timed on it is launched so today: others tell neither what is picked nor what the best
 of all is. Nor does one count that the tables were fitted to: models have few different sizes, and draws of them meet.
+Where little of a draw is left it is of one kind, such as sizes that a newer kernel does not take, and is shown by itself
+alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from registry.dispatch.fingerprint import fingerprint_of
 from registry.tuning import journal
 from registry.tuning.fit import target_of
 from registry.tuning.journal import CaseResults, Results
+
+FAIR = 0.6
+"""The share of a draw that has to count for it to be one of random shapes still."""
 
 OPS = ("attention", "attention_backward", "matmul", "grouped_mm", "attention_varlen", "attention_varlen_backward")
 """In the order of the tables; others follow."""
@@ -55,6 +60,10 @@ class Draw:
     outcomes: list[Judged] = field(default_factory=list)
     unmeasured: int = 0
     """Of shapes that would count: what is picked was not timed."""
+
+    @property
+    def fair(self) -> bool:
+        return len(self.outcomes) >= FAIR * (self.drawn - self.fitted)
 
     @property
     def name(self) -> str:
@@ -144,10 +153,10 @@ def _ratios(outcomes: Iterable[Judged]) -> list[float]:
 
 
 def at_a_glance(folder: Path) -> str:
-    """Per op and card: all random draws together."""
+    """Per op and card: all random draws together of which most counts."""
     together: dict[tuple[str, str], list[Judged]] = {}
     for draw in draws(folder):
-        if not draw.kind:
+        if not draw.kind and draw.fair:
             together.setdefault((draw.op, draw.card), []).extend(draw.outcomes)
     rows = [
         "| op | card | random shapes | over the fastest library kernel "

@@ -75,7 +75,7 @@ class JournalLines:
         return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in every)
 
 
-def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
+def fold(folder: Path, sweeps: Sequence[Path], beside: bool = False) -> dict[str, tuple[int, int]]:
     """Per op, how many cases are new and how many replaced others. Raises ResultsError before anything is written."""
     held: dict[str, JournalLines] = {}
     counts: dict[str, tuple[int, int]] = {}
@@ -96,20 +96,41 @@ def fold(folder: Path, sweeps: Sequence[Path]) -> dict[str, tuple[int, int]]:
             if differing:
                 raise ResultsError(f"{path} into {into.path}: {', '.join(differing)}; its own are of {theirs}")
             new, again = counts.get(op, (0, 0))
-            counts[op] = (new, again + 1) if case in into.cases else (new + 1, again)
+            before = into.cases.get(case)
+            if before is not None and beside:
+                if _case_line(before)["mode"] != _case_line(lines)["mode"]:
+                    continue
+                lines = _joined(before, lines)
+            counts[op] = (new, again + 1) if before is not None else (new + 1, again)
             into.cases[case] = lines
     for into in held.values():
         write_atomic(into.path, into.text())
     return counts
 
 
+def _case_line(lines: Lines) -> dict[str, Any]:
+    return next(line for line in lines if line["kind"] == "case")
+
+
+def _joined(before: Lines, lines: Lines) -> Lines:
+    """A case of before with what a sweep measured of some variants in the place of what they took then."""
+    was, now = _case_line(before), _case_line(lines)
+    again = {variant for variant, *_ in now["contestants"].values()} | {*now.get("illegal", ())}
+    stays = {key: one for key, one in was["contestants"].items() if one[0] not in again}
+    illegal = {name: why for name, why in was.get("illegal", {}).items() if name not in again}
+    whole = {**was, "contestants": {**stays, **now["contestants"]}, "illegal": {**illegal, **now.get("illegal", {})}}
+    kept = [line for line in before if line.get("key") in stays]
+    return [whole, *kept, *(line for line in lines if line["kind"] != "case")]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP")
+    parser.add_argument("--beside", action="store_true", help="what other variants took on a case stays")
     given = parser.parse_args()
     try:
-        counts = fold(given.folder, given.sweeps)
+        counts = fold(given.folder, given.sweeps, given.beside)
     except ResultsError as error:
         print(error, file=sys.stderr)
         return 1

@@ -110,7 +110,7 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "ACT": problem.activation,
         "PDL": pdl,
         "AT_ONCE": _at_once(config),
-        "AHEAD": config["num_stages"] == 1,
+        "AHEAD": config["num_stages"] == 1 and a.dtype.itemsize > 1 and not problem.ieee,
     }
     options = {
         "num_warps": config["num_warps"],

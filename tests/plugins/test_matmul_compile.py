@@ -13,7 +13,7 @@ from registry.ops.matmul.problem import MatmulProblem
 
 pytest.importorskip("triton")
 
-from compiled import instructions, loop_spills, matrix_units, mentions, resources
+from compiled import instructions, loop_spills, matrix_units, mentions, reading, resources
 
 from registry.plugins import gluon_matmul_ws, triton_matmul, triton_matmul_tma
 from registry.plugins.gluon_matmul_ws.cost import cost
@@ -211,6 +211,25 @@ def test_single_stage_builds_cleanly():
     p = strided((8193, 1))
     found = compiled(POINTERS, p, POINTERS.legal_configs(p)[0], slack=1 << 14)
     assert instructions(found)["cp.async"] == 0 and matrix_units(found) == {"mma"}
+
+
+@reading
+def loads_behind_stores(found):
+    """Of the loop that multiplies: loads from memory behind a store to shared memory, which wait for what is stored."""
+    (loop,) = [loop for loop in found.loops if loop.tensor_core and loop.innermost]
+    code = [line for line in found.sass.splitlines() if line.lstrip().startswith("/*")]
+    first = next(at for at, line in enumerate(code) if f"/*{loop.address:04x}*/" in line)
+    body = code[first : first + loop.instructions]
+    stored = next(at for at, line in enumerate(body) if " STS" in line)
+    return sum(" LDG" in line for line in body[stored:])
+
+
+def test_a_block_is_loaded_while_the_one_before_is_multiplied():
+    p = problem(m=8, n=2194, k=1601)
+    for config in POINTERS.legal_configs(p):
+        assert config["num_stages"] == 1
+        (build,) = POINTERS.builds(p, config)
+        assert loads_behind_stores(resources(build, p.target)) == 0
 
 
 def test_an_unlucky_edge_is_named():

@@ -16,8 +16,13 @@ ENDS = torch.tensor([2**31 - 1, -(2**31), 2**31 - 2**24, 0, 7, -(2**31) + 2**24]
 """A bias that sums go around with, modulo 2**32."""
 
 
-def pointers(n=32, k=32, split=1):
-    return {"BLOCK_M": 16, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "SPLIT": split, "num_warps": 4, "num_stages": 2}
+def pointers(n=32, k=32, split=1, stages=2):
+    return {"BLOCK_M": 16, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 2, "SPLIT": split, "num_warps": 4, "num_stages": stages}
+
+
+def ahead(**given):
+    """Blocks are loaded ahead into registers, the ragged one first."""
+    return pointers(**given, stages=1)
 
 
 def descriptors(m=16, n=32, k=32):
@@ -33,7 +38,12 @@ if INTERPRETED:
     from registry.toolbox.launch import StandIn
 
     by_pointers, by_descriptors = triton_matmul.host.HOST.run, triton_matmul_tma.HOST.run
-    RUNS = {"pointers": (by_pointers, pointers), "descriptors": (by_descriptors, descriptors)}
+    RUNS = {
+        "pointers": (by_pointers, pointers),
+        "ahead": (by_pointers, ahead),
+        "descriptors": (by_descriptors, descriptors),
+    }
+    of_pointers = pytest.mark.parametrize("config", [pointers, ahead])
 
     def check(run, a, b, config, out_dtype=None, out=None, **epilogue):
         return check_product(partial(run, config=config), matmul, a, b, out, out_dtype, **epilogue)
@@ -50,9 +60,10 @@ if INTERPRETED:
         "shape", [(1, 1, 1), (1, 40, 33), (37, 1, 65), (19, 45, 1), (33, 65, 129), (16, 32, 32), (50, 7, 200)]
     )
     @pytest.mark.parametrize("layout", ["nn", "tt"])
-    def test_ragged_shapes(shape, layout):
+    @of_pointers
+    def test_ragged_shapes(config, shape, layout):
         m, n, k = shape
-        check(by_pointers, matrix(m, k, layout[0]), matrix(k, n, layout[1]), pointers())
+        check(by_pointers, matrix(m, k, layout[0]), matrix(k, n, layout[1]), config())
 
     @pytest.mark.parametrize("shape", [(1, 40, 40), (37, 8, 72), (19, 48, 8), (33, 72, 136)])
     def test_ragged_shapes_of_descriptors(shape):
@@ -75,13 +86,15 @@ if INTERPRETED:
         check(run, a, b, config(), out_dtype=torch.float16, bias=torch.randn(48).half(), **scales)
 
     @pytest.mark.parametrize("split, k", [(2, 200), (3, 224), (4, 65), (4, 200), (7, 224), (7, 65)])
-    def test_split_k(split, k):
+    @of_pointers
+    def test_split_k(config, split, k):
         a, b, bias = matrix(20, k, "n"), matrix(k, 40, "t"), torch.randn(40).half()
-        first = check(by_pointers, a, b, pointers(split=split), bias=bias, activation="gelu")
-        assert torch.equal(first, by_pointers(a, b, config=pointers(split=split), bias=bias, activation="gelu"))
+        first = check(by_pointers, a, b, config(split=split), bias=bias, activation="gelu")
+        assert torch.equal(first, by_pointers(a, b, config=config(split=split), bias=bias, activation="gelu"))
 
-    def test_split_k_of_int8():
-        check(by_pointers, matrix(20, 200, "n", torch.int8), matrix(200, 40, "t", torch.int8), pointers(split=3))
+    @of_pointers
+    def test_split_k_of_int8(config):
+        check(by_pointers, matrix(20, 200, "n", torch.int8), matrix(200, 40, "t", torch.int8), config(split=3))
 
     @pytest.mark.parametrize(
         "bias, activation, out_dtype",
@@ -138,10 +151,11 @@ if INTERPRETED:
         b = b[:1].expand(3, -1, -1) if broadcast == "b" else b
         check(run, a, b, config())
 
-    def test_any_strides():
+    @of_pointers
+    def test_any_strides(config):
         a, b = torch.randn(60, 90).half()[::2, 1::2], torch.randn(45, 120).half()[:, ::3]
-        check(by_pointers, a, b, pointers())
-        check(by_pointers, a, b, pointers(), out=torch.empty(40, 30).half().mT)
+        check(by_pointers, a, b, config())
+        check(by_pointers, a, b, config(), out=torch.empty(40, 30).half().mT)
 
     @pytest.mark.parametrize("way", RUNS)
     def test_out_dtypes_and_strided_out(way):

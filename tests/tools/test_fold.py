@@ -57,6 +57,32 @@ def test_what_was_measured_elsewhere_is_refused_and_nothing_is_written(tmp_path,
     assert fold.main() == 1 and "H100" in capsys.readouterr().err
 
 
+def test_a_sweep_of_some_variants_leaves_what_others_took(tmp_path):
+    fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0, "m=2": 2.0})])
+    again = sweep(tmp_path / "b.jsonl", {"m=1": 3.0, "m=4": 4.0})
+    again.write_text(
+        again.read_text(encoding="utf-8").replace('"one"', '"two"').replace("acme", "other"), encoding="utf-8"
+    )
+    assert fold.fold(tmp_path, [again], beside=True) == {"matmul": (1, 1)}
+    found = {
+        case.text: {e.variant: e.ms for e in case.timed.values()}
+        for case in journal.read(tmp_path / "matmul.jsonl").cases.values()
+    }
+    assert found == {"m=1": {"acme": 1.0, "other": 3.0}, "m=2": {"acme": 2.0}, "m=4": {"other": 4.0}}
+    newer = sweep(tmp_path / "c.jsonl", {"m=1": 5.0})
+    newer.write_text(newer.read_text(encoding="utf-8").replace('"one"', '"new"'), encoding="utf-8")  # another config
+    fold.fold(tmp_path, [newer], beside=True)
+    (case,) = [case for case in journal.read(tmp_path / "matmul.jsonl").cases.values() if case.text == "m=1"]
+    assert {e.variant: e.ms for e in case.timed.values()} == {"acme": 5.0, "other": 3.0} and case.done
+
+
+def test_beside_times_of_another_kind_nothing_is_put(tmp_path):
+    fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0})])
+    other = sweep(tmp_path / "b.jsonl", {"m=1": 9.0})
+    other.write_text(other.read_text(encoding="utf-8").replace('"graph"', '"events"'), encoding="utf-8")
+    assert fold.fold(tmp_path, [other], beside=True) == {} and times(tmp_path) == {"m=1": 1.0}
+
+
 def test_unfinished_cases_are_left(tmp_path):
     assert fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0}, finished=False)]) == {}
     assert not (tmp_path / "matmul.jsonl").exists()
