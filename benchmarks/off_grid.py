@@ -3,8 +3,8 @@ which judge.py writes, and what `try_out` picked on the same shapes.
 
 A shape counts where all that was timed on it is launched so today: others tell neither what is picked nor what the best
 of all is. Nor does one count that the tables were fitted to: models have few different sizes, and draws of them meet.
-Where little of a draw is left it is of one kind, such as sizes that a newer kernel does not take, and is shown by itself
-alone.
+Where little of a draw is left it is of one kind, such as sizes that a newer kernel does not take, and is shown by
+itself alone.
 """
 
 from __future__ import annotations
