@@ -225,7 +225,8 @@ def loads_behind_stores(found):
 
 
 def test_a_block_is_loaded_while_the_one_before_is_multiplied():
-    p = problem(m=8, n=2194, k=1601)
+    """Left to the compiler, 1 to 12 loads of the loop stand behind the first store, in three of the four tiles."""
+    p = problem(m=8, n=2194, k=1600)
     for config in POINTERS.legal_configs(p):
         assert config["num_stages"] == 1
         (build,) = POINTERS.builds(p, config)
