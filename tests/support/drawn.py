@@ -96,11 +96,10 @@ def close(got: Any, want: Any, tolerance: float = 2e-2) -> bool:
         return len(got) == len(want) and all(map(close, got, want))
     if got.shape != want.shape:
         return False
-    got, want = got.detach().double(), want.detach().double()
-    gone = torch.isfinite(want)
-    if not torch.equal(torch.isfinite(got), gone):
+    there = torch.isfinite(want.to(got.dtype))  # what is too large for a dtype is infinite in it
+    if not torch.equal(torch.isfinite(got), there):
         return False
-    got, want = got[gone], want[gone]
+    got, want = got.detach().double()[there], want.detach().double()[there]
     return float((got - want).norm()) <= tolerance * max(float(want.norm()), math.sqrt(max(want.numel(), 1)) * 0.1)
 
 

@@ -58,7 +58,7 @@ def refuse_lies(
         if not 0 <= length <= holds:
             raise InvalidArgument("seqused_k", f"{length} keys in sequence {b}", f"0 to {holds}, which it can hold")
         if length > max_seqlen_k:
-            raise InvalidArgument("max_seqlen_k", max_seqlen_k, f"at least {length}, as sequence {b} has")
+            raise InvalidArgument("max_seqlen_k", int(max_seqlen_k), f"at least {length}, as sequence {b} has")
         if table is not None and length:
             used = table[b, : -(-length // k.shape[1])].tolist()
             if used and not 0 <= min(used) <= max(used) < k.shape[0]:
@@ -73,4 +73,4 @@ def _check_rising(name: str, cu_seqlens: torch.Tensor, rows: int, maximum_name: 
         raise InvalidArgument(name, shown, f"numbers that rise from 0 to {rows}, the rows there are")
     longest = max((b - a for a, b in zip(bounds, bounds[1:], strict=False)), default=0)
     if longest > maximum:
-        raise InvalidArgument(maximum_name, maximum, f"at least {longest}, as the longest sequence has")
+        raise InvalidArgument(maximum_name, int(maximum), f"at least {longest}, as the longest sequence has")

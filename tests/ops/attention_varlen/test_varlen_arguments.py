@@ -216,6 +216,9 @@ def test_numbers_of_numpy_are_numbers():
     expected = varlen(q, k, v, **how, window=(2, 1))
     longest = {name: numpy.int64(how[name]) for name in ("max_seqlen_q", "max_seqlen_k")}
     torch.testing.assert_close(varlen(q, k, v, **how | longest, window=tuple(map(numpy.int32, (2, 1)))), expected)
+    for function in (varlen, varlen.explain):
+        with pytest.raises(registry.InvalidArgument, match="max_seqlen_q: got 1; allowed: at least"):
+            function(q, k, v, **how | {"max_seqlen_q": numpy.int64(1)})
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
