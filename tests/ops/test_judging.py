@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from registry.ops.parts.judging import BLOCK, Tolerance, Yardstick
+from registry.ops.parts.judging import BLOCK, Expected, Tolerance, Yardstick
 
 
 def error_of(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -50,3 +50,15 @@ def test_what_a_dtype_cannot_hold_may_be_infinite(value, wrong):
     assert bool(Yardstick(model, floor=1e-3).measure(got, want).complaints) == wrong
     assert Yardstick(model, floor=1e-3).measure(-got, want).complaints
     assert Yardstick(model, floor=1e-3).measure(got * torch.tensor([2.0, 1.0, 1.0]), want).complaints
+
+
+@pytest.mark.parametrize(
+    "value, size, wrong", [(torch.inf, 2e4, False), (torch.inf, 2e3, True), (torch.nan, 2e4, True)]
+)
+def test_what_nobody_compares_is_infinite_only_where_the_dtype_ends_near(value, size, wrong):
+    """Of many matrices a few are compared; the others are looked at for what cannot be."""
+    whole = torch.full((3, 4, 8), size, dtype=torch.float64)
+    part = Expected("out", whole[0], Yardstick(whole[0]), torch.float16, index=(0,), shape=(3, 4, 8))
+    got = whole.half()
+    got[2, 1, 3] = value
+    assert bool(part.misfit(got)) == wrong
