@@ -22,9 +22,10 @@ EXTENTS = {
 of 128 from 2,000 shapes on, 24 from 3,000, each of all coordinates) had lost more: variants with 7,755, 2,804, 2,681,
 2,329, 1,176 and 1,097 shapes 2.7% for 2.4, 1.2 for 1.0, 0.8 for 0.7, 2.2 for 2.0, 2.1 for 2.0 and 2.7 for 2.3; of one
 with 1,318 2.4 for 2.5. Of one with 11,211, 36 trees of 256 leaves lose 3.0% where it has no pipeline and 1.6 where it
-has, these 2.5 and 1.4, 60 of 1,024 at a rate of 0.15 2.6 and 1.3. A half more trees find 0.1% more here and there, and
-take as much longer. A guess that they could correct (`Variant.cost`) has it lose 0.3% less, but a decision takes 60 us
-longer: its answers are no longer those of all problems that lie in the same place."""
+has, these 2.5 and 1.4 (a product is decided in 252 us, not 241), 60 of 1,024 at a rate of 0.15 2.6 and 1.3. A half more
+trees find 0.1% more here and there, and take as much longer. A guess that they could correct (`Variant.cost`) has it
+lose 0.3% less, but a decision takes 60 us longer: its answers are no longer those of all problems that lie in the same
+place."""
 MANY = 2000
 """Shapes, from which on a variant that guesses has the following."""
 GUESSED = Extent(trees=12, leaves=256, rate=0.4, columns=1.0)
