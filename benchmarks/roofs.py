@@ -3,7 +3,8 @@
     python benchmarks/roofs.py benchmarks/results/h200/matmul.jsonl
 
 The roof is the longer of what the card's memory and its matrix units take at the best that was measured of them (in the
-journal). Single products of 16 bits that move 32 MB and more, so that a launch is little beside them.
+journal). Single products of 16 bits, of two rows and columns or more, that move 32 MB and more, so that a launch is
+little beside them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from registry.contract.target import Target
+from registry.ops.known import op_named
 from registry.tuning import journal
 from registry.tuning.fit import problem_of, target_of
 from registry.tuning.journal import CaseResults
@@ -23,10 +27,12 @@ LEAST = 32e6
 DTYPES = ("float16", "bfloat16")
 
 
-def over_roof(case: CaseResults, target: Target, limits: dict) -> tuple[tuple[str, str, str], float] | None:
+def over_roof(
+    case: CaseResults, target: Target, limits: Mapping[str, Any]
+) -> tuple[tuple[str, str, str], float] | None:
     """(whether 16 bytes divide rows, what bounds it, its layout), and how many times the roof the fastest takes."""
     problem = problem_of(case, target)
-    moved = 2 * (problem.m * problem.k + problem.k * problem.n + problem.m * problem.n)
+    moved = op_named(case.op).bytes_moved(problem)
     took = [one.ms for one in case.timed.values() if not one.variant.startswith("peer.")]
     if problem.dtype not in DTYPES or problem.batch > 1 or moved < LEAST or not took or min(problem.m, problem.n) == 1:
         return None
