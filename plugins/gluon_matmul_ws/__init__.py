@@ -10,6 +10,7 @@ from registry.ops.matmul.calls import int32_reasons
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.plugins.gluon_matmul_ws import host, padded
 from registry.plugins.gluon_matmul_ws.cost import itemsize
+from registry.plugins.gluon_matmul_ws.odd import variant as odd
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
 from registry.toolbox.designs import MOST_ALONG_Y, specialised
 from registry.toolbox.matrices import split_n
@@ -78,4 +79,4 @@ def registry_variants() -> list[Variant]:
         design_of=design_of,
         summary="TMA producer, two consumer warp groups, overlapped TMA stores",
     )
-    return [product, padded.variant_of(product)]
+    return [product, padded.variant_of(product), odd.variant_of(product)]
