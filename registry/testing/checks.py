@@ -180,6 +180,12 @@ def builds_compile(subject: Subject, trial: Trial) -> Finding:
                 f"{build.name} sets up a barrier {where} for which nobody waits, and the compiler keeps data there that"
                 f" are lost where processes share a GPU (registry.toolbox.hopper): {trial.about}"
             )
+        if made.touched_in_flight:
+            complaints.append(
+                f"{build.name} touches what a product in flight writes or reads, in {len(made.touched_in_flight)}"
+                f" instructions, first {made.touched_in_flight[0]}: the assembler moved them before the wait, and"
+                f" results may be wrong now and then (registry.toolbox.in_flight): {trial.about}"
+            )
     return Finding(tuple(complaints))
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from registry.toolbox.in_flight import touched_in_flight
 from registry.toolbox.kernel_keys import settle_keys
 from registry.toolbox.sass import SPILLS, Loop, loop_spills, loops, opcodes
 
@@ -231,6 +232,11 @@ class Resources:
     @property
     def loops(self) -> list[Loop]:
         return loops(self.sass)
+
+    @functools.cached_property
+    def touched_in_flight(self) -> list[str]:
+        """Instructions that touch what products in flight write or read, before anybody waited: see `in_flight`."""
+        return touched_in_flight(self.sass) if "wgmma.mma_async" in self.ptx else []
 
     @functools.cached_property
     def lent_barriers(self) -> list[int]:

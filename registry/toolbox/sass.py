@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Loop", "loop_spills", "loops", "opcodes"]
+__all__ = ["Loop", "flow", "loop_spills", "loops", "opcodes"]
 
 TENSOR_CORE = ("HGMMA", "QGMMA", "IGMMA", "BGMMA", "HMMA", "IMMA", "QMMA", "DMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
 SPILLS = ("LDL", "STL")
@@ -31,7 +31,7 @@ class Loop:
 
 def loops(sass: str) -> list[Loop]:
     """The natural loops of nvdisasm's text, by address; ``innermost``: no loop with tensor-core work lies inside."""
-    code, targets = _flow(sass)
+    code, targets = flow(sass)
     found = []
     for head, body in _natural_loops(targets):
         body_code = [code[i] for i in sorted(body)]
@@ -57,11 +57,11 @@ _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(.*?)\s*;")
 
 def opcodes(sass: str) -> Counter[str]:
     """How often each instruction occurs, by the first part of its opcode."""
-    return Counter(opcode.split(".")[0] for _, opcode, _ in _flow(sass)[0])
+    return Counter(opcode.split(".")[0] for _, opcode, _ in flow(sass)[0])
 
 
 @functools.lru_cache(maxsize=8)
-def _flow(sass: str) -> tuple[list[tuple[int, str, str]], list[list[int]]]:
+def flow(sass: str) -> tuple[list[tuple[int, str, str]], list[list[int]]]:
     """Instructions as (address, opcode, text), and the instructions that can follow each."""
     code: list[tuple[int, str, str]] = []
     labels: dict[str, int] = {}

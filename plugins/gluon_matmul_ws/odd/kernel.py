@@ -21,8 +21,9 @@ Measured facts (H200; microseconds of this kernel with its copy, of the fastest 
   at any 16 bytes, so it lies in two lines of the cache.
 - Tried before: both factors shifted in place by the consumers, 16 bytes of shared memory at a time, a fence and a
   barrier a block: 850 ns for 128 x 128 (shared memory alone needs 660), 0.77 of the others by geometric mean.
-- Boxes of every second or fourth row only, where the distance is 2 or 4 times what it should be: wrong where the
-  product is C's transpose and nothing is added up (rows named anew so are not stored right), so always every eighth.
+- Fewer boxes, of every second or fourth row, where the distance is 2 or 4 times an odd one: rows are named anew so that
+  single elements are stored where the product is C's transpose, and the assembler moved their conversion before the
+  last wait for products. Results were wrong (registry.toolbox.in_flight finds such code now). Not tried again.
 - A last single block, in a branch behind the loop over pairs, has the compiler wait for each wgmma.
 """
 
