@@ -2,7 +2,7 @@
 
 A line begins at any of the first 8 elements that its box brought, so 56 are there in any case, a block of K. Of each
 line a thread takes 16 elements that lie side by side, and what it lacks at their end from the thread after it. So it
-multiplies K in an order of its own (ORDER), in which the other factor is copied (copy.py).
+multiplies K in an order of its own, in which the other factor is copied (copy.py).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
