@@ -83,7 +83,7 @@ def _either(chance: random.Random) -> list[tuple[int, float]]:
     return [(first, 0.0), (1 - first, 0.5)]
 
 
-def test_of_few_shapes_the_luckier_fit_is_kept(monkeypatch):
+def test_of_few_shapes_the_luckier_fit_is_kept_unless_the_nearest_lose_clearly_less(monkeypatch):
     asked = []
     monkeypatch.setattr(
         fitting, "_lost_unseen", lambda trees, *_: asked.append(trees) or (3.0, 1.0, 2.0)[len(asked) - 1]
@@ -93,9 +93,10 @@ def test_of_few_shapes_the_luckier_fit_is_kept(monkeypatch):
     kept = fitted_trees(COORDINATES, CONTESTANTS, found)
     assert len(asked) == fitting.CHANCES == 3
     assert kept is asked[1] and kept != asked[0]
-    monkeypatch.setattr(fitting, "_lost_nearby", lambda *_: 0.9)
-    asked.clear()
-    assert fitted_trees(COORDINATES, CONTESTANTS, found) is None
+    for nearby, decides in ((0.99 * fitting.AHEAD, False), (1.01 * fitting.AHEAD, True)):
+        monkeypatch.setattr(fitting, "_lost_nearby", lambda *_, lost=nearby: lost)
+        asked.clear()
+        assert (fitted_trees(COORDINATES, CONTESTANTS, found) is not None) == decides
 
 
 def test_few_shapes_and_a_single_variant_have_no_trees():
