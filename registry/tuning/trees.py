@@ -66,7 +66,7 @@ def fitted_trees(
     shapes: Sequence[Shape],
     weights: Mapping[str, float],
 ) -> Trees | None:
-    """None where there are too few shapes, nothing to choose, or the nearest shapes by these weights choose clearly better."""
+    """None where there are too few shapes, nothing to choose, or the nearest by these weights choose clearly better."""
     import torch
 
     from registry.tuning.weights import lost_of
